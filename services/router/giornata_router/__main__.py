@@ -1,0 +1,27 @@
+"""``python -m giornata_router``: the composition root."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from functools import partial
+
+from giornata import bus, runtime, streams
+from giornata.config import load
+from giornata.records import Records
+from giornata_router.config import RouterConfig
+from giornata_router.service import Router
+
+
+async def main(config: RouterConfig, stop: asyncio.Event) -> None:
+    """Open NATS, make sure of the streams, route until `stop`."""
+    async with bus.connect(config.nats_url, config.instance) as connected:
+        jetstream = connected.jetstream
+        await streams.ensure(jetstream, replicas=config.replicas, events_ttl_s=config.result_ttl_s)
+        await streams.ensure_queue(jetstream, replicas=config.replicas, queue_limit=config.queue_limit)
+        await Router(connected, await Records.open(jetstream), config).run(stop)
+
+
+if __name__ == "__main__":
+    router_config = load(RouterConfig, "router")
+    sys.exit(runtime.run(partial(main, router_config), router_config))

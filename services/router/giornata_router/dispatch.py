@@ -1,0 +1,144 @@
+"""Handing rows to workers and hearing what became of them: the edge around :mod:`giornata_router.placement`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+
+from giornata.events import DenoisedEvent
+from giornata.fleet import SILENCE_S
+from giornata.jobs import Priority
+from giornata.workers import ServiceState
+from giornata_router.placement import Assignment, Placement
+from giornata_router.policy import Demand
+
+TICK_S = 0.25
+"""How often silence is looked for; a timer, since silence raises no event."""
+
+
+class Silence(Enum):
+    """Why nothing more will be heard of an attempt."""
+
+    LOST = "the worker fell silent"
+    UNLISTED = "the worker does not know the rows"
+    RECHECK = "reports may have been missed while disconnected"
+
+
+Outcome = DenoisedEvent | Silence
+
+_ORDER = {Priority.INTERACTIVE: 0, Priority.BATCH: 1}
+
+
+@dataclass(order=True)
+class _Waiting:
+    order: tuple[int, int]
+    job_id: str = field(compare=False)
+    attempt: int = field(compare=False)
+    demand: Demand = field(compare=False)
+    worker: asyncio.Future[str] = field(compare=False)
+
+
+class Dispatch:
+    """Who waits for a worker, and who waits for a worker's report."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self._waiting: list[_Waiting] = []
+        self._tickets = itertools.count()
+        self._refused: set[str] = set()
+        self._reports: dict[str, asyncio.Future[Outcome]] = {}
+        self._started_s = time.monotonic()
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait for a worker."""
+        return len(self._waiting)
+
+    def observe(self, state: ServiceState) -> None:
+        """Telemetry: a worker may have room again."""
+        self.placement.observe(state, time.monotonic())
+        self._refused.discard(state.instance)
+        self._serve()
+
+    def report(self, event: DenoisedEvent) -> None:
+        """A worker is done with an attempt."""
+        self._resolve(event.job_id, event)
+
+    def recheck(self) -> None:
+        """Reports may have been missed: everybody who waits for one reads the record again."""
+        for job_id in list(self._reports):
+            self._resolve(job_id, Silence.RECHECK)
+
+    async def acquire(self, job_id: str, attempt: int, demand: Demand, priority: Priority) -> str:
+        """Wait for a worker with room; the demand counts as assigned to it from this moment."""
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting((_ORDER[priority], next(self._tickets)), job_id, attempt, demand, future)
+        self._waiting.append(waiting)
+        self._waiting.sort()
+        self._serve()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.release(job_id)
+            raise
+        finally:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+
+    def adopt(self, job_id: str, attempt: int, worker: str, demand: Demand) -> None:
+        """Take over an assignment that another router made."""
+        self.placement.assign(job_id, attempt, worker, demand, time.monotonic())
+
+    def refuse(self, worker: str) -> None:
+        """The worker had no room: do not ask it again before its next telemetry."""
+        self._refused.add(worker)
+
+    def release(self, job_id: str) -> None:
+        """The job's rows are on no worker any more; somebody who waits may have the room."""
+        self.placement.release(job_id)
+        self._serve()
+
+    @asynccontextmanager
+    async def expecting(self, job_id: str) -> AsyncIterator[asyncio.Future[Outcome]]:
+        """A future of what becomes of the job's present attempt. Enter before the rows are sent."""
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._reports[job_id] = future
+        try:
+            yield future
+        finally:
+            self._reports.pop(job_id, None)
+
+    async def watch_for_silence(self) -> None:
+        """Tell those who wait on a worker that fell silent; runs for ever."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            if now - self._started_s < SILENCE_S:
+                continue  # a router that has just started has not heard of everybody yet
+            for assignment in self.placement.expire(now):
+                self._give_up(assignment, Silence.LOST)
+            for assignment in self.placement.doubtful(now):
+                self._give_up(assignment, Silence.UNLISTED)
+
+    def _give_up(self, assignment: Assignment, silence: Silence) -> None:
+        self._resolve(assignment.job_id, silence)
+
+    def _resolve(self, job_id: str, outcome: Outcome) -> None:
+        future = self._reports.get(job_id)
+        if future is not None and not future.done():
+            future.set_result(outcome)
+
+    def _serve(self) -> None:
+        """Give workers to those who wait, in order; one that no worker fits does not hold up the others."""
+        for waiting in list(self._waiting):
+            worker = self.placement.choose(waiting.demand, self._refused)
+            if worker is None or waiting.worker.done():
+                continue
+            self.placement.assign(waiting.job_id, waiting.attempt, worker, waiting.demand, time.monotonic())
+            self._waiting.remove(waiting)
+            waiting.worker.set_result(worker)

@@ -1,0 +1,109 @@
+"""What is placed where: telemetry of the workers joined with assignments that it does not show yet. Pure.
+
+Telemetry is up to a quarter of a second old, so a burst of jobs would all go to the same worker. An assignment
+therefore counts from the moment it is made until the worker's telemetry lists it. If telemetry stops listing it
+and nobody reported its end, it was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from giornata.fleet import Fleet
+from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerState
+from giornata_router.policy import Candidate, Demand, Policy
+
+UNLISTED_S = 3.0
+"""An assignment that its live worker does not list for this long is doubted: its report may have been lost."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Rows of one attempt on one worker."""
+
+    job_id: str
+    attempt: int
+    worker: str
+    demand: Demand
+    listed_s: float
+    """When it was made, or last listed by the worker."""
+
+
+class Placement:
+    """The live fleet and the assignments made from here."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.fleet = Fleet()
+        self._policy = policy
+        self._assignments: dict[str, Assignment] = {}
+
+    def observe(self, state: ServiceState, now: float) -> None:
+        """Take in telemetry; assignments that it lists are alive."""
+        self.fleet.observe(state, now)
+        if state.worker is None:
+            return
+        listed = {(row.job_id, row.attempt) for row in _rows(state.worker)}
+        for assignment in self.on(state.instance):
+            if (assignment.job_id, assignment.attempt) in listed:
+                self._assignments[assignment.job_id] = _listed_at(assignment, now)
+
+    def expire(self, now: float) -> list[Assignment]:
+        """Assignments of workers that fell silent or went away."""
+        self.fleet.expire(now)
+        return [a for a in self._assignments.values() if self.fleet.get(a.worker) is None]
+
+    def doubtful(self, now: float) -> list[Assignment]:
+        """Assignments whose live worker has not listed them for a while."""
+        return [
+            a
+            for a in self._assignments.values()
+            if now - a.listed_s > UNLISTED_S and self.fleet.get(a.worker) is not None
+        ]
+
+    def choose(self, demand: Demand, excluded: Collection[str] = ()) -> str | None:
+        """The policy's worker for `demand`, or None while no worker has room."""
+        candidates = [
+            self._candidate(state)
+            for state in self.fleet.ready(ServiceName.DENOISER)
+            if state.instance not in excluded and _serves(state, demand)
+        ]
+        chosen = self._policy(candidates, demand)
+        return chosen.instance if chosen else None
+
+    def assign(self, job_id: str, attempt: int, worker: str, demand: Demand, now: float) -> None:
+        """Count `demand` as on `worker` from now on."""
+        self._assignments[job_id] = Assignment(job_id, attempt, worker, demand, now)
+
+    def release(self, job_id: str) -> None:
+        """The job's rows are no longer on any worker."""
+        self._assignments.pop(job_id, None)
+
+    def on(self, worker: str) -> list[Assignment]:
+        """Assignments on one worker."""
+        return [a for a in self._assignments.values() if a.worker == worker]
+
+    def _candidate(self, state: ServiceState) -> Candidate:
+        worker = state.worker or WorkerState(capacity_rows=0, capacity_tokens=0)
+        rows = _rows(worker)
+        listed = {(row.job_id, row.attempt) for row in rows}
+        unseen = [a.demand for a in self.on(state.instance) if (a.job_id, a.attempt) not in listed]
+        return Candidate(
+            instance=state.instance,
+            capacity_rows=worker.capacity_rows,
+            rows=len(rows) + sum(d.rows for d in unseen),
+            tokens=sum(row.tokens for row in rows) + sum(d.tokens for d in unseen),
+            remaining_steps=sum(row.steps - row.step for row in rows) + sum(d.steps for d in unseen),
+        )
+
+
+def _rows(worker: WorkerState) -> tuple[RowProgress, ...]:
+    return worker.running + worker.waiting
+
+
+def _listed_at(assignment: Assignment, now: float) -> Assignment:
+    return Assignment(assignment.job_id, assignment.attempt, assignment.worker, assignment.demand, now)
+
+
+def _serves(state: ServiceState, demand: Demand) -> bool:
+    return any(card.name == demand.model and card.digest == demand.model_digest for card in state.models)

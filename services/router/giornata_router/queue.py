@@ -1,0 +1,167 @@
+"""The work queue: accepting jobs durably, and carrying out what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import nats.errors
+import structlog
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.js.errors import APIError
+
+from giornata import codec, streams, subjects
+from giornata.errors import GiornataError, QueueFull, ServiceUnavailable
+from giornata.jobs import Job, JobRecord, Priority
+from giornata.messages import Accepted, CancelRows, SubmitRequest
+from giornata_router import transitions
+from giornata_router.walk import Tools, Walk
+
+FETCH_S = 30.0
+"""A pull waits this long for a job before it asks again."""
+RENEW_S = streams.ACK_WAIT_S / 3
+_MESSAGES_EXCEEDED = 10077
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class _Carried:
+    """A queue message whose job is being carried out here."""
+
+    message: Msg
+    walk: Walk | None = None
+
+
+class Queue:
+    """The active router's work."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._accepted_s: dict[str, float] = {}
+        self._carried: dict[str, _Carried] = {}
+
+    @property
+    def carried(self) -> int:
+        """Jobs being carried out here."""
+        return len(self._carried)
+
+    async def submit(self, request: SubmitRequest) -> Accepted:
+        """Make a job durable; the reply means that it will end in a picture or a clear error.
+
+        Raises:
+            QueueFull: as many jobs as may be are unfinished.
+        """
+        job = request.job
+        try:
+            await self._tools.bus.jetstream.publish(
+                subjects.jobs(job.priority), codec.encode(job), headers={"Nats-Msg-Id": job.job_id}
+            )
+        except APIError as error:
+            if error.err_code == _MESSAGES_EXCEEDED:
+                raise QueueFull(retry_after_s=5) from error
+            raise ServiceUnavailable("The work queue does not answer.", retry_after_s=2) from error
+        self._accepted_s.setdefault(job.job_id, time.monotonic())
+        await self._tools.records.create(transitions.accepted(job))
+        return Accepted(job_id=job.job_id)
+
+    def cancel(self, request: CancelRows) -> None:
+        """A cancel was broadcast."""
+        carried = self._carried.get(request.job_id)
+        if carried is not None and carried.walk is not None:
+            carried.walk.cancel()
+
+    async def consume(self, priority: Priority, limit: int, tasks: asyncio.TaskGroup) -> None:
+        """Take jobs of one priority, at most `limit` at a time; runs for ever."""
+        slots = asyncio.Semaphore(limit)
+        consumer = await streams.queue_consumer(self._tools.bus.jetstream, priority, max_in_flight=limit)
+        try:
+            while True:
+                await slots.acquire()
+                message = await _next(consumer)
+                if message is None:
+                    slots.release()
+                    continue
+                task = tasks.create_task(self._carry(message), name="walk")
+                task.add_done_callback(lambda _: slots.release())
+        finally:
+            if not self._tools.bus.client.is_closed:
+                await consumer.unsubscribe()  # a message in its buffer would hold up the drain of the connection
+
+    async def renew(self) -> None:
+        """Tell the queue that what is carried here is still carried; runs for ever."""
+        while True:
+            await asyncio.sleep(RENEW_S)  # a third of the time after which the queue would give it to another
+            for carried in list(self._carried.values()):
+                try:
+                    await carried.message.in_progress()
+                except nats.errors.Error as error:
+                    log.warning("renewal_failed", error=repr(error))
+
+    async def _carry(self, message: Msg) -> None:
+        try:
+            job = codec.decode(Job, message.data)
+        except GiornataError as error:
+            log.error("job_unreadable", error=str(error))
+            await message.term()
+            return
+        if job.job_id in self._carried:
+            return  # redelivered although it is carried here: the renewal was late
+        carried = _Carried(message)
+        self._carried[job.job_id] = carried
+        try:
+            await self._walk(job, carried)
+            await message.ack()
+        except asyncio.CancelledError:
+            await _hand_back(message)
+            raise
+        except (nats.errors.Error, APIError) as error:
+            log.warning("walk_interrupted", job=job.job_id, error=repr(error))
+            await _hand_back(message)
+        finally:
+            del self._carried[job.job_id]
+            self._accepted_s.pop(job.job_id, None)
+
+    async def _walk(self, job: Job, carried: _Carried) -> None:
+        accepted_s = self._accepted_s.get(job.job_id)
+        waited_ms = 0.0 if accepted_s is None else (time.monotonic() - accepted_s) * 1000
+        carried.walk = Walk(self._tools, await self._record(job), waited_ms)
+        record = await carried.walk.to_the_end()
+        log.info(
+            "job_ended",
+            job=job.job_id,
+            state=record.state,
+            code=record.error.code if record.error else None,
+            user=job.parameters.user,
+            spent_ms=record.spent_ms,
+        )
+
+    async def _record(self, job: Job) -> JobRecord:
+        """The job's record; the queue is ahead of it when a router died between the two."""
+        record = transitions.accepted(job)
+        if await self._tools.records.create(record):
+            return record
+        return await self._tools.records.get(job.job_id)
+
+
+async def _next(consumer: JetStreamContext.PullSubscription) -> Msg | None:
+    """The next job of a queue, or None when there was none for a while or the queue does not answer."""
+    try:
+        [message] = await consumer.fetch(1, timeout=FETCH_S)
+    except TimeoutError:
+        return None
+    except (nats.errors.Error, APIError) as error:
+        log.warning("queue_unreachable", error=repr(error))
+        await asyncio.sleep(1)  # the client is reconnecting; there is nothing to wait on
+        return None
+    return message
+
+
+async def _hand_back(message: Msg) -> None:
+    """Give the job to the next router at once, rather than after the time to acknowledge."""
+    try:
+        await message.nak()
+    except nats.errors.Error as error:
+        log.warning("not_handed_back", error=repr(error))

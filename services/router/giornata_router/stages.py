@@ -1,0 +1,68 @@
+"""Asking prepost, again where it is gone, busy or silent; what cannot be mended by asking again is raised at once."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import BaseModel
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from giornata import subjects
+from giornata.bus import Bus
+from giornata.deadlines import Deadline
+from giornata.errors import DeadlineExceeded, GiornataError
+from giornata.jobs import BlobRef, Encoding, Inspection, Job
+from giornata.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest
+from giornata_router.config import RouterConfig
+
+R = TypeVar("R", bound=BaseModel)
+
+
+class Stages:
+    """The three questions to prepost."""
+
+    def __init__(self, bus: Bus, config: RouterConfig) -> None:
+        self._bus = bus
+        self._config = config
+
+    async def inspect(self, job: Job, deadline: Deadline) -> Inspection:
+        """Decode and measure the job's pictures."""
+        limit = deadline.at_most(self._config.inspect_s)
+        request = InspectRequest(job=job, remaining_ms=limit.remaining_ms())
+        return await self._ask("inspect", job, request, Inspection, self._config.inspect_s, deadline)
+
+    async def encode(self, job: Job, inspection: Inspection, deadline: Deadline) -> Encoding:
+        """Conditioning of all rows."""
+        limit = deadline.at_most(self._config.encode_s)
+        request = EncodeRequest(job=job, inspection=inspection, remaining_ms=limit.remaining_ms())
+        return await self._ask("encode", job, request, Encoding, self._config.encode_s, deadline)
+
+    async def finish(
+        self, job: Job, inspection: Inspection, index: int, latents: BlobRef, deadline: Deadline
+    ) -> FinishReply:
+        """Decode and paste one picture."""
+        limit = deadline.at_most(self._config.finish_s)
+        request = FinishRequest(
+            job=job, inspection=inspection, index=index, latents=latents, remaining_ms=limit.remaining_ms()
+        )
+        return await self._ask("finish", job, request, FinishReply, self._config.finish_s, deadline)
+
+    async def _ask(
+        self, verb: str, job: Job, request: BaseModel, reply: type[R], limit_s: float, deadline: Deadline
+    ) -> R:
+        subject = subjects.prepost(verb, job.model)
+        tries = AsyncRetrying(
+            stop=stop_after_attempt(self._config.stage_tries),
+            wait=wait_random_exponential(multiplier=0.2, max=3),
+            retry=retry_if_exception(_worth_another_try),
+            reraise=True,
+        )
+        async for attempt in tries:
+            with attempt:
+                return await self._bus.call(subject, request, reply, deadline.at_most(limit_s))
+        raise AssertionError("tenacity either returns or raises")
+
+
+def _worth_another_try(error: BaseException) -> bool:
+    """A stage's own time limit counts as silence; the job's deadline ends the walk from outside."""
+    return isinstance(error, GiornataError) and (error.retryable or isinstance(error, DeadlineExceeded))

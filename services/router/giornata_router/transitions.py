@@ -1,0 +1,101 @@
+"""How a job record changes: pure functions from record to record, applied by revision at the edge."""
+
+from __future__ import annotations
+
+from giornata.errors import AttemptsExhausted, ErrorBody, GiornataError, InternalError
+from giornata.jobs import Encoding, Inspection, Job, JobRecord, JobState, Row, StageTimes
+from giornata_router.policy import Demand
+
+
+def accepted(job: Job) -> JobRecord:
+    """The first revision: queued, with one row per picture."""
+    first = job.parameters.seed or 0
+    rows = tuple(Row(index=i, seed=(first + i) % 2**32) for i in range(job.parameters.n))
+    return JobRecord(job=job, rows=rows)
+
+
+def entered(record: JobRecord, state: JobState, spent_ms: int) -> JobRecord:
+    """The job is now in a state that is not terminal."""
+    return record.model_copy(update={"state": state, "spent_ms": spent_ms})
+
+
+def assigned(
+    record: JobRecord, worker: str, inspection: Inspection, encoding: Encoding, stage_ms: StageTimes, spent_ms: int
+) -> JobRecord:
+    """The next attempt belongs to `worker`; reports of earlier attempts are void from here on."""
+    return record.model_copy(
+        update={
+            "state": JobState.RUNNING,
+            "attempt": record.attempt + 1,
+            "owner": worker,
+            "inspection": inspection,
+            "encoding": encoding,
+            "stage_ms": stage_ms,
+            "spent_ms": spent_ms,
+        }
+    )
+
+
+def lost(record: JobRecord, attempt: int) -> JobRecord | None:
+    """The worker of `attempt` is gone; None if the record has moved on since."""
+    if record.attempt != attempt or record.owner is None:
+        return None
+    return record.model_copy(update={"owner": None, "failures": record.failures + 1})
+
+
+def taken_back(record: JobRecord, attempt: int) -> JobRecord | None:
+    """The rows of `attempt` were handed back or refused: nobody's fault, so no failure is counted."""
+    if record.attempt != attempt or record.owner is None:
+        return None
+    return record.model_copy(update={"owner": None})
+
+
+def ended(record: JobRecord, rows: tuple[Row, ...], stage_ms: StageTimes, spent_ms: int) -> JobRecord:
+    """Every row has a picture or an error: completed if there is at least one picture, else failed."""
+    images = [row for row in rows if row.image is not None]
+    errors = [row.error for row in rows if row.error is not None]
+    error = None if images else (errors[0] if errors else InternalError("The job ended without a picture.").body())
+    return record.model_copy(
+        update={
+            "state": JobState.COMPLETED if images else JobState.FAILED,
+            "owner": None,
+            "rows": rows,
+            "error": error,
+            "stage_ms": stage_ms,
+            "spent_ms": spent_ms,
+        }
+    )
+
+
+def failed(record: JobRecord, error: GiornataError, spent_ms: int) -> JobRecord:
+    """The job as a whole failed."""
+    return _closed(record, JobState.FAILED, error.body(), spent_ms)
+
+
+def cancelled(record: JobRecord, error: GiornataError, spent_ms: int) -> JobRecord:
+    """Somebody cancelled the job."""
+    return _closed(record, JobState.CANCELLED, error.body(), spent_ms)
+
+
+def exhausted(record: JobRecord, limit: int) -> AttemptsExhausted | None:
+    """The error that ends a job which has lost too many attempts."""
+    if record.failures < limit:
+        return None
+    return AttemptsExhausted(f"{record.failures} workers were lost while computing this edit.", received=record.failures)
+
+
+def demand(record: JobRecord, inspection: Inspection) -> Demand:
+    """What the rows that are still to be computed ask of a worker."""
+    pending = record.pending_rows
+    per_row = record.job.parameters.denoising_steps
+    return Demand(
+        model=record.job.model,
+        model_digest=record.job.model_digest,
+        rows=len(pending),
+        tokens=len(pending) * inspection.tokens,
+        steps=sum(per_row - (row.resume.step if row.resume else 0) for row in pending),
+    )
+
+
+def _closed(record: JobRecord, state: JobState, error: ErrorBody, spent_ms: int) -> JobRecord:
+    return record.model_copy(update={"state": state, "owner": None, "error": error, "spent_ms": spent_ms})

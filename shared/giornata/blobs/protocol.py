@@ -1,0 +1,60 @@
+"""The contract of a blob store."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Protocol
+
+from giornata.errors import InputLost
+from giornata.jobs import BlobRef
+
+HASH_INLINE_BYTES = 256 * 1024
+"""Above this, hashing leaves the event loop's thread; sha-256 of 1 MiB takes about a millisecond."""
+
+
+class BlobStore(Protocol):
+    """Keeps bytes under a key for a time. A claim check names the key, the size and the sha-256."""
+
+    async def put(self, key: str, data: bytes, ttl_s: int) -> BlobRef:
+        """Store `data` for `ttl_s` seconds; an existing key is replaced.
+
+        Raises:
+            BlobStoreFull: there is no room; nothing is evicted.
+        """
+
+    async def get(self, ref: BlobRef) -> bytes:
+        """The bytes behind a claim check.
+
+        Raises:
+            InputLost: they are gone, or are not the bytes that the claim check was made for.
+        """
+
+    async def has(self, ref: BlobRef) -> bool:
+        """Whether the bytes are still there; they are not read."""
+
+    async def delete(self, *refs: BlobRef) -> None:
+        """Forget; what is not there is no error."""
+
+    async def ping(self) -> None:
+        """Raise :class:`~giornata.errors.ServiceUnavailable` unless the store answers."""
+
+
+async def refer(key: str, data: bytes) -> BlobRef:
+    """The claim check of `data` under `key`."""
+    return BlobRef(key=key, size_bytes=len(data), sha256=await _sha256(data))
+
+
+async def verify(ref: BlobRef, data: bytes | None) -> bytes:
+    """`data` if it is what `ref` was made for; InputLost otherwise."""
+    if data is None:
+        raise InputLost(received=ref.key)
+    if len(data) != ref.size_bytes or await _sha256(data) != ref.sha256:
+        raise InputLost("A blob is not the one that was stored.", received=ref.key)
+    return data
+
+
+async def _sha256(data: bytes) -> str:
+    if len(data) <= HASH_INLINE_BYTES:
+        return hashlib.sha256(data).hexdigest()
+    return await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())

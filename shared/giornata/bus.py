@@ -1,0 +1,245 @@
+"""The NATS edge: connect and drain, call with the remaining time, answer with mapped errors, publish, subscribe.
+
+Traps of the client library that this file keeps from everybody else: a subscription runs its callback serially (so
+handlers run as tasks of a group), a micro service's `stop` drops requests that were already delivered (so its
+subscriptions are drained first), leaving a connection's context does not drain it, `request` waits half a second unless
+told otherwise, and a payload above the server's limit closes the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import nats
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.micro import add_service
+from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
+from nats.micro.request import Request as MicroRequest
+from nats.micro.service import ServiceConfig as MicroConfig
+from pydantic import BaseModel
+
+from giornata import __version__, codec
+from giornata.deadlines import Deadline
+from giornata.errors import (
+    DeadlineExceeded,
+    ErrorBody,
+    GiornataError,
+    InternalError,
+    PayloadTooLarge,
+    ServiceUnavailable,
+    from_body,
+)
+
+log = structlog.get_logger(__name__)
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A subject, the type of its requests, and the coroutine that answers one."""
+
+    subject: str
+    kind: type[BaseModel]
+    handler: Callable[[Any], Awaitable[BaseModel]]
+    limit_bytes: int = codec.MAX_CONTROL_BYTES
+
+
+class Bus:
+    """One NATS connection. Make it with :func:`connect`."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.jetstream: JetStreamContext = client.jetstream()
+        self.on_reconnect: list[Callable[[], None]] = []
+        """Called after the connection was lost and is back: core messages of the meantime are gone."""
+
+    async def publish(self, subject: str, message: BaseModel) -> None:
+        """Tell whoever listens; nothing is awaited but the socket's buffer."""
+        await self.client.publish(subject, codec.encode(message))
+
+    async def call(
+        self,
+        subject: str,
+        request: BaseModel,
+        reply: type[M],
+        deadline: Deadline,
+        *,
+        limit_bytes: int = codec.MAX_CONTROL_BYTES,
+    ) -> M:
+        """Ask and wait for the answer until `deadline`.
+
+        Raises:
+            ServiceUnavailable: nobody listens on the subject.
+            DeadlineExceeded: no answer in time.
+            GiornataError: what the other side raised, as the same class.
+        """
+        deadline.check()
+        data = codec.encode(request, limit_bytes=limit_bytes)
+        try:
+            message = await self.client.request(subject, data, timeout=deadline.remaining_s())
+        except nats.errors.NoRespondersError as error:
+            raise ServiceUnavailable(f"No service answers on {subject}.", retry_after_s=1) from error
+        except nats.errors.TimeoutError as error:
+            raise DeadlineExceeded(f"No answer on {subject} in time.") from error
+        if message.headers and ERROR_CODE_HEADER in message.headers:
+            raise from_body(codec.decode(ErrorBody, message.data))
+        return codec.decode(reply, message.data)
+
+    @asynccontextmanager
+    async def answer(self, *endpoints: Endpoint) -> AsyncIterator[None]:
+        """Answer requests on plain subjects that have one owner; on leaving, finish those that were delivered."""
+        async with _drained_tasks() as (tasks, stack):
+            for endpoint in endpoints:
+                subscription = await self.client.subscribe(endpoint.subject, cb=_spawning(tasks, endpoint))
+                stack.push_async_callback(subscription.drain)
+            await self.client.flush()
+            yield
+
+    @asynccontextmanager
+    async def serve(self, name: str, *endpoints: Endpoint, instance: str) -> AsyncIterator[None]:
+        """Answer requests as one instance of a micro service, in a queue group, visible to ``nats micro ls``."""
+        config = MicroConfig(name=f"giornata-{name}", version=__version__, metadata={"instance": instance})
+        async with _drained_tasks() as (tasks, stack):
+            service = await add_service(self.client, config)
+            stack.push_async_callback(service.stop)
+            for endpoint in endpoints:
+                answer = _spawning(tasks, endpoint)
+
+                async def handle(request: MicroRequest, answer: _Callback = answer) -> None:
+                    await answer(request._msg)  # noqa: SLF001 - the message outlives the serial handler
+
+                label = endpoint.subject.removeprefix("giornata.").replace(".", "-")
+                await service.add_endpoint(name=label, subject=endpoint.subject, handler=handle)
+            stack.push_async_callback(_drain_endpoints, service)
+            await self.client.flush()
+            yield
+
+    @asynccontextmanager
+    async def listen(
+        self, subject: str, kind: type[M], callback: Callable[[M], None], *, limit: int = 65536
+    ) -> AsyncIterator[None]:
+        """Call `callback` with every message on `subject`; it must only decide or enqueue. Malformed ones are logged."""
+
+        async def receive(message: Msg) -> None:
+            try:
+                callback(codec.decode(kind, message.data))
+            except GiornataError as error:
+                log.warning("message_dropped", subject=message.subject, error=str(error))
+
+        subscription = await self.client.subscribe(subject, cb=receive, pending_msgs_limit=limit)
+        await self.client.flush()
+        try:
+            yield
+        finally:
+            if not self.client.is_closed:
+                await subscription.unsubscribe()
+
+
+_Callback = Callable[[Msg], Awaitable[None]]
+
+
+@asynccontextmanager
+async def connect(url: str, name: str, *, timeout_s: float = 10) -> AsyncIterator[Bus]:
+    """A connection that reconnects for ever while it is up and drains on leaving.
+
+    Raises:
+        ServiceUnavailable: no server answers within `timeout_s`.
+    """
+
+    async def reconnected() -> None:
+        log.info("nats_reconnected")
+        for callback in bus.on_reconnect:
+            callback()
+
+    async def disconnected() -> None:
+        if not (client.is_closed or client.is_draining):
+            log.warning("nats_disconnected")
+
+    async def failed(error: Exception) -> None:
+        log.warning("nats_error", error=repr(error))
+
+    client = Client()
+    bus = Bus(client)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await client.connect(
+                servers=[part.strip() for part in url.split(",")],
+                name=name,
+                allow_reconnect=True,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=1,
+                reconnected_cb=reconnected,
+                disconnected_cb=disconnected,
+                error_cb=failed,
+            )
+    except (OSError, TimeoutError, nats.errors.Error) as error:
+        await client.close()
+        raise ServiceUnavailable("No NATS server answers; is GIORNATA_NATS_URL right?") from error
+    try:
+        yield bus
+    finally:
+        if client.is_connected:
+            await client.drain()
+        else:
+            await client.close()
+
+
+@asynccontextmanager
+async def _drained_tasks() -> AsyncIterator[tuple[asyncio.TaskGroup, AsyncExitStack]]:
+    """A task group that outlives the subscriptions which feed it: first drain those, then await the tasks."""
+    async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
+        yield tasks, stack
+
+
+def _spawning(tasks: asyncio.TaskGroup, endpoint: Endpoint) -> _Callback:
+    async def receive(message: Msg) -> None:
+        tasks.create_task(_respond(endpoint, message), name=endpoint.subject)
+
+    return receive
+
+
+async def _respond(endpoint: Endpoint, message: Msg) -> None:
+    """Answer one request; whatever goes wrong is answered too, with a stable code."""
+    try:
+        request = codec.decode(endpoint.kind, message.data)
+        remaining_ms = getattr(request, "remaining_ms", None)
+        try:
+            async with asyncio.timeout(None if remaining_ms is None else remaining_ms / 1000):
+                reply = await endpoint.handler(request)
+        except TimeoutError as error:
+            raise DeadlineExceeded from error
+        await message.respond(codec.encode(reply, limit_bytes=endpoint.limit_bytes))
+    except GiornataError as error:
+        await _respond_error(message, error)
+    except nats.errors.MaxPayloadError:
+        await _respond_error(message, PayloadTooLarge("The answer is larger than the NATS server accepts."))
+    except Exception:  # the task's edge: logged and answered
+        log.exception("handler_failed", subject=message.subject)
+        await _respond_error(message, InternalError())
+
+
+async def _respond_error(message: Msg, error: GiornataError) -> None:
+    if not message.reply:
+        log.warning("request_failed_without_reply", subject=message.subject, error=str(error))
+        return
+    headers = {ERROR_HEADER: error.code, ERROR_CODE_HEADER: str(error.status)}
+    try:
+        await message._client.publish(message.reply, codec.encode(error.body()), headers=headers)  # noqa: SLF001 - Msg.respond takes no headers
+    except nats.errors.Error:
+        log.warning("reply_lost", subject=message.subject, error=str(error), exc_info=True)
+
+
+async def _drain_endpoints(service: Any) -> None:
+    """Let the endpoints finish what was delivered to them; `Service.stop` would drop it."""
+    endpoints: Sequence[Any] = service._endpoints  # noqa: SLF001 - nats.micro has no drain
+    await asyncio.gather(*(endpoint._subscription.drain() for endpoint in endpoints))  # noqa: SLF001 - as above
+    service._endpoints = []  # noqa: SLF001 - so that stop() does not unsubscribe them again

@@ -1,0 +1,99 @@
+"""Configuration: one frozen object per service, from environment variables and flags, checked as a whole.
+
+``GIORNATA_NATS_URL=... python -m giornata_router --nats-url ...``: a flag wins over the environment, the environment
+over the default, and every mistake is reported at once. A service extends :class:`ServiceConfig` by its own fields.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Literal, NoReturn, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+ENV_PREFIX = "GIORNATA_"
+
+
+def new_instance(name: str) -> str:
+    """An instance name that is unique per process start and legal in a subject."""
+    host = "".join(c if c.isalnum() else "-" for c in socket.gethostname())[:32]
+    return f"{name}-{host}-{secrets.token_hex(3)}"
+
+
+class ServiceConfig(BaseSettings):
+    """What every service needs to know."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        frozen=True,
+        extra="ignore",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        protected_namespaces=(),
+        env_ignore_empty=True,
+    )
+
+    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS server(s), comma-separated.")
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379", description="Redis-protocol server: redis://, rediss:// or unix:///path."
+    )
+    instance: str = Field("", description="Name of this instance; default: unique per start.", pattern=r"^[A-Za-z0-9_-]{0,96}$")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
+    log_format: Literal["console", "json"] = Field("console", description="Lines for people or for machines.")
+    telemetry_hz: float = Field(4.0, ge=1, le=20, description="How often this instance tells its state.")
+    drain_s: float = Field(20.0, ge=0, le=600, description="How long a stopping service finishes what it has begun.")
+    replicas: Literal[1, 3, 5] = Field(1, description="JetStream replicas; 3 in a cluster of three servers.")
+    result_ttl_s: int = Field(3600, ge=1, le=7 * 86400, description="How long inputs and results are kept.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags and arguments first, then the environment; no dot-files."""
+        return init_settings, env_settings
+
+
+C = TypeVar("C", bound=ServiceConfig)
+
+
+def load(kind: type[C], service: str, argv: Sequence[str] | None = None) -> C:
+    """The configuration of `service`, or exit with status 2 and a report of every mistake.
+
+    Args:
+        kind: the service's configuration class.
+        service: names the program in ``--help`` and the instance by default.
+        argv: flags; default those of the process.
+    """
+    flags = list(sys.argv[1:] if argv is None else argv)
+    try:
+        config = kind(_cli_parse_args=flags, _cli_prog_name=f"giornata-{service}")  # type: ignore[call-arg]  # pydantic-settings' own arguments
+    except ValidationError as error:
+        _exit_with_report(service, error)
+    return config if config.instance else config.model_copy(update={"instance": new_instance(service)})
+
+
+def _exit_with_report(service: str, error: ValidationError) -> NoReturn:
+    lines = [f"giornata-{service}: {error.error_count()} configuration mistake(s)"]
+    for detail in error.errors(include_url=False):
+        name = str(detail["loc"][0]) if detail["loc"] else "configuration"
+        lines.append(f"  {ENV_PREFIX}{name.upper()} / --{name.replace('_', '-')}: {detail['msg']}{_shown(name, detail)}")
+    sys.stderr.write("\n".join(lines) + "\n")
+    raise SystemExit(2)
+
+
+def _shown(name: str, detail: Mapping[str, object]) -> str:
+    """The value received, unless it may carry a secret."""
+    if any(word in name for word in ("url", "key", "token", "password", "secret")):
+        return ""
+    return f" (received {str(detail.get('input'))[:80]!r})"

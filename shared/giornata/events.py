@@ -1,0 +1,78 @@
+"""What is told while a job runs. Kinds are the last token of the subject ``giornata.event.<gateway>.<job>.<kind>``.
+
+A JetStream stream captures these core publishes, so that any gateway can replay them; its sequence number is the id
+that ``Last-Event-ID`` names.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from pydantic import BaseModel
+
+from giornata.errors import ErrorBody
+from giornata.jobs import JobState, StageTimes, Wire
+
+
+class EventKind(StrEnum):
+    """Last token of an event's subject."""
+
+    STATE = "state"
+    STEP = "step"
+    DENOISED = "denoised"
+    DONE = "done"
+
+
+class StateEvent(Wire):
+    """The job entered a state that is not terminal."""
+
+    job_id: str
+    state: JobState
+    attempt: int
+
+
+class StepEvent(Wire):
+    """A row finished a step."""
+
+    job_id: str
+    attempt: int
+    index: int
+    step: int
+    """Steps computed, 1 for the first."""
+    steps: int
+
+
+class DenoisedEvent(Wire):
+    """denoiser → router: the record now holds the outcome of all rows of this attempt, or their state at a drain.
+
+    In the same revision the denoiser sets the record's `owner` to None: nobody has the rows any more.
+    """
+
+    job_id: str
+    attempt: int
+    worker: str
+    denoise_ms: float
+    """From the first row's first step to the last row's last."""
+    wait_ms: float
+    """From the worker's acceptance to the first step."""
+    handed_back: bool = False
+    """The worker is draining: rows without a result are to go on elsewhere from their `resume`."""
+
+
+class DoneEvent(Wire):
+    """The job reached a terminal state."""
+
+    job_id: str
+    state: JobState
+    error: ErrorBody | None = None
+    stage_ms: StageTimes
+
+
+EVENT_TYPES: Final[dict[EventKind, type[BaseModel]]] = {
+    EventKind.STATE: StateEvent,
+    EventKind.STEP: StepEvent,
+    EventKind.DENOISED: DenoisedEvent,
+    EventKind.DONE: DoneEvent,
+}
+"""Payload of each kind."""

@@ -1,0 +1,180 @@
+"""What becomes of a request: the job, its rows, and the record that says how far it is.
+
+One request is one job; its `n` pictures are `n` rows with seeds seed + i, one shared inspection and one encoding. The
+job record lives in JetStream's key-value store, is changed by revision only, and reaches a terminal state once.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from giornata.errors import ErrorBody
+from giornata.requests import EditParameters
+
+
+class Wire(BaseModel):
+    """A value on the wire: immutable; fields that a newer version added are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+
+class BlobRef(Wire):
+    """A claim check: where bytes lie in the blob store, how many, and what they hash to."""
+
+    key: str
+    size_bytes: int
+    sha256: str
+
+
+class Priority(StrEnum):
+    """Which work queue a job waits in; interactive jobs are taken first."""
+
+    INTERACTIVE = "interactive"
+    """Somebody holds a connection open for the answer."""
+    BATCH = "batch"
+    """Submitted asynchronously."""
+
+
+class JobState(StrEnum):
+    """How far a job is."""
+
+    QUEUED = "queued"
+    PREPARING = "preparing"
+    RUNNING = "running"
+    FINISHING = "finishing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        """Whether nothing follows."""
+        return self in {JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED}
+
+
+class Job(Wire):
+    """An accepted edit. It is also the envelope: tenant, digest, time left and trace context travel in it."""
+
+    job_id: str
+    tenant: str
+    gateway: str
+    """Instance whose event subjects the job's events use."""
+    priority: Priority
+    model: str
+    model_digest: str
+    parameters: EditParameters
+    """Resolved: every default of the model is filled in."""
+    image: BlobRef
+    mask: BlobRef | None = None
+    budget_ms: int
+    """Time allowed from acceptance to the terminal state."""
+    result_ttl_s: int
+    """How long results are kept."""
+    traceparent: str | None = None
+
+
+class Inspection(Wire):
+    """What prepost's `inspect` learned of a job's pictures."""
+
+    width: int
+    """Of the upright original, in pixels."""
+    height: int
+    has_alpha: bool
+    model_width: int
+    """Of the picture that enters the autoencoder, in pixels; a multiple of two latent pixels."""
+    model_height: int
+    output_width: int
+    output_height: int
+    tokens: int
+    """Image tokens of one row."""
+    compute_tokens: int
+    """Tokens that the model's mask touches."""
+    mask_ratio: float
+    """compute_tokens / tokens."""
+    template_key: str
+    """Digest of model, family and the pixels that enter the autoencoder."""
+    prepared: BlobRef
+    """safetensors: `image` (model_height, model_width, 3) uint8, `mask` (model_height, model_width) uint8, 255 = edit."""
+
+
+class Encoding(Wire):
+    """What prepost's `encode` made: conditioning of the whole job and of each row, as safetensors blobs."""
+
+    text: BlobRef
+    text_tokens: int
+    rows: tuple[BlobRef, ...]
+
+
+class RowState(Wire):
+    """A row at a step boundary, as a value: enough to go on elsewhere.
+
+    The row's noise, mask and template latents are in its encoding blob; only what a step changes is here.
+    """
+
+    step: int
+    """Steps already computed."""
+    latents: BlobRef
+    """safetensors: `latents` (tokens, 4 * latent_channels) float32, packed row-major."""
+
+
+class Row(Wire):
+    """One picture of a job."""
+
+    index: int
+    seed: int
+    resume: RowState | None = None
+    """Where a drained or migrated row goes on."""
+    latents: BlobRef | None = None
+    """Final latents, written by the denoiser."""
+    image: BlobRef | None = None
+    """The encoded picture, written by prepost's `finish`."""
+    error: ErrorBody | None = None
+    """Why this picture failed; the others are still delivered."""
+
+
+class StageTimes(Wire):
+    """Milliseconds a job spent per stage, as the router saw them; summed over attempts."""
+
+    prepare: float = 0.0
+    """inspect and encode."""
+    queue: float = 0.0
+    """Waiting: in the work queue, for a worker, and in the worker for its first step."""
+    denoise: float = 0.0
+    """From a row's first step to the last row's last."""
+    finish: float = 0.0
+    """Decode, paste, encode."""
+
+
+class JobRecord(Wire):
+    """The truth about a job. Changed by revision; `completed`, `failed` and `cancelled` are written once."""
+
+    job: Job
+    state: JobState = JobState.QUEUED
+    attempt: int = 0
+    """Counts assignments to a denoiser; a report of an older attempt is discarded."""
+    failures: int = 0
+    """Attempts that were lost: the worker died or fell silent."""
+    owner: str | None = None
+    """Worker that has the rows of this attempt."""
+    cancel: bool = False
+    """Somebody asked to cancel."""
+    inspection: Inspection | None = None
+    encoding: Encoding | None = None
+    rows: tuple[Row, ...] = ()
+    stage_ms: StageTimes = Field(default_factory=StageTimes)
+    spent_ms: int = 0
+    """Time used up so far, so that a standby router keeps to the budget; the gap of a take-over is not counted."""
+    error: ErrorBody | None = None
+    """Why the job as a whole failed."""
+
+    @property
+    def pending_rows(self) -> tuple[Row, ...]:
+        """Rows that a denoiser still has to compute."""
+        return tuple(row for row in self.rows if row.latents is None and row.error is None)
+
+    @property
+    def images(self) -> tuple[Row, ...]:
+        """Rows whose picture is ready."""
+        return tuple(row for row in self.rows if row.image is not None)

@@ -1,0 +1,162 @@
+"""The questions services ask each other by request-reply. Every request carries the milliseconds it may take."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from giornata.jobs import BlobRef, Encoding, Inspection, Job, Priority, Row, Wire
+from giornata.models import ModelCard
+from giornata.requests import EditParameters, OutputFormat
+
+__all__ = [
+    "Accepted",
+    "AdapterRequest",
+    "CancelMessage",
+    "CancelRows",
+    "EditMessage",
+    "EditReply",
+    "EncodeRequest",
+    "FinishReply",
+    "FinishRequest",
+    "InspectRequest",
+    "ModelCard",
+    "OutputFormat",
+    "Picture",
+    "RunAnswer",
+    "RunReply",
+    "RunRequest",
+    "SubmitRequest",
+]
+
+
+class SubmitRequest(Wire):
+    """gateway → router: make this job durable and carry it out. Idempotent on the job's id."""
+
+    job: Job
+    remaining_ms: int
+
+
+class Accepted(Wire):
+    """router → gateway: the job is in JetStream."""
+
+    job_id: str
+
+
+class InspectRequest(Wire):
+    """router → prepost: decode and measure; answered by an :class:`~giornata.jobs.Inspection`."""
+
+    job: Job
+    remaining_ms: int
+
+
+class EncodeRequest(Wire):
+    """router → prepost: conditioning of all rows; answered by an :class:`~giornata.jobs.Encoding`."""
+
+    job: Job
+    inspection: Inspection
+    remaining_ms: int
+
+
+class FinishRequest(Wire):
+    """router → prepost: decode one row's latents, paste, encode."""
+
+    job: Job
+    inspection: Inspection
+    index: int
+    latents: BlobRef
+    remaining_ms: int
+
+
+class FinishReply(Wire):
+    """prepost → router: the finished picture, and where the time went."""
+
+    image: BlobRef
+    decode_ms: float
+    paste_ms: float
+
+
+class RunRequest(Wire):
+    """router → one denoiser: compute these rows. Idempotent on job and attempt."""
+
+    job: Job
+    attempt: int
+    inspection: Inspection
+    encoding: Encoding
+    rows: tuple[Row, ...]
+    remaining_ms: int
+
+
+class RunAnswer(StrEnum):
+    """What a denoiser says to rows."""
+
+    ACCEPTED = "accepted"
+    FULL = "full"
+    """No room; ask another."""
+    DRAINING = "draining"
+    """Shutting down; ask another."""
+
+
+class RunReply(Wire):
+    """denoiser → router."""
+
+    answer: RunAnswer
+
+
+class CancelRows(Wire):
+    """router → one denoiser: drop the rows of this attempt, it has been given to another."""
+
+    job_id: str
+    attempt: int
+
+
+class AdapterRequest(Wire):
+    """Any request to the ControlNet service or the LoRA store."""
+
+    adapter: str
+    remaining_ms: int
+
+
+class EditMessage(Wire):
+    """The message of the NATS door ``giornata.edit``: a whole edit by request-reply.
+
+    Image and mask are inline (together at most 6 MiB) or claim checks in the blob store.
+    """
+
+    parameters: EditParameters
+    image: bytes | BlobRef
+    mask: bytes | BlobRef | None = None
+    remaining_ms: int = 120_000
+    """Time allowed for the whole edit."""
+    priority: Priority = Priority.INTERACTIVE
+    progress: str | None = None
+    """Subject to which the job's events are published while it runs; default none."""
+    api_key: str | None = None
+
+
+class CancelMessage(Wire):
+    """Cancel an edit: ``giornata.edit.cancel``. Answered by :class:`Accepted` once the record says so."""
+
+    job_id: str
+    remaining_ms: int = 5_000
+    api_key: str | None = None
+
+
+class Picture(Wire):
+    """One finished picture: inline when it fits into the reply, else a claim check."""
+
+    index: int
+    seed: int
+    data: bytes | None = None
+    ref: BlobRef | None = None
+
+
+class EditReply(Wire):
+    """What the NATS door answers when the job is done."""
+
+    job_id: str
+    width: int
+    height: int
+    output_format: OutputFormat
+    pictures: tuple[Picture, ...]
+    errors: tuple[str, ...] = ()
+    """Sentences of the pictures that failed, when others succeeded."""

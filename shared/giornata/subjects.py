@@ -1,0 +1,94 @@
+"""Every subject, as one function each; patterns are the constants.
+
+The second token is the permission boundary; static tokens come before dynamic ones; ids are ``[A-Za-z0-9_-]``, so
+that a user's text never becomes a subject.
+"""
+
+from __future__ import annotations
+
+import re
+
+EDIT = "giornata.edit"
+"""Whole edit by request-reply (gateway, queue group)."""
+EDIT_CANCEL = "giornata.edit.cancel"
+"""Cancel an edit that came through the NATS door (gateway, queue group)."""
+SUBMIT = "giornata.router.submit"
+"""Accept a job (the active router); the reply means that the job is durable."""
+ALL_EVENTS = "giornata.event.>"
+ALL_TELEMETRY = "giornata.telemetry.>"
+ALL_CANCELS = "giornata.cancel.*"
+ALL_JOBS = "giornata.jobs.*"
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,96}\Z")
+
+
+def token(value: str) -> str:
+    """`value` if it may be one token of a subject; ValueError otherwise."""
+    if not _ID.match(value):
+        raise ValueError(f"an id must match [A-Za-z0-9_-]{{1,96}}, received {value[:100]!r}")
+    return value
+
+
+def prepost(verb: str, model: str) -> str:
+    """Micro endpoint of any prepost instance that has `model`; verbs: inspect, encode, finish."""
+    return f"giornata.prepost.{token(verb)}.{token(model)}"
+
+
+def controlnet(verb: str) -> str:
+    """Micro endpoint of any ControlNet instance."""
+    return f"giornata.controlnet.{token(verb)}"
+
+
+def lora(verb: str) -> str:
+    """Micro endpoint of any LoRA store instance."""
+    return f"giornata.lora.{token(verb)}"
+
+
+def cancel(job: str) -> str:
+    """Broadcast that a job is cancelled; the record is the truth."""
+    return f"giornata.cancel.{token(job)}"
+
+
+def worker_run(worker: str) -> str:
+    """Rows for one denoiser."""
+    return f"giornata.worker.{token(worker)}.run"
+
+
+def worker_cancel(worker: str) -> str:
+    """Drop a job's rows of one attempt from one denoiser."""
+    return f"giornata.worker.{token(worker)}.cancel"
+
+
+def event(gateway: str, job: str, kind: str) -> str:
+    """An event of a job, for the gateway that accepted it and for whoever replays it."""
+    return f"giornata.event.{token(gateway)}.{token(job)}.{token(kind)}"
+
+
+def events_of_gateway(gateway: str, kind: str = "*") -> str:
+    """Pattern: events of all jobs that a gateway accepted."""
+    return f"giornata.event.{token(gateway)}.*.{kind}"
+
+
+def events_of_job(job: str) -> str:
+    """Pattern: events of one job, whichever gateway accepted it."""
+    return f"giornata.event.*.{token(job)}.*"
+
+
+def events_of_kind(kind: str) -> str:
+    """Pattern: events of one kind of all jobs."""
+    return f"giornata.event.*.*.{token(kind)}"
+
+
+def telemetry(service: str, instance: str) -> str:
+    """State of one instance, 2-4 times a second, latest wins."""
+    return f"giornata.telemetry.{token(service)}.{token(instance)}"
+
+
+def telemetry_of(service: str) -> str:
+    """Pattern: state of every instance of a service."""
+    return f"giornata.telemetry.{token(service)}.*"
+
+
+def jobs(priority: str) -> str:
+    """Work queue of accepted jobs of one priority (JetStream)."""
+    return f"giornata.jobs.{token(priority)}"

@@ -1,0 +1,39 @@
+"""Telling the fleet what this instance is, a few times a second, and once more when it goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from giornata import subjects
+from giornata.bus import Bus
+from giornata.workers import ServiceState
+
+Report = Callable[[], ServiceState]
+
+
+@asynccontextmanager
+async def telemetry(bus: Bus, hz: float, report: Report) -> AsyncIterator[None]:
+    """Publish `report()` `hz` times a second while inside; on leaving, say that this instance is draining."""
+    task = asyncio.create_task(_publish(bus, hz, report), name="telemetry")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if bus.client.is_connected:
+            await publish(bus, report().model_copy(update={"ready": False, "draining": True}))
+            await bus.client.flush()
+
+
+async def publish(bus: Bus, state: ServiceState) -> None:
+    """One telemetry message, at once: for changes that others should not wait for."""
+    await bus.publish(subjects.telemetry(state.service, state.instance), state)
+
+
+async def _publish(bus: Bus, hz: float, report: Report) -> None:
+    while True:
+        if bus.client.is_connected:
+            await publish(bus, report())
+        await asyncio.sleep(1 / hz)  # the rate of telemetry, not a poll

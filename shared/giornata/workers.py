@@ -1,0 +1,78 @@
+"""What a service instance tells of itself, 2-4 times a second; the latest wins and silence means death."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from giornata.jobs import Wire
+from giornata.models import ModelCard
+
+
+class ServiceName(StrEnum):
+    """The six services, as they are called in subjects and distributions."""
+
+    GATEWAY = "gateway"
+    ROUTER = "router"
+    PREPOST = "prepost"
+    DENOISER = "denoiser"
+    CONTROLNET = "controlnet"
+    LORA_STORE = "lora-store"
+
+
+class RowProgress(Wire):
+    """A row that a worker has."""
+
+    job_id: str
+    attempt: int
+    index: int
+    step: int
+    """Steps computed; 0 while it waits."""
+    steps: int
+    tokens: int
+
+
+class StepSample(Wire):
+    """One engine step: what was computed and how long it took; the router's regressions are fitted to these."""
+
+    rows: int
+    sequences: int
+    """Rows, counted twice where true classifier-free guidance runs a negative branch."""
+    image_tokens: int
+    text_tokens: int
+    attention_pairs: int
+    """Sum over sequences of the square of their length."""
+    assemble_ms: float
+    """Putting the batch together."""
+    step_ms: float
+    """The whole step, assembly included."""
+
+
+class WorkerState(Wire):
+    """Telemetry of a denoiser."""
+
+    capacity_rows: int
+    capacity_tokens: int
+    running: tuple[RowProgress, ...] = ()
+    waiting: tuple[RowProgress, ...] = ()
+    steps_total: int = 0
+    """Row steps since the start."""
+    samples: tuple[StepSample, ...] = ()
+    """Of the steps since the last telemetry, at most 16."""
+
+
+class ServiceState(Wire):
+    """Telemetry of any instance."""
+
+    service: ServiceName
+    instance: str
+    """Unique per process start, so that a restarted worker is another worker."""
+    host: str
+    version: str
+    ready: bool
+    """It can serve: model loaded, connections up, endpoints registered."""
+    draining: bool = False
+    active: bool = True
+    """False for a router that stands by."""
+    models: tuple[ModelCard, ...] = ()
+    worker: WorkerState | None = None
+    """Of a denoiser."""

@@ -1,0 +1,231 @@
+"""A fake prepost and a fake denoiser for tests of the router: no pictures, but the whole conversation."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from giornata import __version__, subjects
+from giornata.blobs import MemoryBlobs
+from giornata.bus import Bus, Endpoint
+from giornata.errors import ErrorBody
+from giornata.events import DenoisedEvent, EventKind, StepEvent
+from giornata.jobs import BlobRef, Encoding, Inspection, JobRecord, RowState
+from giornata.messages import (
+    EncodeRequest,
+    FinishReply,
+    FinishRequest,
+    InspectRequest,
+    RunAnswer,
+    RunReply,
+    RunRequest,
+)
+from giornata.models import Family, ModelCard
+from giornata.records import Records
+from giornata.telemetry import telemetry
+from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerState
+
+CARD = ModelCard(
+    name="tiny",
+    family=Family.FLUX_FILL,
+    digest="d" * 64,
+    vae_scale_factor=8,
+    latent_channels=16,
+    max_text_tokens=48,
+    takes_guidance=True,
+    takes_true_cfg=False,
+    default_steps=4,
+    default_guidance_scale=30.0,
+    default_strength=1.0,
+)
+REF = BlobRef(key="k", size_bytes=1, sha256="0" * 64)
+INSPECTION = Inspection(
+    width=64,
+    height=64,
+    has_alpha=False,
+    model_width=64,
+    model_height=64,
+    output_width=64,
+    output_height=64,
+    tokens=16,
+    compute_tokens=4,
+    mask_ratio=0.25,
+    template_key="t",
+    prepared=REF,
+)
+
+
+class FakePrepost:
+    """Answers inspect, encode and finish at once; `fail` may raise instead."""
+
+    def __init__(self, bus: Bus, instance: str = "prepost-fake") -> None:
+        self._bus = bus
+        self._instance = instance
+        self.blobs = MemoryBlobs()
+        self.calls: list[str] = []
+        self.fail: Callable[[str], None] = lambda _verb: None
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Serve while inside."""
+        endpoints = [
+            Endpoint(subjects.prepost("inspect", CARD.name), InspectRequest, self._inspect),
+            Endpoint(subjects.prepost("encode", CARD.name), EncodeRequest, self._encode),
+            Endpoint(subjects.prepost("finish", CARD.name), FinishRequest, self._finish),
+        ]
+        async with (
+            self._bus.serve("prepost", *endpoints, instance=self._instance),
+            telemetry(self._bus, 10, self._report),
+        ):
+            yield
+
+    async def _inspect(self, _request: InspectRequest) -> Inspection:
+        self._called("inspect")
+        return INSPECTION
+
+    async def _encode(self, request: EncodeRequest) -> Encoding:
+        self._called("encode")
+        return Encoding(text=REF, text_tokens=48, rows=(REF,) * request.job.parameters.n)
+
+    async def _finish(self, request: FinishRequest) -> FinishReply:
+        self._called("finish")
+        return FinishReply(image=REF.model_copy(update={"key": f"image{request.index}"}), decode_ms=1, paste_ms=1)
+
+    def _called(self, verb: str) -> None:
+        self.calls.append(verb)
+        self.fail(verb)
+
+    def _report(self) -> ServiceState:
+        return ServiceState(
+            service=ServiceName.PREPOST,
+            instance=self._instance,
+            host=socket.gethostname(),
+            version=__version__,
+            ready=True,
+            models=(CARD,),
+        )
+
+
+class FakeDenoiser:
+    """Takes rows and reports them done after `step_s` a step; `die` makes it fall silent like a killed process."""
+
+    def __init__(self, bus: Bus, records: Records, instance: str, *, step_s: float = 0.0, capacity: int = 8) -> None:
+        self.instance = instance
+        self.answer = RunAnswer.ACCEPTED
+        self.poisoned: set[int] = set()
+        self.requests: list[RunRequest] = []
+        self.cancelled: list[str] = []
+        self._bus = bus
+        self._records = records
+        self._step_s = step_s
+        self._capacity = capacity
+        self._running: dict[str, tuple[RunRequest, int]] = {}
+        self._silent = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._draining = False
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Serve while inside, or until :meth:`die`."""
+        from giornata.messages import CancelRows
+
+        life = asyncio.create_task(self._live())
+        self._tasks.add(life)
+        async with self._bus.listen(
+            subjects.worker_cancel(self.instance), CancelRows, lambda m: self.cancelled.append(m.job_id)
+        ):
+            await asyncio.sleep(0)
+            try:
+                yield
+            finally:
+                self.die()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def die(self) -> None:
+        """No more telemetry, answers or reports."""
+        self._silent.set()
+        for task in self._tasks:
+            if task.get_name() != "life":
+                task.cancel()
+
+    async def drain(self) -> None:
+        """Hand back what runs, as a stopping denoiser does."""
+        self._draining = True
+        for task in self._tasks:
+            if task.get_name() == "rows":
+                task.cancel()
+        for request, step in list(self._running.values()):
+            state = RowState(step=step, latents=REF)
+            await self._report_rows(request, lambda row, state=state: {"resume": state}, handed_back=True)
+
+    async def _live(self) -> None:
+        asyncio.current_task().set_name("life")  # type: ignore[union-attr]  # inside a task
+        run = Endpoint(subjects.worker_run(self.instance), RunRequest, self._take)
+        async with self._bus.answer(run), telemetry(self._bus, 10, self._state):
+            await self._silent.wait()
+
+    async def _take(self, request: RunRequest) -> RunReply:
+        if self._draining:
+            return RunReply(answer=RunAnswer.DRAINING)
+        if self.answer is RunAnswer.ACCEPTED:
+            self.requests.append(request)
+            task = asyncio.create_task(self._compute(request), name="rows")
+            self._tasks.add(task)
+        return RunReply(answer=self.answer)
+
+    async def _compute(self, request: RunRequest) -> None:
+        steps = request.job.parameters.denoising_steps
+        first = max((row.resume.step for row in request.rows if row.resume), default=0)
+        for step in range(first, steps):
+            self._running[request.job.job_id] = (request, step)
+            await asyncio.sleep(self._step_s)
+            event = StepEvent(job_id=request.job.job_id, attempt=request.attempt, index=0, step=step + 1, steps=steps)
+            await self._bus.publish(self._subject(request, EventKind.STEP), event)
+        self._running.pop(request.job.job_id, None)
+        poison = ErrorBody(code="row_poisoned", message="not finite")
+        await self._report_rows(
+            request, lambda row: {"error": poison} if row.index in self.poisoned else {"latents": REF}
+        )
+
+    async def _report_rows(
+        self, request: RunRequest, outcome: Callable[..., dict[str, object]], *, handed_back: bool = False
+    ) -> None:
+        mine = {row.index for row in request.rows}
+
+        def change(record: JobRecord) -> JobRecord | None:
+            if record.attempt != request.attempt or record.owner != self.instance:
+                return None
+            rows = tuple(row.model_copy(update=outcome(row)) if row.index in mine else row for row in record.rows)
+            return record.model_copy(update={"rows": rows, "owner": None})
+
+        await self._records.change(request.job.job_id, change)
+        event = DenoisedEvent(
+            job_id=request.job.job_id,
+            attempt=request.attempt,
+            worker=self.instance,
+            denoise_ms=1,
+            wait_ms=0,
+            handed_back=handed_back,
+        )
+        await self._bus.publish(self._subject(request, EventKind.DENOISED), event)
+
+    def _subject(self, request: RunRequest, kind: EventKind) -> str:
+        return subjects.event(request.job.gateway, request.job.job_id, kind)
+
+    def _state(self) -> ServiceState:
+        rows = tuple(
+            RowProgress(job_id=job, attempt=request.attempt, index=0, step=step, steps=4, tokens=16)
+            for job, (request, step) in self._running.items()
+        )
+        return ServiceState(
+            service=ServiceName.DENOISER,
+            instance=self.instance,
+            host=socket.gethostname(),
+            version=__version__,
+            ready=True,
+            draining=self._draining,
+            models=(CARD,),
+            worker=WorkerState(capacity_rows=self._capacity, capacity_tokens=10_000, running=rows),
+        )

