@@ -1,0 +1,88 @@
+"""How bytes should travel: inline over NATS, or as a claim check to the blob store. ``python -m tests.bench.payloads``.
+
+Prints a table and writes ``out/bench/payloads.json``: median and 99th percentile in milliseconds of one hand-over, by
+size. Baseline: request-reply with the bytes inline. Ours: put, request-reply with the claim check, get and verify.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+
+import uvloop
+from giornata import bus as buses
+from giornata.blobs import RedisBlobs
+from giornata.bus import Bus
+from giornata.jobs import BlobRef
+from nats.aio.msg import Msg
+
+from tests.bench.report import Measured, measured, write
+from tests.bench.servers import embedded
+
+SIZES = (1 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
+REPEATS = 200
+
+
+async def repeat(once: Callable[[], Awaitable[None]], repeats: int = REPEATS) -> Measured:
+    """Milliseconds of `once`, after a warm-up of a tenth."""
+    times = []
+    for i in range(repeats + repeats // 10):
+        began = time.perf_counter()
+        await once()
+        if i >= repeats // 10:
+            times.append((time.perf_counter() - began) * 1000)
+    return measured(times)
+
+
+async def main() -> None:
+    """Measure every size both ways, in one run against the same servers."""
+    with embedded() as (nats_url, redis_url):
+        async with (
+            buses.connect(nats_url, "sender") as sender,
+            buses.connect(nats_url, "receiver") as receiver,
+            RedisBlobs.open(redis_url) as blobs,
+        ):
+            rows = [await _row(size, sender, receiver, blobs) for size in SIZES]
+    write("payloads", rows, workload={"repeats": REPEATS, "sizes_bytes": SIZES})
+
+
+async def _row(size: int, sender: Bus, receiver: Bus, blobs: RedisBlobs) -> dict[str, object]:
+    data = os.urandom(size)
+
+    async def take_inline(message: Msg) -> None:
+        await message.respond(b"ok")
+
+    async def take_claim_check(message: Msg) -> None:
+        key, count, digest = message.data.decode().split()
+        await blobs.get(BlobRef(key=key, size_bytes=int(count), sha256=digest))
+        await message.respond(b"ok")
+
+    async def inline() -> None:
+        await sender.client.request("bench.inline", data, timeout=5)
+
+    async def claim_check() -> None:
+        ref = await blobs.put("bench", data, 60)
+        await sender.client.request(
+            "bench.claim", f"{ref.key} {ref.size_bytes} {ref.sha256}".encode(), timeout=5
+        )
+
+    subscriptions = [
+        await receiver.client.subscribe("bench.inline", cb=take_inline),
+        await receiver.client.subscribe("bench.claim", cb=take_claim_check),
+    ]
+    await receiver.client.flush()
+    baseline, ours = await repeat(inline), await repeat(claim_check)
+    for subscription in subscriptions:
+        await subscription.unsubscribe()
+    return {
+        "bytes": size,
+        "ratio": baseline.p50_ms / ours.p50_ms,
+        "inline_ms": baseline.as_dict(),
+        "claim_check_ms": ours.as_dict(),
+    }
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

@@ -1,0 +1,87 @@
+"""What every benchmark shares: medians and spreads, the machine, a table on the terminal, JSON in ``out/bench``."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+OUT = Path("out") / "bench"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Repeated measurements of one thing, in milliseconds."""
+
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    least_ms: float
+    count: int
+
+    def as_dict(self) -> dict[str, float]:
+        """For JSON."""
+        return {
+            "p50": round(self.p50_ms, 4),
+            "p95": round(self.p95_ms, 4),
+            "p99": round(self.p99_ms, 4),
+            "min": round(self.least_ms, 4),
+            "count": self.count,
+        }
+
+
+def measured(times_ms: Sequence[float]) -> Measured:
+    """Median and upper percentiles of at least two measurements."""
+    cuts = statistics.quantiles(times_ms, n=100, method="inclusive")
+    return Measured(statistics.median(times_ms), cuts[94], cuts[98], min(times_ms), len(times_ms))
+
+
+def machine() -> dict[str, object]:
+    """Where the numbers were measured, without naming the host."""
+    packages = ("torch", "diffusers", "nats-py", "redis", "uvloop", "pydantic")
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "versions": {name: version(name) for name in packages},
+    }
+
+
+def write(name: str, rows: Sequence[Mapping[str, Any]], *, workload: Mapping[str, object]) -> Path:
+    """Print `rows` as a table and write them with workload and machine to ``out/bench/<name>.json``."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    path = OUT / f"{name}.json"
+    path.write_text(
+        json.dumps({"rows": rows, "workload": workload, "machine": machine()}, indent=2) + "\n", encoding="utf-8"
+    )
+    table = Table(title=name)
+    for column in rows[0]:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(_shown(value) for value in row.values()))
+    Console(width=160).print(table, f"written to {path}")
+    return path
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"{value['p50']:.3f} (p95 {value['p95']:.3f})"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

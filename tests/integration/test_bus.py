@@ -1,0 +1,180 @@
+"""The NATS edge against a real server: errors keep their class, handlers run side by side, draining loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from giornata import bus as buses
+from giornata import subjects
+from giornata.bus import Bus, Endpoint
+from giornata.deadlines import Deadline
+from giornata.errors import DeadlineExceeded, InternalError, MaskEmpty, SchemaMismatch, ServiceUnavailable
+from giornata.messages import Accepted, AdapterRequest, CancelRows
+from giornata.workers import ServiceName
+
+from tests.integration.conftest import NatsServer
+
+SUBJECT = subjects.lora("test")
+
+
+@pytest.fixture
+async def bus(nats_url: str) -> AsyncIterator[Bus]:
+    async with buses.connect(nats_url, "test") as connected:
+        yield connected
+
+
+def endpoint(handler: object) -> Endpoint:
+    return Endpoint(SUBJECT, CancelRows, handler)  # type: ignore[arg-type]  # handlers of several shapes
+
+
+async def ask(bus: Bus, job_id: str = "j", ms: float = 2000) -> Accepted:
+    return await bus.call(SUBJECT, CancelRows(job_id=job_id, attempt=1), Accepted, Deadline.after_ms(ms))
+
+
+async def test_requests_are_handled_side_by_side(bus: Bus) -> None:
+    together = asyncio.Barrier(8)
+
+    async def handler(request: CancelRows) -> Accepted:
+        await together.wait()  # passes only when all eight are being handled
+        return Accepted(job_id=request.job_id)
+
+    async with bus.serve("test", endpoint(handler), instance="i"):
+        replies = await asyncio.gather(*(ask(bus, f"j{i}") for i in range(8)))
+    assert [reply.job_id for reply in replies] == [f"j{i}" for i in range(8)]
+
+
+async def test_an_error_is_raised_as_the_same_class_with_all_it_says(bus: Bus) -> None:
+    async def handler(_request: CancelRows) -> Accepted:
+        raise MaskEmpty(field="mask", received="0 px", accepted="at least one")
+
+    async with bus.serve("test", endpoint(handler), instance="i"):
+        with pytest.raises(MaskEmpty) as caught:
+            await ask(bus)
+    assert (caught.value.field, caught.value.received, caught.value.accepted) == ("mask", "0 px", "at least one")
+
+
+async def test_an_unexpected_error_is_answered_without_its_text(bus: Bus) -> None:
+    async def handler(_request: CancelRows) -> Accepted:
+        raise ValueError("secret")
+
+    async with bus.serve("test", endpoint(handler), instance="i"):
+        with pytest.raises(InternalError) as caught:
+            await ask(bus)
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_malformed_request_is_answered_with_what_is_missing(bus: Bus) -> None:
+    async def handler(_request: CancelRows) -> Accepted:
+        raise AssertionError("must not be called")
+
+    async with bus.serve("test", endpoint(handler), instance="i"):
+        with pytest.raises(SchemaMismatch, match="job_id"):
+            await bus.call(SUBJECT, AdapterRequest(adapter="a", remaining_ms=1), Accepted, Deadline.after_ms(2000))
+
+
+async def test_nobody_there_and_nobody_answering_are_told_apart(bus: Bus) -> None:
+    with pytest.raises(ServiceUnavailable):
+        await ask(bus)
+
+    async def handler(_request: CancelRows) -> Accepted:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    async with bus.answer(endpoint(handler)):
+        task = asyncio.create_task(ask(bus, ms=100))
+        with pytest.raises(DeadlineExceeded):
+            await task
+        with pytest.raises(DeadlineExceeded):
+            await ask(bus, ms=0)
+        for handling in asyncio.all_tasks():
+            if handling.get_name() == SUBJECT:
+                handling.cancel()
+
+
+async def test_a_handler_ends_when_its_request_has_no_time_left(bus: Bus) -> None:
+    ended = asyncio.Event()
+
+    async def handler(_request: AdapterRequest) -> Accepted:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+        raise AssertionError
+
+    async with bus.serve("test", Endpoint(SUBJECT, AdapterRequest, handler), instance="i"):
+        request = AdapterRequest(adapter="a", remaining_ms=50)
+        with pytest.raises(DeadlineExceeded):
+            await bus.call(SUBJECT, request, Accepted, Deadline.after_ms(5000))
+        assert ended.is_set()
+
+
+async def test_leaving_answers_every_request_that_was_delivered(bus: Bus, nats_url: str) -> None:
+    begun = asyncio.Event()
+    finish = asyncio.Event()
+
+    async def handler(request: CancelRows) -> Accepted:
+        begun.set()
+        await finish.wait()
+        return Accepted(job_id=request.job_id)
+
+    async with buses.connect(nats_url, "other") as other:
+        async with other.serve("test", endpoint(handler), instance="i"):
+            asked = [asyncio.create_task(ask(bus, f"j{i}", 5000)) for i in range(20)]
+            await begun.wait()
+            await other.client.flush()
+            asyncio.get_running_loop().call_later(0.1, finish.set)
+        replies = await asyncio.gather(*asked)
+    assert len(replies) == 20
+
+
+async def test_a_service_can_be_found_by_its_name(bus: Bus) -> None:
+    async def handler(request: CancelRows) -> Accepted:
+        return Accepted(job_id=request.job_id)
+
+    async with bus.serve("prepost", endpoint(handler), instance="found-me"):
+        info = await bus.client.request("$SRV.INFO.giornata-prepost", timeout=2)
+    assert b"found-me" in info.data
+    assert SUBJECT.encode() in info.data
+
+
+async def test_a_malformed_message_does_not_end_a_subscription(bus: Bus) -> None:
+    heard: asyncio.Queue[CancelRows] = asyncio.Queue()
+    async with bus.listen("giornata.cancel.*", CancelRows, heard.put_nowait):
+        await bus.client.publish("giornata.cancel.x", b"\xc1")
+        await bus.publish("giornata.cancel.x", CancelRows(job_id="after", attempt=1))
+        assert (await asyncio.wait_for(heard.get(), 2)).job_id == "after"
+
+
+async def test_a_lost_server_is_found_again_and_told(private_nats: NatsServer) -> None:
+    back = asyncio.Event()
+    async with buses.connect(private_nats.url, "test") as bus:
+        bus.on_reconnect.append(back.set)
+        private_nats.kill()
+        private_nats.start()
+        await asyncio.wait_for(back.wait(), 10)
+        await bus.client.flush()
+
+
+async def test_no_server_is_a_plain_sentence() -> None:
+    with pytest.raises(ServiceUnavailable, match="GIORNATA_NATS_URL"):
+        async with buses.connect("nats://127.0.0.1:1", "test", timeout_s=0.5):
+            pass
+
+
+async def test_a_reply_above_the_servers_limit_is_an_error_not_a_lost_connection(bus: Bus) -> None:
+    async def handler(request: CancelRows) -> Accepted:
+        return Accepted(job_id="x" * (9 << 20))
+
+    async with bus.serve("test", Endpoint(SUBJECT, CancelRows, handler, limit_bytes=16 << 20), instance="i"):
+        with pytest.raises(Exception, match="larger than the NATS server accepts"):
+            await ask(bus)
+    assert bus.client.is_connected
+
+
+def test_a_text_of_a_user_never_becomes_a_subject() -> None:
+    for text in ("a.b", "a b", ">", "*", "", "ü", "x" * 97):
+        with pytest.raises(ValueError, match="an id must match"):
+            subjects.cancel(text)
+    assert subjects.telemetry(ServiceName.LORA_STORE, "i-1") == "giornata.telemetry.lora-store.i-1"

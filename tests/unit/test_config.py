@@ -1,0 +1,54 @@
+"""Configuration: flags over environment over defaults, every mistake at once, no secret in a report."""
+
+from __future__ import annotations
+
+import pytest
+from giornata.config import ServiceConfig, load
+from giornata_router.config import RouterConfig
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIORNATA_DRAIN_S", "7")
+    monkeypatch.setenv("GIORNATA_QUEUE_LIMIT", "11")
+    config = load(RouterConfig, "router", ["--queue-limit", "12"])
+    assert (config.drain_s, config.queue_limit, config.telemetry_hz) == (7, 12, 4)
+
+
+def test_every_start_is_another_instance_unless_named() -> None:
+    first, second = load(ServiceConfig, "router", []), load(ServiceConfig, "router", [])
+    assert first.instance != second.instance
+    assert first.instance.startswith("router-")
+    assert load(ServiceConfig, "router", ["--instance", "r1"]).instance == "r1"
+
+
+def test_every_mistake_is_in_one_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("GIORNATA_QUEUE_LIMIT", "many")
+    with pytest.raises(SystemExit) as ended:
+        load(RouterConfig, "router", ["--policy", "astrology", "--telemetry-hz", "0"])
+    report = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "3 configuration mistake(s)" in report
+    for name in ("GIORNATA_QUEUE_LIMIT / --queue-limit", "'many'", "--policy", "least_remaining_steps", "--telemetry-hz"):
+        assert name in report
+
+
+def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load(RouterConfig, "router", ["--quue-limit", "12"])
+    assert ended.value.code == 2
+    assert "--quue-limit" in capsys.readouterr().err
+
+
+def test_help_says_what_each_flag_does(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load(RouterConfig, "router", ["--help"])
+    assert ended.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--queue-limit" in text
+    assert "more are refused" in text
+
+
+def test_configuration_is_frozen() -> None:
+    config = load(ServiceConfig, "router", [])
+    with pytest.raises(ValueError, match="frozen"):
+        config.nats_url = "nats://elsewhere"  # type: ignore[misc]  # that it is refused is the point

@@ -1,0 +1,45 @@
+"""The fleet as telemetry tells it."""
+
+from __future__ import annotations
+
+from giornata.fleet import SILENCE_S, Fleet
+from giornata.workers import ServiceName, ServiceState
+
+from tests.fakes.fleet import CARD
+
+
+def state(service: ServiceName, instance: str, **fields: object) -> ServiceState:
+    base = ServiceState(service=service, instance=instance, host="h", version="0.1.0", ready=True, models=(CARD,))
+    return base.model_copy(update=fields)
+
+
+def test_silence_is_death_and_is_told_once() -> None:
+    fleet = Fleet()
+    fleet.observe(state(ServiceName.DENOISER, "d1"), now=0)
+    fleet.observe(state(ServiceName.DENOISER, "d2"), now=1)
+    assert fleet.expire(SILENCE_S) == []
+    assert [gone.instance for gone in fleet.expire(SILENCE_S + 0.5)] == ["d1"]
+    assert fleet.expire(SILENCE_S + 0.5) == []
+    assert fleet.get("d1") is None
+    assert fleet.get("d2") is not None
+
+
+def test_only_ready_active_undrained_instances_take_work() -> None:
+    fleet = Fleet()
+    fleet.observe(state(ServiceName.ROUTER, "standby", active=False), 0)
+    fleet.observe(state(ServiceName.DENOISER, "loading", ready=False), 0)
+    fleet.observe(state(ServiceName.PREPOST, "leaving", draining=True), 0)
+    wanted = (ServiceName.ROUTER, ServiceName.DENOISER, ServiceName.PREPOST)
+    assert fleet.missing(wanted) == list(wanted)
+    fleet.observe(state(ServiceName.ROUTER, "standby", active=True), 1)
+    assert fleet.missing(wanted) == [ServiceName.DENOISER, ServiceName.PREPOST]
+
+
+def test_a_model_is_served_only_where_both_halves_have_the_same_digest() -> None:
+    fleet = Fleet()
+    fleet.observe(state(ServiceName.DENOISER, "d1"), 0)
+    assert fleet.cards() == {}
+    fleet.observe(state(ServiceName.PREPOST, "p1", models=(CARD.model_copy(update={"digest": "other"}),)), 0)
+    assert fleet.cards() == {}
+    fleet.observe(state(ServiceName.PREPOST, "p2"), 0)
+    assert fleet.cards() == {CARD.name: CARD}

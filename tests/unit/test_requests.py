@@ -1,0 +1,125 @@
+"""The parameters of an edit: defaults, limits, what fits together, and what a model takes."""
+
+from __future__ import annotations
+
+import pytest
+from giornata.errors import GiornataError, InvalidField, NotSupported, UnknownField
+from giornata.models import Family
+from giornata.requests import MAX_SEED, EditParameters, request_error, resolve
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tests.fakes.fleet import CARD
+
+INPAINT = CARD.model_copy(
+    update={"family": Family.FLUX_INPAINT, "takes_true_cfg": True, "default_strength": 0.6, "default_steps": 28}
+)
+
+
+def refusal(**fields: object) -> GiornataError:
+    with pytest.raises(ValidationError) as caught:
+        EditParameters.model_validate({"prompt": "x", **fields})
+    return request_error(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "  \n"}, "prompt"),
+        ({"prompt": "x" * 4001}, "prompt"),
+        ({"n": "0"}, "n"),
+        ({"n": 11}, "n"),
+        ({"size": "0x512"}, "size"),
+        ({"size": "big"}, "size"),
+        ({"output_format": "tiff"}, "output_format"),
+        ({"output_format": "jpeg", "output_compression": 101}, "output_compression"),
+        ({"num_inference_steps": 0}, "num_inference_steps"),
+        ({"num_inference_steps": 1000}, "num_inference_steps"),
+        ({"guidance_scale": "nan"}, "guidance_scale"),
+        ({"guidance_scale": -1}, "guidance_scale"),
+        ({"strength": 0}, "strength"),
+        ({"strength": 1.01}, "strength"),
+        ({"seed": -1}, "seed"),
+        ({"seed": MAX_SEED + 1}, "seed"),
+        ({"mask_mode": "red"}, "mask_mode"),
+        ({"grow_mask": -1}, "grow_mask"),
+        ({"mask_blur": "inf"}, "mask_blur"),
+        ({"model": "../etc/passwd"}, "model"),
+        ({"user": "u" * 257}, "user"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(fields: dict[str, object], named: str) -> None:
+    error = refusal(**fields)
+    assert isinstance(error, InvalidField)
+    assert error.field == named
+    assert named in error.message
+
+
+def test_all_mistakes_are_in_one_sentence() -> None:
+    message = refusal(n=0, strength=2, size="big").message
+    assert all(name in message for name in ("n:", "strength:", "size:"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"output_compression": 50},
+        {"negative_prompt": "blurry"},
+        {"negative_prompt": "blurry", "true_cfg_scale": 1},
+        {"true_cfg_scale": 4},
+    ],
+)
+def test_fields_that_would_have_no_effect_are_refused(fields: dict[str, object]) -> None:
+    assert isinstance(refusal(**fields), InvalidField)
+
+
+def test_unknown_fields_are_refused_by_name_and_adapters_by_theirs() -> None:
+    unknown = refusal(colour="teal", tint="rose")
+    assert isinstance(unknown, UnknownField)
+    assert unknown.message == "Unknown field: colour, tint."
+    adapter = refusal(loras=["x"])
+    assert isinstance(adapter, NotSupported)
+    assert adapter.field == "loras"
+
+
+def test_what_a_model_does_not_take_is_refused() -> None:
+    plain = CARD.model_copy(update={"takes_guidance": False})
+    with pytest.raises(InvalidField, match="guidance"):
+        resolve(EditParameters(prompt="x", guidance_scale=3.0), plain, 1)
+    with pytest.raises(InvalidField, match="negative prompt"):
+        resolve(EditParameters(prompt="x", negative_prompt="y", true_cfg_scale=2.0), CARD, 1)
+    with pytest.raises(InvalidField, match="classifier-free"):
+        resolve(EditParameters(prompt="x", true_cfg_scale=1.0), CARD, 1)
+
+
+def test_a_strength_that_leaves_no_step_is_refused_with_the_least_that_does() -> None:
+    with pytest.raises(InvalidField, match="no step") as caught:
+        resolve(EditParameters(prompt="x", strength=0.1, num_inference_steps=5), INPAINT, 1)
+    assert caught.value.accepted == "at least 0.200 with 5 steps"
+
+
+@given(
+    steps=st.one_of(st.none(), st.integers(1, 200)),
+    strength=st.one_of(st.none(), st.floats(0.01, 1)),
+    seed=st.one_of(st.none(), st.integers(0, MAX_SEED)),
+    guidance=st.one_of(st.none(), st.floats(0, 100)),
+)
+def test_resolving_fills_in_what_is_missing_and_changes_nothing_else(
+    steps: int | None, strength: float | None, seed: int | None, guidance: float | None
+) -> None:
+    asked = EditParameters(
+        prompt="x", num_inference_steps=steps, strength=strength, seed=seed, guidance_scale=guidance
+    )
+    try:
+        resolved = resolve(asked, INPAINT, seed=5)
+    except InvalidField:
+        assert int((steps or 28) * (strength or 0.6)) == 0
+        return
+    assert resolved.num_inference_steps == (28 if steps is None else steps)
+    assert resolved.strength == (0.6 if strength is None else strength)
+    assert resolved.seed == (5 if seed is None else seed)
+    assert resolved.guidance_scale == (30.0 if guidance is None else guidance)
+    assert 1 <= resolved.denoising_steps <= resolved.num_inference_steps
+    assert resolve(resolved, INPAINT, seed=6) == resolved
