@@ -77,7 +77,7 @@ def load(kind: type[C], service: str, argv: Sequence[str] | None = None) -> C:
     """
     flags = list(sys.argv[1:] if argv is None else argv)
     try:
-        config = kind(_cli_parse_args=flags, _cli_prog_name=f"giornata-{service}")  # type: ignore[call-arg]  # pydantic-settings' own arguments
+        config = kind(_cli_parse_args=flags, _cli_prog_name=f"giornata-{service}")
     except ValidationError as error:
         _exit_with_report(service, error)
     return config if config.instance else config.model_copy(update={"instance": new_instance(service)})

@@ -56,6 +56,8 @@ class DenoisedEvent(Wire):
     """From the first row's first step to the last row's last."""
     wait_ms: float
     """From the worker's acceptance to the first step."""
+    compute_ms: float = 0.0
+    """Sum of the engine steps that the rows took part in."""
     handed_back: bool = False
     """The worker is draining: rows without a result are to go on elsewhere from their `resume`."""
 

@@ -59,8 +59,10 @@ class Fleet:
         return sorted((m.state for m in self._members.values()), key=lambda s: (s.service, s.instance))
 
     def ready(self, service: ServiceName) -> list[ServiceState]:
-        """Instances of `service` that take work now."""
-        return [s for s in self.all() if s.service is service and s.ready and s.active and not s.draining]
+        """Instances of `service` that take work now, ordered by name."""
+        states = (m.state for m in self._members.values())
+        able = [s for s in states if s.service is service and s.ready and s.active and not s.draining]
+        return sorted(able, key=lambda s: s.instance)
 
     def missing(self, services: Iterable[ServiceName]) -> list[ServiceName]:
         """Which of `services` have no ready instance."""

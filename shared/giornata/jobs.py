@@ -97,6 +97,8 @@ class Inspection(Wire):
     """Digest of model, family and the pixels that enter the autoencoder."""
     prepared: BlobRef
     """safetensors: `image` (model_height, model_width, 3) uint8, `mask` (model_height, model_width) uint8, 255 = edit."""
+    compute_ms: float = 0.0
+    """In the image process."""
 
 
 class Encoding(Wire):
@@ -105,6 +107,8 @@ class Encoding(Wire):
     text: BlobRef
     text_tokens: int
     rows: tuple[BlobRef, ...]
+    compute_ms: float = 0.0
+    """In the model's thread."""
 
 
 class RowState(Wire):
@@ -147,6 +151,17 @@ class StageTimes(Wire):
     """Decode, paste, encode."""
 
 
+class ComputeTimes(Wire):
+    """Milliseconds spent computing for a job; the rest of its latency is waiting and overhead."""
+
+    inspect: float = 0.0
+    encode: float = 0.0
+    denoise: float = 0.0
+    """Engine steps that its rows took part in, each counted once."""
+    decode: float = 0.0
+    paste: float = 0.0
+
+
 class JobRecord(Wire):
     """The truth about a job. Changed by revision; `completed`, `failed` and `cancelled` are written once."""
 
@@ -164,6 +179,7 @@ class JobRecord(Wire):
     encoding: Encoding | None = None
     rows: tuple[Row, ...] = ()
     stage_ms: StageTimes = Field(default_factory=StageTimes)
+    compute_ms: ComputeTimes = Field(default_factory=ComputeTimes)
     spent_ms: int = 0
     """Time used up so far, so that a standby router keeps to the budget; the gap of a take-over is not counted."""
     error: ErrorBody | None = None

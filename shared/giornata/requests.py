@@ -102,10 +102,15 @@ class EditParameters(BaseModel):
 
     @property
     def denoising_steps(self) -> int:
-        """Steps that are computed: `strength` skips the first ones. Needs resolved parameters."""
+        """Steps that are computed: `strength` skips the first ones, as diffusers' `get_timesteps` does.
+
+        Raises:
+            ValueError: the parameters are not resolved.
+        """
         if self.num_inference_steps is None or self.strength is None:
             raise ValueError("denoising_steps needs resolved parameters")
-        return int(min(self.num_inference_steps * self.strength, self.num_inference_steps))
+        skipped = max(self.num_inference_steps - self.num_inference_steps * self.strength, 0)
+        return self.num_inference_steps - int(skipped)
 
     @property
     def output_size(self) -> tuple[int, int] | None:
@@ -141,15 +146,7 @@ def resolve(parameters: EditParameters, card: ModelCard, seed: int) -> EditParam
         "guidance_scale": card.default_guidance_scale if card.takes_guidance else None,
     }
     missing = {name: value for name, value in defaults.items() if getattr(parameters, name) is None}
-    resolved = parameters.model_copy(update=missing)
-    if resolved.denoising_steps < 1:
-        raise InvalidField(
-            "num_inference_steps times strength leaves no step to compute.",
-            field="strength",
-            received=resolved.strength,
-            accepted=f"at least {1 / (resolved.num_inference_steps or 1):.3f} with {resolved.num_inference_steps} steps",
-        )
-    return resolved
+    return parameters.model_copy(update=missing)
 
 
 def _does_not_apply(field: str, received: object, card: ModelCard, what: str) -> InvalidField:

@@ -94,10 +94,10 @@ def test_what_a_model_does_not_take_is_refused() -> None:
         resolve(EditParameters(prompt="x", true_cfg_scale=1.0), CARD, 1)
 
 
-def test_a_strength_that_leaves_no_step_is_refused_with_the_least_that_does() -> None:
-    with pytest.raises(InvalidField, match="no step") as caught:
-        resolve(EditParameters(prompt="x", strength=0.1, num_inference_steps=5), INPAINT, 1)
-    assert caught.value.accepted == "at least 0.200 with 5 steps"
+def test_strength_skips_steps_as_diffusers_does() -> None:
+    for steps, strength, computed in ((28, 0.6, 17), (28, 1.0, 28), (4, 0.01, 1), (50, 0.5, 25), (3, 0.34, 2)):
+        resolved = resolve(EditParameters(prompt="x", strength=strength, num_inference_steps=steps), INPAINT, 1)
+        assert resolved.denoising_steps == computed
 
 
 @given(
@@ -112,11 +112,7 @@ def test_resolving_fills_in_what_is_missing_and_changes_nothing_else(
     asked = EditParameters(
         prompt="x", num_inference_steps=steps, strength=strength, seed=seed, guidance_scale=guidance
     )
-    try:
-        resolved = resolve(asked, INPAINT, seed=5)
-    except InvalidField:
-        assert int((steps or 28) * (strength or 0.6)) == 0
-        return
+    resolved = resolve(asked, INPAINT, seed=5)
     assert resolved.num_inference_steps == (28 if steps is None else steps)
     assert resolved.strength == (0.6 if strength is None else strength)
     assert resolved.seed == (5 if seed is None else seed)

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from giornata.fleet import Fleet
-from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerState
+from giornata.workers import ServiceName, ServiceState, WorkerState
 from giornata_router.policy import Candidate, Demand, Policy
 
 UNLISTED_S = 3.0
@@ -30,6 +30,17 @@ class Assignment:
     """When it was made, or last listed by the worker."""
 
 
+@dataclass(frozen=True)
+class _Listed:
+    """What one telemetry message says a worker has, summed up once when it arrives."""
+
+    attempts: frozenset[tuple[str, int]]
+    """(job, attempt) of its rows."""
+    rows: int
+    tokens: int
+    remaining_steps: int
+
+
 class Placement:
     """The live fleet and the assignments made from here."""
 
@@ -37,20 +48,23 @@ class Placement:
         self.fleet = Fleet()
         self._policy = policy
         self._assignments: dict[str, Assignment] = {}
+        self._listed: dict[str, _Listed] = {}
 
     def observe(self, state: ServiceState, now: float) -> None:
         """Take in telemetry; assignments that it lists are alive."""
         self.fleet.observe(state, now)
         if state.worker is None:
             return
-        listed = {(row.job_id, row.attempt) for row in _rows(state.worker)}
-        for assignment in self.on(state.instance):
-            if (assignment.job_id, assignment.attempt) in listed:
+        listed = _listed(state.worker)
+        self._listed[state.instance] = listed
+        for assignment in self._on(state.instance):
+            if (assignment.job_id, assignment.attempt) in listed.attempts:
                 self._assignments[assignment.job_id] = _listed_at(assignment, now)
 
     def expire(self, now: float) -> list[Assignment]:
         """Assignments of workers that fell silent or went away."""
-        self.fleet.expire(now)
+        for gone in self.fleet.expire(now):
+            self._listed.pop(gone.instance, None)
         return [a for a in self._assignments.values() if self.fleet.get(a.worker) is None]
 
     def doubtful(self, now: float) -> list[Assignment]:
@@ -63,8 +77,9 @@ class Placement:
 
     def choose(self, demand: Demand, excluded: Collection[str] = ()) -> str | None:
         """The policy's worker for `demand`, or None while no worker has room."""
+        unseen = self._unseen()
         candidates = [
-            self._candidate(state)
+            self._candidate(state, unseen.get(state.instance, []))
             for state in self.fleet.ready(ServiceName.DENOISER)
             if state.instance not in excluded and _serves(state, demand)
         ]
@@ -79,26 +94,40 @@ class Placement:
         """The job's rows are no longer on any worker."""
         self._assignments.pop(job_id, None)
 
-    def on(self, worker: str) -> list[Assignment]:
-        """Assignments on one worker."""
+    def _on(self, worker: str) -> list[Assignment]:
         return [a for a in self._assignments.values() if a.worker == worker]
 
-    def _candidate(self, state: ServiceState) -> Candidate:
-        worker = state.worker or WorkerState(capacity_rows=0, capacity_tokens=0)
-        rows = _rows(worker)
-        listed = {(row.job_id, row.attempt) for row in rows}
-        unseen = [a.demand for a in self.on(state.instance) if (a.job_id, a.attempt) not in listed]
+    def _unseen(self) -> dict[str, list[Demand]]:
+        """Demands that were assigned but that no telemetry lists yet, by worker."""
+        unseen: dict[str, list[Demand]] = {}
+        for assignment in self._assignments.values():
+            listed = self._listed.get(assignment.worker)
+            if listed is None or (assignment.job_id, assignment.attempt) not in listed.attempts:
+                unseen.setdefault(assignment.worker, []).append(assignment.demand)
+        return unseen
+
+    def _candidate(self, state: ServiceState, unseen: list[Demand]) -> Candidate:
+        listed = self._listed.get(state.instance, _NOTHING)
         return Candidate(
             instance=state.instance,
-            capacity_rows=worker.capacity_rows,
-            rows=len(rows) + sum(d.rows for d in unseen),
-            tokens=sum(row.tokens for row in rows) + sum(d.tokens for d in unseen),
-            remaining_steps=sum(row.steps - row.step for row in rows) + sum(d.steps for d in unseen),
+            capacity_rows=state.worker.capacity_rows if state.worker else 0,
+            rows=listed.rows + sum(d.rows for d in unseen),
+            tokens=listed.tokens + sum(d.tokens for d in unseen),
+            remaining_steps=listed.remaining_steps + sum(d.steps for d in unseen),
         )
 
 
-def _rows(worker: WorkerState) -> tuple[RowProgress, ...]:
-    return worker.running + worker.waiting
+_NOTHING = _Listed(frozenset(), 0, 0, 0)
+
+
+def _listed(worker: WorkerState) -> _Listed:
+    rows = worker.running + worker.waiting
+    return _Listed(
+        attempts=frozenset((row.job_id, row.attempt) for row in rows),
+        rows=len(rows),
+        tokens=sum(row.tokens for row in rows),
+        remaining_steps=sum(row.steps - row.step for row in rows),
+    )
 
 
 def _listed_at(assignment: Assignment, now: float) -> Assignment:

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from giornata.errors import AttemptsExhausted, ErrorBody, GiornataError, InternalError
-from giornata.jobs import Encoding, Inspection, Job, JobRecord, JobState, Row, StageTimes
+from giornata.jobs import ComputeTimes, Encoding, Inspection, Job, JobRecord, JobState, Row, StageTimes
 from giornata_router.policy import Demand
+
+
+@dataclass(frozen=True)
+class Times:
+    """Where a job's time went so far."""
+
+    stage_ms: StageTimes
+    compute_ms: ComputeTimes
+    spent_ms: int
+
+    def fields(self) -> dict[str, Any]:
+        """The record's fields of the same names."""
+        return {"stage_ms": self.stage_ms, "compute_ms": self.compute_ms, "spent_ms": self.spent_ms}
 
 
 def accepted(job: Job) -> JobRecord:
     """The first revision: queued, with one row per picture."""
     first = job.parameters.seed or 0
-    rows = tuple(Row(index=i, seed=(first + i) % 2**32) for i in range(job.parameters.n))
+    rows = tuple(Row(index=i, seed=first + i) for i in range(job.parameters.n))
     return JobRecord(job=job, rows=rows)
 
 
-def entered(record: JobRecord, state: JobState, spent_ms: int) -> JobRecord:
+def entered(record: JobRecord, state: JobState, times: Times) -> JobRecord:
     """The job is now in a state that is not terminal."""
-    return record.model_copy(update={"state": state, "spent_ms": spent_ms})
+    return record.model_copy(update={"state": state, **times.fields()})
 
 
 def assigned(
-    record: JobRecord, worker: str, inspection: Inspection, encoding: Encoding, stage_ms: StageTimes, spent_ms: int
+    record: JobRecord, worker: str, inspection: Inspection, encoding: Encoding, times: Times
 ) -> JobRecord:
     """The next attempt belongs to `worker`; reports of earlier attempts are void from here on."""
     return record.model_copy(
@@ -30,8 +46,7 @@ def assigned(
             "owner": worker,
             "inspection": inspection,
             "encoding": encoding,
-            "stage_ms": stage_ms,
-            "spent_ms": spent_ms,
+            **times.fields(),
         }
     )
 
@@ -50,7 +65,7 @@ def taken_back(record: JobRecord, attempt: int) -> JobRecord | None:
     return record.model_copy(update={"owner": None})
 
 
-def ended(record: JobRecord, rows: tuple[Row, ...], stage_ms: StageTimes, spent_ms: int) -> JobRecord:
+def ended(record: JobRecord, rows: tuple[Row, ...], times: Times) -> JobRecord:
     """Every row has a picture or an error: completed if there is at least one picture, else failed."""
     images = [row for row in rows if row.image is not None]
     errors = [row.error for row in rows if row.error is not None]
@@ -61,20 +76,19 @@ def ended(record: JobRecord, rows: tuple[Row, ...], stage_ms: StageTimes, spent_
             "owner": None,
             "rows": rows,
             "error": error,
-            "stage_ms": stage_ms,
-            "spent_ms": spent_ms,
+            **times.fields(),
         }
     )
 
 
-def failed(record: JobRecord, error: GiornataError, spent_ms: int) -> JobRecord:
+def failed(record: JobRecord, error: GiornataError, times: Times) -> JobRecord:
     """The job as a whole failed."""
-    return _closed(record, JobState.FAILED, error.body(), spent_ms)
+    return _closed(record, JobState.FAILED, error.body(), times)
 
 
-def cancelled(record: JobRecord, error: GiornataError, spent_ms: int) -> JobRecord:
+def cancelled(record: JobRecord, error: GiornataError, times: Times) -> JobRecord:
     """Somebody cancelled the job."""
-    return _closed(record, JobState.CANCELLED, error.body(), spent_ms)
+    return _closed(record, JobState.CANCELLED, error.body(), times)
 
 
 def exhausted(record: JobRecord, limit: int) -> AttemptsExhausted | None:
@@ -97,5 +111,5 @@ def demand(record: JobRecord, inspection: Inspection) -> Demand:
     )
 
 
-def _closed(record: JobRecord, state: JobState, error: ErrorBody, spent_ms: int) -> JobRecord:
-    return record.model_copy(update={"state": state, "owner": None, "error": error, "spent_ms": spent_ms})
+def _closed(record: JobRecord, state: JobState, error: ErrorBody, times: Times) -> JobRecord:
+    return record.model_copy(update={"state": state, "owner": None, "error": error, **times.fields()})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 
 import nats.errors
@@ -14,12 +13,13 @@ from giornata.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.errors import DeadlineExceeded, GiornataError, InternalError, JobCancelled, ServiceUnavailable
 from giornata.events import DenoisedEvent, DoneEvent, EventKind, StateEvent
-from giornata.jobs import Encoding, Inspection, JobRecord, JobState, Row, StageTimes
+from giornata.jobs import Encoding, Inspection, JobRecord, JobState, Row
 from giornata.messages import CancelRows, RunAnswer, RunReply, RunRequest
 from giornata.records import Change, Records
 from giornata_router import transitions
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch, Outcome, Silence
+from giornata_router.ledger import Ledger
 from giornata_router.stages import Stages
 
 RUN_REPLY_S = 5.0
@@ -46,13 +46,11 @@ class Walk:
         self._tools = tools
         self._job = record.job
         self._record = record
-        self._stage_ms = record.stage_ms
-        self._spent_before_ms = record.spent_ms
-        self._began_s = time.monotonic()
+        self._ledger = Ledger(record)
         self._deadline = Deadline.after_ms(record.job.budget_ms - record.spent_ms)
         self._scope: asyncio.Timeout | None = None
         self._cancelled = False
-        self._add("queue", waited_ms)
+        self._ledger.stage("queue", waited_ms)
 
     def cancel(self) -> None:
         """Somebody cancelled the job: stop at the next await."""
@@ -113,20 +111,20 @@ class Walk:
             await self._denoise(inspection)
         await self._enter(JobState.FINISHING)
         rows = await self._finish(inspection)
-        await self._change(lambda record: transitions.ended(record, rows, self._stage_ms, self._spent_ms()))
+        await self._change(lambda record: transitions.ended(record, rows, self._ledger.times()))
 
     async def _inspect(self) -> Inspection:
-        began = time.monotonic()
-        inspection = await self._tools.stages.inspect(self._job, self._deadline)
-        self._add("prepare", _ms_since(began))
+        with self._ledger.timing("prepare"):
+            inspection = await self._tools.stages.inspect(self._job, self._deadline)
+        self._ledger.compute("inspect", inspection.compute_ms)
         return inspection
 
     async def _encode(self, inspection: Inspection) -> Encoding:
         if self._record.encoding is not None:
             return self._record.encoding
-        began = time.monotonic()
-        encoding = await self._tools.stages.encode(self._job, inspection, self._deadline)
-        self._add("prepare", _ms_since(began))
+        with self._ledger.timing("prepare"):
+            encoding = await self._tools.stages.encode(self._job, inspection, self._deadline)
+        self._ledger.compute("encode", encoding.compute_ms)
         return encoding
 
     async def _denoise(self, inspection: Inspection) -> None:
@@ -149,13 +147,12 @@ class Walk:
 
     async def _send(self, inspection: Inspection, encoding: Encoding) -> bool:
         """Choose a worker and give it the rows; False if it did not take them."""
-        began = time.monotonic()
         demand = transitions.demand(self._record, inspection)
         job = self._job
-        worker = await self._tools.dispatch.acquire(job.job_id, self._record.attempt + 1, demand, job.priority)
-        self._add("queue", _ms_since(began))
+        with self._ledger.timing("queue"):
+            worker = await self._tools.dispatch.acquire(job.job_id, self._record.attempt + 1, demand, job.priority)
         record = await self._change(
-            lambda r: transitions.assigned(r, worker, inspection, encoding, self._stage_ms, self._spent_ms())
+            lambda r: transitions.assigned(r, worker, inspection, encoding, self._ledger.times())
         )
         request = RunRequest(
             job=job,
@@ -185,8 +182,9 @@ class Walk:
         attempt, owner = self._record.attempt, self._record.owner
         self._record = await self._tools.records.get(self._job.job_id)
         if isinstance(outcome, DenoisedEvent) and outcome.attempt == attempt:
-            self._add("queue", outcome.wait_ms)
-            self._add("denoise", outcome.denoise_ms)
+            self._ledger.stage("queue", outcome.wait_ms)
+            self._ledger.stage("denoise", outcome.denoise_ms)
+            self._ledger.compute("denoise", outcome.compute_ms)
         self._check_cancel()
         if outcome is Silence.RECHECK or self._record.owner is None or owner is None:
             return
@@ -199,10 +197,9 @@ class Walk:
         await self._change(lambda record: transitions.lost(record, attempt))
 
     async def _finish(self, inspection: Inspection) -> tuple[Row, ...]:
-        began = time.monotonic()
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._finish_row(row, inspection)) for row in self._record.rows]
-        self._add("finish", _ms_since(began))
+        with self._ledger.timing("finish"):
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._finish_row(row, inspection)) for row in self._record.rows]
         return tuple(task.result() for task in tasks)
 
     async def _finish_row(self, row: Row, inspection: Inspection) -> Row:
@@ -213,6 +210,8 @@ class Walk:
             reply = await self._tools.stages.finish(self._job, inspection, row.index, row.latents, self._deadline)
         except GiornataError as error:
             return row.model_copy(update={"error": error.body()})
+        self._ledger.compute("decode", reply.decode_ms)
+        self._ledger.compute("paste", reply.paste_ms)
         return row.model_copy(update={"image": reply.image})
 
     async def _close(self, error: GiornataError) -> None:
@@ -222,11 +221,11 @@ class Walk:
             await self._tools.bus.publish(subjects.worker_cancel(self._record.owner), message)
         close = transitions.cancelled if isinstance(error, JobCancelled) else transitions.failed
         self._record = await self._tools.records.change(
-            self._job.job_id, lambda record: close(record, error, self._spent_ms())
+            self._job.job_id, lambda record: close(record, error, self._ledger.times())
         )
 
     async def _enter(self, state: JobState) -> None:
-        await self._change(lambda record: transitions.entered(record, state, self._spent_ms()))
+        await self._change(lambda record: transitions.entered(record, state, self._ledger.times()))
         await self._tell(state)
 
     async def _tell(self, state: JobState) -> None:
@@ -245,14 +244,3 @@ class Walk:
         """The record is the truth about a cancel; the broadcast only makes it quick."""
         if self._record.cancel and not self._record.state.terminal:
             raise JobCancelled
-
-    def _add(self, stage: str, ms: float) -> None:
-        values = self._stage_ms.model_dump()
-        self._stage_ms = StageTimes(**{**values, stage: values[stage] + ms})
-
-    def _spent_ms(self) -> int:
-        return self._spent_before_ms + int(_ms_since(self._began_s))
-
-
-def _ms_since(began_s: float) -> float:
-    return (time.monotonic() - began_s) * 1000

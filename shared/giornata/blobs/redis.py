@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -46,13 +47,8 @@ class RedisBlobs:
             await client.aclose()
 
     async def put(self, key: str, data: bytes, ttl_s: int) -> BlobRef:
-        try:
-            await self._client.set(PREFIX + key, data, ex=ttl_s)
-        except redis.exceptions.OutOfMemoryError as error:
-            raise BlobStoreFull(received=f"{len(data)} bytes", retry_after_s=10) from error
-        except redis.exceptions.RedisError as error:
-            raise _unavailable() from error
-        return await refer(key, data)
+        ref, _ = await asyncio.gather(refer(key, data), self._set(key, data, ttl_s))
+        return ref
 
     async def get(self, ref: BlobRef) -> bytes:
         try:
@@ -78,6 +74,14 @@ class RedisBlobs:
     async def ping(self) -> None:
         try:
             await self._client.ping()
+        except redis.exceptions.RedisError as error:
+            raise _unavailable() from error
+
+    async def _set(self, key: str, data: bytes, ttl_s: int) -> None:
+        try:
+            await self._client.set(PREFIX + key, data, ex=ttl_s)
+        except redis.exceptions.OutOfMemoryError as error:
+            raise BlobStoreFull(received=f"{len(data)} bytes", retry_after_s=10) from error
         except redis.exceptions.RedisError as error:
             raise _unavailable() from error
 

@@ -1,0 +1,46 @@
+"""Where a job's time goes, summed up while it is carried."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from giornata.jobs import ComputeTimes, JobRecord, StageTimes
+from giornata_router.transitions import Times
+
+Stage = Literal["prepare", "queue", "denoise", "finish"]
+Compute = Literal["inspect", "encode", "denoise", "decode", "paste"]
+
+
+class Ledger:
+    """Adds to the times that the record already holds, of earlier attempts and other routers."""
+
+    def __init__(self, record: JobRecord) -> None:
+        self._stage_ms = record.stage_ms.model_dump()
+        self._compute_ms = record.compute_ms.model_dump()
+        self._spent_before_ms = record.spent_ms
+        self._began_s = time.monotonic()
+
+    def stage(self, name: Stage, ms: float) -> None:
+        """`ms` more were spent in a stage."""
+        self._stage_ms[name] += ms
+
+    def compute(self, name: Compute, ms: float) -> None:
+        """`ms` more were spent computing."""
+        self._compute_ms[name] += ms
+
+    @contextmanager
+    def timing(self, name: Stage) -> Iterator[None]:
+        """What happens inside belongs to a stage."""
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.stage(name, (time.monotonic() - began_s) * 1000)
+
+    def times(self) -> Times:
+        """As a record holds them."""
+        spent_ms = self._spent_before_ms + int((time.monotonic() - self._began_s) * 1000)
+        return Times(StageTimes(**self._stage_ms), ComputeTimes(**self._compute_ms), spent_ms)

@@ -1,0 +1,20 @@
+"""Edit a picture over NATS: ``python edit_over_nats.py photo.png mask.png "a red scarf"`` writes edited.png."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import giornata.client
+
+
+async def main(image: str, mask: str, prompt: str) -> None:
+    url = os.environ.get("GIORNATA_NATS_URL", "nats://127.0.0.1:4222")
+    async with giornata.client.connect(url) as client:
+        edit = await client.edit(image=Path(image).read_bytes(), mask=Path(mask).read_bytes(), prompt=prompt)
+        async for progress in edit:
+            print(progress)
+        Path("edited.png").write_bytes((await edit).pictures[0].data)
+
+
+asyncio.run(main(*sys.argv[1:4]))

@@ -1,0 +1,58 @@
+"""The engine alone, in this process: how long it takes to put a batch together."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from giornata_denoiser.batch import Capacity, RowKey
+from giornata_denoiser.checkpoint import Checkpoint, load
+from giornata_denoiser.engine import Engine
+from giornata_denoiser.row import Row, build_row
+from giornata_denoiser.sigmas import sigma_grid
+
+from tests.bench.report import Measured, measured
+
+GRIDS = ((32, 32), (24, 32), (32, 24), (16, 32), (32, 16), (24, 24), (28, 20), (20, 28))
+"""Token grids of the eight rows: pictures of 256 to 512 pixels a side."""
+TEXT_TOKENS = 48
+REPEATS = 12
+
+
+def assembly_times(model: Path, seed: int) -> dict[str, Measured]:
+    """Milliseconds of assembly when rows join or leave, and in the steps between."""
+    checkpoint = load(model, dtype=torch.float32, device=torch.device("cpu"))
+    changed, unchanged = [], []
+    for repeat in range(REPEATS):
+        engine = Engine(checkpoint.family, Capacity(rows=8, tokens=1 << 20), time.perf_counter)
+        engine.batch.submit([_row(checkpoint, i, repeat, seed) for i in range(len(GRIDS))])
+        while (report := engine.step()) is not None:
+            if report.sample is None or repeat < 2:
+                continue
+            joined = all(row.step == 1 for row in report.advanced)
+            (changed if joined else unchanged).append(report.sample.assemble_ms)
+    return {"batch changed": measured(changed), "batch unchanged": measured(unchanged)}
+
+
+def _row(checkpoint: Checkpoint, index: int, repeat: int, seed: int) -> Row:
+    """A row of noise; its values do not matter, its shapes do."""
+    generator = torch.Generator().manual_seed(seed + index)
+    height, width = GRIDS[index]
+    joint_dim, pooled_dim = checkpoint.family.prompt_channels
+    conditioning = {
+        name: torch.randn(height * width, channels, generator=generator)
+        for name, channels in checkpoint.family.conditioning.items()
+    }
+    return build_row(
+        checkpoint.family,
+        RowKey(f"job{repeat}", 1, index),
+        grid=(height, width),
+        sigmas=sigma_grid(checkpoint.scheduler, steps=4, strength=1.0, image_tokens=height * width),
+        text={
+            "prompt_embeds": torch.randn(TEXT_TOKENS, joint_dim, generator=generator),
+            "pooled_prompt_embeds": torch.randn(pooled_dim, generator=generator),
+        },
+        conditioning=conditioning,
+        guidance_scale=30.0,
+    )

@@ -1,0 +1,159 @@
+"""What serving adds to computing. ``make bench`` prints a table and writes ``out/bench/overhead.json``.
+
+Four measurements, each beside the figure of FlashPS (EuroSys '26, section 6.6), which is the paper's, on its machine:
+
+* *request overhead*: a client's whole HTTP request on a quiet stack, minus the compute spans that the services report
+  for the same edit (inspect, encode, engine steps, decode, paste);
+* *router decision*: choosing a worker of a busy fleet (paper: 0.6 ms);
+* *batch assembly*: putting eight unequal rows together, when the batch changes and when it does not (paper: 1.2 ms);
+* *latent hand-over*: final latents of a 1024x1024 picture from the denoiser to prepost through the blob store, packed,
+  stored, fetched, verified, unpacked (paper: 2.4 ms).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import torch
+import uvloop
+from deploy.launcher.plan import Plan
+from deploy.launcher.stack import running
+from deploy.model.build import build
+from giornata import tensors
+from giornata.blobs import RedisBlobs
+from giornata.models import Family
+from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerState
+from giornata_router.placement import Placement
+from giornata_router.policy import Demand, least_remaining_steps
+
+from tests.bench.engine import assembly_times
+from tests.bench.report import Measured, measured, write
+from tests.bench.servers import embedded
+from tests.e2e.pictures import box, edit_form, file, scene
+from tests.fakes.fleet import CARD
+
+SEED = 0
+EDITS = 40
+WARM_UP = 8
+STEPS = 8
+SIZE = 256
+WORKERS = 64
+ROWS_PER_WORKER = 8
+PAPER_MS = {"router decision": 0.6, "batch assembly": 1.2, "latent hand-over": 2.4}
+
+
+async def request_overhead(model: Path, state: Path) -> tuple[Measured, Measured]:
+    """Milliseconds of (whole requests, requests minus their compute spans), sequential edits on a quiet stack."""
+    plan = Plan(state=state, logs=state / "logs", model=str(model))
+    image, mask = file(scene(SIZE, SIZE)), file(box(SIZE, SIZE))
+    whole, overhead = [], []
+    async with running(plan) as stack:
+        await stack.wait_ready()
+        async with aiohttp.ClientSession(stack.url) as http:
+            for i in range(WARM_UP + EDITS):
+                form = edit_form(image, mask, num_inference_steps=STEPS, seed=SEED)
+                began = time.perf_counter()
+                async with http.post("/v1/images/edits", data=form) as answer:
+                    body = await answer.json()
+                total_ms = (time.perf_counter() - began) * 1000
+                if answer.status != 200:
+                    raise SystemExit(f"the benchmark's edit failed: {body}")
+                if i >= WARM_UP:
+                    whole.append(total_ms)
+                    overhead.append(total_ms - sum(body["giornata"]["compute_ms"].values()))
+    return measured(whole), measured(overhead)
+
+
+def router_decisions() -> Measured:
+    """Milliseconds to choose among a busy fleet, with as many assignments that telemetry does not show yet."""
+    placement = Placement(least_remaining_steps)
+    for worker in range(WORKERS):
+        rows = tuple(
+            RowProgress(job_id=f"j{worker}-{i}", attempt=1, index=0, step=i, steps=30, tokens=4096)
+            for i in range(ROWS_PER_WORKER)
+        )
+        state = ServiceState(
+            service=ServiceName.DENOISER,
+            instance=f"d{worker}",
+            host="h",
+            version="0",
+            ready=True,
+            models=(CARD,),
+            worker=WorkerState(capacity_rows=64, capacity_tokens=1 << 20, running=rows),
+        )
+        placement.observe(state, 0)
+    demand = Demand(model=CARD.name, model_digest=CARD.digest, rows=1, tokens=4096, steps=30)
+    times = []
+    for i in range(500):
+        began = time.perf_counter()
+        worker_name = placement.choose(demand)
+        times.append((time.perf_counter() - began) * 1000)
+        if worker_name is not None and i < WORKERS:
+            placement.assign(f"new{i}", 1, worker_name, demand, 0)
+    return measured(times[100:])
+
+
+async def latent_hand_over(dtype: torch.dtype) -> Measured:
+    """Milliseconds from a denoiser's tensor to prepost's, for (4096, 64) latents of `dtype`."""
+    latents = torch.randn(4096, 64, generator=torch.Generator().manual_seed(SEED)).to(dtype)
+    times = []
+    with embedded() as (_, redis_url):
+        async with RedisBlobs.open(redis_url) as sender, RedisBlobs.open(redis_url) as receiver:
+            for i in range(220):
+                began = time.perf_counter()
+                ref = await sender.put(f"latents{i % 8}", tensors.pack({"latents": latents}), 60)
+                received = tensors.unpack(await receiver.get(ref))["latents"]
+                times.append((time.perf_counter() - began) * 1000)
+                if not torch.equal(received, latents):
+                    raise SystemExit("the hand-over changed the latents")
+    return measured(times[20:])
+
+
+def rows(
+    whole: Measured,
+    overhead: Measured,
+    decision: Measured,
+    assembly: dict[str, Measured],
+    hand_over: dict[str, Measured],
+) -> Iterator[dict[str, object]]:
+    """The table: ours, the paper's figure, and how many times ours is below it."""
+    yield {"measure": "whole request", "ours_ms": whole.as_dict(), "paper_ms": "-", "paper ÷ ours": "-"}
+    yield {"measure": "request overhead", "ours_ms": overhead.as_dict(), "paper_ms": "-", "paper ÷ ours": "-"}
+    found = {"router decision": decision}
+    found |= {f"batch assembly, {name}": value for name, value in assembly.items()}
+    found |= {f"latent hand-over, {name}": value for name, value in hand_over.items()}
+    for name, value in sorted(found.items()):
+        paper = PAPER_MS[name.split(",")[0]]
+        yield {"measure": name, "ours_ms": value.as_dict(), "paper_ms": paper, "paper ÷ ours": paper / value.p50_ms}
+
+
+async def main() -> None:
+    """Measure one after the other, so that nothing competes for the cores."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="gio-") as folder:
+        model = Path(folder) / "tiny"
+        build(Family.FLUX_FILL, model, seed=SEED)
+        whole, overhead = await request_overhead(model, Path(folder) / "state")
+        assembly = assembly_times(model, SEED)
+    decision = router_decisions()
+    hand_over = {
+        "bfloat16 (0.5 MiB)": await latent_hand_over(torch.bfloat16),
+        "float32 (1 MiB)": await latent_hand_over(torch.float32),
+    }
+    workload = {
+        "request": f"{EDITS} sequential edits after {WARM_UP}, {SIZE}x{SIZE}, {STEPS} steps, tiny flux-fill, float32",
+        "router": f"{WORKERS} workers with {ROWS_PER_WORKER} rows each",
+        "assembly": "8 rows of 512 to 1024 image tokens and 48 text tokens",
+        "latents": "(4096, 64), Valkey over a unix socket, append-only",
+        "seed": SEED,
+        "paper": "FlashPS (EuroSys '26) section 6.6; its figures, not measured here",
+    }
+    write("overhead", list(rows(whole, overhead, decision, assembly, hand_over)), workload=workload)
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

@@ -1,0 +1,188 @@
+"""A whole stack for tests: six services as processes, embedded servers, the built-in tiny checkpoint.
+
+``stack`` is shared by the whole run, for tests that leave it as they found it; ``start_stack`` starts one for
+a test that kills things. A stack lives in an event loop of a thread of its own: it outlives the tests' loops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+import pytest
+
+from deploy.launcher.model import choose
+from deploy.launcher.plan import Plan
+from deploy.launcher.servers import socket_folder
+from deploy.launcher.stack import Stack, running
+from deploy.launcher.up import MODELS
+from giornata.fleet import Fleet
+from giornata.models import Family
+from giornata.workers import ServiceName
+
+READY_S = 90.0
+RESULT_S = 60.0
+
+NO_REPLICAS: Mapping[ServiceName, int] = MappingProxyType({})
+NO_ENV: Mapping[str, str] = MappingProxyType({})
+
+T = TypeVar("T")
+
+
+class StartStack(Protocol):
+    """Starts a stack for one test: the replicas that differ from one each, environment for all services."""
+
+    def __call__(self, replicas: Mapping[ServiceName, int], env: Mapping[str, str] = NO_ENV) -> LiveStack: ...
+
+
+class LiveStack:
+    """A stack as tests use it: addresses, and processes by name. Methods may be awaited in any event loop."""
+
+    def __init__(self, stack: Stack, loop: asyncio.AbstractEventLoop) -> None:
+        self._stack = stack
+        self._loop = loop
+
+    @property
+    def url(self) -> str:
+        """REST address of the first living gateway."""
+        return self._stack.url
+
+    @property
+    def nats_url(self) -> str:
+        return self._stack.nats_url
+
+    @property
+    def redis_url(self) -> str:
+        return self._stack.redis_url
+
+    def instances(self, service: ServiceName) -> list[str]:
+        """Names of the living processes, oldest first."""
+        return self._stack.instances(service)
+
+    def log(self, instance: str) -> str:
+        """What an instance has logged so far."""
+        return (self._stack.plan.logs / f"{instance}.log").read_text(encoding="utf-8")
+
+    async def start(self, service: ServiceName, n: int = 1) -> list[str]:
+        """Start `n` more instances and wait until they are ready; their names."""
+        names = await self._elsewhere(self._stack.start(service, n))
+        await self.wait_ready()
+        return names
+
+    async def kill(self, instance: str) -> None:
+        """SIGKILL, as a crash; returns when it has ended."""
+        await self._elsewhere(self._stack.kill(instance))
+
+    async def terminate(self, instance: str) -> int:
+        """SIGTERM; returns the exit status after the drain, 0 if it was orderly."""
+        return await self._elsewhere(self._stack.terminate(instance))
+
+    async def wait_ready(self) -> None:
+        """Until every instance says *ready* and the gateway agrees."""
+        await self._elsewhere(self._stack.wait_ready(READY_S))
+
+    async def until(self, condition: Callable[[Fleet], bool], limit_s: float = RESULT_S) -> None:
+        """Until telemetry says so, for instance that a worker has taken a second step; no polling."""
+        await self._elsewhere(
+            self._stack.watch.until(condition, limit_s, lambda fleet: f"seen: {fleet.all()}")
+        )
+
+    async def _elsewhere(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+
+@contextmanager
+def live_stack(
+    model: Path, replicas: Mapping[ServiceName, int] = NO_REPLICAS, env: Mapping[str, str] = NO_ENV
+) -> Iterator[LiveStack]:
+    """Start a stack, wait until it is ready, stop it; fails if a process did not end in order."""
+    state = Path(tempfile.mkdtemp(prefix="gio-", dir=socket_folder()))
+    plan = Plan(
+        state=state,
+        logs=state / "logs",
+        model=str(model),
+        model_name="tiny",
+        replicas=dict.fromkeys(ServiceName, 1) | dict(replicas),
+        env={"GIORNATA_LOG_LEVEL": "debug", **env},
+    )
+    with Portal() as portal:
+        stack = portal.enter(running(plan))
+        try:
+            portal.call(stack.wait_ready(READY_S))
+            yield LiveStack(stack, portal.loop)
+        finally:
+            portal.leave()
+    shutil.rmtree(state)
+    assert stack.obituaries == [], "every process ended when and as it was told"
+
+
+class Portal:
+    """An event loop in a thread of its own, in which one task holds one context open."""
+
+    def __enter__(self) -> Self:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="stack")
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` in the loop and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    def enter(self, context: AbstractAsyncContextManager[T]) -> T:
+        """Enter `context` in a task that also leaves it, as task groups and time limits need."""
+        entered: Future[T] = Future()
+        self._left = asyncio.Event()
+
+        async def hold() -> None:
+            async with context as value:
+                entered.set_result(value)
+                await self._left.wait()
+
+        def failed(holding: Future[None]) -> None:
+            if not entered.done():
+                entered.set_exception(holding.exception() or RuntimeError("the context was left at once"))
+
+        self._holding = asyncio.run_coroutine_threadsafe(hold(), self.loop)
+        self._holding.add_done_callback(failed)
+        return entered.result()
+
+    def leave(self) -> None:
+        """Leave the context and wait until that is done."""
+        self.loop.call_soon_threadsafe(self._left.set)
+        self._holding.result()
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Path:
+    """The built-in checkpoint of the family flux-fill, built once and kept for later runs and the demo."""
+    return Path(asyncio.run(choose({}, Family.FLUX_FILL, MODELS, print)).source)
+
+
+@pytest.fixture(scope="session")
+def stack(tiny_model: Path) -> Iterator[LiveStack]:
+    """One of each service, for all tests that only use it."""
+    with live_stack(tiny_model) as live:
+        yield live
+
+
+@pytest.fixture
+def start_stack(tiny_model: Path) -> Iterator[StartStack]:
+    """Starts a stack that belongs to this test alone: ``start_stack({ServiceName.DENOISER: 2})``."""
+    with ExitStack() as opened:
+        yield lambda replicas, env=NO_ENV: opened.enter_context(live_stack(tiny_model, replicas, env))

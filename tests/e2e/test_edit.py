@@ -1,0 +1,210 @@
+"""A whole edit through every service, over HTTP and over NATS."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import giornata.client
+import numpy as np
+import openai
+import pytest
+from deploy.launcher.stack import Stack
+
+from tests.e2e.pictures import box, edit_form, file, pixels, scene
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+async def http(stack: Stack) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session whose base is the gateway."""
+    async with aiohttp.ClientSession(stack.url) as session:
+        yield session
+
+
+async def edited(http: aiohttp.ClientSession, form: aiohttp.FormData) -> dict[str, Any]:
+    async with http.post("/v1/images/edits", data=form) as answer:
+        body: dict[str, Any] = await answer.json()
+        assert answer.status == 200, body
+        return body
+
+
+async def events(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, int | None, dict[str, Any]]]:
+    """(event, id, data) of a server-sent event stream."""
+    name, number = "", None
+    async for line in answer.content:
+        text = line.decode().rstrip("\n")
+        if text.startswith("event: "):
+            name = text[7:]
+        elif text.startswith("id: "):
+            number = int(text[4:])
+        elif text.startswith("data: "):
+            yield name, number, json.loads(text[6:])
+
+
+async def test_an_edit_repaints_inside_the_mask_and_keeps_every_pixel_outside(http: aiohttp.ClientSession) -> None:
+    original = scene(200, 136)
+    body = await edited(http, edit_form(file(original), file(box(200, 136)), mask_blur=0))
+    result = pixels(base64.b64decode(body["data"][0]["b64_json"]))
+    inside = box(200, 136) == 255
+    assert result.shape == original.shape
+    assert np.array_equal(result[~inside], original[~inside])
+    assert np.abs(result[inside].astype(int) - original[inside]).mean() > 5
+    assert body["giornata"]["seeds"] == [7]
+    assert body["giornata"]["steps"] == 4
+    assert set(body["giornata"]["stage_ms"]) == {"prepare", "queue", "denoise", "finish"}
+
+
+async def test_equal_seeds_give_equal_pictures_and_row_i_is_seed_plus_i(http: aiohttp.ClientSession) -> None:
+    three = await edited(http, edit_form(n=3, seed=20))
+    alone = await edited(http, edit_form(seed=21))
+    other = pixels(base64.b64decode(alone["data"][0]["b64_json"])).astype(int)
+    same = pixels(base64.b64decode(three["data"][1]["b64_json"])).astype(int)
+    different = pixels(base64.b64decode(three["data"][2]["b64_json"])).astype(int)
+    assert np.abs(same - other).max() <= 1
+    assert np.abs(different - other).max() > 1
+
+
+@pytest.mark.parametrize(("output_format", "kind"), [("png", "PNG"), ("jpeg", "JPEG"), ("webp", "WEBP")])
+async def test_the_answer_can_be_the_picture_itself(http: aiohttp.ClientSession, output_format: str, kind: str) -> None:
+    form = edit_form(output_format=output_format, response_format="image")
+    async with http.post("/v1/images/edits", data=form) as answer:
+        data = await answer.read()
+        assert answer.status == 200, data
+        assert answer.content_type == f"image/{output_format}"
+    assert pixels(data).shape == (96, 128, 3)
+    assert kind.encode() in data[:16] or data[:2] == b"\xff\xd8"
+
+
+async def test_a_stream_tells_every_step_and_then_the_picture(http: aiohttp.ClientSession) -> None:
+    async with http.post("/v1/images/edits", data=edit_form(stream=True, num_inference_steps=6)) as answer:
+        told = [event async for event in events(answer)]
+    steps = [data["step"] for name, _, data in told if name == "image_edit.progress" and data.get("step")]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    name, _, last = told[-1]
+    assert name == "image_edit.completed"
+    assert pixels(base64.b64decode(last["b64_json"])).shape == (96, 128, 3)
+    numbers = [number for _, number, _ in told if number is not None]
+    assert numbers == sorted(numbers)
+
+
+async def test_a_job_is_followed_replayed_and_fetched(http: aiohttp.ClientSession) -> None:
+    async with http.post("/v1/jobs", data=edit_form(num_inference_steps=5)) as answer:
+        assert answer.status == 202
+        location = answer.headers["Location"]
+    async with http.get(f"{location}/events") as answer:
+        told = [event async for event in events(answer)]
+    async with http.get(location) as answer:
+        job = await answer.json()
+    assert job["state"] == "completed"
+    async with http.get(f"{location}/image") as answer:
+        assert pixels(await answer.read()).shape == (96, 128, 3)
+    seen = [number for _, number, _ in told if number is not None]
+    middle = seen[len(seen) // 2]
+    async with http.get(f"{location}/events", headers={"Last-Event-ID": str(middle)}) as answer:
+        again = [event async for event in events(answer)]
+    assert [number for _, number, _ in again if number is not None] == [n for n in seen if n > middle]
+
+
+async def test_cancel_ends_a_job_within_a_few_steps(http: aiohttp.ClientSession) -> None:
+    async with http.post("/v1/jobs", data=edit_form(file(scene(512, 512)), file(box(512, 512)), num_inference_steps=200)) as answer:
+        location = answer.headers["Location"]
+    async with http.get(f"{location}/events") as answer:
+        last: dict[str, Any] = {}
+        cancelled = False
+        async for _, _, data in events(answer):
+            if data.get("step") and not cancelled:
+                cancelled = True
+                async with http.delete(location) as deleted:
+                    assert deleted.status == 202
+            last = data if data.get("step") else last
+    async with http.get(location) as answer:
+        job = await answer.json()
+    assert job["state"] == "cancelled"
+    assert last["step"] < 100
+    async with http.get(f"{location}/image") as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (409, "job_cancelled")
+
+
+async def test_a_client_that_leaves_cancels_its_edit(http: aiohttp.ClientSession, stack: Stack) -> None:
+    form = edit_form(file(scene(512, 512)), file(box(512, 512)), num_inference_steps=200, stream=True)
+    answer = await http.post("/v1/images/edits", data=form)
+    job_id = ""
+    async for _, _, data in events(answer):
+        job_id = data["job_id"]
+        if data.get("step"):
+            break
+    answer.close()
+    async with asyncio.timeout(20), http.get(f"/v1/jobs/{job_id}/events") as replay:
+        async for _ in events(replay):
+            pass
+    async with http.get(f"/v1/jobs/{job_id}") as status:
+        assert (await status.json())["state"] == "cancelled"
+
+
+async def test_openais_client_edits_plain_and_streamed(stack: Stack) -> None:
+    async with openai.AsyncOpenAI(api_key="unused", base_url=f"{stack.url}/v1", max_retries=0) as client:
+        arguments: dict[str, Any] = {
+            "image": ("image.png", file(scene()), "image/png"),
+            "mask": ("mask.png", file(box()), "image/png"),
+            "prompt": "a red hat",
+            "extra_body": {"num_inference_steps": 3, "seed": 7},
+        }
+        answer = await client.images.edit(**arguments)
+        assert answer.data
+        plain = pixels(base64.b64decode(answer.data[0].b64_json or ""))
+        kinds = []
+        async for event in await client.images.edit(stream=True, **arguments):
+            kinds.append(event.type)
+            if event.type == "image_edit.completed":
+                streamed = pixels(base64.b64decode(event.b64_json))
+        assert kinds[-1] == "image_edit.completed"
+        assert "image_edit.progress" in kinds
+        assert np.abs(plain.astype(int) - streamed).max() <= 1
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.images.edit(**{**arguments, "size": "256x1024"})
+        assert refused.value.code == "size_mismatch"
+
+
+async def test_the_nats_door_gives_the_same_picture(stack: Stack, http: aiohttp.ClientSession) -> None:
+    over_http = pixels(base64.b64decode((await edited(http, edit_form()))["data"][0]["b64_json"])).astype(int)
+    async with giornata.client.connect(stack.nats_url) as client:
+        edit = await client.edit(
+            image=file(scene()), mask=file(box()), prompt="a red hat", num_inference_steps=4, seed=7
+        )
+        steps = [progress.step async for progress in edit if getattr(progress, "step", None)]
+        result = await edit.result()
+    assert steps == [1, 2, 3, 4]
+    assert np.abs(pixels(result.pictures[0].data or b"").astype(int) - over_http).max() <= 1
+
+
+async def test_transparent_pixels_of_the_image_are_its_mask(http: aiohttp.ClientSession) -> None:
+    original = scene(96, 96, channels=4)
+    original[..., 3] = 255
+    original[20:50, 30:60, 3] = 0
+    form = aiohttp.FormData()
+    form.add_field("image", file(original), filename="image.png", content_type="image/png")
+    for name, value in {"prompt": "a red hat", "num_inference_steps": "3", "mask_blur": "0"}.items():
+        form.add_field(name, value)
+    result = pixels(base64.b64decode((await edited(http, form))["data"][0]["b64_json"]))
+    outside = original[..., 3] == 255
+    assert result.shape == original.shape
+    assert np.array_equal(result[outside], original[outside])
+    assert (result[~outside][:, 3] == 255).all()
+
+
+async def test_the_fleet_is_ready_and_says_who_it_is(http: aiohttp.ClientSession) -> None:
+    async with http.get("/readyz") as answer:
+        assert answer.status == 200
+    async with http.get("/v1/fleet") as answer:
+        services = {instance["service"] for instance in (await answer.json())["instances"]}
+    assert services == {"gateway", "router", "denoiser", "prepost", "controlnet", "lora-store"}
+    async with http.get("/metrics") as answer:
+        text = await answer.text()
+    assert 'giornata_requests_total{' in text
+    assert "giornata_worker_running_rows" in text

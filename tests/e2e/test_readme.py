@@ -1,0 +1,49 @@
+"""The README's examples, executed as they stand: only the addresses are this stack's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from deploy.launcher.stack import Stack
+
+from tests.e2e.pictures import box, file, pixels, scene
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = re.compile(r"<!-- tested: (sh|python) -->\n```\w+\n(.*?)```", re.DOTALL)
+EXAMPLES = EXAMPLE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def test_the_nats_example_is_the_file_and_under_twenty_lines() -> None:
+    text = (ROOT / "shared" / "examples" / "edit_over_nats.py").read_text(encoding="utf-8")
+    assert any(text.strip() in code for _, code in EXAMPLES)
+    assert len(text.splitlines()) < 20
+
+
+@pytest.mark.parametrize(("language", "code"), EXAMPLES, ids=[f"example {i}" for i in range(len(EXAMPLES))])
+async def test_an_example_of_the_readme_edits_a_picture(
+    stack: Stack, tmp_path: Path, language: str, code: str
+) -> None:
+    (tmp_path / "photo.png").write_bytes(file(scene()))
+    (tmp_path / "mask.png").write_bytes(file(box()))
+    code = code.replace("http://127.0.0.1:8000", stack.url)
+    arguments = ("photo.png", "mask.png", "a red scarf")
+    program = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [sys.executable, "-c"]
+    process = await asyncio.create_subprocess_exec(
+        *program,
+        code,
+        *arguments,
+        cwd=tmp_path,
+        env={**os.environ, "GIORNATA_NATS_URL": stack.nats_url},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
+    assert pixels((tmp_path / "edited.png").read_bytes()).shape == (96, 128, 3)

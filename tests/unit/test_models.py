@@ -1,0 +1,80 @@
+"""Model cards: what a checkpoint's folder says, and a digest that notices every change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from giornata.models import SAMPLE_BYTES, Family, digest, read_model_card
+
+
+def checkpoint(
+    folder: Path, pipeline: str = "FluxFillPipeline", *, guidance: bool = True, text_length: object = 48
+) -> Path:
+    """The JSON files of a checkpoint and weight files of a few bytes."""
+    files: dict[str, dict[str, Any]] = {
+        "model_index.json": {"_class_name": pipeline},
+        "transformer/config.json": {"guidance_embeds": guidance},
+        "vae/config.json": {"block_out_channels": [8, 16, 16, 16], "latent_channels": 16},
+        "tokenizer_2/tokenizer_config.json": {"model_max_length": text_length},
+    }
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
+    (folder / "transformer" / "weights.safetensors").write_bytes(bytes(range(256)) * 16384)
+    return folder
+
+
+def test_a_fill_checkpoint(tmp_path: Path) -> None:
+    card = read_model_card(checkpoint(tmp_path / "fill"))
+    assert (card.name, card.family) == ("fill", Family.FLUX_FILL)
+    assert (card.vae_scale_factor, card.pixel_multiple, card.latent_channels) == (8, 16, 16)
+    assert (card.default_steps, card.default_guidance_scale, card.default_strength) == (50, 30.0, 1.0)
+    assert not card.takes_true_cfg
+
+
+@pytest.mark.parametrize("pipeline", ["FluxPipeline", "FluxInpaintPipeline", "FluxImg2ImgPipeline"])
+def test_a_text_to_image_checkpoint_edits_as_inpainting_does(tmp_path: Path, pipeline: str) -> None:
+    card = read_model_card(checkpoint(tmp_path, pipeline), "named")
+    assert (card.name, card.family, card.default_strength) == ("named", Family.FLUX_INPAINT, 0.6)
+    assert card.takes_true_cfg
+
+
+def test_a_timestep_distilled_checkpoint_takes_no_guidance_and_few_steps(tmp_path: Path) -> None:
+    card = read_model_card(checkpoint(tmp_path, "FluxPipeline", guidance=False))
+    assert (card.takes_guidance, card.default_steps) == (False, 4)
+
+
+@pytest.mark.parametrize(("written", "length"), [(48, 48), (512, 512), (int(1e30), 512)])
+def test_text_is_padded_as_the_tokenizer_says_and_to_512_at_most(tmp_path: Path, written: int, length: int) -> None:
+    assert read_model_card(checkpoint(tmp_path, text_length=written)).max_text_tokens == length
+
+
+def test_another_pipeline_is_refused_with_those_that_are_served(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"StableDiffusionPipeline; served are: FluxPipeline"):
+        read_model_card(checkpoint(tmp_path, "StableDiffusionPipeline"))
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model_index\.json is missing"):
+        read_model_card(tmp_path)
+    (tmp_path / "model_index.json").write_text("{")
+    with pytest.raises(ValueError, match="not JSON"):
+        read_model_card(tmp_path)
+
+
+def test_the_digest_notices_every_change_and_nothing_else(tmp_path: Path) -> None:
+    first = digest(checkpoint(tmp_path / "a"))
+    assert digest(checkpoint(tmp_path / "b")) == first, "where it lies does not matter"
+    weights = tmp_path / "b" / "transformer" / "weights.safetensors"
+    for position in (0, SAMPLE_BYTES - 1, weights.stat().st_size - 1):
+        data = bytearray((tmp_path / "a" / "transformer" / "weights.safetensors").read_bytes())
+        data[position] ^= 1
+        weights.write_bytes(data)
+        assert digest(tmp_path / "b") != first
+    weights.write_bytes((tmp_path / "a" / "transformer" / "weights.safetensors").read_bytes())
+    assert digest(tmp_path / "b") == first
+    (tmp_path / "b" / "vae" / "config.json").write_text("{}")
+    assert digest(tmp_path / "b") != first
