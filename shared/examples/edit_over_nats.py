@@ -9,8 +9,7 @@ import giornata.client
 
 
 async def main(image: str, mask: str, prompt: str) -> None:
-    url = os.environ.get("GIORNATA_NATS_URL", "nats://127.0.0.1:4222")
-    async with giornata.client.connect(url) as client:
+    async with giornata.client.connect(os.environ["GIORNATA_NATS_URL"]) as client:
         edit = await client.edit(image=Path(image).read_bytes(), mask=Path(mask).read_bytes(), prompt=prompt)
         async for progress in edit:
             print(progress)

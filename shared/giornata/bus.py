@@ -33,7 +33,9 @@ from giornata.errors import (
     ErrorBody,
     GiornataError,
     InternalError,
+    MalformedMessage,
     PayloadTooLarge,
+    SchemaMismatch,
     ServiceUnavailable,
     from_body,
 )
@@ -127,7 +129,10 @@ class Bus:
     async def listen(
         self, subject: str, kind: type[M], callback: Callable[[M], None], *, limit: int = 65536
     ) -> AsyncIterator[None]:
-        """Call `callback` with every message on `subject`; it must only decide or enqueue. Malformed ones are logged."""
+        """Call `callback` with every message on `subject`; it must only decide or enqueue.
+
+        Malformed messages are logged and dropped.
+        """
 
         async def receive(message: Msg) -> None:
             try:
@@ -210,7 +215,7 @@ def _spawning(tasks: asyncio.TaskGroup, endpoint: Endpoint) -> _Callback:
 async def _respond(endpoint: Endpoint, message: Msg) -> None:
     """Answer one request; whatever goes wrong is answered too, with a stable code."""
     try:
-        request = codec.decode(endpoint.kind, message.data)
+        request = _request(endpoint, message)
         remaining_ms = getattr(request, "remaining_ms", None)
         try:
             async with asyncio.timeout(None if remaining_ms is None else remaining_ms / 1000):
@@ -225,6 +230,14 @@ async def _respond(endpoint: Endpoint, message: Msg) -> None:
     except Exception:  # the task's edge: logged and answered
         log.exception("handler_failed", subject=message.subject)
         await _respond_error(message, InternalError())
+
+
+def _request(endpoint: Endpoint, message: Msg) -> BaseModel:
+    """The request, or MalformedMessage: what the asker sent is the asker's to mend."""
+    try:
+        return codec.decode(endpoint.kind, message.data)
+    except SchemaMismatch as error:
+        raise MalformedMessage(str(error)) from error
 
 
 async def _respond_error(message: Msg, error: GiornataError) -> None:

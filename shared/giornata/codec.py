@@ -56,7 +56,9 @@ def decode(kind: type[M], data: bytes) -> M:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False))
+        wrong = "; ".join(
+            f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)
+        )
         raise SchemaMismatch(f"A {kind.__name__} message is malformed: {wrong}.") from error
 
 

@@ -10,9 +10,9 @@ import secrets
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Literal, NoReturn, TypeVar
+from typing import Annotated, Literal, NoReturn, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 ENV_PREFIX = "GIORNATA_"
@@ -43,22 +43,30 @@ class ServiceConfig(BaseSettings):
     redis_url: str = Field(
         "redis://127.0.0.1:6379", description="Redis-protocol server: redis://, rediss:// or unix:///path."
     )
-    instance: str = Field("", description="Name of this instance; default: unique per start.", pattern=r"^[A-Za-z0-9_-]{0,96}$")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level logged.")
+    instance: str = Field(
+        "", description="Name of this instance; default: unique per start.", pattern=r"^[A-Za-z0-9_-]{0,96}$"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe level logged."
+    )
     log_format: Literal["console", "json"] = Field("console", description="Lines for people or for machines.")
     telemetry_hz: float = Field(4.0, ge=1, le=20, description="How often this instance tells its state.")
-    drain_s: float = Field(20.0, ge=0, le=600, description="How long a stopping service finishes what it has begun.")
-    replicas: Literal[1, 3, 5] = Field(1, description="JetStream replicas; 3 in a cluster of three servers.")
+    drain_s: float = Field(
+        20.0, ge=0, le=600, description="How long a stopping service finishes what it has begun."
+    )
+    replicas: Annotated[Literal[1, 3, 5], BeforeValidator(int)] = Field(
+        1, description="JetStream replicas; 3 in a cluster of three servers."
+    )
     result_ttl_s: int = Field(3600, ge=1, le=7 * 86400, description="How long inputs and results are kept.")
 
     @classmethod
     def settings_customise_sources(
         cls,
-        settings_cls: type[BaseSettings],
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - pydantic-settings passes it by name
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic-settings passes it by name
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic-settings passes it by name
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags and arguments first, then the environment; no dot-files."""
         return init_settings, env_settings
@@ -87,7 +95,9 @@ def _exit_with_report(service: str, error: ValidationError) -> NoReturn:
     lines = [f"giornata-{service}: {error.error_count()} configuration mistake(s)"]
     for detail in error.errors(include_url=False):
         name = str(detail["loc"][0]) if detail["loc"] else "configuration"
-        lines.append(f"  {ENV_PREFIX}{name.upper()} / --{name.replace('_', '-')}: {detail['msg']}{_shown(name, detail)}")
+        lines.append(
+            f"  {ENV_PREFIX}{name.upper()} / --{name.replace('_', '-')}: {detail['msg']}{_shown(name, detail)}"
+        )
     sys.stderr.write("\n".join(lines) + "\n")
     raise SystemExit(2)
 

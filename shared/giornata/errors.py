@@ -4,7 +4,7 @@
 
     GiornataError
     ├── BadRequest                      400  the caller can mend it
-    │   ├── InvalidField, UnknownField, NotSupported
+    │   ├── InvalidField, UnknownField, NotSupported, MalformedMessage
     │   ├── ImageUnreadable, UnsupportedImageFormat, MaskRejected, MaskEmpty, MaskSizeMismatch, SizeMismatch
     │   ├── PayloadTooLarge, TooManyPixels                    413
     │   ├── Unauthorized                                      401
@@ -169,6 +169,12 @@ class Unauthorized(BadRequest):
 
     code = "unauthorized"
     status = 401
+
+
+class MalformedMessage(BadRequest):
+    """A request over NATS is not the message that its subject takes."""
+
+    code = "malformed_message"
 
 
 class JobNotFound(BadRequest):

@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from giornata.errors import ErrorBody
 from giornata.requests import EditParameters
 
+TAKE_OVER_S = 600
+"""A job may outlive its budget by this while no router carries it."""
+
 
 class Wire(BaseModel):
     """A value on the wire: immutable; fields that a newer version added are ignored."""
@@ -74,6 +77,11 @@ class Job(Wire):
     """How long results are kept."""
     traceparent: str | None = None
 
+    @property
+    def intermediate_ttl_s(self) -> int:
+        """How long what only the job needs is kept: its budget, and time for another router to take it over."""
+        return -(-self.budget_ms // 1000) + TAKE_OVER_S
+
 
 class Inspection(Wire):
     """What prepost's `inspect` learned of a job's pictures."""
@@ -96,7 +104,7 @@ class Inspection(Wire):
     template_key: str
     """Digest of model, family and the pixels that enter the autoencoder."""
     prepared: BlobRef
-    """safetensors: `image` (model_height, model_width, 3) uint8, `mask` (model_height, model_width) uint8, 255 = edit."""
+    """safetensors, uint8: `image` (model_height, model_width, 3), `mask` (model_height, model_width), 255 = edit."""
     compute_ms: float = 0.0
     """In the image process."""
 

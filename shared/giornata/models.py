@@ -123,9 +123,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{path.parent} is not part of a diffusers checkpoint: {path.name} is missing") from None
+        raise ValueError(
+            f"{path.parent} is not part of a diffusers checkpoint: {path.name} is missing"
+        ) from None
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} does not hold a JSON object")
+        raise ValueError(f"{path} does not hold a JSON object")  # noqa: TRY004 - the file's content is at fault, not a type
     return content

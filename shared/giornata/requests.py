@@ -6,7 +6,15 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from giornata.errors import GiornataError, InvalidField, NotSupported, UnknownField
 from giornata.models import ModelCard
@@ -54,7 +62,8 @@ class EditParameters(BaseModel):
     )
     n: int = Field(1, ge=1, le=MAX_IMAGES, description="How many pictures; picture i uses seed + i.")
     size: Annotated[str, StringConstraints(pattern=r"^(auto|[1-9]\d{1,4}x[1-9]\d{1,4})$")] = Field(
-        "auto", description="Output size: `auto` (that of the image) or WIDTHxHEIGHT of the image's aspect ratio."
+        "auto",
+        description="Output size: `auto` (that of the image) or WIDTHxHEIGHT of the image's aspect ratio.",
     )
     output_format: OutputFormat = Field(OutputFormat.PNG, description="Encoding of the pictures.")
     output_compression: int | None = Field(
@@ -65,7 +74,10 @@ class EditParameters(BaseModel):
         None, ge=0, le=100, description="Distilled guidance; refused where the model takes none."
     )
     true_cfg_scale: float | None = Field(
-        None, ge=1, le=100, description="Classifier-free guidance against `negative_prompt`; refused where the family takes none."
+        None,
+        ge=1,
+        le=100,
+        description="Classifier-free guidance against `negative_prompt`; refused where the family takes none.",
     )
     negative_prompt: Annotated[str, StringConstraints(max_length=4000)] | None = Field(
         None, description="What to keep away from; needs `true_cfg_scale` above 1."
@@ -73,11 +85,16 @@ class EditParameters(BaseModel):
     strength: float | None = Field(
         None, gt=0, le=1, description="How much of the masked region is noised: 1 ignores what was there."
     )
-    seed: int | None = Field(None, ge=0, le=MAX_SEED, description="Seed of picture 0; default: random, and reported.")
+    seed: int | None = Field(
+        None, ge=0, le=MAX_SEED, description="Seed of picture 0; default: random, and reported."
+    )
     mask_mode: MaskMode = Field(MaskMode.AUTO, description="Which pixels of the mask mean edit.")
     grow_mask: int = Field(0, ge=0, le=512, description="Pixels of the image by which the mask is dilated.")
     mask_blur: float = Field(
-        4.0, ge=0, le=256, description="Feather of the paste, in pixels of the image, outward from the grown mask."
+        4.0,
+        ge=0,
+        le=256,
+        description="Feather of the paste, in pixels of the image, outward from the grown mask.",
     )
     user: Annotated[str, StringConstraints(max_length=256)] | None = Field(
         None, description="The application's end user; kept in the job's record and log."
@@ -137,7 +154,9 @@ def resolve(parameters: EditParameters, card: ModelCard, seed: int) -> EditParam
     if parameters.negative_prompt is not None and not card.takes_true_cfg:
         raise _does_not_apply("negative_prompt", "a text", card, "a negative prompt")
     if parameters.true_cfg_scale is not None and not card.takes_true_cfg:
-        raise _does_not_apply("true_cfg_scale", parameters.true_cfg_scale, card, "true classifier-free guidance")
+        raise _does_not_apply(
+            "true_cfg_scale", parameters.true_cfg_scale, card, "true classifier-free guidance"
+        )
     defaults: dict[str, Any] = {
         "model": card.name,
         "seed": seed,
@@ -165,10 +184,14 @@ def request_error(error: ValidationError) -> GiornataError:
     adapters = sorted(ADAPTER_FIELDS.intersection(unknown))
     if adapters:
         return NotSupported(
-            f"Adapters are not supported yet: {', '.join(adapters)}.", field=adapters[0], accepted="an edit without it"
+            f"Adapters are not supported yet: {', '.join(adapters)}.",
+            field=adapters[0],
+            accepted="an edit without it",
         )
     if unknown:
-        return UnknownField(f"Unknown field: {', '.join(unknown)}.", field=unknown[0], received=", ".join(unknown))
+        return UnknownField(
+            f"Unknown field: {', '.join(unknown)}.", field=unknown[0], received=", ".join(unknown)
+        )
     sentences = [f"{_field(d['loc'])}: {re.sub(r'^Value error, ', '', d['msg'])}" for d in details]
     first = details[0]
     value = first.get("input")

@@ -30,8 +30,11 @@ def token(value: str) -> str:
 
 
 def prepost(verb: str, model: str) -> str:
-    """Micro endpoint of any prepost instance that has `model`; verbs: inspect, encode, finish."""
-    return f"giornata.prepost.{token(verb)}.{token(model)}"
+    """Micro endpoint of any prepost instance that has `model`; verbs: inspect, encode, finish.
+
+    A dot in the model's name (FLUX.1) becomes an underscore; a job's digest tells models apart that then share one.
+    """
+    return f"giornata.prepost.{token(verb)}.{token(model.replace('.', '_'))}"
 
 
 def controlnet(verb: str) -> str:

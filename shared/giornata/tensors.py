@@ -13,7 +13,9 @@ from giornata.errors import InputLost
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """`tensors` on the CPU, contiguous, with their dtypes, as safetensors bytes."""
-    return safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    return safetensors.torch.save(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    )
 
 
 def unpack(data: bytes) -> dict[str, torch.Tensor]:

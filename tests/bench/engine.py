@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 
 import torch
+
 from giornata_denoiser.batch import Capacity, RowKey
 from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.engine import Engine
 from giornata_denoiser.row import Row, build_row
 from giornata_denoiser.sigmas import sigma_grid
-
 from tests.bench.report import Measured, measured
 
 GRIDS = ((32, 32), (24, 32), (32, 24), (16, 32), (32, 16), (24, 24), (28, 20), (20, 28))
@@ -23,7 +23,8 @@ REPEATS = 12
 def assembly_times(model: Path, seed: int) -> dict[str, Measured]:
     """Milliseconds of assembly when rows join or leave, and in the steps between."""
     checkpoint = load(model, dtype=torch.float32, device=torch.device("cpu"))
-    changed, unchanged = [], []
+    changed: list[float] = []
+    unchanged: list[float] = []
     for repeat in range(REPEATS):
         engine = Engine(checkpoint.family, Capacity(rows=8, tokens=1 << 20), time.perf_counter)
         engine.batch.submit([_row(checkpoint, i, repeat, seed) for i in range(len(GRIDS))])

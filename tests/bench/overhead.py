@@ -20,6 +20,7 @@ from pathlib import Path
 import aiohttp
 import torch
 import uvloop
+
 from deploy.launcher.plan import Plan
 from deploy.launcher.stack import running
 from deploy.model.build import build
@@ -29,7 +30,6 @@ from giornata.models import Family
 from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from giornata_router.placement import Placement
 from giornata_router.policy import Demand, least_remaining_steps
-
 from tests.bench.engine import assembly_times
 from tests.bench.report import Measured, measured, write
 from tests.bench.servers import embedded
@@ -52,7 +52,7 @@ async def request_overhead(model: Path, state: Path) -> tuple[Measured, Measured
     image, mask = file(scene(SIZE, SIZE)), file(box(SIZE, SIZE))
     whole, overhead = [], []
     async with running(plan) as stack:
-        await stack.wait_ready()
+        await stack.bring_up()
         async with aiohttp.ClientSession(stack.url) as http:
             for i in range(WARM_UP + EDITS):
                 form = edit_form(image, mask, num_inference_steps=STEPS, seed=SEED)
@@ -128,7 +128,12 @@ def rows(
     found |= {f"latent hand-over, {name}": value for name, value in hand_over.items()}
     for name, value in sorted(found.items()):
         paper = PAPER_MS[name.split(",")[0]]
-        yield {"measure": name, "ours_ms": value.as_dict(), "paper_ms": paper, "paper ÷ ours": paper / value.p50_ms}
+        yield {
+            "measure": name,
+            "ours_ms": value.as_dict(),
+            "paper_ms": paper,
+            "paper ÷ ours": paper / value.p50_ms,
+        }
 
 
 async def main() -> None:

@@ -6,18 +6,17 @@ size. Baseline: request-reply with the bytes inline. Ours: put, request-reply wi
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
 
 import uvloop
+from nats.aio.msg import Msg
+
 from giornata import bus as buses
 from giornata.blobs import RedisBlobs
 from giornata.bus import Bus
 from giornata.jobs import BlobRef
-from nats.aio.msg import Msg
-
 from tests.bench.report import Measured, measured, write
 from tests.bench.servers import embedded
 

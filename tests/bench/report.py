@@ -62,7 +62,8 @@ def write(name: str, rows: Sequence[Mapping[str, Any]], *, workload: Mapping[str
     OUT.mkdir(parents=True, exist_ok=True)
     path = OUT / f"{name}.json"
     path.write_text(
-        json.dumps({"rows": rows, "workload": workload, "machine": machine()}, indent=2) + "\n", encoding="utf-8"
+        json.dumps({"rows": rows, "workload": workload, "machine": machine()}, indent=2) + "\n",
+        encoding="utf-8",
     )
     table = Table(title=name)
     for column in rows[0]:

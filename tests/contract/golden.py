@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 
 from giornata import codec
-
 from tests.contract.messages import MESSAGES
 
 if __name__ == "__main__":

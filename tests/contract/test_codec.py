@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgpack
 import pytest
+from pydantic import BaseModel
+
 from giornata import codec
 from giornata.errors import PayloadTooLarge, SchemaMismatch
 from giornata.events import StepEvent
 from giornata.messages import CancelRows
-from pydantic import BaseModel
-
 from tests.contract.messages import MESSAGES
 
 GOLDEN = dict(
@@ -48,7 +48,15 @@ def test_every_missing_or_wrong_field_is_named() -> None:
         msgpack.packb({1: 2}),
         b"\xdf\xff\xff\xff\xff",
     ],
-    ids=["empty", "reserved byte", "not a map", "no schema", "newer schema", "integer key", "claims 4 G entries"],
+    ids=[
+        "empty",
+        "reserved byte",
+        "not a map",
+        "no schema",
+        "newer schema",
+        "integer key",
+        "claims 4 G entries",
+    ],
 )
 def test_what_is_no_message_is_refused_with_a_sentence(data: bytes) -> None:
     with pytest.raises(SchemaMismatch):

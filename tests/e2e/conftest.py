@@ -110,13 +110,14 @@ def live_stack(
         logs=state / "logs",
         model=str(model),
         model_name="tiny",
+        ready_s=READY_S,
         replicas=dict.fromkeys(ServiceName, 1) | dict(replicas),
         env={"GIORNATA_LOG_LEVEL": "debug", **env},
     )
     with Portal() as portal:
         stack = portal.enter(running(plan))
         try:
-            portal.call(stack.wait_ready(READY_S))
+            portal.call(stack.bring_up())
             yield LiveStack(stack, portal.loop)
         finally:
             portal.leave()

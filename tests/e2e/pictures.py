@@ -16,7 +16,10 @@ Pixels = NDArray[np.uint8]
 def scene(width: int = 128, height: int = 96, seed: int = 0, channels: int = 3) -> Pixels:
     """A smooth random picture, (height, width, channels) uint8."""
     noise = np.random.default_rng(seed).integers(0, 256, (6, 8, channels), dtype=np.uint8)
-    bands = [Image.fromarray(noise[..., i]).resize((width, height), Image.Resampling.BICUBIC) for i in range(channels)]
+    bands = [
+        Image.fromarray(noise[..., i]).resize((width, height), Image.Resampling.BICUBIC)
+        for i in range(channels)
+    ]
     return np.stack([np.asarray(band) for band in bands], axis=-1)
 
 
@@ -42,8 +45,12 @@ def pixels(data: bytes) -> Pixels:
 def edit_form(image: bytes | None = None, mask: bytes | None = None, **fields: object) -> aiohttp.FormData:
     """A multipart request with defaults that are quick on the small model."""
     form = aiohttp.FormData()
-    form.add_field("image", image if image is not None else file(scene()), filename="image.png", content_type="image/png")
-    form.add_field("mask", mask if mask is not None else file(box()), filename="mask.png", content_type="image/png")
+    form.add_field(
+        "image", image if image is not None else file(scene()), filename="image.png", content_type="image/png"
+    )
+    form.add_field(
+        "mask", mask if mask is not None else file(box()), filename="mask.png", content_type="image/png"
+    )
     for name, value in {"prompt": "a red hat", "num_inference_steps": 4, "seed": 7, **fields}.items():
         form.add_field(name, str(value).lower() if isinstance(value, bool) else str(value))
     return form

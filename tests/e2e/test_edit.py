@@ -9,19 +9,18 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
-import giornata.client
 import numpy as np
 import openai
 import pytest
-from deploy.launcher.stack import Stack
 
+import giornata.client
+from giornata.events import StepEvent
+from tests.e2e.conftest import LiveStack
 from tests.e2e.pictures import box, edit_form, file, pixels, scene
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-
-@pytest.fixture(scope="module")
-async def http(stack: Stack) -> AsyncIterator[aiohttp.ClientSession]:
+@pytest.fixture
+async def http(stack: LiveStack) -> AsyncIterator[aiohttp.ClientSession]:
     """A session whose base is the gateway."""
     async with aiohttp.ClientSession(stack.url) as session:
         yield session
@@ -47,7 +46,9 @@ async def events(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, int
             yield name, number, json.loads(text[6:])
 
 
-async def test_an_edit_repaints_inside_the_mask_and_keeps_every_pixel_outside(http: aiohttp.ClientSession) -> None:
+async def test_an_edit_repaints_inside_the_mask_and_keeps_every_pixel_outside(
+    http: aiohttp.ClientSession,
+) -> None:
     original = scene(200, 136)
     body = await edited(http, edit_form(file(original), file(box(200, 136)), mask_blur=0))
     result = pixels(base64.b64decode(body["data"][0]["b64_json"]))
@@ -71,7 +72,9 @@ async def test_equal_seeds_give_equal_pictures_and_row_i_is_seed_plus_i(http: ai
 
 
 @pytest.mark.parametrize(("output_format", "kind"), [("png", "PNG"), ("jpeg", "JPEG"), ("webp", "WEBP")])
-async def test_the_answer_can_be_the_picture_itself(http: aiohttp.ClientSession, output_format: str, kind: str) -> None:
+async def test_the_answer_can_be_the_picture_itself(
+    http: aiohttp.ClientSession, output_format: str, kind: str
+) -> None:
     form = edit_form(output_format=output_format, response_format="image")
     async with http.post("/v1/images/edits", data=form) as answer:
         data = await answer.read()
@@ -112,7 +115,9 @@ async def test_a_job_is_followed_replayed_and_fetched(http: aiohttp.ClientSessio
 
 
 async def test_cancel_ends_a_job_within_a_few_steps(http: aiohttp.ClientSession) -> None:
-    async with http.post("/v1/jobs", data=edit_form(file(scene(512, 512)), file(box(512, 512)), num_inference_steps=200)) as answer:
+    async with http.post(
+        "/v1/jobs", data=edit_form(file(scene(512, 512)), file(box(512, 512)), num_inference_steps=200)
+    ) as answer:
         location = answer.headers["Location"]
     async with http.get(f"{location}/events") as answer:
         last: dict[str, Any] = {}
@@ -131,7 +136,7 @@ async def test_cancel_ends_a_job_within_a_few_steps(http: aiohttp.ClientSession)
         assert (answer.status, (await answer.json())["error"]["code"]) == (409, "job_cancelled")
 
 
-async def test_a_client_that_leaves_cancels_its_edit(http: aiohttp.ClientSession, stack: Stack) -> None:
+async def test_a_client_that_leaves_cancels_its_edit(http: aiohttp.ClientSession, stack: LiveStack) -> None:
     form = edit_form(file(scene(512, 512)), file(box(512, 512)), num_inference_steps=200, stream=True)
     answer = await http.post("/v1/images/edits", data=form)
     job_id = ""
@@ -147,7 +152,7 @@ async def test_a_client_that_leaves_cancels_its_edit(http: aiohttp.ClientSession
         assert (await status.json())["state"] == "cancelled"
 
 
-async def test_openais_client_edits_plain_and_streamed(stack: Stack) -> None:
+async def test_openais_client_edits_plain_and_streamed(stack: LiveStack) -> None:
     async with openai.AsyncOpenAI(api_key="unused", base_url=f"{stack.url}/v1", max_retries=0) as client:
         arguments: dict[str, Any] = {
             "image": ("image.png", file(scene()), "image/png"),
@@ -171,13 +176,13 @@ async def test_openais_client_edits_plain_and_streamed(stack: Stack) -> None:
         assert refused.value.code == "size_mismatch"
 
 
-async def test_the_nats_door_gives_the_same_picture(stack: Stack, http: aiohttp.ClientSession) -> None:
+async def test_the_nats_door_gives_the_same_picture(stack: LiveStack, http: aiohttp.ClientSession) -> None:
     over_http = pixels(base64.b64decode((await edited(http, edit_form()))["data"][0]["b64_json"])).astype(int)
     async with giornata.client.connect(stack.nats_url) as client:
         edit = await client.edit(
             image=file(scene()), mask=file(box()), prompt="a red hat", num_inference_steps=4, seed=7
         )
-        steps = [progress.step async for progress in edit if getattr(progress, "step", None)]
+        steps = [progress.step async for progress in edit if isinstance(progress, StepEvent)]
         result = await edit.result()
     assert steps == [1, 2, 3, 4]
     assert np.abs(pixels(result.pictures[0].data or b"").astype(int) - over_http).max() <= 1
@@ -206,5 +211,5 @@ async def test_the_fleet_is_ready_and_says_who_it_is(http: aiohttp.ClientSession
     assert services == {"gateway", "router", "denoiser", "prepost", "controlnet", "lora-store"}
     async with http.get("/metrics") as answer:
         text = await answer.text()
-    assert 'giornata_requests_total{' in text
+    assert "giornata_requests_total{" in text
     assert "giornata_worker_running_rows" in text

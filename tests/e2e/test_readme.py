@@ -9,15 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from deploy.launcher.stack import Stack
 
+from tests.e2e.conftest import LiveStack
 from tests.e2e.pictures import box, file, pixels, scene
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = re.compile(r"<!-- tested: (sh|python) -->\n```\w+\n(.*?)```", re.DOTALL)
 EXAMPLES = EXAMPLE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def test_the_nats_example_is_the_file_and_under_twenty_lines() -> None:
@@ -28,7 +26,7 @@ def test_the_nats_example_is_the_file_and_under_twenty_lines() -> None:
 
 @pytest.mark.parametrize(("language", "code"), EXAMPLES, ids=[f"example {i}" for i in range(len(EXAMPLES))])
 async def test_an_example_of_the_readme_edits_a_picture(
-    stack: Stack, tmp_path: Path, language: str, code: str
+    stack: LiveStack, tmp_path: Path, language: str, code: str
 ) -> None:
     (tmp_path / "photo.png").write_bytes(file(scene()))
     (tmp_path / "mask.png").write_bytes(file(box()))

@@ -9,11 +9,9 @@ from collections.abc import AsyncIterator
 import aiohttp
 import numpy as np
 import pytest
-from deploy.launcher.stack import Stack
 
+from tests.e2e.conftest import LiveStack
 from tests.e2e.pictures import box, edit_form, file, scene
-
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def png_of(width: int, height: int) -> bytes:
@@ -23,7 +21,12 @@ def png_of(width: int, height: int) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 64)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 64))
+        + chunk(b"IEND", b"")
+    )
 
 
 def alpha_mask() -> bytes:
@@ -43,7 +46,11 @@ PICTURES = {
     "empty mask": ({"mask": file(np.zeros((96, 128), np.uint8))}, 400, {"mask_empty"}),
     "mask of another shape": ({"mask": file(box(128, 40))}, 400, {"mask_size_mismatch"}),
     "alpha mode, no alpha": ({"mask_mode": "alpha"}, 400, {"mask_rejected"}),
-    "alpha mode, opaque": ({"mask_mode": "alpha", "mask": alpha_mask()}, 400, {"mask_rejected", "mask_empty"}),
+    "alpha mode, opaque": (
+        {"mask_mode": "alpha", "mask": alpha_mask()},
+        400,
+        {"mask_rejected", "mask_empty"},
+    ),
 }
 
 FIELDS = {
@@ -56,7 +63,12 @@ FIELDS = {
     "background": ({"background": "transparent"}, 400, "invalid_field", "background"),
     "unknown": ({"colour": "teal"}, 400, "unknown_field", "colour"),
     "adapter": ({"loras": "x"}, 400, "not_supported", "loras"),
-    "negative prompt": ({"negative_prompt": "x", "true_cfg_scale": 2}, 400, "invalid_field", "negative_prompt"),
+    "negative prompt": (
+        {"negative_prompt": "x", "true_cfg_scale": 2},
+        400,
+        "invalid_field",
+        "negative_prompt",
+    ),
     "compression of png": ({"output_compression": 50}, 400, "invalid_field", None),
     "another model": ({"model": "sdxl"}, 404, "model_not_found", "model"),
     "strength": ({"strength": 0}, 400, "invalid_field", "strength"),
@@ -65,8 +77,8 @@ FIELDS = {
 }
 
 
-@pytest.fixture(scope="module")
-async def http(stack: Stack) -> AsyncIterator[aiohttp.ClientSession]:
+@pytest.fixture
+async def http(stack: LiveStack) -> AsyncIterator[aiohttp.ClientSession]:
     """A session whose base is the gateway."""
     async with aiohttp.ClientSession(stack.url) as session:
         yield session

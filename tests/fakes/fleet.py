@@ -14,6 +14,7 @@ from giornata.errors import ErrorBody
 from giornata.events import DenoisedEvent, EventKind, StepEvent
 from giornata.jobs import BlobRef, Encoding, Inspection, JobRecord, RowState
 from giornata.messages import (
+    CancelRows,
     EncodeRequest,
     FinishReply,
     FinishRequest,
@@ -26,6 +27,7 @@ from giornata.models import Family, ModelCard
 from giornata.records import Records
 from giornata.telemetry import telemetry
 from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerState
+from tests.fakes.news import News
 
 CARD = ModelCard(
     name="tiny",
@@ -91,7 +93,9 @@ class FakePrepost:
 
     async def _finish(self, request: FinishRequest) -> FinishReply:
         self._called("finish")
-        return FinishReply(image=REF.model_copy(update={"key": f"image{request.index}"}), decode_ms=1, paste_ms=1)
+        return FinishReply(
+            image=REF.model_copy(update={"key": f"image{request.index}"}), decode_ms=1, paste_ms=1
+        )
 
     def _called(self, verb: str) -> None:
         self.calls.append(verb)
@@ -111,12 +115,15 @@ class FakePrepost:
 class FakeDenoiser:
     """Takes rows and reports them done after `step_s` a step; `die` makes it fall silent like a killed process."""
 
-    def __init__(self, bus: Bus, records: Records, instance: str, *, step_s: float = 0.0, capacity: int = 8) -> None:
+    def __init__(
+        self, bus: Bus, records: Records, instance: str, *, step_s: float = 0.0, capacity: int = 8
+    ) -> None:
         self.instance = instance
         self.answer = RunAnswer.ACCEPTED
         self.poisoned: set[int] = set()
         self.requests: list[RunRequest] = []
         self.cancelled: list[str] = []
+        self.news = News()
         self._bus = bus
         self._records = records
         self._step_s = step_s
@@ -129,19 +136,19 @@ class FakeDenoiser:
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         """Serve while inside, or until :meth:`die`."""
-        from giornata.messages import CancelRows
-
         life = asyncio.create_task(self._live())
         self._tasks.add(life)
-        async with self._bus.listen(
-            subjects.worker_cancel(self.instance), CancelRows, lambda m: self.cancelled.append(m.job_id)
-        ):
+        async with self._bus.listen(subjects.worker_cancel(self.instance), CancelRows, self._cancel):
             await asyncio.sleep(0)
             try:
                 yield
             finally:
                 self.die()
                 await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _cancel(self, message: CancelRows) -> None:
+        self.cancelled.append(message.job_id)
+        self.news.tell()
 
     def die(self) -> None:
         """No more telemetry, answers or reports."""
@@ -169,8 +176,10 @@ class FakeDenoiser:
     async def _take(self, request: RunRequest) -> RunReply:
         if self._draining:
             return RunReply(answer=RunAnswer.DRAINING)
-        if self.answer is RunAnswer.ACCEPTED:
+        known = {(r.job.job_id, r.attempt) for r in self.requests}
+        if self.answer is RunAnswer.ACCEPTED and (request.job.job_id, request.attempt) not in known:
             self.requests.append(request)
+            self.news.tell()
             task = asyncio.create_task(self._compute(request), name="rows")
             self._tasks.add(task)
         return RunReply(answer=self.answer)
@@ -180,8 +189,11 @@ class FakeDenoiser:
         first = max((row.resume.step for row in request.rows if row.resume), default=0)
         for step in range(first, steps):
             self._running[request.job.job_id] = (request, step)
+            self.news.tell()
             await asyncio.sleep(self._step_s)
-            event = StepEvent(job_id=request.job.job_id, attempt=request.attempt, index=0, step=step + 1, steps=steps)
+            event = StepEvent(
+                job_id=request.job.job_id, attempt=request.attempt, index=0, step=step + 1, steps=steps
+            )
             await self._bus.publish(self._subject(request, EventKind.STEP), event)
         self._running.pop(request.job.job_id, None)
         poison = ErrorBody(code="row_poisoned", message="not finite")
@@ -197,7 +209,9 @@ class FakeDenoiser:
         def change(record: JobRecord) -> JobRecord | None:
             if record.attempt != request.attempt or record.owner != self.instance:
                 return None
-            rows = tuple(row.model_copy(update=outcome(row)) if row.index in mine else row for row in record.rows)
+            rows = tuple(
+                row.model_copy(update=outcome(row)) if row.index in mine else row for row in record.rows
+            )
             return record.model_copy(update={"rows": rows, "owner": None})
 
         await self._records.change(request.job.job_id, change)

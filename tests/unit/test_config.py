@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from giornata.config import ServiceConfig, load
 from giornata_router.config import RouterConfig
 
@@ -21,14 +22,22 @@ def test_every_start_is_another_instance_unless_named() -> None:
     assert load(ServiceConfig, "router", ["--instance", "r1"]).instance == "r1"
 
 
-def test_every_mistake_is_in_one_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_mistake_is_in_one_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("GIORNATA_QUEUE_LIMIT", "many")
     with pytest.raises(SystemExit) as ended:
         load(RouterConfig, "router", ["--policy", "astrology", "--telemetry-hz", "0"])
     report = capsys.readouterr().err
     assert ended.value.code == 2
     assert "3 configuration mistake(s)" in report
-    for name in ("GIORNATA_QUEUE_LIMIT / --queue-limit", "'many'", "--policy", "least_remaining_steps", "--telemetry-hz"):
+    for name in (
+        "GIORNATA_QUEUE_LIMIT / --queue-limit",
+        "'many'",
+        "--policy",
+        "least_remaining_steps",
+        "--telemetry-hz",
+    ):
         assert name in report
 
 

@@ -5,20 +5,58 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from giornata.errors import BY_CODE, ErrorBody, Failed, GiornataError, InvalidField, MaskSizeMismatch, from_body
+
+from giornata.errors import (
+    BY_CODE,
+    ErrorBody,
+    Failed,
+    GiornataError,
+    InvalidField,
+    MaskSizeMismatch,
+    from_body,
+)
 
 CODES = {
-    "attempts_exhausted", "bad_request", "blob_store_full", "deadline_exceeded", "error", "failed",
-    "image_timeout", "image_unreadable", "input_lost", "internal_error", "invalid_field", "job_cancelled", "job_not_finished",
-    "job_not_found", "mask_empty", "mask_rejected", "mask_size_mismatch", "model_not_found", "not_supported",
-    "overloaded", "payload_too_large", "queue_full", "result_expired", "row_poisoned", "schema_mismatch",
-    "service_unavailable", "size_mismatch", "too_many_pixels", "too_many_requests", "unauthorized", "unknown_field",
-    "unsupported_image_format", "worker_full", "worker_lost",
-}  # fmt: skip
+    "attempts_exhausted",
+    "bad_request",
+    "blob_store_full",
+    "deadline_exceeded",
+    "error",
+    "failed",
+    "image_timeout",
+    "image_unreadable",
+    "input_lost",
+    "internal_error",
+    "invalid_field",
+    "job_cancelled",
+    "malformed_message",
+    "job_not_finished",
+    "job_not_found",
+    "mask_empty",
+    "mask_rejected",
+    "mask_size_mismatch",
+    "model_not_found",
+    "not_supported",
+    "overloaded",
+    "payload_too_large",
+    "queue_full",
+    "result_expired",
+    "row_poisoned",
+    "schema_mismatch",
+    "service_unavailable",
+    "size_mismatch",
+    "too_many_pixels",
+    "too_many_requests",
+    "unauthorized",
+    "unknown_field",
+    "unsupported_image_format",
+    "worker_full",
+    "worker_lost",
+}
 
 
 def test_codes_are_stable() -> None:
-    assert CODES <= set(BY_CODE), "a code that clients know was renamed or removed"
+    assert set(BY_CODE) >= CODES, "a code that clients know was renamed or removed"
 
 
 def test_every_error_has_a_code_and_a_sentence_of_its_own() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from giornata.fleet import SILENCE_S, Fleet
 from giornata.workers import ServiceName, ServiceState
-
 from tests.fakes.fleet import CARD
 
 
 def state(service: ServiceName, instance: str, **fields: object) -> ServiceState:
-    base = ServiceState(service=service, instance=instance, host="h", version="0.1.0", ready=True, models=(CARD,))
+    base = ServiceState(
+        service=service, instance=instance, host="h", version="0.1.0", ready=True, models=(CARD,)
+    )
     return base.model_copy(update=fields)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from giornata.models import SAMPLE_BYTES, Family, digest, read_model_card
 
 
@@ -48,7 +49,9 @@ def test_a_timestep_distilled_checkpoint_takes_no_guidance_and_few_steps(tmp_pat
 
 
 @pytest.mark.parametrize(("written", "length"), [(48, 48), (512, 512), (int(1e30), 512)])
-def test_text_is_padded_as_the_tokenizer_says_and_to_512_at_most(tmp_path: Path, written: int, length: int) -> None:
+def test_text_is_padded_as_the_tokenizer_says_and_to_512_at_most(
+    tmp_path: Path, written: int, length: int
+) -> None:
     assert read_model_card(checkpoint(tmp_path, text_length=written)).max_text_tokens == length
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from giornata.errors import GiornataError, InvalidField, NotSupported, UnknownField
-from giornata.models import Family
-from giornata.requests import MAX_SEED, EditParameters, request_error, resolve
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from giornata.errors import GiornataError, InvalidField, NotSupported, UnknownField
+from giornata.models import Family
+from giornata.requests import MAX_SEED, EditParameters, request_error, resolve
 from tests.fakes.fleet import CARD
 
 INPAINT = CARD.model_copy(
-    update={"family": Family.FLUX_INPAINT, "takes_true_cfg": True, "default_strength": 0.6, "default_steps": 28}
+    update={
+        "family": Family.FLUX_INPAINT,
+        "takes_true_cfg": True,
+        "default_strength": 0.6,
+        "default_steps": 28,
+    }
 )
 
 
@@ -95,8 +100,16 @@ def test_what_a_model_does_not_take_is_refused() -> None:
 
 
 def test_strength_skips_steps_as_diffusers_does() -> None:
-    for steps, strength, computed in ((28, 0.6, 17), (28, 1.0, 28), (4, 0.01, 1), (50, 0.5, 25), (3, 0.34, 2)):
-        resolved = resolve(EditParameters(prompt="x", strength=strength, num_inference_steps=steps), INPAINT, 1)
+    for steps, strength, computed in (
+        (28, 0.6, 17),
+        (28, 1.0, 28),
+        (4, 0.01, 1),
+        (50, 0.5, 25),
+        (3, 0.34, 2),
+    ):
+        resolved = resolve(
+            EditParameters(prompt="x", strength=strength, num_inference_steps=steps), INPAINT, 1
+        )
         assert resolved.denoising_steps == computed
 
 

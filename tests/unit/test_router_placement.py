@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from giornata.fleet import SILENCE_S
 from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from giornata_router.placement import UNLISTED_S, Placement
 from giornata_router.policy import POLICIES, Candidate, Demand, fewest_rows, least_remaining_steps
-from hypothesis import given
-from hypothesis import strategies as st
-
 from tests.fakes.fleet import CARD
 
 DEMAND = Demand(model=CARD.name, model_digest=CARD.digest, rows=1, tokens=16, steps=10)

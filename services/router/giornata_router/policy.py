@@ -38,7 +38,9 @@ Policy = Callable[[Sequence[Candidate], Demand], Candidate | None]
 
 def least_remaining_steps(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
     """The worker that will have computed all it has soonest, counted in row steps."""
-    return min(_with_room(candidates, demand), key=lambda c: (c.remaining_steps, c.tokens, c.instance), default=None)
+    return min(
+        _with_room(candidates, demand), key=lambda c: (c.remaining_steps, c.tokens, c.instance), default=None
+    )
 
 
 def fewest_rows(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:

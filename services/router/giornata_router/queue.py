@@ -88,7 +88,9 @@ class Queue:
                 task.add_done_callback(lambda _: slots.release())
         finally:
             if not self._tools.bus.client.is_closed:
-                await consumer.unsubscribe()  # a message in its buffer would hold up the drain of the connection
+                await (
+                    consumer.unsubscribe()
+                )  # a message in its buffer would hold up the drain of the connection
 
     async def renew(self) -> None:
         """Tell the queue that what is carried here is still carried; runs for ever."""

@@ -43,7 +43,9 @@ class Router:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Stand by, lead when the lease is free, until `stop`."""
-        lease = await Lease.open(self._bus.client.jetstream(timeout=streams.LEASE_TTL_S / 2), self._config.instance)
+        lease = await Lease.open(
+            self._bus.client.jetstream(timeout=streams.LEASE_TTL_S / 2), self._config.instance
+        )
         async with (
             self._bus.listen(subjects.ALL_TELEMETRY, ServiceState, self._dispatch.observe),
             telemetry(self._bus, self._config.telemetry_hz, self._report),
@@ -69,7 +71,7 @@ class Router:
                     self._active = True
                     while not stop.is_set() and await lease.renew():
                         await _wait(stop, RENEW_S)
-                raise _StepDownError
+                raise _StepDownError  # noqa: TRY301 - a task group has no other way to cancel its tasks
         except* _StepDownError:
             pass
         finally:
@@ -96,7 +98,7 @@ class Router:
 
 
 class _StepDownError(Exception):
-    """Ends the task group of a router that no longer leads; a group has no other way to cancel its tasks."""
+    """Ends the task group of a router that no longer leads."""
 
 
 async def _wait(stop: asyncio.Event, seconds: float) -> None:

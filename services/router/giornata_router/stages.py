@@ -1,16 +1,21 @@
-"""Asking prepost, again where it is gone, busy or silent; what cannot be mended by asking again is raised at once."""
+"""Asking prepost, again where that can help; what cannot be mended by asking again is raised at once.
+
+Nobody there, or no room: an accepted job waits, as long as its budget lasts. Silence or an unexpected error: a
+few tries.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from pydantic import BaseModel
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from giornata import subjects
 from giornata.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.errors import DeadlineExceeded, GiornataError
+from giornata.errors import DeadlineExceeded, GiornataError, Overloaded
 from giornata.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest
 from giornata_router.config import RouterConfig
@@ -29,13 +34,17 @@ class Stages:
         """Decode and measure the job's pictures."""
         limit = deadline.at_most(self._config.inspect_s)
         request = InspectRequest(job=job, remaining_ms=limit.remaining_ms())
-        return await self._ask("inspect", job, request, Inspection, self._config.inspect_s, deadline)
+        return await self._ask(
+            subjects.prepost("inspect", job.model), request, Inspection, self._config.inspect_s, deadline
+        )
 
     async def encode(self, job: Job, inspection: Inspection, deadline: Deadline) -> Encoding:
         """Conditioning of all rows."""
         limit = deadline.at_most(self._config.encode_s)
         request = EncodeRequest(job=job, inspection=inspection, remaining_ms=limit.remaining_ms())
-        return await self._ask("encode", job, request, Encoding, self._config.encode_s, deadline)
+        return await self._ask(
+            subjects.prepost("encode", job.model), request, Encoding, self._config.encode_s, deadline
+        )
 
     async def finish(
         self, job: Job, inspection: Inspection, index: int, latents: BlobRef, deadline: Deadline
@@ -45,15 +54,16 @@ class Stages:
         request = FinishRequest(
             job=job, inspection=inspection, index=index, latents=latents, remaining_ms=limit.remaining_ms()
         )
-        return await self._ask("finish", job, request, FinishReply, self._config.finish_s, deadline)
+        return await self._ask(
+            subjects.prepost("finish", job.model), request, FinishReply, self._config.finish_s, deadline
+        )
 
     async def _ask(
-        self, verb: str, job: Job, request: BaseModel, reply: type[R], limit_s: float, deadline: Deadline
+        self, subject: str, request: BaseModel, reply: type[R], limit_s: float, deadline: Deadline
     ) -> R:
-        subject = subjects.prepost(verb, job.model)
         tries = AsyncRetrying(
-            stop=stop_after_attempt(self._config.stage_tries),
-            wait=wait_random_exponential(multiplier=0.2, max=3),
+            stop=_after_faults(self._config.stage_tries),
+            wait=wait_random_exponential(multiplier=0.2, max=2),
             retry=retry_if_exception(_worth_another_try),
             reraise=True,
         )
@@ -61,6 +71,19 @@ class Stages:
             with attempt:
                 return await self._bus.call(subject, request, reply, deadline.at_most(limit_s))
         raise AssertionError("tenacity either returns or raises")
+
+
+def _after_faults(limit: int) -> Callable[[RetryCallState], bool]:
+    """Stop at the `limit`-th try that failed otherwise than by nobody being there or having room."""
+    faults = 0
+
+    def stop(state: RetryCallState) -> bool:
+        nonlocal faults
+        error = state.outcome.exception() if state.outcome else None
+        faults += not isinstance(error, Overloaded)
+        return faults >= limit
+
+    return stop
 
 
 def _worth_another_try(error: BaseException) -> bool:

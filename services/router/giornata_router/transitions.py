@@ -69,7 +69,11 @@ def ended(record: JobRecord, rows: tuple[Row, ...], times: Times) -> JobRecord:
     """Every row has a picture or an error: completed if there is at least one picture, else failed."""
     images = [row for row in rows if row.image is not None]
     errors = [row.error for row in rows if row.error is not None]
-    error = None if images else (errors[0] if errors else InternalError("The job ended without a picture.").body())
+    error = (
+        None
+        if images
+        else (errors[0] if errors else InternalError("The job ended without a picture.").body())
+    )
     return record.model_copy(
         update={
             "state": JobState.COMPLETED if images else JobState.FAILED,
@@ -95,7 +99,9 @@ def exhausted(record: JobRecord, limit: int) -> AttemptsExhausted | None:
     """The error that ends a job which has lost too many attempts."""
     if record.failures < limit:
         return None
-    return AttemptsExhausted(f"{record.failures} workers were lost while computing this edit.", received=record.failures)
+    return AttemptsExhausted(
+        f"{record.failures} workers were lost while computing this edit.", received=record.failures
+    )
 
 
 def demand(record: JobRecord, inspection: Inspection) -> Demand:

@@ -50,6 +50,7 @@ class Walk:
         self._deadline = Deadline.after_ms(record.job.budget_ms - record.spent_ms)
         self._scope: asyncio.Timeout | None = None
         self._cancelled = False
+        self._doing = "waiting in the queue"
         self._ledger.stage("queue", waited_ms)
 
     def cancel(self) -> None:
@@ -101,7 +102,10 @@ class Walk:
         return None
 
     def _out_of_time(self) -> GiornataError:
-        return JobCancelled() if self._cancelled else DeadlineExceeded(accepted=f"{self._job.budget_ms} ms")
+        if self._cancelled:
+            return JobCancelled()
+        limit = f"{self._job.budget_ms} ms"
+        return DeadlineExceeded(f"The time allowed for this edit ended while {self._doing}.", accepted=limit)
 
     async def _walk(self) -> None:
         if self._record.state is JobState.QUEUED:
@@ -114,6 +118,7 @@ class Walk:
         await self._change(lambda record: transitions.ended(record, rows, self._ledger.times()))
 
     async def _inspect(self) -> Inspection:
+        self._doing = "inspecting its pictures"
         with self._ledger.timing("prepare"):
             inspection = await self._tools.stages.inspect(self._job, self._deadline)
         self._ledger.compute("inspect", inspection.compute_ms)
@@ -122,6 +127,7 @@ class Walk:
     async def _encode(self, inspection: Inspection) -> Encoding:
         if self._record.encoding is not None:
             return self._record.encoding
+        self._doing = "encoding"
         with self._ledger.timing("prepare"):
             encoding = await self._tools.stages.encode(self._job, inspection, self._deadline)
         self._ledger.compute("encode", encoding.compute_ms)
@@ -136,42 +142,52 @@ class Walk:
         async with self._tools.dispatch.expecting(job_id) as report:
             try:
                 if self._record.owner is None:
-                    if not await self._send(inspection, await self._encode(inspection)):
-                        return
-                else:  # another router sent them
+                    await self._assign(inspection, await self._encode(inspection))
+                else:  # another router assigned them, and may have died before it sent them
                     demand = transitions.demand(self._record, inspection)
                     self._tools.dispatch.adopt(job_id, self._record.attempt, self._record.owner, demand)
-                await self._settle(await report)
+                if await self._offer():
+                    self._doing = "denoising"
+                    await self._settle(await report)
             finally:
                 self._tools.dispatch.release(job_id)
 
-    async def _send(self, inspection: Inspection, encoding: Encoding) -> bool:
-        """Choose a worker and give it the rows; False if it did not take them."""
+    async def _assign(self, inspection: Inspection, encoding: Encoding) -> None:
+        """Choose a worker, and write down that it owns the next attempt."""
         demand = transitions.demand(self._record, inspection)
         job = self._job
+        self._doing = "waiting for a worker with room"
         with self._ledger.timing("queue"):
-            worker = await self._tools.dispatch.acquire(job.job_id, self._record.attempt + 1, demand, job.priority)
-        record = await self._change(
+            worker = await self._tools.dispatch.acquire(
+                job.job_id, self._record.attempt + 1, demand, job.priority
+            )
+        await self._change(
             lambda r: transitions.assigned(r, worker, inspection, encoding, self._ledger.times())
         )
+
+    async def _offer(self) -> bool:
+        """Send the rows to the attempt's owner, which ignores what it has already; False if it did not take them."""
+        record = self._record
+        if record.owner is None or record.inspection is None or record.encoding is None:
+            raise InternalError("Rows are offered only after they have been assigned.")
         request = RunRequest(
-            job=job,
+            job=self._job,
             attempt=record.attempt,
-            inspection=inspection,
-            encoding=encoding,
+            inspection=record.inspection,
+            encoding=record.encoding,
             rows=record.pending_rows,
             remaining_ms=self._deadline.remaining_ms(),
         )
         limit = self._deadline.at_most(RUN_REPLY_S)
         try:
-            reply = await self._tools.bus.call(subjects.worker_run(worker), request, RunReply, limit)
+            reply = await self._tools.bus.call(subjects.worker_run(record.owner), request, RunReply, limit)
         except (ServiceUnavailable, DeadlineExceeded) as error:
-            log.warning("worker_unreachable", job=job.job_id, worker=worker, error=str(error))
+            log.warning("worker_unreachable", job=self._job.job_id, worker=record.owner, error=str(error))
+            self._tools.dispatch.refuse(record.owner)
             await self._change(lambda r: transitions.lost(r, record.attempt))
-            self._tools.dispatch.refuse(worker)
             return False
         if reply.answer is not RunAnswer.ACCEPTED:
-            self._tools.dispatch.refuse(worker)
+            self._tools.dispatch.refuse(record.owner)
             await self._change(lambda r: transitions.taken_back(r, record.attempt))
             return False
         await self._tell(JobState.RUNNING)
@@ -197,6 +213,7 @@ class Walk:
         await self._change(lambda record: transitions.lost(record, attempt))
 
     async def _finish(self, inspection: Inspection) -> tuple[Row, ...]:
+        self._doing = "finishing"
         with self._ledger.timing("finish"):
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._finish_row(row, inspection)) for row in self._record.rows]
@@ -207,7 +224,9 @@ class Walk:
         if row.latents is None:
             return row
         try:
-            reply = await self._tools.stages.finish(self._job, inspection, row.index, row.latents, self._deadline)
+            reply = await self._tools.stages.finish(
+                self._job, inspection, row.index, row.latents, self._deadline
+            )
         except GiornataError as error:
             return row.model_copy(update={"error": error.body()})
         self._ledger.compute("decode", reply.decode_ms)

@@ -22,7 +22,9 @@ class MemoryBlobs:
         self._expire()
         used = sum(len(blob) for name, (blob, _) in self._blobs.items() if name != key)
         if used + len(data) > self._capacity_bytes:
-            raise BlobStoreFull(received=f"{len(data)} bytes", accepted=f"{self._capacity_bytes - used} bytes now")
+            raise BlobStoreFull(
+                received=f"{len(data)} bytes", accepted=f"{self._capacity_bytes - used} bytes now"
+            )
         self._blobs[key] = (bytes(data), self._clock() + ttl_s)
         return await refer(key, data)
 

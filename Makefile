@@ -1,0 +1,66 @@
+# `make` lists the targets. A machine needs Python 3.11 or newer with its venv module, make and a shell.
+
+PYTHON ?= python3
+## Where torch comes from: .../whl/cpu or, for NVIDIA GPUs, .../whl/cu130 (the last part names the build).
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+BIN := .venv/bin
+DISTRIBUTIONS := shared $(patsubst %/pyproject.toml,%,$(wildcard services/*/pyproject.toml))
+LOCK := constraints.txt requirements-dev.txt $(DISTRIBUTIONS:%=%/pyproject.toml)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# The build is asked for by its full version (2.13.0+cpu), because a plain 2.13.0 is also met by PyPI's, which brings
+# gigabytes of CUDA. Wheels for macOS have only one build and no such suffix.
+TORCH_BUILD := $(notdir $(patsubst %/,%,$(TORCH_INDEX)))
+TORCH_SUFFIX := $(if $(filter Darwin,$(shell uname -s)),,+$(TORCH_BUILD))
+TORCH := $(shell sed -n 's/^torch==.*/&/p' constraints.txt)$(TORCH_SUFFIX)
+READY := .venv/.ready-$(TORCH_BUILD)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo up test check bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
+		printf 'make %-6s %s\n' "$$target" "$$text"; done
+	@printf '\nmake setup TORCH_INDEX=https://download.pytorch.org/whl/cu130 takes the CUDA build of torch.\n'
+
+setup: $(READY) ## create .venv with the seven distributions, the embedded servers and the tools
+
+# torch first: from pip's own --find-links, if it is configured and holds the wheel (then no index is asked), else from
+# TORCH_INDEX and from nowhere else. What torch needs comes with the rest, where constraints.txt holds.
+# All seven distributions in one command: each is taken from its folder, none is looked up by its name.
+$(READY): $(LOCK)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(PYTHON) is older than 3.11; name a newer one: make setup PYTHON=python3.12" >&2; exit 1; }
+	@rm -f .venv/.ready-*
+	$(PYTHON) -m venv .venv
+	$(PIP) install --quiet --quiet --constraint constraints.txt pip setuptools
+	$(PIP) install --quiet --quiet --no-deps --no-index $(TORCH) 2>/dev/null || \
+		$(PIP) install --no-deps --index-url $(TORCH_INDEX) $(TORCH)
+	$(PIP) install --quiet --quiet --constraint constraints.txt --no-build-isolation \
+		--requirement requirements-dev.txt $(DISTRIBUTIONS:%=--editable %)
+	@touch $@
+
+demo: setup ## edit a photograph with the whole system and write out/demo/
+	$(BIN)/python -m deploy.launcher demo
+
+up: setup ## run the whole system in the foreground; Ctrl-C drains it
+	$(BIN)/python -m deploy.launcher up
+
+test: setup ## run every test
+	$(BIN)/python -m pytest
+
+check: setup ## lint, format, types, import rules and the Compose schema
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --quiet tests/unit/test_import_rules.py
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+
+bench: setup ## measure the overhead of serving and write out/bench/overhead.json
+	$(BIN)/python -m tests.bench.overhead
+
+clean: ## remove the environment, state, results and caches
+	rm -rf .venv .giornata out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find shared services deploy tests -name __pycache__ -prune -exec rm -rf {} +
+	find shared services -name '*.egg-info' -prune -exec rm -rf {} +

@@ -1,0 +1,113 @@
+"""The whole system on this machine: in the foreground (`up`), or for one edit (`demo`)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+
+from deploy.launcher import signals
+from deploy.launcher.demo import DemoOptions, demo
+from deploy.launcher.process import LaunchError
+from deploy.launcher.up import UpOptions, up
+from giornata import runtime
+from giornata.models import Family
+
+ENVIRONMENT = """\
+environment:
+  GIORNATA_NATS_URL    an external NATS with JetStream instead of the embedded one
+  GIORNATA_REDIS_URL   an external Redis-protocol server (no eviction!) instead of the embedded one
+  GIORNATA_MODEL       a diffusers checkpoint, local folder or hub id, instead of the built-in small one
+  GIORNATA_*           every other setting, see `python -m giornata_gateway --help` and its siblings
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    root = argparse.ArgumentParser(
+        prog="python -m deploy.launcher",
+        description=__doc__,
+        epilog=ENVIRONMENT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument(
+        "--family",
+        type=Family,
+        choices=list(Family),
+        default=Family.FLUX_FILL,
+        help="built-in model (%(default)s)",
+    )
+    shared.add_argument(
+        "--torch-threads", type=_count, default=1, metavar="N", help="of each process (%(default)s)"
+    )
+    verbs = root.add_subparsers(dest="verb", required=True)
+    up_ = verbs.add_parser(
+        "up",
+        help="run until Ctrl-C",
+        description="Run the stack until Ctrl-C, then drain. Accepted jobs go on at the next start.",
+        epilog=ENVIRONMENT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[shared],
+    )
+    _add_up_flags(up_)
+    demo_ = verbs.add_parser(
+        "demo",
+        help="edit one photograph",
+        description="Edit one photograph end to end, and measure.",
+        epilog=ENVIRONMENT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[shared],
+    )
+    _add_demo_flags(demo_)
+    return root
+
+
+def _add_up_flags(up_: argparse.ArgumentParser) -> None:
+    up_.add_argument("--host", default="127.0.0.1", help="address of the REST API (%(default)s)")
+    up_.add_argument(
+        "--port", type=int, default=8000, help="port of the REST API, 0 for any free one (%(default)s)"
+    )
+    up_.add_argument("--denoisers", type=_count, default=1, metavar="N", help="(%(default)s)")
+    up_.add_argument(
+        "--routers", type=_count, default=1, metavar="N", help="one is active, others stand by (%(default)s)"
+    )
+    up_.add_argument("--prepost", type=_count, default=1, metavar="N", help="(%(default)s)")
+
+
+def _add_demo_flags(demo_: argparse.ArgumentParser) -> None:
+    demo_.add_argument(
+        "--out", type=Path, default=Path("out/demo"), help="folder of pictures and report (%(default)s)"
+    )
+    demo_.add_argument("--steps", type=_count, default=8, help="denoising steps (%(default)s)")
+    demo_.add_argument("--prompt", default="a glass helmet that mirrors the blue Earth", help="(%(default)s)")
+    demo_.add_argument("--seed", type=int, default=7, help="(%(default)s)")
+    demo_.add_argument(
+        "--no-oracle", action="store_true", help="skip the comparison with diffusers, for large models"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0, 1 with a sentence on standard error, 130 after a signal."""
+    flags = vars(parser().parse_args(argv))
+    runtime.configure_logs("error", "console", "launcher")
+    verb = flags.pop("verb")
+    try:
+        if verb == "up":
+            return signals.run(partial(up, UpOptions(**flags), partial(print, flush=True)))
+        return signals.run(partial(demo, DemoOptions(**flags)))
+    except LaunchError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, received {number}")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The built-in model: a small checkpoint with random weights, and how it is built."""

@@ -1,0 +1,71 @@
+"""The two tokenizers of a Flux checkpoint, with a vocabulary of a few hundred tokens; no download."""
+
+from __future__ import annotations
+
+import string
+from collections import Counter
+from itertools import pairwise
+from typing import Final
+
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import CLIPTokenizer, T5TokenizerFast
+
+CLIP_TOKENS: Final = 77
+"""Length to which CLIP pads a prompt; fixed by its position embedding."""
+T5_TOKENS: Final = 48
+"""Length to which T5 pads a prompt. Real checkpoints take 512; a step's cost grows with it."""
+
+CORPUS: Final = """
+a an the of on in with and at to from by for this that one two some her his its their
+add remove replace change paint draw make turn put keep fill erase restore swap extend
+photo picture portrait painting person woman man model child face hair hat dress shirt shoes helmet suit jacket
+background sky sea beach sunset city street wall wooden table room window door grass tree flowers mountain forest
+red green blue yellow orange purple pink black white grey brown golden bright dark small large old new
+astronaut space earth moon rocket flag dog cat horse bird car bicycle boat house bottle cup book lamp chair
+realistic detailed soft sharp blurry cinematic high low quality light shadow style vintage masked region
+"""
+"""Words of edit instructions: each one is a single token for T5, and what CLIP's merges are learnt from."""
+
+
+def clip_tokenizer() -> CLIPTokenizer:
+    """Byte-level byte-pair encoding as CLIP's, so that every string has tokens."""
+    byte_letters = sorted(ByteLevel.alphabet())
+    merges = learn_merges(CORPUS.split())
+    tokens = [*byte_letters, *(f"{letter}</w>" for letter in byte_letters)]
+    tokens += [left + right for left, right in merges]
+    tokens += ["<|startoftext|>", "<|endoftext|>"]
+    vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
+    return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=CLIP_TOKENS)
+
+
+def t5_tokenizer() -> T5TokenizerFast:
+    """A unigram model over the words of the corpus and printable ASCII; anything else is ``<unk>``."""
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -4.0)]
+    pieces += [(character, -6.0) for character in string.printable.strip()]
+    pieces += [(f"\u2581{word}", -3.0) for word in sorted(set(CORPUS.split()))]
+    return T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=T5_TOKENS)
+
+
+def learn_merges(words: list[str]) -> list[tuple[str, str]]:
+    """Byte-pair merges, most frequent pair first, until every word is one token (Sennrich et al., 2016).
+
+    The `tokenizers` library's own trainer breaks ties by hash order, differently in every process.
+    """
+    split = [(*word[:-1], f"{word[-1]}</w>") for word in words]
+    merges: list[tuple[str, str]] = []
+    while counts := Counter(pair for symbols in split for pair in pairwise(symbols)):
+        best = max(counts, key=lambda pair: (counts[pair], pair))
+        merges.append(best)
+        split = [_merge(symbols, best) for symbols in split]
+    return merges
+
+
+def _merge(symbols: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
+    """`symbols` with every occurrence of `pair`, from the left, made one."""
+    merged: list[str] = []
+    rest = list(symbols)
+    while rest:
+        width = 2 if tuple(rest[:2]) == pair else 1
+        merged.append("".join(rest[:width]))
+        del rest[:width]
+    return tuple(merged)

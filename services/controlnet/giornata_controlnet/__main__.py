@@ -1,0 +1,27 @@
+"""Composition root: ``python -m giornata_controlnet --help``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from functools import partial
+
+from giornata import bus, runtime
+from giornata.config import ServiceConfig, load
+from giornata_controlnet import service
+
+
+async def run(config: ServiceConfig, stop: asyncio.Event) -> None:
+    """Connect, serve until `stop`, drain."""
+    async with bus.connect(config.nats_url, config.instance) as connected:
+        await service.serve(connected, config, stop)
+
+
+def main() -> int:
+    """Exit status of the process."""
+    config = load(ServiceConfig, "controlnet")
+    return runtime.run(partial(run, config), config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""Endpoint and telemetry of one ControlNet instance."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import AsyncExitStack
+from typing import NoReturn
+
+import structlog
+
+from giornata import __version__, subjects
+from giornata.bus import Bus, Endpoint
+from giornata.config import ServiceConfig
+from giornata.errors import NotSupported
+from giornata.messages import AdapterRequest
+from giornata.telemetry import telemetry
+from giornata.workers import ServiceName, ServiceState
+
+log = structlog.get_logger(__name__)
+
+
+async def serve(bus: Bus, config: ServiceConfig, stop: asyncio.Event) -> None:
+    """Answer and tell of this instance until `stop`; then say *draining* and finish what was delivered."""
+    state = ServiceState(
+        service=ServiceName.CONTROLNET,
+        instance=config.instance,
+        host=socket.gethostname(),
+        version=__version__,
+        ready=True,
+    )
+    endpoint = Endpoint(subjects.controlnet("residuals"), AdapterRequest, residuals)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(bus.serve("controlnet", endpoint, instance=config.instance))
+        await stack.enter_async_context(telemetry(bus, config.telemetry_hz, lambda: state))
+        log.info("ready", subject=endpoint.subject)
+        await stop.wait()
+        log.info("draining")
+    log.info("drained")
+
+
+async def residuals(request: AdapterRequest) -> NoReturn:
+    """Residuals of a ControlNet for one step.
+
+    Raises:
+        NotSupported: always, for now.
+    """
+    raise NotSupported(
+        "ControlNet residuals are not computed yet.",
+        field="adapter",
+        received=request.adapter,
+        accepted="an edit without a ControlNet",
+    )

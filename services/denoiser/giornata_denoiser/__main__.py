@@ -1,0 +1,37 @@
+"""``python -m giornata_denoiser``: the composition root."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from functools import partial
+
+from giornata import bus, runtime, streams
+from giornata.blobs import RedisBlobs
+from giornata.config import load
+from giornata.records import Records
+from giornata_denoiser.checkpoint import open_checkpoint
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.service import Denoiser
+
+
+async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
+    """Open NATS, blobs and the model; denoise until `stop`."""
+    async with (
+        bus.connect(config.nats_url, config.instance) as connected,
+        RedisBlobs.open(config.redis_url) as blobs,
+    ):
+        await streams.ensure(connected.jetstream, replicas=config.replicas, events_ttl_s=config.result_ttl_s)
+        records = await Records.open(connected.jetstream)
+        checkpoint = await asyncio.to_thread(open_checkpoint, config)
+        await Denoiser(config, connected, blobs, records, checkpoint).run(stop)
+
+
+def main() -> int:
+    """Exit status of the process."""
+    config = load(DenoiserConfig, "denoiser")
+    return runtime.run(partial(serve, config), config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

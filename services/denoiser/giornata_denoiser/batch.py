@@ -1,0 +1,132 @@
+"""Step-level continuous batching, as a plain object: who waits, who runs, who joins next.
+
+Rows join at the next step and leave after their last; nothing here computes or waits. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
+
+
+@dataclass(frozen=True)
+class RowKey:
+    """Names one row of one attempt at a job."""
+
+    job_id: str
+    attempt: int
+    index: int
+
+
+class Member(Protocol):
+    """What the batch needs to know of a row."""
+
+    @property
+    def key(self) -> RowKey:
+        """Its name."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens it adds to a step: text and image, of all its sequences."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """How much one step may compute."""
+
+    rows: int
+    tokens: int
+    """Text and image tokens of all sequences of a step."""
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.tokens < 1:
+            raise ValueError(f"capacity needs at least one row and one token, received {self}")
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Batch(Generic[M]):
+    """Rows of one worker: first come, first served.
+
+    A row that is larger than the whole capacity is not refused for ever: it runs alone.
+    """
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.capacity = capacity
+        self._waiting: dict[RowKey, M] = {}
+        self._running: dict[RowKey, M] = {}
+
+    @property
+    def waiting(self) -> tuple[M, ...]:
+        """Rows that have not joined yet, in order of arrival."""
+        return tuple(self._waiting.values())
+
+    @property
+    def running(self) -> tuple[M, ...]:
+        """Rows of the next step, in order of joining."""
+        return tuple(self._running.values())
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._running)
+
+    def submit(self, members: Iterable[M]) -> None:
+        """Let rows wait for the next step.
+
+        Raises:
+            ValueError: a row with this key is here already.
+        """
+        for member in members:
+            if member.key in self._waiting or member.key in self._running:
+                raise ValueError(f"row {member.key} is in the batch already")
+            self._waiting[member.key] = member
+
+    def admit(self) -> tuple[M, ...]:
+        """Let waiting rows join, in order and while they fit, and return the rows of the next step."""
+        for member in list(self._joining(self._waiting.values())):
+            del self._waiting[member.key]
+            self._running[member.key] = member
+        return self.running
+
+    def settle(self, advanced: Iterable[M], left: Iterable[RowKey]) -> None:
+        """Take in a step's results: the rows as they are now, and the keys of those that have left.
+
+        Rows that were cancelled while the step ran are no longer here and stay away.
+        """
+        for member in advanced:
+            if member.key in self._running:
+                self._running[member.key] = member
+        for key in left:
+            self._running.pop(key, None)
+
+    def cancel(self, job_id: str, attempt: int | None = None) -> tuple[M, ...]:
+        """Drop a job's rows, waiting and running, of one attempt or all; return them as of the last step."""
+        gone = [
+            member
+            for member in (*self._running.values(), *self._waiting.values())
+            if member.key.job_id == job_id and attempt in (None, member.key.attempt)
+        ]
+        for member in gone:
+            self._running.pop(member.key, None)
+            self._waiting.pop(member.key, None)
+        return tuple(gone)
+
+    def take_all(self) -> tuple[M, ...]:
+        """Drop and return every row, running ones first, as of the last step."""
+        gone = (*self._running.values(), *self._waiting.values())
+        self._running.clear()
+        self._waiting.clear()
+        return gone
+
+    def _joining(self, queue: Iterable[M]) -> Iterable[M]:
+        """The rows at the head of `queue` that fit beside the running ones. None overtakes another."""
+        tokens = sum(member.tokens for member in self._running.values())
+        empty = not self._running
+        for member in islice(queue, max(0, self.capacity.rows - len(self._running))):
+            tokens += member.tokens
+            if tokens > self.capacity.tokens and not empty:
+                return
+            empty = False
+            yield member

@@ -1,0 +1,166 @@
+"""The engine: one step for all running rows, synchronous and without IO.
+
+A step has three parts, so that the thread which owns the engine holds its lock only around the short ones:
+:meth:`Engine.plan` decides, :meth:`Engine.compute` computes, :meth:`Engine.settle` takes the results in. Rows
+are values: a row that is cancelled while a step runs is simply no longer there when the results arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from giornata.errors import GiornataError, InternalError, RowPoisoned
+from giornata.workers import StepSample
+from giornata_denoiser.assembly import Assembly, assemble
+from giornata_denoiser.batch import Batch, Capacity
+from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.row import Row
+from giornata_denoiser.stepping import denoise_step
+
+Clock = Callable[[], float]
+"""Monotonic seconds."""
+
+
+@dataclass(frozen=True, eq=False)
+class FailedRow:
+    """A row that could not be computed, as of its last good step. The error's cause is what was raised."""
+
+    row: Row
+    error: GiornataError
+
+
+@dataclass(frozen=True, eq=False)
+class StepReport:
+    """What one step did."""
+
+    began_s: float
+    ended_s: float
+    advanced: tuple[Row, ...] = ()
+    """Rows as they are now; those that are `done` have left."""
+    failed: tuple[FailedRow, ...] = ()
+    sample: StepSample | None = None
+    """None for a step that had to be taken apart, whose times say nothing."""
+
+
+class Engine:
+    """Continuous batching over one checkpoint. Not thread-safe; :mod:`giornata_denoiser.loop` makes it so."""
+
+    def __init__(self, family: Family, capacity: Capacity, clock: Clock) -> None:
+        self.family = family
+        self.batch: Batch[Row] = Batch(capacity)
+        self._clock = clock
+        self._assembled: tuple[tuple[Row, ...], Assembly] | None = None
+
+    def step(self) -> StepReport | None:
+        """One step for all running rows; None when there is nothing to do."""
+        rows = self.plan()
+        return self.settle(self.compute(rows)) if rows else None
+
+    def plan(self) -> tuple[Row, ...]:
+        """Let waiting rows join and return the rows of this step."""
+        rows = self.batch.admit()
+        if not rows:
+            self._assembled = None
+        return rows
+
+    def compute(self, rows: tuple[Row, ...]) -> StepReport:
+        """One step of `rows`; changes nothing but the cached assembly.
+
+        If the step raises, every row is computed alone: the culprit fails, the others do not notice.
+
+        Raises:
+            torch.AcceleratorError: the device itself is lost, and no row can be blamed.
+        """
+        began = self._clock()
+        outcome = self._attempt(rows)
+        if isinstance(outcome, StepReport):
+            return outcome
+        if len(rows) == 1:
+            return StepReport(began, self._clock(), failed=(FailedRow(rows[0], _row_error(outcome)),))
+        del outcome  # its traceback keeps the tensors of the failed step alive
+        parts = [self.compute((row,)) for row in rows]
+        return StepReport(
+            began,
+            self._clock(),
+            advanced=tuple(row for part in parts for row in part.advanced),
+            failed=tuple(failure for part in parts for failure in part.failed),
+        )
+
+    def settle(self, report: StepReport) -> StepReport:
+        """Take in what :meth:`compute` reported, without the rows that were cancelled meanwhile."""
+        running = {row.key for row in self.batch.running}
+        advanced = tuple(row for row in report.advanced if row.key in running)
+        failed = tuple(failure for failure in report.failed if failure.row.key in running)
+        left = [row.key for row in advanced if row.done] + [failure.row.key for failure in failed]
+        self.batch.settle(advanced, left)
+        return replace(report, advanced=advanced, failed=failed)
+
+    def _attempt(self, rows: tuple[Row, ...]) -> StepReport | Exception:
+        try:
+            return self._forward(rows)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a row's edge: the row is answered with it, and the service logs it
+            return error
+
+    def _forward(self, rows: tuple[Row, ...]) -> StepReport:
+        began = self._clock()
+        with torch.inference_mode():
+            assembly = self._assembly_of(rows)
+            assembled = self._clock()
+            latents = denoise_step(self.family, assembly, rows)
+            finite = torch.stack(
+                [latent.isfinite().all() for latent in latents]
+            ).tolist()  # waits for the device
+        ended = self._clock()
+        advanced = [
+            row.advanced(latent) for row, latent, good in zip(rows, latents, finite, strict=True) if good
+        ]
+        poisoned = [FailedRow(row, RowPoisoned()) for row, good in zip(rows, finite, strict=True) if not good]
+        sample = step_sample(rows, assemble_ms=(assembled - began) * 1e3, step_ms=(ended - began) * 1e3)
+        return StepReport(began, ended, tuple(advanced), tuple(poisoned), sample)
+
+    def _assembly_of(self, rows: tuple[Row, ...]) -> Assembly:
+        """The assembly of `rows`: that of the last step while nobody joined or left."""
+        if self._assembled and _same_inputs(self._assembled[0], rows):
+            return self._assembled[1]
+        self._assembled = None  # freed before the next is made
+        assembly = assemble(self.family, rows)
+        self._assembled = (rows, assembly)
+        return assembly
+
+
+def step_sample(rows: Sequence[Row], *, assemble_ms: float, step_ms: float) -> StepSample:
+    """What a step of `rows` computed, for the router's regressions."""
+    lengths = [length for row in rows for length in row.lengths]
+    image_tokens = sum(row.image_tokens * len(row.prompts) for row in rows)
+    return StepSample(
+        rows=len(rows),
+        sequences=len(lengths),
+        image_tokens=image_tokens,
+        text_tokens=sum(lengths) - image_tokens,
+        attention_pairs=sum(length * length for length in lengths),
+        assemble_ms=assemble_ms,
+        step_ms=step_ms,
+    )
+
+
+def _same_inputs(before: Sequence[Row], after: Sequence[Row]) -> bool:
+    """Whether the rows differ in latents and steps only; every row is built with its own conditioning."""
+    return len(before) == len(after) and all(
+        a.conditioning is b.conditioning for a, b in zip(before, after, strict=True)
+    )
+
+
+def _row_error(cause: Exception) -> GiornataError:
+    """How a row that raised when it was computed alone is answered."""
+    error: GiornataError
+    if isinstance(cause, torch.OutOfMemoryError):
+        error = InternalError("The denoiser ran out of memory on this picture.")
+    else:
+        error = RowPoisoned("The denoiser could not compute this picture.")
+    error.__cause__ = cause
+    return error

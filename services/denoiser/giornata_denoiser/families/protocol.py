@@ -1,0 +1,77 @@
+"""What the engine asks of a model family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from giornata_denoiser.packing import Layout
+
+Rotary = tuple[Tensor, Tensor]
+"""Cosine and sine, (tokens, head_dim) float32 each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """What the transformer sees of every step of a batch besides latents and timesteps; packed by sequence.
+
+    A row is one sequence, or two with true classifier-free guidance.
+    """
+
+    layout: Layout
+    text: Tensor
+    """(text_tokens, joint_dim), the text stream."""
+    pooled: Tensor
+    """(sequences, pooled_dim)"""
+    guidance: Tensor
+    """(sequences,) float32, distilled guidance scale."""
+    rotary: Rotary
+    """In joint order."""
+
+
+class Family(Protocol):
+    """One kind of checkpoint and the diffusers pipeline that it equals."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the transformer is."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The transformer's, and that of every row's tensors."""
+
+    @property
+    def conditioning(self) -> Mapping[str, int]:
+        """Channels of the tensors every row carries, by name; `noise` and `image_latents` are among them."""
+
+    @property
+    def prompt_channels(self) -> tuple[int, int]:
+        """Channels of prompt embeddings and of pooled prompt embeddings."""
+
+    def rotary(self, text_tokens: int, grid: tuple[int, int]) -> Rotary:
+        """Rotary embedding of one sequence, text then image; `grid` is (height, width) in tokens."""
+
+    def model_input(self, latent: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
+        """The transformer's input per image token: (tokens, 4 * latent_channels) → (tokens, in_channels)."""
+
+    def velocity(self, sequences: Sequences, image: Tensor, timestep: Tensor) -> Tensor:
+        """One forward over all sequences.
+
+        Args:
+            sequences: the batch.
+            image: (image_tokens, in_channels), the image stream.
+            timestep: (sequences,) float32, sigma * 1000.
+
+        Returns:
+            (image_tokens, 4 * latent_channels): velocity of the image stream.
+        """
+
+    def after_step(self, latent: Tensor, conditioning: Mapping[str, Tensor], next_sigma: Tensor) -> Tensor:
+        """What the pipeline does to the latent, (tokens, channels), after each step.
+
+        `next_sigma` is (tokens, 1) float32: the noise level that the step has reached.
+        """

@@ -1,0 +1,91 @@
+"""From a run request to the engine's rows: fetch the claim checks, build the rows off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import structlog
+from torch import Tensor
+
+from giornata import jobs, tensors
+from giornata.blobs import BlobStore
+from giornata.errors import InputLost, SchemaMismatch
+from giornata.messages import RunRequest
+from giornata_denoiser.batch import RowKey
+from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.row import Row, Snapshot, build_row
+from giornata_denoiser.sigmas import sigma_grid
+
+log = structlog.get_logger(__name__)
+
+
+class Blobs(NamedTuple):
+    """A row's inputs as safetensors bytes."""
+
+    text: bytes
+    conditioning: bytes
+    latents: bytes | None
+    """Where it goes on."""
+
+
+async def rows_of(request: RunRequest, checkpoint: Checkpoint, blobs: BlobStore) -> tuple[Row, ...]:
+    """The rows of `request`, on the transformer's device.
+
+    Raises:
+        InputLost: an input is no longer in the blob store; a lost latent only means to begin again.
+        SchemaMismatch: the inputs do not fit the checkpoint.
+        ServiceUnavailable: the blob store does not answer.
+    """
+    text = await blobs.get(request.encoding.text)
+    rows = []
+    for row in request.rows:
+        if row.index >= len(request.encoding.rows):
+            raise SchemaMismatch("A row has no encoding.", received=row.index)
+        found = Blobs(text, await blobs.get(request.encoding.rows[row.index]), await _resumed(row, blobs))
+        rows.append(await asyncio.to_thread(_build, request, checkpoint, row, found))
+    return tuple(rows)
+
+
+async def _resumed(row: jobs.Row, blobs: BlobStore) -> bytes | None:
+    if row.resume is None:
+        return None
+    try:
+        return await blobs.get(row.resume.latents)
+    except InputLost as error:
+        log.warning("resume_lost", index=row.index, step=row.resume.step, error=str(error))
+        return None
+
+
+def _build(request: RunRequest, checkpoint: Checkpoint, row: jobs.Row, found: Blobs) -> Row:
+    """In a worker thread: unpacking and moving to the device take milliseconds."""
+    parameters, inspection = request.job.parameters, request.inspection
+    if parameters.num_inference_steps is None or parameters.strength is None:
+        raise SchemaMismatch("Denoising needs resolved parameters.")
+    multiple = checkpoint.card.pixel_multiple
+    return build_row(
+        checkpoint.family,
+        RowKey(request.job.job_id, request.attempt, row.index),
+        grid=(inspection.model_height // multiple, inspection.model_width // multiple),
+        sigmas=sigma_grid(
+            checkpoint.scheduler,
+            steps=parameters.num_inference_steps,
+            strength=parameters.strength,
+            image_tokens=inspection.tokens,
+        ),
+        text=tensors.unpack(found.text),
+        conditioning=tensors.unpack(found.conditioning),
+        guidance_scale=parameters.guidance_scale or 0.0,
+        true_cfg_scale=parameters.true_cfg_scale or 1.0,
+        resume=_snapshot(row, found.latents),
+    )
+
+
+def _snapshot(row: jobs.Row, latents: bytes | None) -> Snapshot | None:
+    if row.resume is None or latents is None:
+        return None
+    unpacked: Mapping[str, Tensor] = tensors.unpack(latents)
+    if "latents" not in unpacked:
+        raise SchemaMismatch("A row's state holds no latents.", received=", ".join(unpacked) or "none")
+    return Snapshot(row.resume.step, unpacked["latents"])

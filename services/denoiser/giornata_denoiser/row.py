@@ -1,0 +1,174 @@
+"""A row: one picture being denoised, as a value that changes only from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from giornata.errors import SchemaMismatch
+from giornata_denoiser.batch import RowKey
+from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.sigmas import SigmaGrid, scale_noise
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """An encoded prompt, in the transformer's dtype and on its device."""
+
+    embeds: Tensor
+    """(text_tokens, joint_dim)"""
+    pooled: Tensor
+    """(pooled_dim,)"""
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """What a step changes of a row: with its inputs, enough to go on elsewhere."""
+
+    step: int
+    """Steps already computed."""
+    latent: Tensor
+    """(tokens, 4 * latent_channels) float32 on the CPU; holds every bfloat16 value exactly."""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One picture of a job at a step boundary. Tensors are in the transformer's dtype and on its device."""
+
+    key: RowKey
+    grid: tuple[int, int]
+    """Height and width of the latent in tokens (2x2 latent pixels each)."""
+    sigmas: SigmaGrid
+    step: int
+    """Steps already computed."""
+    latent: Tensor
+    """(tokens, 4 * latent_channels), packed row-major."""
+    prompt: Prompt
+    negative: Prompt | None
+    """Present when true classifier-free guidance is on; the row is then two sequences."""
+    guidance_scale: float
+    """Distilled guidance; read only where the transformer embeds it."""
+    true_cfg_scale: float
+    conditioning: Mapping[str, Tensor]
+    """(tokens, channels) each; the names and channels are the family's."""
+
+    @property
+    def steps(self) -> int:
+        """Steps from the first to the last."""
+        return self.sigmas.steps
+
+    @property
+    def done(self) -> bool:
+        """Whether the latent is final."""
+        return self.step >= self.steps
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """The prompts of the row's sequences, the positive one first."""
+        return (self.prompt,) if self.negative is None else (self.prompt, self.negative)
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of the picture."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence: text and image."""
+        return tuple(len(prompt.embeds) + self.image_tokens for prompt in self.prompts)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens the row adds to a step."""
+        return sum(self.lengths)
+
+    def advanced(self, latent: Tensor) -> Row:
+        """The row after one more step."""
+        return replace(self, latent=latent, step=self.step + 1)
+
+    def export(self) -> Snapshot:
+        """The row's state as a value; :func:`build_row` makes an equal row from it and the same inputs."""
+        return Snapshot(self.step, self.latent.detach().to("cpu", torch.float32, copy=True))
+
+
+def build_row(
+    family: Family,
+    key: RowKey,
+    *,
+    grid: tuple[int, int],
+    sigmas: SigmaGrid,
+    text: Mapping[str, Tensor],
+    conditioning: Mapping[str, Tensor],
+    guidance_scale: float,
+    true_cfg_scale: float = 1.0,
+    resume: Snapshot | None = None,
+) -> Row:
+    """A row from the tensors that prepost made.
+
+    Args:
+        family: of the checkpoint that will denoise it.
+        key: names the row.
+        grid: height and width of the latent in tokens.
+        sigmas: its noise levels.
+        text: `prompt_embeds` (text_tokens, joint_dim), `pooled_prompt_embeds` (pooled_dim,) and, for true
+            classifier-free guidance, the same with the prefix `negative_`.
+        conditioning: `noise`, `image_latents` and what else the family names, (tokens, channels) each.
+        guidance_scale: distilled guidance.
+        true_cfg_scale: above 1 and with a negative prompt, classifier-free guidance is computed.
+        resume: where an interrupted row goes on; default its beginning.
+
+    Raises:
+        SchemaMismatch: a tensor is missing or has another shape than the checkpoint takes.
+    """
+    tokens = grid[0] * grid[1]
+    fields = {
+        name: _take(family, conditioning, name, (tokens, channels))
+        for name, channels in family.conditioning.items()
+    }
+    if resume is None:
+        latent = scale_noise(fields["image_latents"], sigmas.sigmas[:1].to(family.device), fields["noise"])
+    else:
+        latent = _take(family, {"latent": resume.latent}, "latent", tuple(fields["noise"].shape))
+    step = 0 if resume is None else resume.step
+    if not 0 <= step < sigmas.steps:
+        raise SchemaMismatch(
+            "A row resumes at a step it does not have.", received=step, accepted=f"below {sigmas.steps}"
+        )
+    guided = true_cfg_scale > 1 and "negative_prompt_embeds" in text
+    return Row(
+        key=key,
+        grid=grid,
+        sigmas=sigmas,
+        step=step,
+        latent=latent,
+        prompt=_prompt(family, text, ""),
+        negative=_prompt(family, text, "negative_") if guided else None,
+        guidance_scale=guidance_scale,
+        true_cfg_scale=true_cfg_scale,
+        conditioning=fields,
+    )
+
+
+def _prompt(family: Family, text: Mapping[str, Tensor], prefix: str) -> Prompt:
+    joint_dim, pooled_dim = family.prompt_channels
+    return Prompt(
+        embeds=_take(family, text, f"{prefix}prompt_embeds", (None, joint_dim)),
+        pooled=_take(family, text, f"{prefix}pooled_prompt_embeds", (pooled_dim,)),
+    )
+
+
+def _take(family: Family, tensors: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...]) -> Tensor:
+    """`tensors[name]` in the family's dtype and on its device, if its shape fits; None fits any length."""
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise SchemaMismatch(f"A row lacks the tensor {name}.", received=", ".join(sorted(tensors)) or "none")
+    found = tuple(tensor.shape)
+    if len(found) != len(shape) or any(
+        want not in (None, have) for want, have in zip(shape, found, strict=True)
+    ):
+        accepted = tuple("any" if want is None else want for want in shape)
+        raise SchemaMismatch(f"The tensor {name} has a wrong shape.", received=found, accepted=str(accepted))
+    return tensor.to(family.device, family.dtype)

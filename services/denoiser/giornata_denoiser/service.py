@@ -1,0 +1,191 @@
+"""The denoiser's subscriptions and telemetry: it answers at once whether it takes rows.
+
+:mod:`giornata_denoiser.carrying` does the rest. The engine runs in a thread of its own; its reports hop to the
+event loop, where one task tells them in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import deque
+from contextlib import AsyncExitStack
+from typing import Final
+
+import nats.errors
+import structlog
+from pydantic import BaseModel
+
+from giornata import __version__, subjects, telemetry
+from giornata.blobs import BlobStore
+from giornata.bus import Bus, Endpoint
+from giornata.errors import InternalError, ServiceUnavailable
+from giornata.events import EventKind
+from giornata.jobs import Job
+from giornata.messages import CancelRows, RunReply, RunRequest
+from giornata.records import Records
+from giornata.workers import ServiceName, ServiceState, StepSample, WorkerState
+from giornata_denoiser.batch import Capacity, RowKey
+from giornata_denoiser.carrying import Carrier
+from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.engine import Engine, StepReport
+from giornata_denoiser.inputs import rows_of
+from giornata_denoiser.loop import EngineLoop
+from giornata_denoiser.outcomes import Outcomes
+from giornata_denoiser.row import Row
+
+MAX_SAMPLES: Final = 16
+"""Step samples that one telemetry message carries."""
+HAND_BACK_S: Final = 10.0
+"""Time to write unfinished rows down, beyond the configured time to drain."""
+
+log = structlog.get_logger(__name__)
+
+
+class Denoiser:
+    """One instance with one model."""
+
+    _engine: EngineLoop
+    _carrier: Carrier
+
+    def __init__(
+        self, config: DenoiserConfig, bus: Bus, blobs: BlobStore, records: Records, checkpoint: Checkpoint
+    ) -> None:
+        self._config = config
+        self._bus = bus
+        self._blobs = blobs
+        self._checkpoint = checkpoint
+        self._outcomes = Outcomes(blobs, records, config.instance)
+        self._reports: asyncio.Queue[StepReport] = asyncio.Queue()
+        self._samples: deque[StepSample] = deque(maxlen=MAX_SAMPLES)
+        self._steps_total = 0
+        self._draining = False
+        self._crash: Exception | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Take rows and tell of this instance until `stop`; then finish or hand back what is here.
+
+        Raises:
+            ExceptionGroup: of an InternalError, when the engine has lost its device.
+        """
+        config, bus = self._config, self._bus
+        run = Endpoint(subjects.worker_run(config.instance), RunRequest, self._run_rows)
+        cancel = subjects.worker_cancel(config.instance)
+        async with AsyncExitStack() as stack:
+            self._engine = stack.enter_context(self._engine_loop(stop))
+            tasks = await stack.enter_async_context(asyncio.TaskGroup())
+            self._carrier = self._make_carrier(tasks)
+            stack.callback(tasks.create_task(self._relay(), name="relay").cancel)
+            await stack.enter_async_context(bus.listen(cancel, CancelRows, self._drop))
+            await stack.enter_async_context(bus.listen(subjects.ALL_CANCELS, CancelRows, self._drop_job))
+            await stack.enter_async_context(bus.answer(run))
+            await stack.enter_async_context(telemetry.telemetry(bus, config.telemetry_hz, self._state))
+            log.info("ready", model=self._checkpoint.card.name, digest=self._checkpoint.card.digest[:12])
+            await stop.wait()
+            await self._drain()
+
+    def _engine_loop(self, stop: asyncio.Event) -> EngineLoop:
+        loop = asyncio.get_running_loop()
+
+        def crashed(error: Exception) -> None:
+            self._crash = error
+            stop.set()
+
+        capacity = Capacity(self._config.capacity_rows, self._config.capacity_tokens)
+        return EngineLoop(
+            Engine(self._checkpoint.family, capacity, time.perf_counter),
+            on_report=lambda report: loop.call_soon_threadsafe(self._reports.put_nowait, report),
+            on_crash=lambda error: loop.call_soon_threadsafe(crashed, error),
+        )
+
+    def _make_carrier(self, tasks: asyncio.TaskGroup) -> Carrier:
+        async def fetch(request: RunRequest) -> tuple[Row, ...]:
+            return await rows_of(request, self._checkpoint, self._blobs)
+
+        return Carrier(
+            self._config.instance,
+            capacity_rows=self._config.capacity_rows,
+            engine=self._engine,
+            fetch=fetch,
+            outcomes=self._outcomes,
+            publish=self._publish,
+            tasks=tasks,
+        )
+
+    async def _run_rows(self, request: RunRequest) -> RunReply:
+        """Endpoint ``giornata.worker.<worker>.run``."""
+        self._check_model(request.job)
+        return RunReply(answer=self._carrier.take(request))
+
+    def _drop(self, message: CancelRows) -> None:
+        """Subscription ``giornata.worker.<worker>.cancel``: one attempt."""
+        self._carrier.drop((message.job_id, message.attempt))
+
+    def _drop_job(self, message: CancelRows) -> None:
+        """Subscription ``giornata.cancel.<job>``: whatever the attempt."""
+        self._carrier.drop_job(message.job_id)
+
+    async def _relay(self) -> None:
+        """Tell what the engine did, in order; runs for ever."""
+        while True:
+            report = await self._reports.get()
+            self._steps_total += len(report.advanced)
+            if report.sample is not None:
+                self._samples.append(report.sample)
+            await self._carrier.advance(report)
+
+    async def _publish(self, job: Job, kind: EventKind, event: BaseModel) -> None:
+        """Events may be lost while NATS is away; the record is the truth."""
+        try:
+            await self._bus.publish(subjects.event(job.gateway, job.job_id, kind), event)
+        except nats.errors.Error as error:
+            log.warning("event_lost", job=job.job_id, kind=kind, error=repr(error))
+
+    async def _drain(self) -> None:
+        if self._crash is not None:
+            raise InternalError("The engine has lost its device.") from self._crash
+        self._draining = True
+        log.info("draining")
+        if self._bus.client.is_connected:
+            await telemetry.publish(self._bus, self._state())
+        await self._carrier.drain(self._config.drain_s, HAND_BACK_S)
+        log.info("drained")
+
+    def _check_model(self, job: Job) -> None:
+        """Two versions of a model may serve under one name for a while; they never mix in one job."""
+        if job.model_digest != self._checkpoint.card.digest:
+            raise ServiceUnavailable(
+                f"This worker has another version of the model {job.model}.",
+                received=f"digest {job.model_digest[:12]}",
+                accepted=f"digest {self._checkpoint.card.digest[:12]}",
+            )
+
+    def _state(self) -> ServiceState:
+        return ServiceState(
+            service=ServiceName.DENOISER,
+            instance=self._config.instance,
+            host=socket.gethostname(),
+            version=__version__,
+            ready=True,
+            draining=self._draining,
+            models=(self._checkpoint.card,),
+            worker=self._worker_state(),
+        )
+
+    def _worker_state(self) -> WorkerState:
+        """Accepted rows are listed until they are reported, so that nobody believes them lost."""
+        running = {row.key for row in self._engine.state().running}
+        rows = [row for assignment in self._carrier.assignments for row in assignment.progress()]
+        joined = [RowKey(row.job_id, row.attempt, row.index) in running for row in rows]
+        samples = tuple(self._samples)
+        self._samples.clear()
+        return WorkerState(
+            capacity_rows=self._config.capacity_rows,
+            capacity_tokens=self._config.capacity_tokens,
+            running=tuple(row for row, here in zip(rows, joined, strict=True) if here),
+            waiting=tuple(row for row, here in zip(rows, joined, strict=True) if not here),
+            steps_total=self._steps_total,
+            samples=samples,
+        )

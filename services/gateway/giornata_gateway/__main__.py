@@ -1,0 +1,35 @@
+"""Composition root: ``python -m giornata_gateway --help``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+from functools import partial
+
+from giornata import bus, runtime, streams
+from giornata.blobs import RedisBlobs
+from giornata.config import load
+from giornata.records import Records
+from giornata_gateway import service
+from giornata_gateway.config import GatewayConfig
+
+
+async def run(config: GatewayConfig, stop: asyncio.Event) -> None:
+    """Connect, serve until `stop`, drain."""
+    async with AsyncExitStack() as stack:
+        connected = await stack.enter_async_context(bus.connect(config.nats_url, config.instance))
+        blobs = await stack.enter_async_context(RedisBlobs.open(config.redis_url))
+        await streams.ensure(connected.jetstream, replicas=config.replicas, events_ttl_s=config.result_ttl_s)
+        records = await Records.open(connected.jetstream)
+        await service.serve(config, connected, blobs, records, stop)
+
+
+def main() -> int:
+    """Exit status of the process."""
+    config = load(GatewayConfig, "gateway")
+    return runtime.run(partial(run, config), config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

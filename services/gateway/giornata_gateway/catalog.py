@@ -1,0 +1,157 @@
+"""What the fleet serves, as the doors need it: the model for a request, readiness, lists. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from giornata.errors import InvalidField, ModelNotFound, ServiceUnavailable
+from giornata.models import Family, ModelCard
+from giornata.workers import ServiceName, ServiceState
+
+NEEDED: Final = (ServiceName.ROUTER, ServiceName.PREPOST, ServiceName.DENOISER)
+"""An edit needs one ready instance of each."""
+
+
+def choose_card(
+    cards: Mapping[str, ModelCard], name: str | None, missing: Iterable[ServiceName]
+) -> ModelCard:
+    """The model that serves a request.
+
+    Args:
+        cards: served models by name.
+        name: as asked for, or None for the only one.
+        missing: services without a ready instance; they explain why nothing is served.
+
+    Raises:
+        ServiceUnavailable: nothing is served.
+        InvalidField: none was named and there are several.
+        ModelNotFound: the one named is not served.
+    """
+    served = ", ".join(sorted(cards))
+    if not cards:
+        lacking = ", ".join(missing) or "a denoiser and a prepost with the same model"
+        raise ServiceUnavailable(f"No model is served now; not ready: {lacking}.", retry_after_s=2)
+    if name is None:
+        if len(cards) > 1:
+            raise InvalidField(
+                "Several models are served; name one.", field="model", received="none", accepted=served
+            )
+        return next(iter(cards.values()))
+    if name not in cards:
+        raise ModelNotFound(field="model", received=name, accepted=served)
+    return cards[name]
+
+
+class _View(BaseModel):
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+
+class ModelView(_View):
+    """One served model, in the form of OpenAI's list."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "giornata"
+    family: Family
+    digest: str
+    default_steps: int
+    default_strength: float
+    default_guidance_scale: float | None
+    """None where the model takes none."""
+
+
+class ModelList(_View):
+    """Answer of ``GET /v1/models``."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelView]
+
+
+class InstanceView(_View):
+    """One instance of a service."""
+
+    service: ServiceName
+    instance: str
+    version: str
+    ready: bool
+    draining: bool
+    active: bool
+    models: list[str]
+    running_rows: int
+    waiting_rows: int
+
+
+class FleetView(_View):
+    """Answer of ``GET /v1/fleet``."""
+
+    instances: list[InstanceView]
+
+
+class HealthView(_View):
+    """Answer of ``GET /healthz``."""
+
+    healthy: bool
+    nats: str
+    """`ok`, or what is wrong."""
+    blobs: str
+    """`ok`, or what is wrong."""
+
+
+class ReadyView(_View):
+    """Answer of ``GET /readyz``."""
+
+    ready: bool
+    missing: list[str]
+    """Services without a ready instance; `gateway` while this one is shutting down."""
+    models: list[str]
+
+
+def model_list(cards: Mapping[str, ModelCard]) -> ModelList:
+    """Served models, by name."""
+    return ModelList(
+        data=[
+            ModelView(
+                id=card.name,
+                family=card.family,
+                digest=card.digest,
+                default_steps=card.default_steps,
+                default_strength=card.default_strength,
+                default_guidance_scale=card.default_guidance_scale if card.takes_guidance else None,
+            )
+            for _, card in sorted(cards.items())
+        ]
+    )
+
+
+def fleet_view(states: Iterable[ServiceState]) -> FleetView:
+    """Every live instance."""
+    return FleetView(
+        instances=[
+            InstanceView(
+                service=state.service,
+                instance=state.instance,
+                version=state.version,
+                ready=state.ready,
+                draining=state.draining,
+                active=state.active,
+                models=[card.name for card in state.models],
+                running_rows=len(state.worker.running) if state.worker else 0,
+                waiting_rows=len(state.worker.waiting) if state.worker else 0,
+            )
+            for state in states
+        ]
+    )
+
+
+def ready_view(
+    cards: Mapping[str, ModelCard], missing: Iterable[ServiceName], *, draining: bool
+) -> ReadyView:
+    """Whether an edit would be carried out now, and what it lacks."""
+    lacking = [*missing, *([ServiceName.GATEWAY] if draining else [])]
+    if not cards and not lacking:
+        lacking = [ServiceName.DENOISER]  # all are ready, but no denoiser shares a model with a prepost
+    return ReadyView(ready=not lacking, missing=[str(name) for name in lacking], models=sorted(cards))

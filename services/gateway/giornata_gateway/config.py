@@ -1,0 +1,67 @@
+"""What the gateway can be told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import Field, Json, Secret, field_validator
+
+from giornata.config import ServiceConfig
+
+_TENANT = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
+
+class GatewayConfig(ServiceConfig):
+    """Configuration of the gateway."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
+    port: int = Field(
+        8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one, see the log or port_file."
+    )
+    port_file: Path | None = Field(None, description="File that receives the port once the gateway listens.")
+    public_url: str = Field(
+        "",
+        pattern=r"^(https?://\S+)?$",
+        description="How clients reach this gateway, for links; default: as they asked.",
+    )
+    api_keys: Secret[Json[dict[str, str]]] = Field(
+        Secret({}),
+        validate_default=False,  # the default is not text
+        description='JSON object of API keys and their tenants, {"sk-…": "alice"}; empty: open to everyone.',
+    )
+    max_concurrent_rows: int = Field(
+        64, ge=1, le=100_000, description="Pictures in progress at a time; more get 429."
+    )
+    max_file_bytes: int = Field(32 << 20, ge=1, description="Size of an image or mask.")
+    max_request_bytes: int = Field(72 << 20, ge=1, description="Size of a whole request.")
+    max_parts: int = Field(48, ge=2, le=1000, description="Parts of a multipart request.")
+    max_field_bytes: int = Field(16 << 10, ge=256, description="Size of one form field that is not a file.")
+    budget_s: float = Field(
+        120.0, gt=0, le=3600, description="Time allowed for an edit that somebody waits for."
+    )
+    job_budget_s: float = Field(900.0, gt=0, le=86400, description="Time allowed for an asynchronous job.")
+    submit_window_s: float = Field(
+        8.0,
+        gt=0,
+        le=60,
+        description="How long a submission is tried again while no router answers, as in a take-over.",
+    )
+    heartbeat_s: float = Field(
+        15.0, gt=0, le=300, description="Pause between comments on a quiet event stream."
+    )
+
+    @field_validator("public_url")
+    @classmethod
+    def _no_slash(cls, url: str) -> str:
+        return url.rstrip("/")
+
+    @field_validator("api_keys")
+    @classmethod
+    def _usable(cls, keys: Secret[dict[str, str]]) -> Secret[dict[str, str]]:
+        for key, tenant in keys.get_secret_value().items():
+            if len(key) < 8:
+                raise ValueError("an API key needs at least 8 characters")
+            if not _TENANT.match(tenant):
+                raise ValueError("a tenant must match [A-Za-z0-9_-]{1,64}")
+        return keys

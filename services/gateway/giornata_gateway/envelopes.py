@@ -1,0 +1,120 @@
+"""The messages of the NATS door before they are believed. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from giornata.errors import InvalidField, PayloadTooLarge
+from giornata.jobs import BlobRef, Priority, Wire
+from giornata.requests import EditParameters, request_error
+from giornata_gateway.forms import missing_image
+
+INLINE_BYTES: Final = 6 << 20
+"""Image and mask inside one message; larger ones travel as claim checks."""
+EVENT_HEADER: Final = "Giornata-Event"
+"""Header of a relayed event: its kind, which names the type of the payload."""
+REPLY_MARGIN_BYTES: Final = 64 << 10
+"""Room in a reply for everything but the pictures."""
+
+_INBOX = re.compile(r"_INBOX(\.[A-Za-z0-9_-]{1,64}){1,6}\Z")
+
+
+class EditEnvelope(Wire):
+    """An :class:`giornata.messages.EditMessage` whose parameters are still to be validated, field by field."""
+
+    parameters: dict[str, Any]
+    image: bytes | BlobRef | None = None
+    mask: bytes | BlobRef | None = None
+    remaining_ms: int = 120_000
+    priority: Priority = Priority.INTERACTIVE
+    progress: str | None = None
+    api_key: str | None = None
+
+
+def read_parameters(envelope: EditEnvelope) -> EditParameters:
+    """The parameters, or the error that names the field at fault."""
+    try:
+        return EditParameters.model_validate(envelope.parameters)
+    except ValidationError as error:
+        raise request_error(error) from error
+
+
+def checked_picture(
+    picture: bytes | BlobRef | None, field: str, tenant: str, limit_bytes: int
+) -> bytes | BlobRef | None:
+    """`picture` if it may be used by `tenant`.
+
+    Raises:
+        InvalidField: the claim check is for somebody else's blob, or the bytes are none.
+        PayloadTooLarge: it is larger than `limit_bytes`.
+    """
+    if isinstance(picture, BlobRef):
+        if not picture.key.startswith(f"{tenant}/"):
+            raise InvalidField(
+                "The claim check is not of this tenant.",
+                field=field,
+                received=picture.key,
+                accepted=f"a key below {tenant}/",
+            )
+        if picture.size_bytes > limit_bytes:
+            raise PayloadTooLarge(
+                field=field, received=f"{picture.size_bytes} bytes", accepted=f"at most {limit_bytes} bytes"
+            )
+    if isinstance(picture, bytes) and not picture:
+        raise InvalidField(
+            "The picture is empty.", field=field, received="0 bytes", accepted="a PNG, JPEG or WebP file"
+        )
+    return picture
+
+
+def check_envelope(
+    envelope: EditEnvelope, tenant: str, limit_bytes: int
+) -> tuple[bytes | BlobRef, bytes | BlobRef | None]:
+    """Image and mask of an envelope that is well-formed.
+
+    Raises:
+        InvalidField, PayloadTooLarge: names the field at fault.
+    """
+    if envelope.progress is not None and not _INBOX.match(envelope.progress):
+        raise InvalidField(
+            "Progress goes to the caller's own inbox only.",
+            field="progress",
+            received=envelope.progress,
+            accepted="a subject below _INBOX., without wildcards",
+        )
+    if envelope.remaining_ms <= 0:
+        raise InvalidField(
+            "No time is left.", field="remaining_ms", received=envelope.remaining_ms, accepted="above 0"
+        )
+    inline = sum(len(part) for part in (envelope.image, envelope.mask) if isinstance(part, bytes))
+    if inline > INLINE_BYTES:
+        raise PayloadTooLarge(
+            "Image and mask are too large to travel inside the message.",
+            field="image",
+            received=f"{inline} bytes",
+            accepted=f"{INLINE_BYTES} bytes together, or claim checks",
+        )
+    image = checked_picture(envelope.image, "image", tenant, limit_bytes)
+    if image is None:
+        raise missing_image()
+    return image, checked_picture(envelope.mask, "mask", tenant, limit_bytes)
+
+
+def inline_pictures(sizes: Mapping[int, int], room_bytes: int) -> set[int]:
+    """Which pictures travel inside a reply, first come first served; the others become claim checks.
+
+    Args:
+        sizes: bytes by index.
+        room_bytes: what a reply may weigh.
+    """
+    left = room_bytes - REPLY_MARGIN_BYTES
+    chosen: set[int] = set()
+    for index, size in sorted(sizes.items()):
+        if size <= left:
+            chosen.add(index)
+            left -= size
+    return chosen

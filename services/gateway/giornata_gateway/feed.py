@@ -1,0 +1,122 @@
+"""A job's events from the stream that keeps them, from any point on, in order and each once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import nats.errors
+import structlog
+from nats.aio.msg import Msg
+from nats.js.api import ConsumerConfig, DeliverPolicy
+from nats.js.errors import NotFoundError
+
+from giornata import codec, subjects
+from giornata.bus import Bus
+from giornata.deadlines import Deadline
+from giornata.errors import GiornataError
+from giornata.events import EVENT_TYPES, DoneEvent, EventKind, StateEvent, StepEvent
+from giornata.jobs import Job
+from giornata.streams import EVENTS
+
+log = structlog.get_logger(__name__)
+
+IDLE_HEARTBEAT_S = 5.0
+"""The server tells this often that a quiet consumer lives; missing two of them makes the client begin it anew."""
+GRACE_S = 1.0
+"""How long the stream may lag behind the news that its job has ended."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """One event and its place in the stream."""
+
+    sequence: int
+    event: StateEvent | StepEvent | DoneEvent
+
+
+@asynccontextmanager
+async def open_feed(bus: Bus, job_id: str, after: int) -> AsyncIterator[asyncio.Queue[Told | None]]:
+    """Events of a job with a sequence above `after`: first those that are kept, then the new ones.
+
+    An ordered consumer begins anew where the stream was interrupted and may then repeat itself; repetitions are
+    dropped here. None is never put here; a reader may, to wake itself.
+    """
+    told: asyncio.Queue[Told | None] = asyncio.Queue()
+    last = after
+
+    async def receive(message: Msg) -> None:
+        nonlocal last
+        sequence = message.metadata.sequence.stream
+        if sequence <= last:
+            return
+        last = sequence
+        event = _event(message)
+        if event is not None:
+            told.put_nowait(Told(sequence, event))
+
+    config = ConsumerConfig(
+        deliver_policy=DeliverPolicy.BY_START_SEQUENCE if after else DeliverPolicy.ALL,
+        opt_start_seq=after + 1 if after else None,
+    )
+    subscription = await bus.jetstream.subscribe(
+        subjects.events_of_job(job_id),
+        stream=EVENTS,
+        cb=receive,
+        ordered_consumer=True,
+        idle_heartbeat=IDLE_HEARTBEAT_S,
+        config=config,
+    )
+    try:
+        yield told
+    finally:
+        try:
+            await subscription.unsubscribe()
+        except nats.errors.Error:
+            log.debug("unsubscribe_failed", job_id=job_id, exc_info=True)  # the connection is going
+
+
+async def until_done(
+    told: asyncio.Queue[Told | None], ended: asyncio.Future[None], heartbeat_s: float, deadline: Deadline
+) -> AsyncIterator[Told | None]:
+    """What is told, up to the job's last event; None after every quiet `heartbeat_s`.
+
+    Ends without the last event at the deadline, or when `ended` has resolved and the stream does not tell it within
+    :data:`GRACE_S`, as after the loss of the stream.
+    """
+    loop = asyncio.get_running_loop()
+    ended.add_done_callback(lambda _: loop.call_later(GRACE_S, told.put_nowait, None))
+    while deadline.remaining_s() > 0:
+        try:
+            async with asyncio.timeout(min(heartbeat_s, deadline.remaining_s())):
+                item = await told.get()
+        except TimeoutError:
+            yield None
+            continue
+        if item is None:
+            return
+        yield item
+        if isinstance(item.event, DoneEvent):
+            return
+
+
+async def done_sequence(bus: Bus, job: Job) -> int | None:
+    """Where the job's last event lies in the stream; None before it came and after it has expired."""
+    subject = subjects.event(job.gateway, job.job_id, EventKind.DONE)
+    try:
+        message = await bus.jetstream.get_last_msg(EVENTS, subject)
+    except NotFoundError:
+        return None
+    return message.seq
+
+
+def _event(message: Msg) -> StateEvent | StepEvent | DoneEvent | None:
+    """The event in a message; None for kinds that are not for applications, and for what cannot be read."""
+    try:
+        event = codec.decode(EVENT_TYPES[EventKind(message.subject.rpartition(".")[2])], message.data)
+    except (GiornataError, ValueError) as error:
+        log.warning("event_dropped", subject=message.subject, error=str(error))
+        return None
+    return event if isinstance(event, StateEvent | StepEvent | DoneEvent) else None

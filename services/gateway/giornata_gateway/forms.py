@@ -1,0 +1,122 @@
+"""The multipart form of an edit as a typed value. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, TypeVar
+
+from pydantic import Field, ValidationError, model_validator
+
+from giornata.errors import InvalidField
+from giornata.requests import EditParameters, request_error
+
+
+class ResponseFormat(StrEnum):
+    """How the pictures of a synchronous answer travel."""
+
+    B64_JSON = "b64_json"
+    """Inside the JSON answer."""
+    URL = "url"
+    """As links, which live as long as the results."""
+    IMAGE = "image"
+    """The answer's body is the picture itself; `n` must be 1."""
+
+
+class JobForm(EditParameters):
+    """Fields of ``POST /v1/jobs``."""
+
+    quality: Literal["auto"] = Field("auto", description="Sent by OpenAI's clients; there is one quality.")
+    background: Literal["auto"] = Field(
+        "auto", description="Sent by OpenAI's clients; the image's own is kept."
+    )
+
+    def parameters(self) -> EditParameters:
+        """Without the fields that concern this door alone."""
+        return EditParameters.model_construct(
+            **{name: getattr(self, name) for name in EditParameters.model_fields}
+        )
+
+
+class EditForm(JobForm):
+    """Fields of ``POST /v1/images/edits``."""
+
+    response_format: ResponseFormat = Field(
+        ResponseFormat.B64_JSON,
+        description="`image` is the default where the Accept header prefers an image type.",
+    )
+    stream: bool = Field(
+        default=False, description="Answer with server-sent events: every step, then the pictures."
+    )
+
+    @model_validator(mode="after")
+    def _door_fits_together(self) -> EditForm:
+        if self.response_format is ResponseFormat.IMAGE and self.n != 1:
+            raise ValueError("response_format=image (or Accept: image/*) needs n=1")
+        if self.stream and self.response_format is not ResponseFormat.B64_JSON:
+            raise ValueError("stream=true needs response_format=b64_json")
+        return self
+
+
+FILES = {"image": "image", "image[]": "image", "mask": "mask"}
+"""Names of file parts and what they hold; OpenAI's clients write `image[]` for a list of one."""
+NOT_FOR_JOBS = ("stream", "response_format")
+
+F = TypeVar("F", EditForm, JobForm)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A request's body, read within the limits."""
+
+    fields: tuple[tuple[str, str], ...]
+    image: bytes
+    mask: bytes | None
+
+
+def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = "") -> F:
+    """The form in `fields`.
+
+    Args:
+        kind: EditForm or JobForm.
+        fields: names and texts in the order of the request.
+        accept: the Accept header.
+
+    Raises:
+        InvalidField, UnknownField, NotSupported: names the field at fault.
+    """
+    values: dict[str, str] = {}
+    for name, value in fields:
+        if name in values:
+            raise InvalidField(
+                "A field is given twice.", field=name, received=value, accepted="each field once"
+            )
+        values[name] = value
+    if kind is EditForm and prefers_image(accept):
+        values.setdefault("response_format", ResponseFormat.IMAGE)
+    if kind is JobForm:
+        for name in NOT_FOR_JOBS:
+            if name in values:
+                raise InvalidField(
+                    "A job has no open connection to answer on.",
+                    field=name,
+                    received=values[name],
+                    accepted=f"leave {name} out; see /v1/jobs/{{id}}/events and /image",
+                )
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise request_error(error) from error
+
+
+def prefers_image(accept: str) -> bool:
+    """Whether the first type of an Accept header is an image."""
+    return accept.split(",", maxsplit=1)[0].strip().lower().startswith("image/")
+
+
+def missing_image() -> InvalidField:
+    """The refusal of a request without a picture."""
+    return InvalidField(
+        "An edit needs a picture.", field="image", received="no image", accepted="one PNG, JPEG or WebP file"
+    )

@@ -1,0 +1,34 @@
+"""The HTTP door as an aiohttp application."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from giornata_gateway import http_edits, http_jobs, http_status
+from giornata_gateway.gateway import Gateway
+from giornata_gateway.http_errors import GATEWAY, errors_as_json
+
+ROUTES: Final = (
+    web.post("/v1/images/edits", http_edits.edit),
+    web.post("/v1/jobs", http_jobs.create),
+    web.get("/v1/jobs/{job_id}", http_jobs.status),
+    web.delete("/v1/jobs/{job_id}", http_jobs.cancel),
+    web.get("/v1/jobs/{job_id}/events", http_jobs.events),
+    web.get("/v1/jobs/{job_id}/image", http_jobs.image),
+    web.get("/v1/models", http_status.models),
+    web.get("/v1/fleet", http_status.fleet),
+    web.get("/healthz", http_status.healthz),
+    web.get("/readyz", http_status.readyz),
+    web.get("/metrics", http_status.metrics),
+    web.get("/openapi.json", http_status.openapi),
+)
+
+
+def build_app(gateway: Gateway) -> web.Application:
+    """Routes, errors and limits; everything a handler needs is in `gateway`."""
+    app = web.Application(middlewares=[errors_as_json], client_max_size=gateway.config.max_request_bytes)
+    app[GATEWAY] = gateway
+    app.add_routes(ROUTES)
+    return app

@@ -1,0 +1,104 @@
+"""``/v1/jobs``: edits that nobody waits for, and what has become of them."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from giornata.errors import BadRequest, InvalidField, JobNotFinished, from_body
+from giornata.jobs import JobRecord, JobState, Priority, Row
+from giornata_gateway.answers import CONTENT_TYPES, error_of
+from giornata_gateway.feed import done_sequence
+from giornata_gateway.forms import JobForm
+from giornata_gateway.http_edits import base_url, order_of, read_request, tenant_of_request
+from giornata_gateway.http_errors import GATEWAY, JOB_ID, json_answer
+from giornata_gateway.http_stream import Stream
+from giornata_gateway.job_views import JobView, job_view, steps_of
+from giornata_gateway.sse import last_event_id
+
+
+async def create(request: web.Request) -> web.Response:
+    """Accept a job: 202 with its status and its Location. It holds its places only until it is accepted."""
+    gateway = request.app[GATEWAY]
+    tenant = tenant_of_request(request)
+    with gateway.place(rows=1) as place:
+        upload, form = await read_request(request, JobForm)
+        place.widen(form.n)
+        job = await gateway.submission.submit(order_of(request, upload, form, tenant, Priority.BATCH))
+    request[JOB_ID] = job.job_id
+    record = await gateway.submission.record(job.job_id, tenant)
+    return json_answer(_view(request, record), status=202, headers={"Location": f"/v1/jobs/{job.job_id}"})
+
+
+async def status(request: web.Request) -> web.Response:
+    """How far a job is."""
+    return json_answer(_view(request, await _record(request)))
+
+
+async def cancel(request: web.Request) -> web.Response:
+    """Cancel a job: 202, it ends at its next step. A job that has ended stays as it is: 200 and its status."""
+    record = await request.app[GATEWAY].submission.cancel((await _record(request)).job.job_id)
+    return json_answer(_view(request, record), status=200 if record.state.terminal else 202)
+
+
+async def image(request: web.Request) -> web.Response:
+    """One finished picture, as it was encoded."""
+    record = await _record(request)
+    row = _row(request, record)
+    if row.error is not None:
+        raise from_body(row.error)
+    if row.image is None:
+        error = error_of(record) if record.state.terminal else None
+        raise error or JobNotFinished(received=record.state, accepted=JobState.COMPLETED)
+    headers = {
+        "ETag": f'"{row.image.sha256}"',
+        "Cache-Control": f"private, immutable, max-age={record.job.result_ttl_s}",
+    }
+    if any(tag.value == row.image.sha256 for tag in request.if_none_match or ()):
+        return web.Response(status=304, headers=headers)
+    data = await request.app[GATEWAY].picture(row.image)
+    return web.Response(
+        body=data, content_type=CONTENT_TYPES[record.job.parameters.output_format], headers=headers
+    )
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    """A job's events as server-sent events, those after Last-Event-ID; 204 when there is nothing left to tell.
+
+    204 is what stops a browser's EventSource from connecting again.
+    """
+    gateway = request.app[GATEWAY]
+    record = await _record(request)
+    job = record.job
+    after = last_event_id(request.headers.get("Last-Event-ID"))
+    with gateway.waiting.expect(job.job_id, watching=True) as ended:
+        record = await gateway.submission.read(job.job_id)
+        if record.state.terminal:
+            last = await done_sequence(gateway.bus, job)
+            if last is not None and after >= last:
+                return web.Response(status=204)
+            if not ended.done():
+                ended.set_result(None)
+        stream = Stream(gateway, request, job.job_id, base_url(request), inline=False)
+        return await stream.run(ended, after, gateway.deadline(job.budget_ms / 1000))
+
+
+async def _record(request: web.Request) -> JobRecord:
+    job_id = request.match_info["job_id"]
+    request[JOB_ID] = job_id
+    return await request.app[GATEWAY].submission.record(job_id, tenant_of_request(request))
+
+
+def _row(request: web.Request, record: JobRecord) -> Row:
+    text = request.query.get("index", "0")
+    accepted = f"0 to {len(record.rows) - 1}"
+    unknown = set(request.query) - {"index"}
+    if unknown:
+        raise BadRequest("Unknown query parameter.", received=", ".join(sorted(unknown)), accepted="index")
+    if not (text.isascii() and text.isdigit() and int(text[:9]) < len(record.rows)):
+        raise InvalidField("The job has no such picture.", field="index", received=text, accepted=accepted)
+    return record.rows[int(text)]
+
+
+def _view(request: web.Request, record: JobRecord) -> JobView:
+    steps = steps_of(record.job.job_id, record.attempt, request.app[GATEWAY].fleet.states())
+    return job_view(record, steps, base_url(request))

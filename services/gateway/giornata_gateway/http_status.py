@@ -1,0 +1,79 @@
+"""What the gateway tells of itself and of the fleet: health, readiness, metrics, models, the document of the API."""
+
+from __future__ import annotations
+
+import asyncio
+
+import nats.errors
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from giornata.errors import GiornataError
+from giornata_gateway.catalog import HealthView, fleet_view, model_list, ready_view
+from giornata_gateway.http_edits import tenant_of_request
+from giornata_gateway.http_errors import GATEWAY, json_answer
+from giornata_gateway.openapi import document
+
+CHECK_S = 2.0
+"""A dependency that takes longer to answer counts as gone."""
+
+
+async def healthz(request: web.Request) -> web.Response:
+    """200 while this process, its NATS connection and its blob store answer; else 503."""
+    nats_state, blobs_state = await asyncio.gather(_nats_state(request), _blobs_state(request))
+    healthy = nats_state == blobs_state == "ok"
+    view = HealthView(healthy=healthy, nats=nats_state, blobs=blobs_state)
+    return json_answer(view, status=200 if healthy else 503)
+
+
+async def readyz(request: web.Request) -> web.Response:
+    """200 while an edit would be carried out: router, prepost and a denoiser are ready; else 503."""
+    gateway = request.app[GATEWAY]
+    draining = gateway.admission.closed
+    view = ready_view(gateway.fleet.cards(), gateway.fleet.missing(), draining=draining)
+    return json_answer(view, status=200 if view.ready else 503)
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Prometheus' text format."""
+    body = request.app[GATEWAY].metrics.exposition()
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def models(request: web.Request) -> web.Response:
+    """Models that can be asked for."""
+    tenant_of_request(request)
+    return json_answer(model_list(request.app[GATEWAY].fleet.cards()))
+
+
+async def fleet(request: web.Request) -> web.Response:
+    """Every live instance of every service."""
+    tenant_of_request(request)
+    return json_answer(fleet_view(request.app[GATEWAY].fleet.states()))
+
+
+async def openapi(request: web.Request) -> web.Response:
+    """This API, from the types that validate it."""
+    return web.json_response(document(request.app[GATEWAY].config.public_url))
+
+
+async def _nats_state(request: web.Request) -> str:
+    client = request.app[GATEWAY].bus.client
+    if not client.is_connected:
+        return "not connected"
+    try:
+        await client.flush(timeout=int(CHECK_S))
+    except (nats.errors.Error, OSError) as error:
+        return f"does not answer: {type(error).__name__}"
+    return "ok"
+
+
+async def _blobs_state(request: web.Request) -> str:
+    try:
+        async with asyncio.timeout(CHECK_S):
+            await request.app[GATEWAY].blobs.ping()
+    except TimeoutError:
+        return "does not answer in time"
+    except GiornataError as error:
+        return error.message
+    return "ok"

@@ -1,0 +1,109 @@
+"""Server-sent events at the HTTP door: a job's stream, live or replayed, until its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from giornata.deadlines import Deadline
+from giornata.errors import DeadlineExceeded, Failed, from_body
+from giornata.events import DoneEvent
+from giornata.jobs import JobRecord, Row
+from giornata_gateway.answers import error_of
+from giornata_gateway.feed import Told, open_feed, until_done
+from giornata_gateway.gateway import Gateway
+from giornata_gateway.http_errors import OUTCOME, as_known
+from giornata_gateway.sse import HEARTBEAT, frame
+from giornata_gateway.stream_events import (
+    COMPLETED,
+    ERROR,
+    PROGRESS,
+    completed_event,
+    error_event,
+    progress_event,
+)
+
+HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One open answer and the job that it tells about."""
+
+    gateway: Gateway
+    request: web.Request
+    job_id: str
+    base_url: str
+    inline: bool
+    """Whether pictures travel in the stream, or links to them."""
+
+    async def run(self, ended: asyncio.Future[None], after: int, deadline: Deadline) -> web.StreamResponse:
+        """Tell the events with a sequence above `after` until the job has ended, then its pictures or errors.
+
+        Args:
+            ended: resolves when the job is terminal.
+            after: what ``Last-Event-ID`` named; 0 for all.
+            deadline: when to stop telling, whether the job has ended or not.
+        """
+        async with open_feed(self.gateway.bus, self.job_id, after) as told:
+            response = web.StreamResponse(headers=HEADERS)
+            await response.prepare(self.request)
+            try:
+                sequence = await self._tell_progress(response, told, ended, deadline)
+                await self._tell_end(response, ended, sequence)
+            except ConnectionError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the answer has begun: logged, and told inside it
+                known = as_known(error, self.request.path)
+                self.request[OUTCOME] = known.code
+                await response.write(frame(ERROR, error_event(known, self.job_id)))
+            await response.write_eof()
+            return response
+
+    async def _tell_progress(
+        self,
+        response: web.StreamResponse,
+        told: asyncio.Queue[Told | None],
+        ended: asyncio.Future[None],
+        deadline: Deadline,
+    ) -> int | None:
+        """Relay states and steps; the sequence of the job's last event, or None where the stream lost it."""
+        async for item in until_done(told, ended, self.gateway.config.heartbeat_s, deadline):
+            if item is None:
+                await response.write(HEARTBEAT)
+            elif isinstance(item.event, DoneEvent):
+                return item.sequence
+            else:
+                await response.write(frame(PROGRESS, progress_event(item.event), item.sequence))
+        return None
+
+    async def _tell_end(
+        self, response: web.StreamResponse, ended: asyncio.Future[None], sequence: int | None
+    ) -> None:
+        """Completed pictures first, since OpenAI's clients stop at the first error; the last frame has the id."""
+        record = await self.gateway.submission.read(self.job_id)
+        if not record.state.terminal:
+            if ended.done():
+                ended.result()  # raises why this gateway stopped waiting
+            raise DeadlineExceeded
+        error = error_of(record)
+        if error is not None:
+            self.request[OUTCOME] = error.code
+            await response.write(frame(ERROR, error_event(error, self.job_id), sequence))
+            return
+        rows = [*record.images, *(row for row in record.rows if row.error is not None)]
+        for row in rows:
+            await response.write(await self._row_frame(record, row, sequence if row is rows[-1] else None))
+
+    async def _row_frame(self, record: JobRecord, row: Row, sequence: int | None) -> bytes:
+        if row.image is None:
+            error = from_body(row.error) if row.error is not None else Failed()
+            return frame(ERROR, error_event(error, self.job_id, row.index), sequence)
+        picture = await self.gateway.picture(row.image) if self.inline else None
+        event = await asyncio.to_thread(
+            completed_event, record, row, picture, self.base_url, int(time.time())
+        )
+        return await asyncio.to_thread(frame, COMPLETED, event, sequence)

@@ -1,0 +1,103 @@
+"""What Prometheus scrapes: counters and histograms of this gateway, gauges of the fleet read at scrape time."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from giornata.events import DoneEvent
+from giornata.workers import ServiceState
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
+"""Upper bounds of the histograms' buckets."""
+
+
+class FleetCollector(Collector):
+    """The fleet's telemetry as metrics, whatever it is when somebody looks."""
+
+    def __init__(self, states: Callable[[], Iterable[ServiceState]]) -> None:
+        self._states = states
+
+    def collect(self) -> Iterator[Metric]:
+        """Ready instances per service; rows and steps per worker."""
+        states = list(self._states())
+        instances = GaugeMetricFamily("giornata_fleet_instances", "Ready instances.", labels=["service"])
+        for service, count in sorted(
+            Tally(str(s.service) for s in states if s.ready and not s.draining).items()
+        ):
+            instances.add_metric([service], count)
+        running = GaugeMetricFamily(
+            "giornata_worker_running_rows", "Rows in a worker's batch.", labels=["worker"]
+        )
+        waiting = GaugeMetricFamily(
+            "giornata_worker_waiting_rows", "Rows waiting in a worker.", labels=["worker"]
+        )
+        steps = CounterMetricFamily(
+            "giornata_worker_steps", "Row steps since the worker's start.", labels=["worker"]
+        )
+        for state in states:
+            if state.worker is not None:
+                running.add_metric([state.instance], len(state.worker.running))
+                waiting.add_metric([state.instance], len(state.worker.waiting))
+                steps.add_metric([state.instance], state.worker.steps_total)
+        yield from (instances, running, waiting, steps)
+
+
+class Metrics:
+    """This gateway's own registry."""
+
+    def __init__(self, states: Callable[[], Iterable[ServiceState]], waiting: Callable[[], int]) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "giornata_requests_total",
+            "Answered requests.",
+            ["door", "route", "status", "code"],
+            registry=self.registry,
+        )
+        self._request_seconds = Histogram(
+            "giornata_request_seconds",
+            "From a request to its answer.",
+            ["door"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._stage_seconds = Histogram(
+            "giornata_stage_seconds",
+            "Time a job spent per stage.",
+            ["stage"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._errors = Counter(
+            "giornata_errors_total",
+            "Errors answered, and of jobs that nobody waited for.",
+            ["code"],
+            registry=self.registry,
+        )
+        in_flight = Gauge(
+            "giornata_jobs_in_flight", "Jobs that somebody waits for at this gateway.", registry=self.registry
+        )
+        in_flight.set_function(waiting)
+        self.registry.register(FleetCollector(states))
+
+    def answered(self, door: str, route: str, status: int, code: str, seconds: float) -> None:
+        """Count one answer; `code` is "ok" or the error's."""
+        self._requests.labels(door, route, str(status), code).inc()
+        self._request_seconds.labels(door).observe(seconds)
+        if code != "ok":
+            self._errors.labels(code).inc()
+
+    def job_ended(self, event: DoneEvent, *, awaited: bool) -> None:
+        """Take in the stage times of a job of this gateway, and its error where no answer will count it."""
+        for stage, milliseconds in event.stage_ms.model_dump().items():
+            self._stage_seconds.labels(stage).observe(milliseconds / 1000)
+        if event.error is not None and not awaited:
+            self._errors.labels(event.error.code).inc()
+
+    def exposition(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,146 @@
+"""The NATS door: ``giornata.edit`` and ``giornata.edit.cancel``, the same path as HTTP behind other envelopes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from giornata import codec, subjects
+from giornata.bus import Endpoint
+from giornata.errors import GiornataError, InternalError, InvalidField
+from giornata.events import DoneEvent, EventKind, StateEvent, StepEvent
+from giornata.jobs import BlobRef, JobRecord, JobState
+from giornata.messages import Accepted, CancelMessage, EditReply, Picture
+from giornata_gateway.answers import error_of
+from giornata_gateway.envelopes import (
+    EVENT_HEADER,
+    EditEnvelope,
+    check_envelope,
+    inline_pictures,
+    read_parameters,
+)
+from giornata_gateway.feed import open_feed, until_done
+from giornata_gateway.gateway import Gateway
+from giornata_gateway.submission import Held, Order
+
+REPLY_BYTES = 8 << 20
+"""No reply is larger, even where the server would carry it."""
+
+
+@asynccontextmanager
+async def open_door(gateway: Gateway) -> AsyncIterator[None]:
+    """Answer edits over NATS while inside; on leaving, finish those that were delivered."""
+    door = NatsDoor(gateway)
+    limit = door.reply_limit()
+    edit = Endpoint(subjects.EDIT, EditEnvelope, door.edit, limit_bytes=limit)
+    cancel = Endpoint(subjects.EDIT_CANCEL, CancelMessage, door.cancel)
+    async with gateway.bus.serve("gateway", edit, cancel, instance=gateway.config.instance):
+        yield
+
+
+class NatsDoor:
+    """Handlers of the two endpoints."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def reply_limit(self) -> int:
+        """Bytes that a reply may have on this server."""
+        return min(REPLY_BYTES, self._gateway.bus.client.max_payload)
+
+    async def edit(self, envelope: EditEnvelope) -> EditReply:
+        """Carry out an edit. A caller that sets `progress` is told its events there, from *queued* on."""
+        gateway = self._gateway
+        with _counted(gateway, subjects.EDIT):
+            tenant = gateway.tenant(envelope.api_key)
+            parameters = read_parameters(envelope)
+            image, mask = check_envelope(envelope, tenant, gateway.config.max_file_bytes)
+            await self._check_blobs(image, mask)
+            deadline = gateway.deadline(envelope.remaining_ms / 1000).at_most(gateway.config.job_budget_s)
+            order = Order(parameters, image, mask, tenant, envelope.priority, deadline)
+            with gateway.place(rows=parameters.n) as place:
+                async with gateway.submission.held(order) as held:
+                    if envelope.progress is not None:
+                        await self._relay(held, envelope.progress)
+                    record = await gateway.submission.outcome(held)
+                place.carried_out()
+            return await self._reply(record)
+
+    async def cancel(self, message: CancelMessage) -> Accepted:
+        """Cancel a job of the caller's tenant; one that has ended stays as it is."""
+        with _counted(self._gateway, subjects.EDIT_CANCEL):
+            tenant = self._gateway.tenant(message.api_key)
+            record = await self._gateway.submission.record(message.job_id, tenant)
+            await self._gateway.submission.cancel(record.job.job_id)
+            return Accepted(job_id=record.job.job_id)
+
+    async def _check_blobs(self, *pictures: bytes | BlobRef | None) -> None:
+        for name, picture in zip(("image", "mask"), pictures, strict=True):
+            if isinstance(picture, BlobRef) and not await self._gateway.blobs.has(picture):
+                raise InvalidField(
+                    "There is no such blob.", field=name, received=picture.key, accepted="a stored blob"
+                )
+
+    async def _relay(self, held: Held, subject: str) -> None:
+        """Publish the job's events to `subject` until its last one; *queued* comes first and tells the job's id."""
+        queued = StateEvent(job_id=held.job.job_id, state=JobState.QUEUED, attempt=0)
+        await self._publish(subject, queued)
+        async with open_feed(self._gateway.bus, held.job.job_id, 0) as told:
+            async for item in until_done(told, held.ended, self._gateway.config.heartbeat_s, held.deadline):
+                if item is not None and item.event != queued:
+                    await self._publish(subject, item.event)
+
+    async def _publish(self, subject: str, event: StateEvent | StepEvent | DoneEvent) -> None:
+        await self._gateway.bus.client.publish(
+            subject, codec.encode(event), headers={EVENT_HEADER: _kind(event)}
+        )
+
+    async def _reply(self, record: JobRecord) -> EditReply:
+        error = error_of(record)
+        if error is not None:
+            raise error
+        inspection = record.inspection
+        if inspection is None:
+            raise InternalError("A completed job has no inspection.", received=record.job.job_id)
+        refs = {row.index: row.image for row in record.images if row.image is not None}
+        inline = inline_pictures({index: ref.size_bytes for index, ref in refs.items()}, self.reply_limit())
+        pictures = [
+            Picture(index=row.index, seed=row.seed, data=await self._gateway.picture(refs[row.index]))
+            if row.index in inline
+            else Picture(index=row.index, seed=row.seed, ref=refs[row.index])
+            for row in record.images
+        ]
+        return EditReply(
+            job_id=record.job.job_id,
+            width=inspection.output_width,
+            height=inspection.output_height,
+            output_format=record.job.parameters.output_format,
+            pictures=tuple(pictures),
+            errors=tuple(f"Picture {row.index}: {row.error.message}" for row in record.rows if row.error),
+        )
+
+
+def _kind(event: StateEvent | StepEvent | DoneEvent) -> EventKind:
+    if isinstance(event, StateEvent):
+        return EventKind.STATE
+    return EventKind.STEP if isinstance(event, StepEvent) else EventKind.DONE
+
+
+@contextmanager
+def _counted(gateway: Gateway, route: str) -> Iterator[None]:
+    """Count one request and how it ended."""
+    started = time.monotonic()
+    status, code = 500, "internal_error"
+    try:
+        yield
+        status, code = 200, "ok"
+    except GiornataError as error:
+        status, code = error.status, error.code
+        raise
+    except asyncio.CancelledError:
+        status, code = 504, "deadline_exceeded"
+        raise
+    finally:
+        gateway.metrics.answered("nats", route, status, code, time.monotonic() - started)

@@ -1,0 +1,208 @@
+"""The OpenAPI 3.1 document, generated from the types that validate requests and make answers. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from giornata import __version__
+from giornata.errors import BY_CODE
+from giornata_gateway.answers import ErrorAnswer, ImagesAnswer
+from giornata_gateway.catalog import FleetView, HealthView, ModelList, ReadyView
+from giornata_gateway.forms import EditForm, JobForm
+from giornata_gateway.job_views import JobView
+from giornata_gateway.stream_events import CompletedEvent, ErrorEvent, ProgressEvent
+
+Json = dict[str, Any]
+
+HTTP_ERRORS: Final = {
+    404: ("route_not_found", "No such path."),
+    405: ("method_not_allowed", "Not with this method."),
+}
+"""Errors of HTTP itself; all others come from :mod:`giornata.errors`."""
+
+DESCRIPTION: Final = """\
+Edits pictures: the masked patch is repainted, the rest stays as it is. `POST /v1/images/edits` follows OpenAI's API, \
+and its official clients work with it.
+
+**Mask.** Without a mask, the image's own transparent pixels are the mask; an opaque image is then edited as a whole \
+with `mask_mode` `auto`, and refused with the others.
+
+**Errors** have one form, `{"error": {...}}`, with a stable `code`; 429 and 503 carry Retry-After.
+
+**Jobs** belong to the tenant of the API key that submitted them. A synchronous edit is cancelled when its client \
+leaves.
+
+**Event streams.** Every event has the id of its place in the stream; `Last-Event-ID` replays what came after. \
+Of the frames that tell the end, the last alone has an id. 204 means that nothing is left to tell.
+"""
+
+
+def document(server_url: str) -> Json:
+    """The whole document.
+
+    Args:
+        server_url: how clients reach this gateway; empty for the address that served the document.
+    """
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Giornata",
+            "version": __version__,
+            "description": DESCRIPTION + _codes(),
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": server_url or "/"}],
+        "security": [{}, {"bearer": []}],
+        "paths": _paths(),
+        "components": {
+            "schemas": _schemas(),
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _codes() -> str:
+    """Every error code with its status, as a table."""
+    lines = ["\n| code | status | meaning |", "|---|---|---|"]
+    for code, kind in sorted(BY_CODE.items(), key=lambda item: (item[1].status, item[0])):
+        lines.append(f"| `{code}` | {kind.status} | {(kind.__doc__ or '').strip()} |")
+    lines += [f"| `{code}` | {status} | {text} |" for status, (code, text) in HTTP_ERRORS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _schemas() -> Json:
+    forms = [(EditForm, "validation"), (JobForm, "validation")]
+    views: list[type[BaseModel]] = [
+        ErrorAnswer, ImagesAnswer, JobView, ModelList, FleetView, ReadyView, HealthView,
+        ProgressEvent, CompletedEvent, ErrorEvent,
+    ]  # fmt: skip
+    _, schema = models_json_schema(
+        [*forms, *((view, "serialization") for view in views)],  # type: ignore[list-item]  # mypy widens the modes to str
+        ref_template="#/components/schemas/{model}",
+    )
+    schemas: Json = schema["$defs"]
+    binary = {"type": "string", "contentMediaType": "application/octet-stream"}
+    for name in (EditForm.__name__, JobForm.__name__):
+        properties = schemas[name]["properties"]
+        properties["image"] = {
+            **binary,
+            "description": "The picture: PNG, JPEG or WebP. `image[]` is accepted too.",
+        }
+        properties["mask"] = {**binary, "description": "What to repaint; see `mask_mode`."}
+        schemas[name]["required"] = [*schemas[name].get("required", []), "image"]
+    return schemas
+
+
+def _paths() -> Json:
+    pictures = {kind: _text() for kind in ("image/png", "image/jpeg", "image/webp")}
+    edited = {"application/json": _ref(ImagesAnswer), "text/event-stream": _stream(), **pictures}
+    return {
+        "/v1/images/edits": _form(
+            "edit", "Edit a picture and wait for it.", EditForm, {"200": _answer("Edited.", edited)}
+        ),
+        **_job_paths(pictures),
+        "/v1/models": _get("listModels", "Served models.", ModelList, 401),
+        "/v1/fleet": _get("getFleet", "Live instances of every service.", FleetView, 401),
+        "/healthz": _get(
+            "getHealth", "200 while process, NATS and blob store answer, else 503.", HealthView, own_503=True
+        ),
+        "/readyz": _get(
+            "getReadiness", "200 while an edit would be carried out, else 503.", ReadyView, own_503=True
+        ),
+        "/metrics": {
+            "get": _operation(
+                "getMetrics", "Prometheus metrics.", {"200": _answer("Text.", {"text/plain": _text()})}
+            )
+        },
+        "/openapi.json": {
+            "get": _operation(
+                "getDocument",
+                "This document.",
+                {"200": _answer("It.", {"application/json": {"schema": {"type": "object"}}})},
+            )
+        },
+    }
+
+
+def _job_paths(pictures: Json) -> Json:
+    job = {"name": "job_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    index = {"name": "index", "in": "query", "schema": {"type": "integer", "minimum": 0, "default": 0}}
+    last = {"name": "Last-Event-ID", "in": "header", "schema": {"type": "integer"}}
+    status = {"application/json": _ref(JobView)}
+    accepted = {"202": _answer("Accepted; Location names the job.", status)}
+    cancelled = {
+        "202": _answer("It ends at its next step.", status),
+        "200": _answer("It had ended before and stays as it is.", status),
+    }
+    followed = {
+        "200": _answer("Until the job ends.", {"text/event-stream": _stream()}),
+        "204": {"description": "Nothing left to tell."},
+    }
+    fetched = {"200": _answer("The picture.", pictures), "304": {"description": "If-None-Match named it."}}
+    return {
+        "/v1/jobs": _form("createJob", "Submit an edit and do not wait.", JobForm, accepted),
+        "/v1/jobs/{job_id}": {
+            "parameters": [job],
+            "get": _operation(
+                "getJob", "How far a job is.", {"200": _answer("Its status.", status)}, 401, 404
+            ),
+            "delete": _operation("cancelJob", "Cancel a job.", cancelled, 401, 404),
+        },
+        "/v1/jobs/{job_id}/events": {
+            "parameters": [job, last],
+            "get": _operation(
+                "followJob", "A job's events, all or after Last-Event-ID.", followed, 400, 401, 404
+            ),
+        },
+        "/v1/jobs/{job_id}/image": {
+            "parameters": [job, index],
+            "get": _operation(
+                "getImage", "One picture; its ETag is its sha-256.", fetched, 400, 401, 404, 409, 410
+            ),
+        },
+    }
+
+
+def _text() -> Json:
+    return {"schema": {"type": "string"}}
+
+
+def _ref(model: type[BaseModel]) -> Json:
+    return {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
+
+
+def _stream() -> Json:
+    events = [_ref(kind)["schema"] for kind in (ProgressEvent, CompletedEvent, ErrorEvent)]
+    return {"schema": {"description": "`data` of each event", "oneOf": events}}
+
+
+def _answer(description: str, content: Json) -> Json:
+    return {"description": description, "content": content}
+
+
+def _error(status: int) -> Json:
+    codes = sorted(code for code, kind in BY_CODE.items() if kind.status == status)
+    answer = _answer(", ".join(f"`{code}`" for code in codes), {"application/json": _ref(ErrorAnswer)})
+    if status in {429, 503}:
+        answer["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
+    return answer
+
+
+def _operation(name: str, summary: str, answers: Json, *errors: int) -> Json:
+    responses = {**answers, **{str(status): _error(status) for status in (*errors, 500)}}
+    return {"operationId": name, "summary": summary, "responses": responses}
+
+
+def _form(name: str, summary: str, form: type[BaseModel], answers: Json) -> Json:
+    body = {"required": True, "content": {"multipart/form-data": _ref(form)}}
+    statuses = sorted({kind.status for kind in BY_CODE.values()} - {500, 410})
+    return {"post": {**_operation(name, summary, answers, *statuses), "requestBody": body}}
+
+
+def _get(name: str, summary: str, view: type[BaseModel], *errors: int, own_503: bool = False) -> Json:
+    content = {"application/json": _ref(view)}
+    answers = {"200": _answer(summary, content)} | ({"503": _answer(summary, content)} if own_503 else {})
+    return {"get": _operation(name, summary, answers, *errors)}

@@ -1,0 +1,116 @@
+"""One gateway from its start to its drain."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import AsyncExitStack
+
+import structlog
+from aiohttp import web
+
+from giornata import __version__
+from giornata.blobs import BlobStore
+from giornata.bus import Bus
+from giornata.errors import ServiceUnavailable
+from giornata.records import Records
+from giornata.telemetry import telemetry
+from giornata.workers import ServiceName, ServiceState
+from giornata_gateway.admission import Admission
+from giornata_gateway.config import GatewayConfig
+from giornata_gateway.fleet_watch import FleetWatch
+from giornata_gateway.gateway import Gateway
+from giornata_gateway.http_app import build_app
+from giornata_gateway.metrics import Metrics
+from giornata_gateway.nats_door import open_door
+from giornata_gateway.submission import Policy, Submission
+from giornata_gateway.waiting import Waiting
+
+log = structlog.get_logger(__name__)
+
+CLOSE_S = 5.0
+"""After the drain: how long answers that are being written may still take."""
+
+
+async def serve(
+    config: GatewayConfig, bus: Bus, blobs: BlobStore, records: Records, stop: asyncio.Event
+) -> None:
+    """Open both doors until `stop`; then admit nothing, finish what waits for at most `drain_s`, and leave.
+
+    Leaving the doors is the drain: telemetry says *draining*, the NATS door stops listening and finishes its edits,
+    the HTTP door answers until no edit is in progress, and the cancellations of what nobody waits for are sent.
+    """
+    fleet = FleetWatch()
+    async with asyncio.TaskGroup() as tasks, fleet.listening(bus):
+        gateway = _compose(config, bus, blobs, records, fleet=fleet, tasks=tasks)
+        async with gateway.waiting.listening(bus, config.instance):
+            async with AsyncExitStack() as doors:
+                await _open_http(gateway, doors)
+                await doors.enter_async_context(open_door(gateway))
+                await doors.enter_async_context(telemetry(bus, config.telemetry_hz, lambda: _state(gateway)))
+                await stop.wait()
+                log.info("draining", rows=gateway.admission.rows)
+                gateway.admission.closed = True
+                gateway.waiting.abandon(watchers_only=True)
+                last_call = asyncio.get_running_loop().call_later(config.drain_s, gateway.waiting.abandon)
+            last_call.cancel()
+    log.info("drained")
+
+
+def _compose(
+    config: GatewayConfig,
+    bus: Bus,
+    blobs: BlobStore,
+    records: Records,
+    *,
+    fleet: FleetWatch,
+    tasks: asyncio.TaskGroup,
+) -> Gateway:
+    # the metrics count who waits, and waiting tells the metrics who has ended
+    metrics = Metrics(fleet.states, lambda: len(waiting))
+    waiting = Waiting(records, metrics.job_ended)
+    policy = Policy(config.instance, config.result_ttl_s, config.submit_window_s)
+    return Gateway(
+        config=config,
+        bus=bus,
+        blobs=blobs,
+        fleet=fleet,
+        waiting=waiting,
+        admission=Admission(config.max_concurrent_rows),
+        submission=Submission(bus, blobs, records, fleet=fleet, waiting=waiting, tasks=tasks, policy=policy),
+        metrics=metrics,
+    )
+
+
+async def _open_http(gateway: Gateway, stack: AsyncExitStack) -> None:
+    """Listen; on leaving, go on answering until no edit is in progress, then close."""
+    config = gateway.config
+    runner = web.AppRunner(
+        build_app(gateway), handler_cancellation=True, shutdown_timeout=CLOSE_S, access_log=None
+    )
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    site = web.TCPSite(runner, config.host, config.port)
+    try:
+        await site.start()
+    except OSError as error:
+        raise ServiceUnavailable(
+            f"The address {config.host}:{config.port} cannot be listened on: {error}."
+        ) from error
+    port = int(runner.addresses[0][1])
+    if config.port_file is not None:
+        config.port_file.write_text(f"{port}\n")
+    stack.push_async_callback(gateway.idle, config.drain_s + CLOSE_S)
+    log.info("listening", url=f"http://{config.host}:{port}", port=port)
+
+
+def _state(gateway: Gateway) -> ServiceState:
+    draining = gateway.admission.closed
+    return ServiceState(
+        service=ServiceName.GATEWAY,
+        instance=gateway.config.instance,
+        host=socket.gethostname(),
+        version=__version__,
+        ready=not draining and gateway.bus.client.is_connected,
+        draining=draining,
+    )

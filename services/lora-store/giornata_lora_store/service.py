@@ -1,0 +1,53 @@
+"""Endpoint and telemetry of one LoRA store instance."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import AsyncExitStack
+from typing import NoReturn
+
+import structlog
+
+from giornata import __version__, subjects
+from giornata.bus import Bus, Endpoint
+from giornata.config import ServiceConfig
+from giornata.errors import NotSupported
+from giornata.messages import AdapterRequest
+from giornata.telemetry import telemetry
+from giornata.workers import ServiceName, ServiceState
+
+log = structlog.get_logger(__name__)
+
+
+async def serve(bus: Bus, config: ServiceConfig, stop: asyncio.Event) -> None:
+    """Answer and tell of this instance until `stop`; then say *draining* and finish what was delivered."""
+    state = ServiceState(
+        service=ServiceName.LORA_STORE,
+        instance=config.instance,
+        host=socket.gethostname(),
+        version=__version__,
+        ready=True,
+    )
+    endpoint = Endpoint(subjects.lora("load"), AdapterRequest, load)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(bus.serve("lora-store", endpoint, instance=config.instance))
+        await stack.enter_async_context(telemetry(bus, config.telemetry_hz, lambda: state))
+        log.info("ready", subject=endpoint.subject)
+        await stop.wait()
+        log.info("draining")
+    log.info("drained")
+
+
+async def load(request: AdapterRequest) -> NoReturn:
+    """Bring a LoRA to the denoisers of this host.
+
+    Raises:
+        NotSupported: always, for now.
+    """
+    raise NotSupported(
+        "LoRA adapters are not loaded yet.",
+        field="adapter",
+        received=request.adapter,
+        accepted="an edit without a LoRA",
+    )

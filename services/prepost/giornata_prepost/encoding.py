@@ -1,0 +1,195 @@
+"""VAE and prompt encoding and VAE decoding, by the checkpoint's diffusers pipeline without transformer.
+
+Everything random of an edit is drawn here, per row from a CPU generator seeded with the row's seed and in
+the order in which the family's pipeline draws, so that a full computation equals diffusers' own for the same
+seed:
+
+1. the posterior sample of the picture, 2. the noise, 3. (Fill) the posterior sample of the masked picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from diffusers import FluxFillPipeline, FluxInpaintPipeline
+from diffusers.pipelines.flux.pipeline_flux_inpaint import retrieve_latents
+from diffusers.utils.torch_utils import randn_tensor
+from PIL import Image
+
+from giornata.errors import RowPoisoned
+from giornata.models import Family, ModelCard
+from giornata_prepost.geometry import Size
+from giornata_prepost.pictures import Pixels
+
+Tensors = dict[str, torch.Tensor]
+
+PIPELINES: Final[dict[Family, Any]] = {
+    Family.FLUX_INPAINT: FluxInpaintPipeline,
+    Family.FLUX_FILL: FluxFillPipeline,
+}
+
+
+class ImageModel:
+    """Autoencoder and text encoders of one checkpoint. To be used from one thread at a time."""
+
+    def __init__(self, folder: Path, card: ModelCard, device: torch.device, dtype: torch.dtype) -> None:
+        """Load everything but the transformer.
+
+        Args:
+            folder: diffusers checkpoint with safetensors weights.
+            card: of that checkpoint.
+            device: where encoders and autoencoder run.
+            dtype: their weights' and results' type; diffusers' is that of the text encoder.
+        """
+        pipeline = PIPELINES[card.family].from_pretrained(
+            folder, transformer=None, dtype=dtype, use_safetensors=True, local_files_only=True
+        )
+        self.card = card
+        self.pipeline = pipeline.to(device)
+        self.device = device
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def encode_text(self, prompt: str, negative_prompt: str | None = None) -> Tensors:
+        """Conditioning of a job.
+
+        Returns:
+            `prompt_embeds` (text_tokens, joint_dim) and `pooled_prompt_embeds` (pooled_dim,) of the loaded
+            dtype; with a negative prompt (true classifier-free guidance) also `negative_prompt_embeds`,
+            `negative_pooled_prompt_embeds`.
+        """
+        tensors = self._encode_prompt(prompt, "")
+        if negative_prompt is not None:
+            tensors |= self._encode_prompt(negative_prompt, "negative_")
+        return tensors
+
+    @torch.no_grad()
+    def encode_rows(
+        self, image: Pixels, mask: npt.NDArray[np.uint8], seeds: Sequence[int]
+    ) -> Iterator[Tensors]:
+        """Conditioning of each row of a job, in the order of the seeds; the picture is encoded once.
+
+        Args:
+            image: (height, width, 3) uint8 at the model's size.
+            mask: (height, width) uint8, 255 = edit, 0 = keep.
+            seeds: one a row.
+
+        Yields:
+            Packed, row-major, of the loaded dtype: `noise` and `image_latents` (tokens, 4 * latent_channels)
+            and for flux-inpaint `mask` (tokens, 4 * latent_channels), for flux-fill `masked_image_latents`
+            (tokens, 4 * latent_channels) and `mask` (tokens, 4 * vae_scale_factor ** 2).
+        """
+        height, width = mask.shape
+        picture = self.pipeline.image_processor.preprocess(Image.fromarray(image), height=height, width=width)
+        holes = self.pipeline.mask_processor.preprocess(Image.fromarray(mask), height=height, width=width)
+        picture = picture.to(torch.float32)
+        config = self.pipeline.vae.config
+        posterior = self.posterior(picture)
+        condition = CONDITIONS[self.card.family](self, picture, holes)
+        for seed in seeds:
+            generator = torch.Generator("cpu").manual_seed(seed)
+            sample = retrieve_latents(posterior, generator=generator)
+            image_latents = (sample - config.shift_factor) * config.scaling_factor
+            noise = randn_tensor(
+                image_latents.shape, generator=generator, device=self.device, dtype=self.dtype
+            )
+            packed = {"noise": self._pack(noise), "image_latents": self._pack(image_latents)}
+            yield {
+                name: tensor[0].cpu().contiguous() for name, tensor in (packed | condition(generator)).items()
+            }
+
+    @torch.no_grad()
+    def decode(self, latents: torch.Tensor, size: Size) -> Pixels:
+        """The picture of one row's final latents, as the pipeline decodes and rounds it.
+
+        Args:
+            latents: (tokens, 4 * latent_channels), packed, row-major.
+            size: of the model's picture.
+
+        Returns:
+            (height, width, 3) uint8.
+
+        Raises:
+            RowPoisoned: latents or picture are not finite.
+        """
+        config = self.pipeline.vae.config
+        packed = latents[None].to(self.device, self.dtype)
+        unpacked = self.pipeline._unpack_latents(  # noqa: SLF001 - the pipeline's own packing
+            packed, size.height, size.width, self.pipeline.vae_scale_factor
+        )
+        scaled = unpacked / config.scaling_factor + config.shift_factor
+        picture = self.pipeline.vae.decode(scaled, return_dict=False)[0]
+        if not bool(torch.isfinite(picture).all()):
+            raise RowPoisoned("The denoised latents do not decode to a picture: values are not finite.")
+        return np.asarray(self.pipeline.image_processor.postprocess(picture, output_type="pil")[0])
+
+    def _encode_prompt(self, prompt: str, prefix: str) -> Tensors:
+        embeds, pooled, _ = self.pipeline.encode_prompt(
+            prompt=prompt, prompt_2=None, device=self.device, max_sequence_length=self.card.max_text_tokens
+        )
+        return {f"{prefix}prompt_embeds": embeds[0].cpu(), f"{prefix}pooled_prompt_embeds": pooled[0].cpu()}
+
+    def posterior(self, picture: torch.Tensor) -> Any:
+        """Distribution of the latents of (1, 3, height, width) pixels in -1..1."""
+        return self.pipeline.vae.encode(picture.to(self.device, self.dtype))
+
+    def _pack(self, latents: torch.Tensor) -> torch.Tensor:
+        """(1, channels, h, w) → (1, tokens, 4 * channels), as the pipeline packs 2x2 patches."""
+        batch, channels, height, width = latents.shape
+        packed: torch.Tensor = self.pipeline._pack_latents(  # noqa: SLF001 - the pipeline's own packing
+            latents, batch, channels, height, width
+        )
+        return packed
+
+    def mask_latents(
+        self, holes: torch.Tensor, masked: torch.Tensor, generator: torch.Generator
+    ) -> tuple[Any, Any]:
+        """The pipeline's `prepare_mask_latents`, batched by one: packed mask and packed masked picture.
+
+        Args:
+            holes: (1, 1, height, width) float32, 1 = edit.
+            masked: (1, 3, height, width) pixels, or latents of the masked picture that are not yet
+                normalised.
+            generator: of the row.
+        """
+        height, width = holes.shape[-2:]
+        mask, masked_latents = self.pipeline.prepare_mask_latents(
+            holes, masked, 1, self.card.latent_channels, 1, height, width, self.dtype, self.device, generator
+        )
+        return mask, masked_latents
+
+
+Condition = Callable[[torch.Generator], Tensors]
+"""What a family adds to a row, batched by one; draws from the row's generator, after the noise."""
+
+
+def _inpaint_condition(model: ImageModel, picture: torch.Tensor, holes: torch.Tensor) -> Condition:
+    """FluxInpaintPipeline: the mask at latent size. It encodes the masked picture too; nobody reads that."""
+    shape = (1, 16, *(side // model.card.vae_scale_factor for side in holes.shape[-2:]))
+    taken_as_encoded = model.card.latent_channels == 16
+    unread = torch.zeros(shape) if taken_as_encoded else picture
+    mask, _ = model.mask_latents(holes, unread, torch.Generator("cpu"))
+    return lambda _generator: {"mask": mask}
+
+
+def _fill_condition(model: ImageModel, picture: torch.Tensor, holes: torch.Tensor) -> Condition:
+    """FluxFillPipeline: a posterior sample of the masked picture, and the mask in pixels."""
+    posterior = model.posterior(picture * (1 - holes))
+
+    def condition(generator: torch.Generator) -> Tensors:
+        sample = retrieve_latents(posterior, generator=generator)
+        mask, masked_image_latents = model.mask_latents(holes, sample, generator)
+        return {"masked_image_latents": masked_image_latents, "mask": mask}
+
+    return condition
+
+
+CONDITIONS: Final[dict[Family, Callable[[ImageModel, torch.Tensor, torch.Tensor], Condition]]] = {
+    Family.FLUX_INPAINT: _inpaint_condition,
+    Family.FLUX_FILL: _fill_condition,
+}

@@ -1,0 +1,227 @@
+"""From a mask to the pixels that are edited, how strongly, and the tokens that this touches.
+
+The order: mask → edited region (binary, at the image's size) → grown → feathered outward = *effective alpha*
+→ every model pixel touched by it = the model's mask → every token touched by that = the compute set.
+"""
+
+from __future__ import annotations
+
+from math import ceil, log, sqrt
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy.ndimage import distance_transform_edt
+
+from giornata.errors import MaskEmpty, MaskRejected, MaskSizeMismatch
+from giornata.requests import MaskMode
+from giornata_prepost.geometry import Size, same_aspect
+from giornata_prepost.pictures import Pixels
+
+Region: TypeAlias = npt.NDArray[np.bool_]
+"""(height, width): True where something is edited."""
+Alpha: TypeAlias = npt.NDArray[np.float32]
+"""(height, width) in 0..1: share of the painted picture in the output."""
+
+MIN_ALPHA: Final = 1 / 512
+"""Below this the feather cannot change an 8-bit value; it is cut to 0, so that its support is bounded."""
+REACH_PER_SIGMA: Final = sqrt(2 * log(1 / MIN_ALPHA))
+"""Distance in sigmas (3.53) at which the feather falls to :data:`MIN_ALPHA`."""
+
+
+def edited_region(image: Pixels, mask: Pixels | None, mode: MaskMode) -> Region:
+    """What the caller marked, at the image's size.
+
+    With a mask, an alpha below 128 means edit in mode `alpha`, a luma (Rec. 601) of at least 128 in `white`,
+    below 128 in `black`; transparent parts of a mask count as not marked in the latter two. `auto` is
+    `alpha` where the mask has any alpha below 255, else `white`. A mask of another size and the same aspect
+    ratio is resized to the nearest pixel.
+
+    Without a mask, modes `auto` and `alpha` read the image's own transparency; `auto` edits the whole of an
+    opaque image.
+
+    Args:
+        image: (height, width, 3 or 4) uint8, upright.
+        mask: likewise, or None.
+        mode: which pixels mean edit.
+
+    Raises:
+        MaskRejected: the mode needs a mask or an alpha channel that is not there.
+        MaskSizeMismatch: the aspect ratio is not the image's.
+        MaskEmpty: nothing is marked.
+    """
+    size = Size(image.shape[1], image.shape[0])
+    if mask is None:
+        region = _own_transparency(image, mode)
+    else:
+        _check_aspect(size, Size(mask.shape[1], mask.shape[0]))
+        region = nearest(_marked(mask, mode), size)
+    if not region.any():
+        raise MaskEmpty(
+            field="image" if mask is None else "mask",
+            received=f"mask_mode {mode}, no pixel marked",
+            accepted=_MEANING[mode],
+        )
+    return region
+
+
+def effective_alpha(region: Region, grow_px: int, blur_px: float) -> Alpha:
+    """Share of the painted picture: 1 on the region grown by a disc, then a Gaussian of the distance to it.
+
+    The feather goes outward only. Blurring the mask itself would leave half of the old picture at the very
+    edge that the caller painted over; this profile leaves 1 with a slope of 0 and so shows no seam.
+
+    Args:
+        region: (height, width) bool.
+        grow_px: radius of the disc, in pixels.
+        blur_px: sigma of the Gaussian, in pixels; 0 for a hard edge.
+    """
+    reach = grow_px + REACH_PER_SIGMA * blur_px
+    if reach < 1 or not region.any():
+        return region.astype(np.float32)
+    alpha = np.zeros(region.shape, np.float32)
+    window = _bounds(region, ceil(reach))
+    beyond = distance_transform_edt(~region[window]).astype(np.float32) - np.float32(grow_px)
+    if blur_px > 0:
+        np.maximum(beyond, 0, out=beyond)
+        profile = np.exp(-0.5 * (beyond / np.float32(max(blur_px, 1e-3))) ** 2)
+        alpha[window] = np.where(profile < MIN_ALPHA, 0, profile)
+    else:
+        alpha[window] = beyond <= 0
+    return alpha
+
+
+def model_mask(alpha: Alpha, size: Size, grain: int = 1) -> Region:
+    """Every model pixel whose area has an alpha above 0, then every whole cell of `grain` pixels touched.
+
+    Args:
+        alpha: (height, width) at the image's size.
+        size: the model's picture, sides multiples of `grain`.
+        grain: pixels a side of the cells in which the family can tell edited from kept. FluxInpaintPipeline
+            samples its mask at one pixel per latent; without whole cells, a painted strip narrower than a
+            latent would be lost.
+
+    Returns:
+        (size.height, size.width) bool.
+    """
+    touched = np.ascontiguousarray(_touched(_touched(alpha > 0, size.height).T, size.width).T)
+    if grain == 1:
+        return touched
+    return cells(touched, grain).repeat(grain, axis=0).repeat(grain, axis=1)
+
+
+def compute_set(mask: Region, token_px: int) -> npt.NDArray[np.int64]:
+    """Row-major indices of the tokens that the model's mask touches.
+
+    Args:
+        mask: (height, width) bool, sides multiples of `token_px`.
+        token_px: pixels of one token's side (16 for Flux).
+    """
+    return np.flatnonzero(cells(mask, token_px))
+
+
+def cells(mask: Region, cell_px: int) -> Region:
+    """Max-pooling: (height / cell_px, width / cell_px) bool."""
+    height, width = mask.shape
+    pooled = mask.reshape(height // cell_px, cell_px, width // cell_px, cell_px)
+    hit: Region = np.logical_or.reduce(pooled, axis=(1, 3))
+    return hit
+
+
+def nearest(region: Region, size: Size) -> Region:
+    """Resized to the nearest pixel (centres aligned)."""
+    height, width = region.shape
+    if (width, height) == size:
+        return region
+    rows = (2 * np.arange(size.height) + 1) * height // (2 * size.height)
+    columns = (2 * np.arange(size.width) + 1) * width // (2 * size.width)
+    resized: Region = region[rows[:, None], columns]
+    return resized
+
+
+_MEANING: Final = {
+    MaskMode.AUTO: "a mask with transparent or, where it is opaque, white pixels",
+    MaskMode.ALPHA: "pixels of an alpha below 128",
+    MaskMode.WHITE: "pixels of a luma of at least 128",
+    MaskMode.BLACK: "pixels of a luma below 128",
+}
+
+
+def _own_transparency(image: Pixels, mode: MaskMode) -> Region:
+    if mode in (MaskMode.WHITE, MaskMode.BLACK):
+        raise MaskRejected(
+            f"mask_mode {mode} needs a mask.",
+            field="mask",
+            received="no mask",
+            accepted="a mask, or mask_mode auto",
+        )
+    if _is_transparent(image):
+        return image[..., 3] < 128
+    if mode is MaskMode.ALPHA:
+        raise MaskRejected(
+            "mask_mode alpha needs a mask, or an image with transparent pixels.",
+            field="mask",
+            received="no mask and an opaque image",
+            accepted="a mask, or mask_mode auto to edit the whole image",
+        )
+    return np.ones(image.shape[:2], np.bool_)
+
+
+def _marked(mask: Pixels, mode: MaskMode) -> Region:
+    if mode is MaskMode.ALPHA and mask.shape[2] == 3:
+        raise MaskRejected(
+            "mask_mode alpha needs a mask with an alpha channel.",
+            field="mask",
+            received="a mask without an alpha channel",
+            accepted="PNG or WebP with transparency, or mask_mode white or black",
+        )
+    if mode is MaskMode.ALPHA or (mode is MaskMode.AUTO and _is_transparent(mask)):
+        return mask[..., 3] < 128
+    white = _luma(mask) >= 128
+    if mode is MaskMode.BLACK:
+        white = ~white
+    return white & (mask[..., 3] >= 128) if mask.shape[2] == 4 else white
+
+
+def _is_transparent(pixels: Pixels) -> bool:
+    return pixels.shape[2] == 4 and bool((pixels[..., 3] < 255).any())
+
+
+def _luma(pixels: Pixels) -> npt.NDArray[np.uint32]:
+    """Rec. 601 in Pillow's integer arithmetic: (height, width), 0..255."""
+    red, green, blue = (pixels[..., c].astype(np.uint32) for c in range(3))
+    luma: npt.NDArray[np.uint32] = np.right_shift(19595 * red + 38470 * green + 7471 * blue + 0x8000, 16)
+    return luma
+
+
+def _check_aspect(image: Size, mask: Size) -> None:
+    if not same_aspect(image, mask):
+        raise MaskSizeMismatch(
+            "The mask must have the image's aspect ratio.",
+            field="mask",
+            received=mask,
+            accepted=f"{image}, best of the same size",
+        )
+
+
+def _bounds(region: Region, margin: int) -> tuple[slice, slice]:
+    """The window that holds the region and `margin` pixels around it."""
+    first, last = [], []
+    for axis, length in ((1, region.shape[0]), (0, region.shape[1])):
+        hits = np.flatnonzero(region.any(axis=axis))
+        first.append(max(0, int(hits[0]) - margin))
+        last.append(min(length, int(hits[-1]) + margin + 1))
+    return slice(first[0], last[0]), slice(first[1], last[1])
+
+
+def _touched(region: Region, length: int) -> Region:
+    """Reduce axis 0 to `length` cells; a cell is True where its span, exactly computed, meets a True row."""
+    extent = region.shape[0]
+    if extent == length:
+        return region
+    before = np.zeros((extent + 1, region.shape[1]), np.int32)
+    np.cumsum(region, axis=0, out=before[1:])
+    index = np.arange(length)
+    start, stop = index * extent // length, -(-(index + 1) * extent // length)
+    touched: Region = before[stop] > before[start]
+    return touched

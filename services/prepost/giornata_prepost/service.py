@@ -1,0 +1,175 @@
+"""Prepost's three endpoints, and its telemetry.
+
+Pictures go through the process pool, the model's work through one thread, so that encodings and decodings
+run one at a time and the event loop stays free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from typing import Final, TypeVar, TypeVarTuple
+
+import structlog
+import torch
+
+from giornata import __version__, subjects, tensors
+from giornata.blobs import BlobStore
+from giornata.bus import Bus, Endpoint
+from giornata.errors import InputLost, ServiceUnavailable
+from giornata.jobs import BlobRef, Encoding, Inspection, Job
+from giornata.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest
+from giornata.telemetry import telemetry
+from giornata.workers import ServiceName, ServiceState
+from giornata_prepost.config import PrepostConfig
+from giornata_prepost.encoding import ImageModel
+from giornata_prepost.finishing import finish
+from giornata_prepost.geometry import Size
+from giornata_prepost.inspection import PixelLimits, inspect
+from giornata_prepost.pool import ImagePool
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+EDITS_PER_PROCESS: Final = 2
+"""Edits whose pictures are held at a time, per process: one is worked on while the next one's arrives."""
+
+log = structlog.get_logger(__name__)
+
+
+class Prepost:
+    """One instance with one model."""
+
+    def __init__(self, config: PrepostConfig, blobs: BlobStore, pool: ImagePool, model: ImageModel) -> None:
+        self._config = config
+        self._blobs = blobs
+        self._pool = pool
+        self._model = model
+        self._limits = PixelLimits(config.max_pixels, config.model_pixels)
+        self._held = asyncio.Semaphore(EDITS_PER_PROCESS * config.image_processes)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+
+    async def run(self, bus: Bus, stop: asyncio.Event) -> None:
+        """Answer and tell of this instance until `stop`; then say *draining* and finish what is there."""
+        name = self._model.card.name
+        endpoints = (
+            Endpoint(subjects.prepost("inspect", name), InspectRequest, self.inspect),
+            Endpoint(subjects.prepost("encode", name), EncodeRequest, self.encode),
+            Endpoint(subjects.prepost("finish", name), FinishRequest, self.finish),
+        )
+        async with AsyncExitStack() as stack:
+            stack.callback(self._thread.shutdown)
+            await stack.enter_async_context(bus.serve("prepost", *endpoints, instance=self._config.instance))
+            await stack.enter_async_context(telemetry(bus, self._config.telemetry_hz, self._state))
+            log.info("ready", model=name, digest=self._model.card.digest[:12])
+            await stop.wait()
+            log.info("draining")
+        log.info("drained")
+
+    async def inspect(self, request: InspectRequest) -> Inspection:
+        """Decode and measure the job's pictures; prepare what the autoencoder sees."""
+        job = request.job
+        self._check_model(job)
+        async with self._held:
+            image, mask = await self._pictures(job)
+            edit = (image, mask, job.parameters, self._model.card, self._limits)
+            found, compute_ms = await self._pool.timed(inspect, *edit, limit_s=self._config.image_timeout_s)
+        prepared = await self._store(job, "prepared", found.prepared, job.intermediate_ttl_s)
+        return Inspection.model_validate({**vars(found), "prepared": prepared, "compute_ms": compute_ms})
+
+    async def encode(self, request: EncodeRequest) -> Encoding:
+        """Conditioning of the job and of each of its rows."""
+        job = request.job
+        self._check_model(job)
+        prepared = await self._blobs.get(request.inspection.prepared)
+        (text, text_tokens, rows), compute_ms = await self._in_thread(self._encode, job, prepared)
+        ttl_s = job.intermediate_ttl_s
+        return Encoding(
+            text=await self._store(job, "text", text, ttl_s),
+            text_tokens=text_tokens,
+            rows=tuple([await self._store(job, f"row-{i}", row, ttl_s) for i, row in enumerate(rows)]),
+            compute_ms=compute_ms,
+        )
+
+    async def finish(self, request: FinishRequest) -> FinishReply:
+        """Decode one row's latents, paste, encode."""
+        job = request.job
+        self._check_model(job)
+        size = Size(request.inspection.model_width, request.inspection.model_height)
+        latents = _latents(await self._blobs.get(request.latents), request)
+        painted, decode_ms = await self._in_thread(self._model.decode, latents, size)
+        async with self._held:
+            image, mask = await self._pictures(job)
+            edit = (image, mask, job.parameters, self._limits, painted)
+            file, paste_ms = await self._pool.timed(finish, *edit, limit_s=self._config.image_timeout_s)
+        return FinishReply(
+            image=await self._store(job, f"image-{request.index}", file, job.result_ttl_s),
+            decode_ms=decode_ms,
+            paste_ms=paste_ms,
+        )
+
+    def _encode(self, job: Job, prepared: bytes) -> tuple[bytes, int, list[bytes]]:
+        """In the model's thread: safetensors of the text and of each row."""
+        parameters = job.parameters
+        if parameters.seed is None:
+            raise ValueError("encoding needs resolved parameters")
+        pixels = tensors.unpack(prepared)
+        text = self._model.encode_text(parameters.prompt, parameters.negative_prompt)
+        seeds = range(parameters.seed, parameters.seed + parameters.n)
+        rows = self._model.encode_rows(pixels["image"].numpy(), pixels["mask"].numpy(), seeds)
+        return tensors.pack(text), text["prompt_embeds"].shape[0], [tensors.pack(row) for row in rows]
+
+    async def _in_thread(
+        self, function: Callable[[*Arguments], Result], *args: *Arguments
+    ) -> tuple[Result, float]:
+        """`function(*args)` in the model's thread, and the milliseconds it took there."""
+
+        def timed() -> tuple[Result, float]:
+            begin = time.perf_counter()
+            return function(*args), (time.perf_counter() - begin) * 1e3
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
+
+    async def _pictures(self, job: Job) -> tuple[bytes, bytes | None]:
+        return await self._blobs.get(job.image), await self._blobs.get(job.mask) if job.mask else None
+
+    async def _store(self, job: Job, name: str, data: bytes, ttl_s: int) -> BlobRef:
+        """Keep a result under a key that no other call has.
+
+        A stage that is tried again elsewhere may differ in the last digit; it must not replace the bytes
+        that a claim check was made for.
+        """
+        return await self._blobs.put(f"{job.job_id}/{name}-{secrets.token_hex(4)}", data, ttl_s)
+
+    def _check_model(self, job: Job) -> None:
+        """Two versions of a model may serve under one name for a while; they never mix in one job."""
+        if job.model_digest != self._model.card.digest:
+            raise ServiceUnavailable(
+                f"This instance has another version of the model {job.model}.",
+                received=f"digest {job.model_digest[:12]}",
+                accepted=f"digest {self._model.card.digest[:12]}",
+            )
+
+    def _state(self) -> ServiceState:
+        return ServiceState(
+            service=ServiceName.PREPOST,
+            instance=self._config.instance,
+            host=socket.gethostname(),
+            version=__version__,
+            ready=True,
+            models=(self._model.card,),
+        )
+
+
+def _latents(data: bytes, request: FinishRequest) -> torch.Tensor:
+    """`latents` (tokens, 4 * latent_channels) of a row's blob."""
+    latents = tensors.unpack(data).get("latents")
+    if latents is None or latents.ndim != 2 or latents.shape[0] != request.inspection.tokens:
+        received = "no latents" if latents is None else f"latents of shape {tuple(latents.shape)}"
+        raise InputLost("A blob does not hold this row's latents.", received=received)
+    return latents

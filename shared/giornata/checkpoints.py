@@ -1,0 +1,63 @@
+"""Where a checkpoint comes from and where it runs, alike for every service that loads one. Imports torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+from huggingface_hub import snapshot_download
+from pydantic import Field
+
+from giornata.config import ServiceConfig
+
+FILES: Final = ["*.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.safetensors"]
+"""Of a hub repository: the diffusers folder, whole, since all of it enters the digest; no single-file weights."""
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class ModelConfig(ServiceConfig):
+    """Configuration of a service that loads a checkpoint."""
+
+    model: str = Field(description="Checkpoint: a local diffusers folder, or a hub id.")
+    model_name: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$",
+        description="How requests call the model; default: the folder's name.",
+    )
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="Where the model runs; auto: a GPU if there is one.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="Of the model; auto: bfloat16 on a GPU, float32 on a CPU."
+    )
+
+    @property
+    def served_name(self) -> str:
+        """How requests call the model."""
+        return self.model_name or Path(self.model).resolve().name
+
+    def torch_device(self) -> torch.device:
+        """Where the model runs."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+    def torch_dtype(self) -> torch.dtype:
+        """Of the model's weights."""
+        if self.dtype == "auto":
+            return torch.bfloat16 if self.torch_device().type == "cuda" else torch.float32
+        return DTYPES[self.dtype]
+
+
+def checkpoint_folder(model: str) -> Path:
+    """The local folder of a checkpoint; a hub id is downloaded first, or found in the hub's cache.
+
+    Raises:
+        OSError: there is no such repository, or the hub cannot be reached and its cache does not have it.
+        ValueError: neither a folder nor a hub id.
+    """
+    folder = Path(model)
+    return folder if folder.is_dir() else Path(snapshot_download(model, allow_patterns=FILES))

@@ -1,0 +1,83 @@
+"""Answers and events held against the types of the installed OpenAI package; the document against the routes."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types import ImageEditCompletedEvent, ImagesResponse
+from openapi_spec_validator import validate
+
+from giornata.errors import BY_CODE
+from giornata.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, Row
+from giornata.requests import EditParameters, OutputFormat
+from giornata_gateway.answers import images_answer
+from giornata_gateway.forms import EditForm, JobForm
+from giornata_gateway.http_app import ROUTES
+from giornata_gateway.openapi import document
+from giornata_gateway.stream_events import completed_event
+
+BLOB = BlobRef(key="default/x", size_bytes=1, sha256="0" * 64)
+
+
+@st.composite
+def completed_records(draw: st.DrawFn) -> JobRecord:
+    rows = tuple(
+        Row(index=i, seed=draw(st.integers(0, 2**32 - 1)), image=BLOB) for i in range(draw(st.integers(1, 4)))
+    )
+    parameters = EditParameters(
+        prompt="x", model="m", n=len(rows), seed=0, num_inference_steps=draw(st.integers(1, 50)), strength=1.0,
+        output_format=draw(st.sampled_from(OutputFormat)),
+    )  # fmt: skip
+    side, tokens = st.integers(16, 4096), st.integers(1, 4096)
+    inspection = Inspection(
+        width=1, height=1, has_alpha=draw(st.booleans()), model_width=16, model_height=16, output_width=draw(side),
+        output_height=draw(side), tokens=draw(tokens), compute_tokens=draw(tokens), mask_ratio=draw(st.floats(0, 1)),
+        template_key="t", prepared=BLOB,
+    )  # fmt: skip
+    job = Job(
+        job_id="job_1", tenant="default", gateway="g", priority=Priority.BATCH, model="m", model_digest="d",
+        parameters=parameters, image=BLOB, budget_ms=1, result_ttl_s=1,
+    )  # fmt: skip
+    encoding = Encoding(text=BLOB, text_tokens=draw(tokens), rows=())
+    return JobRecord(job=job, state=JobState.COMPLETED, rows=rows, inspection=inspection, encoding=encoding)
+
+
+@given(completed_records(), st.binary(max_size=50), st.booleans())
+def test_every_answer_is_one_that_openais_types_accept(
+    record: JobRecord, picture: bytes, linked: bool
+) -> None:
+    pictures = None if linked else {row.index: picture for row in record.images}
+    answer = json.loads(images_answer(record, pictures, "http://x", 5).model_dump_json())
+    parsed = ImagesResponse.model_validate(answer, strict=True)
+    assert parsed.usage is not None
+    assert parsed.usage.total_tokens == parsed.usage.input_tokens + parsed.usage.output_tokens
+    assert len(parsed.data or []) == len(record.rows)
+
+
+@given(completed_records(), st.binary(max_size=50))
+def test_every_completed_event_is_one_that_openais_types_accept(record: JobRecord, picture: bytes) -> None:
+    event = completed_event(record, record.rows[0], picture, "http://x", 5)
+    ImageEditCompletedEvent.model_validate(json.loads(event.model_dump_json(exclude_none=True)), strict=True)
+
+
+def test_the_document_has_every_route_and_no_other() -> None:
+    paths = document("")["paths"]
+    documented = {
+        (path, method)
+        for path, item in paths.items()
+        for method in item
+        if method in {"get", "post", "delete"}
+    }
+    assert documented == {(route.path, route.method.lower()) for route in ROUTES}
+
+
+def test_the_document_is_valid_and_has_every_field_and_code() -> None:
+    described = document("https://edit.example")
+    validate(described)
+    schemas = described["components"]["schemas"]
+    for form in (EditForm, JobForm):
+        assert set(schemas[form.__name__]["properties"]) == {*form.model_fields, "image", "mask"}
+        assert schemas[form.__name__]["additionalProperties"] is False
+    assert all(f"`{code}`" in described["info"]["description"] for code in BY_CODE)

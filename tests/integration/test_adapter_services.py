@@ -1,0 +1,108 @@
+"""ControlNet and LoRA store as processes on a real NATS server: found, ready, refusing clearly, drained."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import pytest
+
+from giornata import __version__, bus, subjects
+from giornata.config import new_instance
+from giornata.deadlines import Deadline
+from giornata.errors import NotSupported, MalformedMessage, ServiceUnavailable
+from giornata.jobs import BlobRef
+from giornata.messages import Accepted, AdapterRequest, CancelRows
+from giornata.workers import ServiceName, ServiceState
+
+SERVICES = {
+    ServiceName.CONTROLNET: ("giornata_controlnet", subjects.controlnet("residuals")),
+    ServiceName.LORA_STORE: ("giornata_lora_store", subjects.lora("load")),
+}
+
+
+@dataclass
+class Running:
+    """A started service and what is heard of it."""
+
+    bus: bus.Bus
+    name: ServiceName
+    process: asyncio.subprocess.Process
+    subject: str
+    instance: str
+    states: asyncio.Queue[ServiceState]
+
+    async def state(self, *, draining: bool) -> ServiceState:
+        """The next telemetry that says so."""
+        async with asyncio.timeout(20):
+            while (state := await self.states.get()).draining is not draining:
+                pass
+        return state
+
+    async def ask(self, adapter: str = "canny") -> Accepted:
+        request = AdapterRequest(adapter=adapter, remaining_ms=5_000)
+        return await self.bus.call(self.subject, request, Accepted, Deadline.after_ms(5_000))
+
+
+@pytest.fixture(params=list(SERVICES))
+async def service(request: pytest.FixtureRequest, nats_url: str) -> AsyncIterator[Running]:
+    module, subject = SERVICES[request.param]
+    instance = new_instance(request.param)
+    states: asyncio.Queue[ServiceState] = asyncio.Queue()
+    async with AsyncExitStack() as stack:
+        connected = await stack.enter_async_context(bus.connect(nats_url, "test"))
+        telemetry = subjects.telemetry(request.param, instance)
+        await stack.enter_async_context(connected.listen(telemetry, ServiceState, states.put_nowait))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", module, "--instance", instance),
+            env={**os.environ, "GIORNATA_NATS_URL": nats_url},
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            running = Running(connected, request.param, process, subject, instance, states)
+            ready = await running.state(draining=False)
+            assert ready.ready, (
+                "the first thing it tells is that it is ready: endpoints come before telemetry"
+            )
+            assert (ready.service, ready.version) == (request.param, __version__)
+            yield running
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+async def test_the_refusal_reaches_the_caller_as_the_same_error(service: Running) -> None:
+    with pytest.raises(NotSupported) as raised:
+        await service.ask("canny")
+    assert raised.value.field == "adapter"
+    assert raised.value.received == "canny"
+    assert "yet" in raised.value.message
+
+
+async def test_another_message_is_named_malformed_and_does_no_harm(service: Running) -> None:
+    wrong = CancelRows(job_id="job", attempt=1)
+    with pytest.raises(MalformedMessage, match="adapter"):
+        await service.bus.call(service.subject, wrong, BlobRef, Deadline.after_ms(5_000))
+    with pytest.raises(NotSupported):
+        await service.ask()
+
+
+async def test_it_is_discovered_as_a_micro_service(service: Running) -> None:
+    message = await service.bus.client.request(f"$SRV.INFO.giornata-{service.name}", b"", timeout=5)
+    assert service.instance.encode() in message.data
+    assert service.subject.encode() in message.data
+
+
+async def test_sigterm_says_draining_and_ends_with_status_0(service: Running) -> None:
+    service.process.terminate()
+    last = await service.state(draining=True)
+    assert not last.ready
+    async with asyncio.timeout(20):
+        assert await service.process.wait() == 0
+    with pytest.raises(ServiceUnavailable):
+        await service.ask()

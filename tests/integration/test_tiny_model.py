@@ -1,0 +1,116 @@
+"""The built-in checkpoint is a checkpoint like any other: it loads, runs, tells its parts apart and repeats."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import FluxFillPipeline, FluxInpaintPipeline
+from PIL import Image
+
+from deploy.model.build import build
+from giornata.models import Family, read_model_card
+
+PIPELINES: dict[Family, Any] = {Family.FLUX_INPAINT: FluxInpaintPipeline, Family.FLUX_FILL: FluxFillPipeline}
+
+
+@pytest.fixture(scope="module", params=list(Family))
+def family(request: pytest.FixtureRequest) -> Family:
+    return Family(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / family
+    build(family, folder, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pipeline(family: Family, folder: Path) -> Any:
+    pipeline = PIPELINES[family].from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_equal_seeds_give_equal_bytes_and_others_do_not(family: Family, folder: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1234)
+    before = torch.random.get_rng_state()
+    build(family, tmp_path / "again", seed=0)
+    build(family, tmp_path / "other", seed=1)
+    again, other = _hashes(tmp_path / "again"), _hashes(tmp_path / "other")
+    assert again == _hashes(folder)
+    assert {name for name in again if again[name] != other[name]} == {
+        n for n in again if n.endswith(".safetensors")
+    }
+    assert torch.equal(torch.random.get_rng_state(), before), "the caller's random state was disturbed"
+
+
+def test_it_is_small_and_says_what_it_is(family: Family, folder: Path) -> None:
+    card = read_model_card(folder)
+    assert card.family is family
+    assert (card.vae_scale_factor, card.latent_channels, card.max_text_tokens) == (8, 16, 48)
+    assert card.takes_guidance
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 10 << 20
+
+
+def _paint(pipeline: Any, prompt: str, *, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Two steps at 64x48; float32 (height, width, 3), 0..1."""
+    picture = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    mask = np.zeros((48, 64), np.uint8)
+    mask[16:32, 16:48] = 255
+    result = pipeline(
+        prompt=prompt,
+        image=Image.fromarray(picture),
+        mask_image=Image.fromarray(mask),
+        width=64,
+        height=48,
+        num_inference_steps=2,
+        max_sequence_length=48,
+        generator=torch.Generator().manual_seed(seed),
+        output_type="np",
+        **({"strength": 1.0} if isinstance(pipeline, FluxInpaintPipeline) else {}),
+    )
+    painted: np.ndarray[Any, np.dtype[np.float32]] = result.images[0]
+    return painted
+
+
+def test_diffusers_paints_with_it_and_prompt_and_seed_matter(pipeline: Any) -> None:
+    painted = _paint(pipeline, "a red hat")
+    assert painted.shape == (48, 64, 3)
+    assert np.isfinite(painted).all()
+    assert painted.std() > 0.05, "the picture is flat"
+    np.testing.assert_allclose(_paint(pipeline, "a red hat"), painted, atol=1e-5)
+    assert np.abs(_paint(pipeline, "a small dog on the moon") - painted).max() > 0.02
+    assert np.abs(_paint(pipeline, "a red hat", seed=1) - painted).max() > 0.1
+
+
+def test_a_token_depends_on_the_others(pipeline: Any) -> None:
+    transformer, tokens = pipeline.transformer, 64
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(1, tokens, transformer.config.in_channels, generator=generator)
+    others = torch.randn(1, tokens, transformer.config.in_channels, generator=generator)
+    others[:, :8] = hidden[:, :8]
+    constant = {
+        "encoder_hidden_states": torch.randn(
+            1, 48, transformer.config.joint_attention_dim, generator=generator
+        ),
+        "pooled_projections": torch.randn(1, transformer.config.pooled_projection_dim, generator=generator),
+        "timestep": torch.tensor([0.5]),
+        "guidance": torch.tensor([7.0]),
+        "txt_ids": torch.zeros(48, 3),
+        "img_ids": torch.cartesian_prod(torch.zeros(1), torch.arange(8.0), torch.arange(8.0)),
+    }
+    with torch.no_grad():
+        velocity = transformer(hidden_states=hidden, **constant).sample[:, :8]
+        moved = transformer(hidden_states=others, **constant).sample[:, :8]
+    assert (moved - velocity).norm() / velocity.norm() > 0.3

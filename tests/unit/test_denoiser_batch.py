@@ -1,0 +1,138 @@
+"""Continuous batching: first come first served, within capacity, nobody lost, nobody starved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
+
+from giornata_denoiser.batch import Batch, Capacity, RowKey
+
+
+@dataclass(frozen=True)
+class Seat:
+    key: RowKey
+    tokens: int = 1
+    step: int = field(default=0)
+
+
+def seat(name: str, tokens: int = 1, *, attempt: int = 1, index: int = 0) -> Seat:
+    return Seat(RowKey(name, attempt, index), tokens)
+
+
+def names(members: tuple[Seat, ...]) -> list[str]:
+    return [member.key.job_id for member in members]
+
+
+def test_rows_join_in_order_while_they_fit_and_none_overtakes() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=3, tokens=10))
+    batch.submit([seat("a", 6), seat("b", 6), seat("c", 1)])
+    assert names(batch.admit()) == ["a"]
+    batch.settle([], [RowKey("a", 1, 0)])
+    assert names(batch.admit()) == ["b", "c"]
+
+
+def test_rows_beyond_the_row_limit_wait() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=10))
+    batch.submit([seat("a"), seat("b"), seat("c")])
+    assert names(batch.admit()) == ["a", "b"]
+    assert names(batch.waiting) == ["c"]
+
+
+def test_a_row_larger_than_the_capacity_runs_alone() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=4, tokens=10))
+    batch.submit([seat("small"), seat("huge", 50), seat("next")])
+    assert names(batch.admit()) == ["small"]
+    batch.settle([], [RowKey("small", 1, 0)])
+    assert names(batch.admit()) == ["huge"]
+
+
+def test_the_same_row_twice_is_refused() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=100))
+    batch.submit([seat("a")])
+    with pytest.raises(ValueError, match="in the batch already"):
+        batch.submit([seat("a")])
+
+
+def test_cancel_drops_waiting_and_running_rows_of_one_attempt_or_all() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=100))
+    batch.submit([seat("a"), seat("a", index=1), seat("b"), seat("a", attempt=2)])
+    batch.admit()
+    assert [s.key for s in batch.cancel("a", 1)] == [RowKey("a", 1, 0), RowKey("a", 1, 1)]
+    assert names(batch.admit()) == ["b", "a"]
+    assert names(batch.cancel("a")) == ["a"]
+    assert len(batch) == 1
+
+
+def test_results_of_a_row_cancelled_meanwhile_are_dropped() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=100))
+    batch.submit([seat("a"), seat("b")])
+    running = batch.admit()
+    batch.cancel("a")
+    batch.settle([replace(s, step=1) for s in running], [])
+    assert [(s.key.job_id, s.step) for s in batch.running] == [("b", 1)]
+
+
+def test_take_all_leaves_nothing() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=1, tokens=100))
+    batch.submit([seat("a"), seat("b")])
+    batch.admit()
+    assert names(batch.take_all()) == ["a", "b"]
+    assert len(batch) == 0
+
+
+@given(st.integers(-1, 0), st.integers(-1, 0))
+def test_capacity_must_let_something_run(rows: int, tokens: int) -> None:
+    with pytest.raises(ValueError, match="at least one row and one token"):
+        Capacity(rows=rows, tokens=tokens)
+
+
+class Serving(RuleBasedStateMachine):
+    """Any order of submits, steps, ends and cancels against a plain list of what should be there."""
+
+    submitted = Bundle("submitted")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch: Batch[Seat] = Batch(Capacity(rows=3, tokens=12))
+        self.expected: list[RowKey] = []
+        self.count = 0
+
+    @rule(target=submitted, tokens=st.integers(1, 20), job=st.sampled_from("xyz"))
+    def submit(self, tokens: int, job: str) -> RowKey:
+        self.count += 1
+        member = Seat(RowKey(job, 1, self.count), tokens)
+        self.batch.submit([member])
+        self.expected.append(member.key)
+        return member.key
+
+    @rule()
+    def admit(self) -> None:
+        running = self.batch.admit()
+        assert bool(running) == bool(self.expected)  # nobody starves
+        assert len(running) <= self.batch.capacity.rows
+        total = sum(member.tokens for member in running)
+        assert total <= self.batch.capacity.tokens or len(running) == 1
+
+    @precondition(lambda self: self.batch.running)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from([member.key for member in self.batch.running]))
+        self.batch.settle([], [key])
+        self.expected.remove(key)
+
+    @rule(key=submitted)
+    def cancel(self, key: RowKey) -> None:
+        self.batch.cancel(key.job_id)
+        self.expected = [k for k in self.expected if k.job_id != key.job_id]
+
+    @invariant()
+    def nobody_is_lost_and_order_is_kept(self) -> None:
+        present = [member.key for member in (*self.batch.running, *self.batch.waiting)]
+        assert present == self.expected
+
+
+TestServing = Serving.TestCase

@@ -1,0 +1,86 @@
+"""The packed layout loses and mixes no token, and attention over it equals each sequence's alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - the field's name
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from giornata_denoiser.attention import choose, grouped
+from giornata_denoiser.packing import layout, segment_index, segments
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9)), min_size=1, max_size=6)
+
+
+@given(LENGTHS)
+def test_joint_order_is_text_then_image_of_each_sequence(lengths: list[tuple[int, int]]) -> None:
+    # Each token is (sequence, is image, position): what the layout must keep together.
+    text = torch.tensor([[s, 0, p] for s, (t, _) in enumerate(lengths) for p in range(t)])
+    image = torch.tensor([[s, 1, p] for s, (_, i) in enumerate(lengths) for p in range(i)])
+    made = layout([t for t, _ in lengths], [i for _, i in lengths])
+    joint = made.join(text, image)
+    wanted = [
+        [s, kind, p]
+        for s, pair in enumerate(lengths)
+        for kind, length in enumerate(pair)
+        for p in range(length)
+    ]
+    assert joint.tolist() == wanted
+    assert made.joint_sequence.tolist() == joint[:, 0].tolist()
+    assert made.text_sequence.tolist() == text[:, 0].tolist()
+    assert made.image_sequence.tolist() == image[:, 0].tolist()
+    back_text, back_image = made.split(joint)
+    assert torch.equal(back_text, text)
+    assert torch.equal(back_image, image)
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=8))
+def test_segments_cover_the_packed_dimension(lengths: list[int]) -> None:
+    made = segments(lengths)
+    assert made.offsets.dtype is torch.int32
+    assert made.offsets.tolist() == [start for start, _ in made.bounds] + [sum(lengths)]
+    assert [end - start for start, end in made.bounds] == lengths
+    assert made.longest == max(lengths)
+    assert segment_index(lengths).bincount().tolist() == lengths
+
+
+@pytest.mark.parametrize("lengths", [[], [3, 0]])
+def test_sequences_without_tokens_are_refused(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match="at least one token"):
+        segments(lengths)
+
+
+def test_unequal_numbers_of_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="1 text lengths and 2 image lengths"):
+        layout([1], [2, 3])
+
+
+@given(LENGTHS)
+@settings(max_examples=50)
+def test_grouped_attention_equals_each_sequence_alone(lengths: list[tuple[int, int]]) -> None:
+    torch.manual_seed(0)
+    queries, keys = segments([q for q, _ in lengths]), segments([k for _, k in lengths])
+    query = torch.randn(sum(queries.lengths), 2, 8)
+    key, value = torch.randn(2, sum(keys.lengths), 2, 8)
+    attended = grouped(query, key, value, queries, keys)
+    for (q0, q1), (k0, k1) in zip(queries.bounds, keys.bounds, strict=True):
+        alone = F.scaled_dot_product_attention(
+            query[q0:q1].transpose(0, 1), key[k0:k1].transpose(0, 1), value[k0:k1].transpose(0, 1)
+        )
+        torch.testing.assert_close(attended[q0:q1], alone.transpose(0, 1), atol=1e-6, rtol=0)
+
+
+def test_the_cpu_attends_in_groups() -> None:
+    assert choose(torch.device("cpu"), torch.bfloat16) is grouped
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_varlen_equals_grouped_on_cuda() -> None:
+    device = torch.device("cuda")
+    queries, keys = segments([5, 130, 64], device), segments([9, 130, 200], device)
+    query = torch.randn(sum(queries.lengths), 4, 64, device=device, dtype=torch.bfloat16)
+    key, value = torch.randn(2, sum(keys.lengths), 4, 64, device=device, dtype=torch.bfloat16)
+    fast = choose(device, torch.bfloat16)(query, key, value, queries, keys)
+    torch.testing.assert_close(fast, grouped(query, key, value, queries, keys), atol=2e-2, rtol=0)

@@ -1,0 +1,105 @@
+"""Compose file, server configuration and dashboard agree with the code, as far as can be told unstarted."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.launcher import servers
+from giornata.workers import ServiceName
+from giornata_gateway.metrics import Metrics
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+COMPUTING = (ServiceName.DENOISER, ServiceName.PREPOST, ServiceName.CONTROLNET)
+VARIANTS = [*ServiceName, *(f"{service}-gpu" for service in COMPUTING)]
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    return content
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_service_is_built_probed_drained_and_told_where_the_servers_are(
+    compose: dict[str, Any], variant: str
+) -> None:
+    service, name = compose["services"][variant], variant.removesuffix("-gpu")
+    assert service["build"]["args"]["SERVICE"] == name
+    assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "giornata.probe", name]
+    assert re.fullmatch(r"\$\{[A-Z_]+_REPLICAS:-\d}", service["deploy"]["replicas"])
+    environment = service["environment"]
+    assert environment["GIORNATA_NATS_URL"] == "nats://nats:4222"
+    assert environment["GIORNATA_REDIS_URL"] == "redis://valkey:6379"
+    assert ("GIORNATA_MODEL" in environment) == (name in {"denoiser", "prepost"})
+    assert float(service["stop_grace_period"].removesuffix("s")) > float(environment["GIORNATA_DRAIN_S"])
+    assert {"nats", "valkey"} <= service["depends_on"].keys()
+
+
+@pytest.mark.parametrize("service", COMPUTING)
+def test_the_gpu_profile_swaps_the_computing_services(compose: dict[str, Any], service: str) -> None:
+    cpu, gpu = compose["services"][service], compose["services"][f"{service}-gpu"]
+    assert (cpu["profiles"], gpu["profiles"]) == (["cpu"], ["gpu"])
+    assert gpu["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+    assert "resources" not in cpu["deploy"]
+    assert gpu["deploy"]["replicas"] == cpu["deploy"]["replicas"]
+    assert gpu["environment"] == cpu["environment"]
+
+
+def test_a_service_waits_only_for_what_its_profile_starts(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        for awaited in service.get("depends_on", []):
+            profiles = compose["services"][awaited].get("profiles")
+            assert profiles is None or profiles == service.get("profiles"), f"{name} waits for {awaited}"
+
+
+def test_the_blob_store_appends_and_never_evicts(compose: dict[str, Any]) -> None:
+    command = compose["services"]["valkey"]["command"]
+    options = dict(zip(command[1::2], command[2::2], strict=True))
+    assert options["--appendonly"] == "yes"
+    assert options["--maxmemory-policy"] == "noeviction"
+
+
+def test_nats_accepts_its_configuration_and_the_payload_is_the_launchers() -> None:
+    text = (DEPLOY / "nats.conf").read_text()
+    binary = Path(sys.executable).with_name("nats-server")
+    tried = subprocess.run(
+        [binary, "-t", "-c", DEPLOY / "nats.conf"], capture_output=True, text=True, check=False
+    )
+    assert tried.returncode == 0, tried.stderr
+    assert re.findall(r"^max_payload: (\S+)", text, re.MULTILINE) == [servers.MAX_PAYLOAD]
+
+
+def test_mounted_files_exist(compose: dict[str, Any]) -> None:
+    mounts = [mount for service in compose["services"].values() for mount in service.get("volumes", [])]
+    files = [mount.partition(":")[0] for mount in mounts if mount.startswith("./")]
+    assert files
+    assert [name for name in files if not (DEPLOY / name).exists()] == []
+
+
+def test_prometheus_scrapes_where_the_gateway_listens(compose: dict[str, Any]) -> None:
+    scrape = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"][0]
+    port = compose["services"]["gateway"]["environment"]["GIORNATA_PORT"]
+    assert scrape["dns_sd_configs"][0] == {
+        "names": ["gateway"],
+        "type": "A",
+        "port": int(port),
+        "refresh_interval": "10s",
+    }
+
+
+def test_the_dashboard_asks_for_metrics_that_the_gateway_exports() -> None:
+    dashboard = json.loads((DEPLOY / "grafana" / "dashboards" / "giornata.json").read_text())
+    queries = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+    asked = {name.removesuffix("_bucket") for name in re.findall(r"giornata_\w+", queries)}
+    exported = Metrics(states=list, waiting=lambda: 0).exposition().decode()
+    assert asked == set(
+        re.findall(r"^# TYPE (giornata_\w+?) (?:counter|histogram|gauge)$", exported, re.MULTILINE)
+    )

@@ -1,0 +1,105 @@
+"""The seven distributions say what they need, and everything they bring in is pinned."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import giornata
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = [ROOT / "shared", *sorted(path.parent for path in ROOT.glob("services/*/pyproject.toml"))]
+
+NAMED_BY_NOBODY = {"accelerate", "hiredis", "protobuf", "sentencepiece", "transformers"}
+"""Required for what diffusers, transformers and redis do with them, and never imported here."""
+COMPUTING = {
+    "giornata.checkpoints": {"huggingface-hub", "torch"},
+    "giornata.tensors": {"safetensors", "torch"},
+}
+"""What these modules import, `giornata` does not require, and so a service that uses them must."""
+
+
+def _project(folder: Path) -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    return project
+
+
+def _pins() -> dict[str, str]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines), "a line is not an exact pin"
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+
+
+def _development() -> list[str]:
+    lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_there_is_one_distribution_per_service_and_the_shared_one() -> None:
+    assert {_project(folder)["name"] for folder in FOLDERS} == {
+        "giornata",
+        *(f"giornata-{path.name}" for path in (ROOT / "services").iterdir() if path.is_dir()),
+    }
+    assert len(FOLDERS) == 7
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_strangers_package_of_the_same_name_can_not_stand_in(folder: Path) -> None:
+    project = _project(folder)
+    assert project["version"] == f"{giornata.__version__}+src", "a local version can not be on an index"
+    own = [item for item in project["dependencies"] if item.startswith("giornata")]
+    assert own == ([] if folder.name == "shared" else [f"giornata=={project['version']}"])
+
+
+def _imports(folder: Path) -> set[str]:
+    """Dotted names of what any file of a distribution imports."""
+    nodes = [node for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_distribution_requires_what_it_imports_and_nothing_else(folder: Path) -> None:
+    distributions, imports = metadata.packages_distributions(), _imports(folder)
+    top_level = {name.partition(".")[0] for name in imports} - sys.stdlib_module_names
+    named = {str(canonicalize_name(distributions[module][0])) for module in top_level}
+    for module, needs in COMPUTING.items():
+        if folder.name == "shared":
+            named -= needs
+        elif module in imports:
+            named |= needs
+    project = _project(folder)
+    required = {canonicalize_name(Requirement(item).name) for item in project["dependencies"]}
+    assert named - required - {project["name"]} == set(), "imported and not required"
+    assert required - named - NAMED_BY_NOBODY == set(), "required and not imported"
+
+
+def test_everything_brought_in_is_pinned_to_what_is_installed() -> None:
+    pins = _pins()
+    ahead = [Requirement(item) for folder in FOLDERS for item in _project(folder)["dependencies"]]
+    ahead += [Requirement(item) for item in _development()]
+    seen: set[tuple[str, str]] = set()
+    while ahead:
+        requirement = ahead.pop()
+        name = canonicalize_name(requirement.name)
+        for extra in {"", *requirement.extras}:
+            if (name, extra) in seen:
+                continue
+            seen.add((name, extra))
+            needs = [Requirement(item) for item in metadata.requires(name) or []]
+            ahead += [need for need in needs if not need.marker or need.marker.evaluate({"extra": extra})]
+    found = {name: metadata.version(name).partition("+")[0] for name, _ in seen if name != "giornata"}
+    assert {name: pins.get(name) for name in found} == found
+    assert pins.keys() - found.keys() == {"pip"}, "pinned and not needed"

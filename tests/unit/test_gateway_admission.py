@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.errors import ServiceUnavailable, TooManyRequests
+from giornata_gateway.admission import Admission
+
+
+def test_rows_count_not_requests() -> None:
+    admission = Admission(4)
+    admission.enter(3)
+    admission.enter(1)
+    with pytest.raises(TooManyRequests):
+        admission.enter(1)
+    admission.leave(3)
+    admission.enter(2)
+
+
+def test_a_request_widens_into_what_is_left_beside_the_others() -> None:
+    admission = Admission(4)
+    admission.enter(1)
+    admission.enter(1)
+    admission.enter(3, held=1)
+    assert admission.rows == 4
+    with pytest.raises(TooManyRequests):
+        admission.enter(2, held=1)
+    assert admission.rows == 4
+
+
+def test_one_edit_larger_than_the_limit_fits_into_an_idle_gateway() -> None:
+    admission = Admission(2)
+    admission.enter(1)
+    admission.enter(10, held=1)
+    assert admission.rows == 10
+
+
+def test_a_closed_gateway_admits_nothing() -> None:
+    admission = Admission(2)
+    admission.closed = True
+    with pytest.raises(ServiceUnavailable):
+        admission.enter(1)
+
+
+def test_retry_after_follows_how_long_edits_take() -> None:
+    admission = Admission(2)
+    quick = admission.retry_after_s(4)
+    for _ in range(30):
+        admission.enter(1)
+        admission.leave(1, seconds=20)
+    assert admission.retry_after_s(4) > quick >= 1
+    assert admission.retry_after_s(4) == pytest.approx(40, abs=1)
+
+
+@given(st.integers(1, 8), st.lists(st.tuples(st.integers(1, 10), st.booleans()), max_size=40))
+def test_never_above_the_limit_but_for_one_alone(limit: int, requests: list[tuple[int, bool]]) -> None:
+    admission = Admission(limit)
+    held: list[int] = []
+    for rows, leaves in requests:
+        with contextlib.suppress(TooManyRequests):
+            admission.enter(rows)
+            held.append(rows)
+        if leaves and held:
+            admission.leave(held.pop(0))
+        assert admission.rows == sum(held)
+        assert admission.rows <= limit or len(held) == 1

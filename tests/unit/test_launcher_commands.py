@@ -1,0 +1,145 @@
+"""What the launcher starts, as plain values."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.launcher.__main__ import parser
+from deploy.launcher.commands import Surroundings, environment, gateway_flags, service_command
+from deploy.launcher.model import Model, builder_digest
+from deploy.launcher.plan import DRAIN_ORDER, MAX_RESTART_DELAY_S, Plan, restart_delay_s
+from deploy.launcher.servers import nats_config, valkey_config
+from deploy.launcher.up import UpOptions, plan
+from deploy.launcher.warden import remaining
+from giornata.config import ServiceConfig, load
+from giornata.models import Family
+from giornata.workers import ServiceName
+
+AROUND = Surroundings(
+    nats_url="nats://user:secret@host:4222",
+    redis_url="unix:///tmp/v.sock",
+    model="/models/fill",
+    model_name="fill",
+    drain_s=3.5,
+    torch_threads=1,
+)
+
+
+def test_a_service_is_a_module_with_its_instance_name() -> None:
+    command = service_command(ServiceName.LORA_STORE, "lora-store-1", {}, "--x", "y")
+    assert command.argv == (
+        sys.executable,
+        "-m",
+        "giornata_lora_store",
+        "--instance",
+        "lora-store-1",
+        "--x",
+        "y",
+    )
+    assert command.name == "lora-store-1"
+
+
+def test_a_service_reads_what_the_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment({}, AROUND).items():
+        monkeypatch.setenv(name, value)
+    config = load(ServiceConfig, "router", ["--instance", "router-1"])
+    assert (config.nats_url, config.redis_url) == (AROUND.nats_url, AROUND.redis_url)
+    assert (config.instance, config.drain_s) == ("router-1", 3.5)
+
+
+def test_addresses_are_no_flags_because_they_may_hold_passwords() -> None:
+    env = environment({"PATH": "/bin"}, AROUND)
+    argv = service_command(ServiceName.DENOISER, "denoiser-1", env).argv
+    assert not any("secret" in word for word in argv)
+    assert env["PATH"] == "/bin"
+
+
+def test_one_torch_thread_per_process() -> None:
+    env = environment({"OMP_NUM_THREADS": "16"}, AROUND)
+    assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "1"
+
+
+def test_a_model_without_a_name_gets_none() -> None:
+    unnamed = Surroundings("n", "r", "m", None, 1, 1)
+    assert "GIORNATA_MODEL_NAME" not in environment({}, unnamed)
+
+
+def test_a_gateway_says_where_it_listens() -> None:
+    assert gateway_flags("127.0.0.1", 0, Path("/p")) == (
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--port-file",
+        "/p",
+    )
+
+
+def test_server_files_hold_what_durability_needs() -> None:
+    nats = nats_config(Path("/s"), -1)
+    assert 'listen: "127.0.0.1:-1"' in nats
+    assert "max_payload: 8MB" in nats
+    assert 'store_dir: "/s"' in nats
+    valkey = valkey_config(Path("/s"), Path("/v.sock")).splitlines()
+    assert {"port 0", "appendonly yes", "maxmemory-policy noeviction", 'unixsocket "/v.sock"'} <= set(valkey)
+
+
+def test_whoever_asks_is_drained_before_whoever_answers() -> None:
+    order = [service for tier in DRAIN_ORDER for service in tier]
+    assert sorted(order) == sorted(ServiceName)
+    assert order[:2] == [ServiceName.GATEWAY, ServiceName.ROUTER]
+
+
+def test_restarts_slow_down_and_start_over_after_a_steady_run() -> None:
+    delays = [0.0]
+    for _ in range(8):
+        delays.append(restart_delay_s(delays[-1], ran_s=0.1))
+    assert delays[1:4] == [0.5, 1.0, 2.0]
+    assert delays[-1] == MAX_RESTART_DELAY_S
+    assert restart_delay_s(delays[-1], ran_s=3600) == 0.5
+
+
+def test_the_warden_remembers_groups_that_were_not_forgotten() -> None:
+    assert remaining(["+10\n", "+11\n", "-10\n", "+12\n", "+10\n", "-12\n"]) == {10, 11}
+
+
+def test_another_builder_is_another_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "build.py").write_text("a")
+    one = builder_digest(tmp_path)
+    assert builder_digest(tmp_path) == one
+    (tmp_path / "build.py").write_text("b")
+    assert builder_digest(tmp_path) != one
+
+
+def test_up_plans_what_flags_and_environment_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIORNATA_NATS_URL", "nats://elsewhere")
+    monkeypatch.delenv("GIORNATA_REDIS_URL", raising=False)
+    flags = vars(
+        parser().parse_args(
+            ["up", "--denoisers", "2", "--routers", "3", "--port", "0", "--family", "flux-inpaint"]
+        )
+    )
+    assert flags.pop("verb") == "up"
+    options = UpOptions(**flags)
+    assert options.family is Family.FLUX_INPAINT
+    planned = plan(options, Model("/m", "tiny"))
+    assert planned.nats_url == "nats://elsewhere"
+    assert planned.redis_url is None
+    assert planned.replicas[ServiceName.DENOISER] == 2
+    assert planned.replicas[ServiceName.ROUTER] == 3
+    assert planned.replicas[ServiceName.LORA_STORE] == 1
+
+
+def test_a_plan_has_one_of_each_service() -> None:
+    assert Plan(state=Path("s"), logs=Path("l"), model="m").replicas == dict.fromkeys(ServiceName, 1)
+
+
+@pytest.mark.parametrize(
+    "argv", [["up", "--denoisers", "0"], ["demo", "--steps", "-1"], [], ["up", "--family", "sd3"]]
+)
+def test_flags_that_mean_nothing_are_refused(argv: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parser().parse_args(argv)

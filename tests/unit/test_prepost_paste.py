@@ -1,0 +1,111 @@
+"""Compositing: nothing changes where alpha is 0."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from giornata_prepost.geometry import Size
+from giornata_prepost.masks import Alpha
+from giornata_prepost.paste import paste, resize, resize_alpha
+from giornata_prepost.pictures import Pixels
+
+
+@st.composite
+def edits(draw: st.DrawFn) -> tuple[Pixels, Alpha, Pixels]:
+    """An original, an effective alpha with zeros, ones and a feather, a painted picture of another size."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    height, width = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+    original = random.integers(0, 256, (height, width, draw(st.sampled_from([3, 4]))), np.uint8)
+    alpha = random.uniform(-0.5, 1.5, (height, width)).clip(0, 1).astype(np.float32)
+    painted = random.integers(0, 256, (draw(st.integers(1, 40)), draw(st.integers(1, 40)), 3), np.uint8)
+    return original, alpha, painted
+
+
+@settings(deadline=None)
+@given(edit=edits())
+def test_where_alpha_is_0_the_output_is_the_original(edit: tuple[Pixels, Alpha, Pixels]) -> None:
+    original, alpha, painted = edit
+    before = original.copy()
+    output = paste(original, alpha, painted)
+    np.testing.assert_array_equal(output[alpha == 0], original[alpha == 0])
+    np.testing.assert_array_equal(original, before)
+    assert output.shape == original.shape
+    assert output.dtype == np.uint8
+
+
+@settings(deadline=None)
+@given(edit=edits())
+def test_where_alpha_is_1_the_output_is_the_painted_picture_and_opaque(
+    edit: tuple[Pixels, Alpha, Pixels],
+) -> None:
+    original, alpha, painted = edit
+    output = paste(original, alpha, painted)
+    there = resize(painted, Size(original.shape[1], original.shape[0]))
+    np.testing.assert_array_equal(output[alpha == 1][:, :3], there[alpha == 1])
+    assert (output[alpha == 1][:, 3:] == 255).all()
+
+
+@settings(deadline=None)
+@given(edit=edits())
+def test_the_feather_is_the_weighted_mean_of_opaque_pictures(edit: tuple[Pixels, Alpha, Pixels]) -> None:
+    original, alpha, painted = edit
+    output = paste(original[..., :3], alpha, painted).astype(float)
+    there = resize(painted, Size(original.shape[1], original.shape[0])).astype(float)
+    expected = original[..., :3] * (1 - alpha[..., None].astype(float)) + there * alpha[..., None]
+    assert np.abs(output - expected).max() <= 0.5 + 1e-3
+
+
+@settings(deadline=None)
+@given(edit=edits())
+def test_opaque_rgba_is_pasted_as_rgb(edit: tuple[Pixels, Alpha, Pixels]) -> None:
+    original, alpha, painted = edit
+    opaque = np.dstack([original[..., :3], np.full(original.shape[:2], 255, np.uint8)])
+    output = paste(opaque, alpha, painted)
+    rgb = paste(original[..., :3], alpha, painted)
+    assert np.abs(output[..., :3].astype(int) - rgb).max() <= 1
+    assert (output[..., 3] == 255).all()
+
+
+def test_colours_hidden_under_transparency_do_not_shine_through() -> None:
+    hidden = np.zeros((1, 1, 4), np.uint8)
+    hidden[..., 1] = 255
+    red = np.array([[[255, 0, 0]]], np.uint8)
+    assert paste(hidden, np.full((1, 1), 0.5, np.float32), red)[0, 0].tolist() == [255, 0, 0, 128]
+
+
+def test_another_output_size_resizes_the_original_first() -> None:
+    random = np.random.default_rng(0)
+    original = random.integers(0, 256, (30, 40, 4), np.uint8)
+    painted = random.integers(0, 256, (16, 16, 3), np.uint8)
+    alpha = np.zeros((30, 40), np.float32)
+    alpha[10:20, 10:20] = 1
+    output = paste(original, alpha, painted, Size(80, 60))
+    there = np.asarray(Image.fromarray(original).resize((80, 60), Image.Resampling.LANCZOS))
+    scaled = resize_alpha(alpha, Size(80, 60))
+    assert output.shape == (60, 80, 4)
+    np.testing.assert_array_equal(output[scaled == 0], there[scaled == 0])
+    assert (scaled[24:36, 24:36] == 1).all()
+    assert (scaled[:16] == 0).all()
+
+
+@settings(deadline=None)
+@given(scale=st.integers(1, 4), value=st.floats(0, 1, width=32))
+def test_resized_alpha_stays_in_range(scale: int, value: float) -> None:
+    alpha = np.full((8, 8), value, np.float32)
+    alpha[:4] = 0
+    for size in (Size(8 * scale, 8 * scale), Size(8 // scale, 8 // scale)):
+        resized = resize_alpha(alpha, size)
+        assert resized.dtype == np.float32
+        assert resized.shape == (size.height, size.width)
+        assert resized.min() >= 0
+        assert resized.max() <= 1
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_nothing_is_resized_where_sizes_agree(channels: int) -> None:
+    pixels = np.zeros((4, 5, channels), np.uint8)
+    assert resize(pixels, Size(5, 4)) is pixels
