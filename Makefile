@@ -57,8 +57,9 @@ check: setup ## lint, format, types, import rules and the Compose schema
 	$(BIN)/python -m pytest --quiet tests/unit/test_import_rules.py
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
 
-bench: setup ## measure the overhead of serving and write out/bench/overhead.json
+bench: setup ## measure what serving adds to computing and write out/bench/*.json
 	$(BIN)/python -m tests.bench.overhead
+	$(BIN)/python -m tests.bench.payloads
 
 clean: ## remove the environment, state, results and caches
 	rm -rf .venv .giornata out .mypy_cache .ruff_cache .pytest_cache .hypothesis

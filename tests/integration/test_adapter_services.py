@@ -14,7 +14,7 @@ import pytest
 from giornata import __version__, bus, subjects
 from giornata.config import new_instance
 from giornata.deadlines import Deadline
-from giornata.errors import NotSupported, MalformedMessage, ServiceUnavailable
+from giornata.errors import MalformedMessage, NotSupported, ServiceUnavailable
 from giornata.jobs import BlobRef
 from giornata.messages import Accepted, AdapterRequest, CancelRows
 from giornata.workers import ServiceName, ServiceState

@@ -9,8 +9,8 @@ from typing import Protocol
 from giornata.errors import InputLost
 from giornata.jobs import BlobRef
 
-HASH_INLINE_BYTES = 256 * 1024
-"""Above this, hashing leaves the event loop's thread; sha-256 of 1 MiB takes about a millisecond."""
+HASH_INLINE_BYTES = 1 << 20
+"""Above this, hashing leaves the event loop's thread; up to it, which takes most of a millisecond, the hop costs more."""
 
 
 class BlobStore(Protocol):
