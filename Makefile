@@ -1,8 +1,13 @@
 # `make` lists the targets. A machine needs Python 3.11 or newer with its venv module, make and a shell.
 
 PYTHON ?= python3
-## Where torch comes from: .../whl/cpu or, for NVIDIA GPUs, .../whl/cu130 (the last part names the build).
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+## More flags for `make demo` or `make up`: make up ARGS="--denoisers 2".
+ARGS ?=
+## Where torch comes from: .../whl/cpu or, for NVIDIA GPUs, .../whl/cu130 (the last part names the build); by default from
+## where the environment has it already.
+ifndef TORCH_INDEX
+TORCH_INDEX := $(or $(shell cat .venv/.ready-* 2>/dev/null),https://download.pytorch.org/whl/cpu)
+endif
 
 BIN := .venv/bin
 DISTRIBUTIONS := shared $(patsubst %/pyproject.toml,%,$(wildcard services/*/pyproject.toml))
@@ -31,7 +36,7 @@ setup: $(READY) ## create .venv with the seven distributions, the embedded serve
 # All seven distributions in one command: each is taken from its folder, none is looked up by its name.
 $(READY): $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "$(PYTHON) is older than 3.11; name a newer one: make setup PYTHON=python3.12" >&2; exit 1; }
+		echo "$(PYTHON) is missing or older than 3.11; name another: make setup PYTHON=python3.12" >&2; exit 1; }
 	@rm -f .venv/.ready-*
 	$(PYTHON) -m venv .venv
 	$(PIP) install --quiet --quiet --constraint constraints.txt pip setuptools
@@ -39,13 +44,13 @@ $(READY): $(LOCK)
 		$(PIP) install --no-deps --index-url $(TORCH_INDEX) $(TORCH)
 	$(PIP) install --quiet --quiet --constraint constraints.txt --no-build-isolation \
 		--requirement requirements-dev.txt $(DISTRIBUTIONS:%=--editable %)
-	@touch $@
+	@echo '$(TORCH_INDEX)' >$@
 
 demo: setup ## edit a photograph with the whole system and write out/demo/
-	$(BIN)/python -m deploy.launcher demo
+	$(BIN)/python -m deploy.launcher demo $(ARGS)
 
 up: setup ## run the whole system in the foreground; Ctrl-C drains it
-	$(BIN)/python -m deploy.launcher up
+	$(BIN)/python -m deploy.launcher up $(ARGS)
 
 test: setup ## run every test
 	$(BIN)/python -m pytest
@@ -64,4 +69,4 @@ bench: setup ## measure what serving adds to computing and write out/bench/*.jso
 clean: ## remove the environment, state, results and caches
 	rm -rf .venv .giornata out .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find shared services deploy tests -name __pycache__ -prune -exec rm -rf {} +
-	find shared services -name '*.egg-info' -prune -exec rm -rf {} +
+	find shared services \( -name '*.egg-info' -o -name build \) -prune -exec rm -rf {} +

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from functools import partial
 from pathlib import Path
+
+import structlog
 
 from deploy.launcher import signals
 from deploy.launcher.demo import DemoOptions, demo
@@ -13,6 +16,8 @@ from deploy.launcher.process import LaunchError
 from deploy.launcher.up import UpOptions, up
 from giornata import runtime
 from giornata.models import Family
+
+log = structlog.get_logger(__name__)
 
 ENVIRONMENT = """\
 environment:
@@ -40,7 +45,11 @@ def parser() -> argparse.ArgumentParser:
         help="built-in model (%(default)s)",
     )
     shared.add_argument(
-        "--torch-threads", type=_count, default=1, metavar="N", help="of each process (%(default)s)"
+        "--torch-threads",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="of each process, whatever OMP_NUM_THREADS says (%(default)s)",
     )
     verbs = root.add_subparsers(dest="verb", required=True)
     up_ = verbs.add_parser(
@@ -65,9 +74,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_up_flags(up_: argparse.ArgumentParser) -> None:
-    up_.add_argument("--host", default="127.0.0.1", help="address of the REST API (%(default)s)")
     up_.add_argument(
-        "--port", type=int, default=8000, help="port of the REST API, 0 for any free one (%(default)s)"
+        "--host",
+        default=os.environ.get("GIORNATA_HOST") or "127.0.0.1",
+        help="address of the REST API, also GIORNATA_HOST (%(default)s)",
+    )
+    up_.add_argument(
+        "--port",
+        type=int,
+        default=os.environ.get("GIORNATA_PORT") or "8000",
+        help="port of the REST API, 0 for any free one, also GIORNATA_PORT (%(default)s)",
     )
     up_.add_argument("--denoisers", type=_count, default=1, metavar="N", help="(%(default)s)")
     up_.add_argument(
@@ -99,7 +115,10 @@ def main(argv: list[str] | None = None) -> int:
         return signals.run(partial(demo, DemoOptions(**flags)))
     except LaunchError as error:
         sys.stderr.write(f"{error}\n")
-        return 1
+    except Exception as error:  # the program's edge: whatever it was, a person reads a sentence last
+        log.exception("unforeseen")
+        sys.stderr.write(f"{verb} failed: {type(error).__name__}: {error}\n")
+    return 1
 
 
 def _count(text: str) -> int:

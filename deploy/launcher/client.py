@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 from pydantic import BaseModel, TypeAdapter
@@ -16,6 +16,8 @@ from deploy.launcher.process import LaunchError
 from deploy.launcher.report import Instance
 from giornata.jobs import StageTimes
 
+SILENCE_S: Final = 60.0
+"""A gateway that says nothing for so long is gone: it comments on a quiet stream every 15 s."""
 Progress = Callable[[str, int, int], None]
 """Told (state, step, steps); step and steps are 0 until the first step is done."""
 
@@ -38,6 +40,32 @@ class JobStatus(BaseModel):
     steps: int
     mask_ratio: float
     stage_ms: StageTimes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the running system gave and told."""
+
+    edited: Edited
+    status: JobStatus
+    fleet: Sequence[Instance]
+
+
+async def ask(
+    url: str, image: bytes, mask: bytes, fields: Mapping[str, object], progress: Progress
+) -> Answer:
+    """One edit by the gateway at `url`, and what it measured; arguments as of :func:`edit`.
+
+    Raises:
+        LaunchError: the gateway refused, failed, or stopped answering.
+    """
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENCE_S)  # the gateway keeps the edit's time
+    try:
+        async with aiohttp.ClientSession(url, timeout=timeout) as session:
+            edited = await edit(session, image, mask, fields, progress)
+            return Answer(edited, await status(session, edited.job_id), await fleet(session))
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise LaunchError(f"The gateway stopped answering: {str(error) or type(error).__name__}.") from error
 
 
 async def edit(

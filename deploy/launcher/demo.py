@@ -7,23 +7,21 @@ import os
 import platform
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 import numpy as np
 from PIL import Image
 from rich.console import Console
 from skimage import data
 
-from deploy.launcher import client, comparison, model, shape
+from deploy.launcher import client, comparison, environment, model, shape
 from deploy.launcher.plan import Plan
 from deploy.launcher.process import LaunchError
 from deploy.launcher.report import (
-    Instance,
     Pixels,
     Report,
     failings,
@@ -43,7 +41,6 @@ from giornata_prepost.masks import Alpha, edited_region, effective_alpha
 MODEL_PIXELS: Final = 1024 * 1024
 """Told to prepost and to the oracle alike, so that both compute at one size."""
 WRITTEN: Final = ("input.png", "mask.png", "output.png", "comparison.png", "report.json")
-EDIT_LIMIT_S: Final = 300.0
 VERSIONS: Final = (
     "giornata",
     "torch",
@@ -68,15 +65,6 @@ class DemoOptions:
     prompt: str
     seed: int
     no_oracle: bool
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the running system gave and told."""
-
-    edited: client.Edited
-    status: client.JobStatus
-    fleet: Sequence[Instance]
 
 
 @dataclass(frozen=True)
@@ -126,26 +114,27 @@ async def demo(options: DemoOptions) -> int:
 
 async def _through_the_system(
     options: DemoOptions, chosen: model.Model, image: bytes, mask: bytes, console: Console
-) -> Answer:
+) -> client.Answer:
     """Start the stack, edit, ask what was measured, stop the stack.
 
     Raises:
-        LaunchError: something did not start, fail to edit, or did not end in order.
+        LaunchError: something did not start, did not edit, or did not end in order.
     """
     with tempfile.TemporaryDirectory(prefix="giornata-", dir=socket_folder()) as state:
+        asked = plan(options, chosen, Path(state))
         console.print("Starting NATS, Valkey and six services.")
-        async with running(plan(options, chosen, Path(state)), console.print) as stack:
+        async with running(asked, console.print) as stack:
             await stack.bring_up()
             console.print(f"All ready at {stack.url}. Editing.")
             fields = {"prompt": options.prompt, "num_inference_steps": options.steps, "seed": options.seed}
-            timeout = aiohttp.ClientTimeout(total=EDIT_LIMIT_S)
-            async with aiohttp.ClientSession(stack.url, timeout=timeout) as session:
+            try:
                 with StepProgress(console) as progress:
-                    edited = await client.edit(session, image, mask, fields, progress)
-                status, fleet = await client.status(session, edited.job_id), await client.fleet(session)
+                    answer = await client.ask(stack.url, image, mask, fields, progress)
+            except LaunchError as error:
+                raise LaunchError("\n".join([str(error), *stack.obituaries])) from error
         if stack.obituaries:
             raise LaunchError(stack.obituaries[0])
-    return Answer(edited, status, fleet)
+    return answer
 
 
 async def _expected(
@@ -159,22 +148,15 @@ async def _expected(
     from deploy.launcher import oracle  # noqa: PLC0415 - imports torch and diffusers, seconds that the start does not need
 
     setting = oracle.Setting(options.prompt, options.seed, options.steps, options.torch_threads)
-    folder = await asyncio.to_thread(oracle.checkpoint, chosen.source)
-    return await asyncio.to_thread(oracle.edit, folder, before, alpha, MODEL_PIXELS, setting)
+    return await asyncio.to_thread(oracle.edit, chosen.source, before, alpha, MODEL_PIXELS, setting)
 
 
 def plan(options: DemoOptions, chosen: model.Model, state: Path) -> Plan:
     """One instance of every service, float32 where diffusers is compared with, open to everyone."""
     exact = {} if options.no_oracle else {"GIORNATA_DTYPE": "float32"}
-    return Plan(
-        state=state,
-        logs=options.out / "logs",
-        model=chosen.source,
-        model_name=chosen.name,
-        nats_url=os.environ.get("GIORNATA_NATS_URL"),
-        redis_url=os.environ.get("GIORNATA_REDIS_URL"),
-        torch_threads=options.torch_threads,
-        env={"GIORNATA_MODEL_PIXELS": str(MODEL_PIXELS), "GIORNATA_API_KEYS": "{}", **exact},
+    asked = environment.plan(chosen, state, options.out / "logs", options.torch_threads)
+    return replace(
+        asked, env={"GIORNATA_MODEL_PIXELS": str(MODEL_PIXELS), "GIORNATA_API_KEYS": "{}", **exact}
     )
 
 
@@ -185,7 +167,7 @@ def effective(image: Image.Image, mask: Image.Image) -> Alpha:
     return effective_alpha(region, defaults.grow_mask, defaults.mask_blur)
 
 
-def make_report(options: DemoOptions, answer: Answer, compared: Compared) -> Report:
+def make_report(options: DemoOptions, answer: client.Answer, compared: Compared) -> Report:
     """Everything measured, as one value."""
     before, after, expected = compared.before, compared.after, compared.expected
     return Report(

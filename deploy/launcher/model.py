@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import shutil
 import sys
@@ -21,6 +20,10 @@ ROOT: Final = Path(__file__).parents[2]
 BUILDER: Final = ROOT / "deploy" / "model"
 """The package that builds the checkpoint; its digest names the cached result."""
 SEED: Final = 0
+READY_S: Final = 120.0
+"""How long the services may take to load the built-in model."""
+DOWNLOAD_S: Final = 4 * 3600.0
+"""How long they may take with any other, whose tens of gigabytes may have to come over the network first."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +34,30 @@ class Model:
     """Local folder or hub id."""
     name: str | None
     """How requests call it; None for the folder's name."""
+    ready_s: float = READY_S
+    """How long the services may take until they have it."""
 
 
 async def choose(env: Mapping[str, str], family: Family, cache: Path, say: Callable[[str], None]) -> Model:
     """The model that `env` names, else the built-in one of `family`, built into `cache` once.
 
     Raises:
-        LaunchError: the build failed.
+        LaunchError: the named folder is not there, or the build failed.
     """
-    if named := env.get("GIORNATA_MODEL"):
-        return Model(named, env.get("GIORNATA_MODEL_NAME"))
+    name = env.get("GIORNATA_MODEL_NAME") or None
+    if source := env.get("GIORNATA_MODEL"):
+        if not Path(source).is_dir():  # noqa: ASYNC240 - one call
+            if source.startswith((".", "/", "~")):
+                raise LaunchError(f"GIORNATA_MODEL names the folder {source}, which does not exist.")
+            say(
+                f"{source} is no folder: it comes from the hub, or from the hub's cache. A download takes its time."
+            )
+        return Model(source, name, DOWNLOAD_S)
     folder = cache / f"{family}-{builder_digest(BUILDER)}"
     if not folder.exists():
         say(f"Building the model {family} into {folder} (once).")
         await _build(family, folder)
-    return Model(str(folder), f"tiny-{family}")
+    return Model(str(folder), name or f"tiny-{family}")
 
 
 def builder_digest(folder: Path) -> str:
@@ -77,11 +89,24 @@ async def _build(family: Family, folder: Path) -> None:
         child = await asyncio.create_subprocess_exec(
             *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
-        output, _ = await child.communicate()
+        try:
+            output, _ = await child.communicate()
+        finally:
+            if child.returncode is None:  # we were told to stop
+                child.kill()
+                await child.wait()
         if child.returncode:
             said = output.decode(errors="replace")[-2000:]
             raise LaunchError(f"The model {family} could not be built:\n{said}")
-        with contextlib.suppress(FileExistsError):  # somebody else was faster
-            unfinished.rename(folder)  # noqa: ASYNC240 - one call
+        publish(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def publish(unfinished: Path, folder: Path) -> None:
+    """Give a finished build its name; where somebody else was faster, theirs stays."""
+    try:
+        unfinished.rename(folder)
+    except OSError:  # "directory not empty" has no class of its own
+        if not folder.is_dir():
+            raise

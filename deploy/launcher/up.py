@@ -6,10 +6,11 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
+from urllib.parse import urlsplit
 
-from deploy.launcher import model
+from deploy.launcher import environment, model
 from deploy.launcher.plan import Plan
 from deploy.launcher.stack import Stack, running
 from giornata.models import Family
@@ -37,8 +38,9 @@ class UpOptions:
 async def up(options: UpOptions, say: Say) -> int:
     """Start, print the addresses, stay until cancelled, drain; 1 where something did not end in order."""
     chosen = await model.choose(os.environ, options.family, MODELS, say)
+    asked = plan(options, chosen)
     say("Starting; this takes some seconds.")
-    async with running(plan(options, chosen), say) as stack:
+    async with running(asked, say) as stack:
         await stack.bring_up()
         stack.keep_up = True
         say(addresses(stack, chosen))
@@ -58,18 +60,8 @@ def plan(options: UpOptions, chosen: model.Model) -> Plan:
         ServiceName.ROUTER: options.routers,
         ServiceName.PREPOST: options.prepost,
     }
-    return Plan(
-        state=STATE,
-        logs=STATE / "logs",
-        model=chosen.source,
-        model_name=chosen.name,
-        replicas=replicas,
-        nats_url=os.environ.get("GIORNATA_NATS_URL"),
-        redis_url=os.environ.get("GIORNATA_REDIS_URL"),
-        host=options.host,
-        port=options.port,
-        torch_threads=options.torch_threads,
-    )
+    asked = environment.plan(chosen, STATE, STATE / "logs", options.torch_threads)
+    return replace(asked, replicas=replicas, host=options.host, port=options.port)
 
 
 def addresses(stack: Stack, chosen: model.Model) -> str:
@@ -77,12 +69,23 @@ def addresses(stack: Stack, chosen: model.Model) -> str:
     return (
         f"\nGiornata is ready.\n"
         f"  REST    {stack.url}   (also /readyz, /metrics, /openapi.json)\n"
-        f"  NATS    {stack.nats_url}\n"
-        f"  Redis   {stack.redis_url}\n"
+        f"  NATS    {without_password(stack.nats_url)}\n"
+        f"  Redis   {without_password(stack.redis_url)}\n"
         f"  Model   {chosen.name or chosen.source}\n"
         f"  Logs    {stack.plan.logs}\n\n"
         f"Edit a picture:\n"
-        f"  curl -sS -H 'Accept: image/png' -o edited.png {stack.url}/v1/images/edits \\\n"
+        f"  curl --fail-with-body -sS {stack.url}/v1/images/edits -F response_format=image -o edited.png \\\n"
         f"    -F image=@photo.png -F mask=@mask.png -F prompt='a red balloon' -F num_inference_steps=8\n\n"
         f"Ctrl-C drains and stops.\n"
     )
+
+
+def without_password(urls: str) -> str:
+    """One URL, or several with commas between them, fit for a terminal that others may see."""
+    return ",".join(_without_password(url) for url in urls.split(","))
+
+
+def _without_password(url: str) -> str:
+    place = urlsplit(url)
+    user, at, host = place.netloc.rpartition("@")
+    return place._replace(netloc=f"***@{host}").geturl() if at and user else url

@@ -51,9 +51,8 @@ class Warden:
 
     def _tell(self, line: str) -> None:
         if self._child.stdin:
-            with contextlib.suppress(
-                BrokenPipeError
-            ):  # somebody killed the warden: the launcher still ends its children
+            # Where somebody killed the warden, the launcher still ends its children.
+            with contextlib.suppress(BrokenPipeError):
                 self._child.stdin.write(line.encode())
 
 

@@ -9,6 +9,7 @@ told otherwise, and a payload above the server's limit closes the connection.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -19,10 +20,12 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 from nats.micro import add_service
 from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
 from nats.micro.request import Request as MicroRequest
+from nats.micro.service import Service
 from nats.micro.service import ServiceConfig as MicroConfig
 from pydantic import BaseModel
 
@@ -80,7 +83,8 @@ class Bus:
         """Ask and wait for the answer until `deadline`.
 
         Raises:
-            ServiceUnavailable: nobody listens on the subject.
+            ServiceUnavailable: nobody listens on the subject, or there is no connection.
+            PayloadTooLarge: the request is larger than `limit_bytes` or than the server accepts.
             DeadlineExceeded: no answer in time.
             GiornataError: what the other side raised, as the same class.
         """
@@ -92,6 +96,10 @@ class Bus:
             raise ServiceUnavailable(f"No service answers on {subject}.", retry_after_s=1) from error
         except nats.errors.TimeoutError as error:
             raise DeadlineExceeded(f"No answer on {subject} in time.") from error
+        except nats.errors.MaxPayloadError as error:
+            raise PayloadTooLarge("The request is larger than the NATS server accepts.") from error
+        except nats.errors.Error as error:
+            raise ServiceUnavailable("There is no connection to NATS.", retry_after_s=1) from error
         if message.headers and ERROR_CODE_HEADER in message.headers:
             raise from_body(codec.decode(ErrorBody, message.data))
         return codec.decode(reply, message.data)
@@ -102,7 +110,7 @@ class Bus:
         async with _drained_tasks() as (tasks, stack):
             for endpoint in endpoints:
                 subscription = await self.client.subscribe(endpoint.subject, cb=_spawning(tasks, endpoint))
-                stack.push_async_callback(subscription.drain)
+                stack.push_async_callback(_drain, self.client, subscription)
             await self.client.flush()
             yield
 
@@ -112,7 +120,7 @@ class Bus:
         config = MicroConfig(name=f"giornata-{name}", version=__version__, metadata={"instance": instance})
         async with _drained_tasks() as (tasks, stack):
             service = await add_service(self.client, config)
-            stack.push_async_callback(service.stop)
+            stack.push_async_callback(_stop, service)
             for endpoint in endpoints:
                 answer = _spawning(tasks, endpoint)
 
@@ -121,7 +129,7 @@ class Bus:
 
                 label = endpoint.subject.removeprefix("giornata.").replace(".", "-")
                 await service.add_endpoint(name=label, subject=endpoint.subject, handler=handle)
-            stack.push_async_callback(_drain_endpoints, service)
+            stack.push_async_callback(_drain_endpoints, self.client, service)
             await self.client.flush()
             yield
 
@@ -145,7 +153,7 @@ class Bus:
         try:
             yield
         finally:
-            if not self.client.is_closed:
+            with contextlib.suppress(nats.errors.Error):  # a closed connection has no subscriptions
                 await subscription.unsubscribe()
 
 
@@ -187,15 +195,32 @@ async def connect(url: str, name: str, *, timeout_s: float = 10) -> AsyncIterato
                 error_cb=failed,
             )
     except (OSError, TimeoutError, nats.errors.Error) as error:
-        await client.close()
+        await _close(client)
         raise ServiceUnavailable("No NATS server answers; is GIORNATA_NATS_URL right?") from error
+    except BaseException:  # cancelled while connecting: the client has begun tasks
+        await _close(client)
+        raise
     try:
         yield bus
     finally:
+        await _leave(client)
+
+
+async def _leave(client: Client) -> None:
+    """Drain the connection if there is one; close it in any case."""
+    try:
         if client.is_connected:
             await client.drain()
-        else:
-            await client.close()
+    except nats.errors.Error as error:  # it was lost on the way
+        log.warning("not_drained", error=repr(error))
+    finally:
+        await _close(client)
+
+
+async def _close(client: Client) -> None:
+    if not client.is_connected:  # close() would write what waits to the broken socket, fail and stop half-way
+        client._pending, client._pending_data_size = [], 0  # noqa: SLF001 - nats-py has no other way
+    await client.close()
 
 
 @asynccontextmanager
@@ -218,9 +243,11 @@ async def _respond(endpoint: Endpoint, message: Msg) -> None:
         request = _request(endpoint, message)
         remaining_ms = getattr(request, "remaining_ms", None)
         try:
-            async with asyncio.timeout(None if remaining_ms is None else remaining_ms / 1000):
+            async with asyncio.timeout(None if remaining_ms is None else remaining_ms / 1000) as scope:
                 reply = await endpoint.handler(request)
         except TimeoutError as error:
+            if not scope.expired():
+                raise  # the handler's own
             raise DeadlineExceeded from error
         await message.respond(codec.encode(reply, limit_bytes=endpoint.limit_bytes))
     except GiornataError as error:
@@ -251,8 +278,24 @@ async def _respond_error(message: Msg, error: GiornataError) -> None:
         log.warning("reply_lost", subject=message.subject, error=str(error), exc_info=True)
 
 
-async def _drain_endpoints(service: Any) -> None:
+async def _drain(client: Client, subscription: Subscription) -> None:
+    """Take in what was delivered and nothing more; without a connection nothing comes, and nothing is waited for."""
+    try:
+        if client.is_connected:
+            await subscription.drain()  # type: ignore[no-untyped-call]  # nats-py annotates it in part
+        else:
+            await subscription.unsubscribe()
+    except nats.errors.Error as error:
+        log.warning("subscription_not_drained", subject=subscription.subject, error=repr(error))
+
+
+async def _drain_endpoints(client: Client, service: Any) -> None:
     """Let the endpoints finish what was delivered to them; `Service.stop` would drop it."""
     endpoints: Sequence[Any] = service._endpoints  # noqa: SLF001 - nats.micro has no drain
-    await asyncio.gather(*(endpoint._subscription.drain() for endpoint in endpoints))  # noqa: SLF001 - as above
+    await asyncio.gather(*(_drain(client, endpoint._subscription) for endpoint in endpoints))  # noqa: SLF001 - as above
     service._endpoints = []  # noqa: SLF001 - so that stop() does not unsubscribe them again
+
+
+async def _stop(service: Service) -> None:
+    with contextlib.suppress(nats.errors.Error):  # a closed connection has no service
+        await service.stop()

@@ -47,7 +47,7 @@ def decode(kind: type[M], data: bytes) -> M:
     """
     fields = unpack(data)
     schema = fields.pop("schema", None)
-    if schema not in ACCEPTED_SCHEMAS:
+    if not isinstance(schema, int) or schema not in ACCEPTED_SCHEMAS:
         raise SchemaMismatch(
             f"A {kind.__name__} message has an unreadable schema number.",
             received=schema,

@@ -10,9 +10,10 @@ import secrets
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, NoReturn, TypeVar
+from typing import Annotated, Final, Literal, NoReturn, TypeVar
+from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 ENV_PREFIX = "GIORNATA_"
@@ -71,6 +72,23 @@ class ServiceConfig(BaseSettings):
         """Flags and arguments first, then the environment; no dot-files."""
         return init_settings, env_settings
 
+    @field_validator("nats_url", "redis_url")
+    @classmethod
+    def _is_address(cls, value: str, info: ValidationInfo) -> str:
+        """Not the value but the mistake is told: an address may hold a password."""
+        schemes = _SCHEMES[str(info.field_name)]
+        for part in value.split(",") if info.field_name == "nats_url" else [value]:
+            scheme, separator, rest = part.strip().partition("://")
+            if not separator or scheme not in schemes or not rest:
+                raise ValueError(f"an address starts with {', '.join(f'{s}://' for s in schemes)}")
+            try:
+                urlsplit(part.strip()).port  # noqa: B018 - reading it checks it
+            except ValueError as error:
+                raise ValueError("the port is not a number from 0 to 65535") from error
+        return value
+
+
+_SCHEMES: Final = {"nats_url": ("nats", "tls", "ws", "wss"), "redis_url": ("redis", "rediss", "unix")}
 
 C = TypeVar("C", bound=ServiceConfig)
 

@@ -12,9 +12,9 @@
     │       ResultExpired                                     410
     │       JobNotFinished, JobCancelled                      409
     ├── Overloaded                      429/503  try again later
-    │   ├── TooManyRequests (429), QueueFull, WorkerFull, BlobStoreFull, ServiceUnavailable
+    │   ├── TooManyRequests (429), QueueFull, BlobStoreFull, ServiceUnavailable
     └── Failed                          5xx  it was accepted and could not be done
-        ├── InputLost, RowPoisoned, AttemptsExhausted, ImageTimeout, WorkerLost, SchemaMismatch, InternalError
+        ├── InputLost, RowPoisoned, AttemptsExhausted, ImageTimeout, SchemaMismatch, InternalError
         └── DeadlineExceeded                                  504
 
 A leaf's docstring is its default message. An error travels as an :class:`ErrorBody` and is raised again as the
@@ -26,6 +26,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
+
+MESSAGE_CHARS = 2000
+VALUE_CHARS = 200
+"""Texts are cut to these lengths: whatever a request holds, its error fits into a message and into the job's record."""
 
 
 class ErrorBody(BaseModel):
@@ -58,10 +62,10 @@ class GiornataError(Exception):
         accepted: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
-        self.message = message or (type(self).__doc__ or "").strip()
-        self.field = field
-        self.received = None if received is None else str(received)[:200]
-        self.accepted = accepted
+        self.message = (message or type(self).__doc__ or "").strip()[:MESSAGE_CHARS]
+        self.field = None if field is None else field[:VALUE_CHARS]
+        self.received = None if received is None else str(received)[:VALUE_CHARS]
+        self.accepted = None if accepted is None else accepted[:MESSAGE_CHARS]
         self.retry_after_s = retry_after_s
         super().__init__(self.message)
 
@@ -227,12 +231,6 @@ class TooManyRequests(Overloaded):
     status = 429
 
 
-class WorkerFull(Overloaded):
-    """The worker has no room for more rows."""
-
-    code = "worker_full"
-
-
 class QueueFull(Overloaded):
     """The work queue holds as many jobs as it may; try again later."""
 
@@ -274,13 +272,6 @@ class RowPoisoned(Failed):
     """The denoiser could not compute this picture: its values are not finite."""
 
     code = "row_poisoned"
-
-
-class WorkerLost(Failed):
-    """The worker that computed this stopped answering."""
-
-    code = "worker_lost"
-    retryable = True
 
 
 class AttemptsExhausted(Failed):

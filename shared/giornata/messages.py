@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from giornata.jobs import BlobRef, Encoding, Inspection, Job, Priority, Row, Wire
 from giornata.models import ModelCard
 from giornata.requests import EditParameters, OutputFormat
 
 __all__ = [
+    "EVENT_HEADER",
+    "INLINE_BYTES",
     "Accepted",
     "AdapterRequest",
     "CancelMessage",
@@ -114,6 +117,12 @@ class AdapterRequest(Wire):
 
     adapter: str
     remaining_ms: int
+
+
+INLINE_BYTES: Final = 6 << 20
+"""Image and mask of an :class:`EditMessage` together, inline; larger ones travel as claim checks."""
+EVENT_HEADER: Final = "Giornata-Event"
+"""Header of a progress message: the event's kind (:class:`~giornata.events.EventKind`)."""
 
 
 class EditMessage(Wire):

@@ -12,8 +12,8 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
     field_validator,
-    model_validator,
 )
 
 from giornata.errors import GiornataError, InvalidField, NotSupported, UnknownField
@@ -80,7 +80,7 @@ class EditParameters(BaseModel):
         description="Classifier-free guidance against `negative_prompt`; refused where the family takes none.",
     )
     negative_prompt: Annotated[str, StringConstraints(max_length=4000)] | None = Field(
-        None, description="What to keep away from; needs `true_cfg_scale` above 1."
+        None, validate_default=True, description="What to keep away from; needs `true_cfg_scale` above 1."
     )
     strength: float | None = Field(
         None, gt=0, le=1, description="How much of the masked region is noised: 1 ignores what was there."
@@ -107,15 +107,24 @@ class EditParameters(BaseModel):
             raise ValueError("must not be blank")
         return prompt
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> EditParameters:
-        if self.output_compression is not None and self.output_format is OutputFormat.PNG:
-            raise ValueError("output_compression applies to jpeg and webp only")
-        if (self.negative_prompt is not None) and not (self.true_cfg_scale or 0) > 1:
-            raise ValueError("negative_prompt needs true_cfg_scale above 1")
-        if (self.true_cfg_scale or 0) > 1 and self.negative_prompt is None:
-            raise ValueError("true_cfg_scale above 1 needs a negative_prompt")
-        return self
+    @field_validator("output_compression")
+    @classmethod
+    def _has_a_quality(cls, compression: int | None, info: ValidationInfo) -> int | None:
+        if compression is not None and info.data.get("output_format") is OutputFormat.PNG:
+            raise ValueError("applies to jpeg and webp only")
+        return compression
+
+    @field_validator("negative_prompt")
+    @classmethod
+    def _is_guided_away_from(cls, negative_prompt: str | None, info: ValidationInfo) -> str | None:
+        if "true_cfg_scale" not in info.data:
+            return negative_prompt  # its own mistake is told
+        guided = (info.data["true_cfg_scale"] or 0) > 1
+        if negative_prompt is not None and not guided:
+            raise ValueError("needs true_cfg_scale above 1")
+        if negative_prompt is None and guided:
+            raise ValueError("true_cfg_scale above 1 needs it")
+        return negative_prompt
 
     @property
     def denoising_steps(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -31,13 +32,14 @@ def run(main: Main, config: ServiceConfig) -> int:
         Exit status: 0 after a clean drain, 1 when the service could not start or failed.
     """
     configure_logs(config.log_level, config.log_format, config.instance)
-    failures: list[GiornataError] = []
+    failures: list[Exception] = []
     try:
         uvloop.run(_supervise(main))
-    except* GiornataError as group:
+    except* Exception as group:  # noqa: BLE001 - the process's edge: logged and told by the exit status
         failures = _flatten(group)
     for error in failures:
-        log.error("service_failed", error=str(error))
+        surprise = None if isinstance(error, GiornataError) else error
+        log.error("service_failed", error=str(error) or type(error).__name__, exc_info=surprise)
     return 1 if failures else 0
 
 
@@ -48,7 +50,9 @@ async def _supervise(main: Main) -> None:
     def on_signal(name: str) -> None:
         if stop.is_set():
             log.warning("second_signal", signal=name)
-            sys.exit(130)
+            os._exit(
+                130
+            )  # not sys.exit: that would cancel every task and wait for each, and for every thread
         log.info("stopping", signal=name)
         stop.set()
 
@@ -77,8 +81,8 @@ def configure_logs(level: str, form: str, instance: str) -> None:
     )
 
 
-def _flatten(group: BaseExceptionGroup[GiornataError]) -> list[GiornataError]:
-    found: list[GiornataError] = []
+def _flatten(group: ExceptionGroup[Exception]) -> list[Exception]:
+    found: list[Exception] = []
     for error in group.exceptions:
-        found += _flatten(error) if isinstance(error, BaseExceptionGroup) else [error]
+        found += _flatten(error) if isinstance(error, ExceptionGroup) else [error]
     return found

@@ -6,6 +6,7 @@ from typing import Final
 
 from nats.js import JetStreamContext
 from nats.js.api import (
+    AckPolicy,
     ConsumerConfig,
     DiscardPolicy,
     KeyValueConfig,
@@ -88,20 +89,20 @@ async def ensure(jetstream: JetStreamContext, *, replicas: int, events_ttl_s: fl
 async def queue_consumer(
     jetstream: JetStreamContext, priority: Priority, *, max_in_flight: int
 ) -> JetStreamContext.PullSubscription:
-    """The durable pull consumer of one priority, shared by every router that is or becomes active."""
-    durable = f"router-{priority}"
-    return await jetstream.pull_subscribe(
-        subjects.jobs(priority),
-        durable=durable,
-        stream=JOBS,
-        config=ConsumerConfig(
-            durable_name=durable,
-            filter_subject=subjects.jobs(priority),
-            ack_wait=ACK_WAIT_S,
-            max_deliver=-1,
-            max_ack_pending=max_in_flight,
-        ),
+    """The durable pull consumer of one priority, shared by every router that is or becomes active.
+
+    An existing one is brought up to date: its limit may be another than when it was made.
+    """
+    config = ConsumerConfig(
+        durable_name=f"router-{priority}",
+        filter_subject=subjects.jobs(priority),
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=ACK_WAIT_S,
+        max_deliver=-1,
+        max_ack_pending=max_in_flight,
     )
+    await jetstream.add_consumer(JOBS, config)
+    return await jetstream.pull_subscribe_bind(durable=config.durable_name, stream=JOBS)
 
 
 _STREAM_NAME_IN_USE: Final = 10058

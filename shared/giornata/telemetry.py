@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+
+import nats.errors
+import structlog
 
 from giornata import subjects
 from giornata.bus import Bus
@@ -12,19 +16,25 @@ from giornata.workers import ServiceState
 
 Report = Callable[[], ServiceState]
 
+log = structlog.get_logger(__name__)
+
 
 @asynccontextmanager
 async def telemetry(bus: Bus, hz: float, report: Report) -> AsyncIterator[None]:
-    """Publish `report()` `hz` times a second while inside; on leaving, say that this instance is draining."""
+    """Publish `report()` `hz` times a second while inside; on leaving, say that this instance is draining.
+
+    What cannot be told once is logged, and told the next time: silence would mean death.
+    """
     task = asyncio.create_task(_publish(bus, hz, report), name="telemetry")
     try:
         yield
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        await _tell(bus, lambda: report().model_copy(update={"ready": False, "draining": True}))
         if bus.client.is_connected:
-            await publish(bus, report().model_copy(update={"ready": False, "draining": True}))
-            await bus.client.flush()
+            with contextlib.suppress(nats.errors.Error):
+                await bus.client.flush()
 
 
 async def publish(bus: Bus, state: ServiceState) -> None:
@@ -34,6 +44,14 @@ async def publish(bus: Bus, state: ServiceState) -> None:
 
 async def _publish(bus: Bus, hz: float, report: Report) -> None:
     while True:
-        if bus.client.is_connected:
-            await publish(bus, report())
+        await _tell(bus, report)
         await asyncio.sleep(1 / hz)  # the rate of telemetry, not a poll
+
+
+async def _tell(bus: Bus, report: Report) -> None:
+    if not bus.client.is_connected:
+        return
+    try:
+        await publish(bus, report())
+    except Exception:  # the task's edge: logged
+        log.exception("telemetry_failed")

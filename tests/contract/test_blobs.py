@@ -74,3 +74,36 @@ async def test_a_store_that_is_not_there_says_so_in_a_sentence() -> None:
     with pytest.raises(ServiceUnavailable, match="GIORNATA_REDIS_URL"):
         async with RedisBlobs.open("redis://127.0.0.1:1", timeout_s=0.2):
             pass
+
+
+async def test_a_store_that_hangs_is_given_up_after_one_time_limit() -> None:
+    hanging = asyncio.Event()
+
+    async def say_nothing(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await hanging.wait()
+        writer.close()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        async with asyncio.timeout(1.5):
+            with pytest.raises(ServiceUnavailable):
+                async with RedisBlobs.open(f"redis://127.0.0.1:{port}", timeout_s=0.3):
+                    pass
+    finally:
+        hanging.set()
+        server.close()
+        await server.wait_closed()
+
+
+async def test_a_store_that_restarts_is_found_again(tmp_path_factory: pytest.TempPathFactory) -> None:
+    config = {"appendonly": "yes"}
+    folder = tmp_path_factory.mktemp("valkey")
+    server = ValkeyServer(data_dir=folder, config=config)
+    server.start()
+    port = server.port
+    async with RedisBlobs.open(f"redis://127.0.0.1:{port}") as store:
+        ref = await store.put("kept", b"k", 60)
+        server.stop()
+        with ValkeyServer(port=port, data_dir=folder, config=config):
+            assert await store.get(ref) == b"k"

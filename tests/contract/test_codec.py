@@ -8,10 +8,11 @@ import msgpack
 import pytest
 from pydantic import BaseModel
 
-from giornata import codec
+from giornata import codec, events, messages
 from giornata.errors import PayloadTooLarge, SchemaMismatch
 from giornata.events import StepEvent
-from giornata.messages import CancelRows
+from giornata.jobs import Wire
+from giornata.messages import CancelRows, Picture
 from tests.contract.messages import MESSAGES
 
 GOLDEN = dict(
@@ -24,6 +25,17 @@ def test_messages_are_written_and_read_as_the_golden_bytes(message: BaseModel) -
     golden = bytes.fromhex(GOLDEN[type(message).__name__])
     assert codec.encode(message) == golden
     assert codec.decode(type(message), golden) == message
+
+
+def test_every_message_is_pinned() -> None:
+    sent = {
+        kind
+        for module in (messages, events)
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Wire) and kind.__module__ == module.__name__
+    }
+    nested = {Picture}  # inside EditReply
+    assert sent - nested <= {type(message) for message in MESSAGES}
 
 
 def test_a_field_of_a_newer_version_is_ignored() -> None:
@@ -47,6 +59,8 @@ def test_every_missing_or_wrong_field_is_named() -> None:
         msgpack.packb({"schema": codec.SCHEMA + 1, "job_id": "j", "attempt": 1}),
         msgpack.packb({1: 2}),
         b"\xdf\xff\xff\xff\xff",
+        msgpack.packb({"schema": [1], "job_id": "j", "attempt": 1}),
+        msgpack.packb({"schema": codec.SCHEMA, "job_id": msgpack.ExtType(1, b"x"), "attempt": 1}),
     ],
     ids=[
         "empty",
@@ -56,6 +70,8 @@ def test_every_missing_or_wrong_field_is_named() -> None:
         "newer schema",
         "integer key",
         "claims 4 G entries",
+        "schema is a list",
+        "a type of its own",
     ],
 )
 def test_what_is_no_message_is_refused_with_a_sentence(data: bytes) -> None:

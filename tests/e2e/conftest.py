@@ -7,7 +7,6 @@ a test that kills things. A stack lives in an event loop of a thread of its own:
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -104,24 +103,22 @@ def live_stack(
     model: Path, replicas: Mapping[ServiceName, int] = NO_REPLICAS, env: Mapping[str, str] = NO_ENV
 ) -> Iterator[LiveStack]:
     """Start a stack, wait until it is ready, stop it; fails if a process did not end in order."""
-    state = Path(tempfile.mkdtemp(prefix="gio-", dir=socket_folder()))
-    plan = Plan(
-        state=state,
-        logs=state / "logs",
-        model=str(model),
-        model_name="tiny",
-        ready_s=READY_S,
-        replicas=dict.fromkeys(ServiceName, 1) | dict(replicas),
-        env={"GIORNATA_LOG_LEVEL": "debug", **env},
-    )
-    with Portal() as portal:
+    with tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()) as folder, Portal() as portal:
+        plan = Plan(
+            state=Path(folder),
+            logs=Path(folder) / "logs",
+            model=str(model),
+            model_name="tiny",
+            ready_s=READY_S,
+            replicas=dict.fromkeys(ServiceName, 1) | dict(replicas),
+            env={"GIORNATA_LOG_LEVEL": "debug", **env},
+        )
         stack = portal.enter(running(plan))
         try:
             portal.call(stack.bring_up())
             yield LiveStack(stack, portal.loop)
         finally:
             portal.leave()
-    shutil.rmtree(state)
     assert stack.obituaries == [], "every process ended when and as it was told"
 
 

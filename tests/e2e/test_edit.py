@@ -58,7 +58,11 @@ async def test_an_edit_repaints_inside_the_mask_and_keeps_every_pixel_outside(
     assert np.abs(result[inside].astype(int) - original[inside]).mean() > 5
     assert body["giornata"]["seeds"] == [7]
     assert body["giornata"]["steps"] == 4
-    assert set(body["giornata"]["stage_ms"]) == {"prepare", "queue", "denoise", "finish"}
+    stages, computing = body["giornata"]["stage_ms"], body["giornata"]["compute_ms"]
+    assert set(stages) == {"prepare", "queue", "denoise", "finish"}
+    assert set(computing) == {"inspect", "encode", "denoise", "decode", "paste"}
+    assert all(milliseconds > 0 for milliseconds in computing.values())
+    assert sum(computing.values()) <= sum(stages.values())
 
 
 async def test_equal_seeds_give_equal_pictures_and_row_i_is_seed_plus_i(http: aiohttp.ClientSession) -> None:

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from giornata import __version__, subjects
-from giornata.blobs import MemoryBlobs
 from giornata.bus import Bus, Endpoint
 from giornata.errors import ErrorBody
 from giornata.events import DenoisedEvent, EventKind, StepEvent
@@ -65,7 +64,6 @@ class FakePrepost:
     def __init__(self, bus: Bus, instance: str = "prepost-fake") -> None:
         self._bus = bus
         self._instance = instance
-        self.blobs = MemoryBlobs()
         self.calls: list[str] = []
         self.fail: Callable[[str], None] = lambda _verb: None
 
@@ -136,7 +134,7 @@ class FakeDenoiser:
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         """Serve while inside, or until :meth:`die`."""
-        life = asyncio.create_task(self._live())
+        life = asyncio.create_task(self._live(), name="life")
         self._tasks.add(life)
         async with self._bus.listen(subjects.worker_cancel(self.instance), CancelRows, self._cancel):
             await asyncio.sleep(0)
@@ -168,7 +166,6 @@ class FakeDenoiser:
             await self._report_rows(request, lambda row, state=state: {"resume": state}, handed_back=True)
 
     async def _live(self) -> None:
-        asyncio.current_task().set_name("life")  # type: ignore[union-attr]  # inside a task
         run = Endpoint(subjects.worker_run(self.instance), RunRequest, self._take)
         async with self._bus.answer(run), telemetry(self._bus, 10, self._state):
             await self._silent.wait()

@@ -179,6 +179,48 @@ async def test_a_reply_above_the_servers_limit_is_an_error_not_a_lost_connection
     assert bus.client.is_connected
 
 
+async def test_a_cancelled_connect_leaves_nothing_behind() -> None:
+    before = asyncio.all_tasks()
+
+    async def connect() -> None:
+        async with buses.connect("nats://127.0.0.1:1", "test"):
+            raise AssertionError
+
+    task = asyncio.create_task(connect())
+    await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_handlers_own_timeout_is_not_the_requests(bus: Bus) -> None:
+    async def handler(_request: CancelRows) -> Accepted:
+        raise TimeoutError
+
+    async with bus.serve("test", endpoint(handler), instance="i"):
+        with pytest.raises(InternalError):
+            await ask(bus)
+
+
+async def test_leaving_without_a_server_ends_soon_and_quietly(private_nats: NatsServer) -> None:
+    async def handler(request: CancelRows) -> Accepted:
+        return Accepted(job_id=request.job_id)
+
+    async with (
+        asyncio.timeout(5),
+        buses.connect(private_nats.url, "test") as bus,
+        bus.answer(endpoint(handler)),
+        bus.serve("test", Endpoint(subjects.lora("other"), CancelRows, handler), instance="i"),
+        bus.listen("giornata.cancel.*", CancelRows, lambda _: None),
+    ):
+        private_nats.kill()
+        while bus.client.is_connected:  # noqa: ASYNC110 - nobody tells a test that it has noticed
+            await asyncio.sleep(0.05)
+    with pytest.raises(ServiceUnavailable):
+        await ask(bus)
+
+
 def test_a_text_of_a_user_never_becomes_a_subject() -> None:
     for text in ("a.b", "a b", ">", "*", "", "ü", "x" * 97):
         with pytest.raises(ValueError, match="an id must match"):

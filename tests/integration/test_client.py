@@ -1,23 +1,21 @@
-"""The NATS door through the library's client, and through bare messages."""
+"""The NATS door through the library's client."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
+from nats.aio.msg import Msg
 
 import giornata.client
+import giornata.client.connection
 from giornata import bus, codec, subjects
-from giornata.deadlines import Deadline
 from giornata.errors import (
     DeadlineExceeded,
-    GiornataError,
     InvalidField,
     JobCancelled,
     JobNotFound,
@@ -25,14 +23,11 @@ from giornata.errors import (
     ModelNotFound,
     PayloadTooLarge,
     ServiceUnavailable,
-    TooManyRequests,
-    Unauthorized,
 )
 from giornata.events import DoneEvent, StateEvent, StepEvent
-from giornata.jobs import BlobRef, JobState
-from giornata.messages import Accepted, CancelMessage, EditMessage, EditReply
-from giornata.requests import EditParameters
-from tests.integration.gateway_fakes import Stage, open_stage, picture_of
+from giornata.jobs import JobState
+from tests.integration.fake_router import picture_of
+from tests.integration.gateway_fakes import Stage
 
 EXAMPLE = Path(__file__).parents[2] / "shared" / "examples" / "edit_over_nats.py"
 
@@ -94,6 +89,52 @@ async def test_the_time_of_an_edit_ends(stage: Stage, nats_url: str) -> None:
     assert (await stage.record()).state is JobState.CANCELLED
 
 
+async def test_progress_ends_for_everybody_who_reads_it(stage: Stage, nats_url: str) -> None:
+    async with giornata.client.connect(nats_url) as client:
+        edit = await client.edit(image=b"picture", prompt="a scarf")
+        assert [told async for told in edit]
+        async with asyncio.timeout(5):
+            assert [told async for told in edit] == []
+            await edit
+            await edit
+
+
+async def test_a_gateway_that_falls_silent_is_not_waited_for_for_ever(
+    private_nats: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(giornata.client.connection, "GRACE_S", 0.1)
+
+    async def accept(message: Msg) -> None:
+        progress = codec.unpack(message.data)["progress"]
+        queued = StateEvent(job_id="job_1", state=JobState.QUEUED, attempt=0)
+        await silent.client.publish(progress, codec.encode(queued), headers={"Giornata-Event": "state"})
+
+    async with (
+        bus.connect(private_nats.url, "silent") as silent,
+        giornata.client.connect(private_nats.url) as client,
+    ):
+        await silent.client.subscribe(subjects.EDIT, cb=accept)
+        await silent.client.flush()
+        edit = await client.edit(image=b"picture", prompt="a scarf", timeout_s=0.3)
+        progress = aiter(edit)
+        assert await anext(progress) == StateEvent(job_id="job_1", state=JobState.QUEUED, attempt=0)
+        async with asyncio.timeout(5):
+            with pytest.raises(DeadlineExceeded):
+                await anext(progress)
+            with pytest.raises(DeadlineExceeded):
+                await edit
+        assert not client._edits
+
+
+async def test_a_mistake_uploads_nothing(stage: Stage, nats_url: str, redis_url: str) -> None:
+    keys = stage.router.blobs._client.keys
+    before = await keys("giornata:*/upload_*")
+    async with giornata.client.connect(nats_url, redis_url=redis_url) as client:
+        with pytest.raises(InvalidField):
+            await client.edit(image=b"x" * (7 << 20), prompt="a scarf", n=99)
+    assert await keys("giornata:*/upload_*") == before
+
+
 async def test_nobody_answers(private_nats: Any) -> None:
     async with giornata.client.connect(private_nats.url) as client:
         with pytest.raises(ServiceUnavailable):
@@ -116,68 +157,6 @@ async def test_large_pictures_are_claim_checks(stage: Stage, nats_url: str, redi
     assert await stage.router.blobs.get(job.image) == large
 
 
-async def test_admission_is_shared_with_the_other_door(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path, max_concurrent_rows=1) as stage:
-        stage.router.hold = asyncio.Event()
-        request = asyncio.create_task(stage.edit())
-        await stage.router.held.wait()
-        async with giornata.client.connect(nats_url) as client:
-            with pytest.raises(TooManyRequests):
-                await client.edit(image=b"picture", prompt="a scarf")
-        stage.router.hold.set()
-        assert (await request)[0] == 200
-
-
-async def test_keys_at_the_nats_door(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    keys = json.dumps({"sk-alice-123": "alice"})
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys=keys) as stage:
-        async with giornata.client.connect(nats_url) as client:
-            with pytest.raises(Unauthorized):
-                await client.edit(image=b"picture", prompt="a scarf")
-        async with giornata.client.connect(nats_url, api_key="sk-alice-123") as client:
-            await (await client.edit(image=b"picture", prompt="a scarf"))
-        assert (await stage.record()).job.tenant == "alice"
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"progress": "giornata.jobs.batch"}, "progress"),
-        ({"progress": "_INBOX.>"}, "progress"),
-        ({"image": b""}, "image"),
-        ({"image": BlobRef(key="bob/x", size_bytes=3, sha256="0" * 64)}, "image"),
-        ({"image": BlobRef(key="default/none", size_bytes=3, sha256="0" * 64)}, "image"),
-        ({"image": b"x" * (6 << 20), "mask": b"x"}, "image"),
-        ({"remaining_ms": 0}, "remaining_ms"),
-    ],
-)
-async def test_bad_messages_are_refused_by_name(
-    stage: Stage, nats_url: str, changes: dict[str, Any], field: str
-) -> None:
-    message = EditMessage(parameters=EditParameters(prompt="a scarf"), image=b"picture").model_copy(
-        update=changes
-    )
-    async with bus.connect(nats_url, "bare") as connected:
-        with pytest.raises(GiornataError) as raised:
-            await connected.call(
-                subjects.EDIT, message, EditReply, Deadline.after_ms(3000), limit_bytes=8 << 20
-            )
-    assert (raised.value.status, raised.value.field) in {(400, field), (413, field)}
-    assert not stage.router.jobs
-
-
-async def test_parameters_are_refused_field_by_field(stage: Stage, nats_url: str) -> None:
-    async with bus.connect(nats_url, "bare") as connected:
-        fields = codec.unpack(codec.encode(EditMessage(parameters=EditParameters(prompt="x"), image=b"p")))
-        fields["parameters"] |= {"stile": "y"}
-        reply = await connected.client.request(subjects.EDIT, _packed(fields), timeout=3)
-        assert codec.unpack(reply.data)["code"] == "unknown_field"
-        accepted = await connected.call(
-            subjects.EDIT_CANCEL, CancelMessage(job_id=await _done(stage)), Accepted, Deadline.after_ms(3000)
-        )
-        assert accepted.job_id in stage.router.jobs
-
-
 async def test_the_example_edits_a_picture(
     stage: Stage, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,13 +171,3 @@ async def test_the_example_edits_a_picture(
     assert process.returncode == 0
     assert out.count(b"step=") == 3
     assert (tmp_path / "edited.png").read_bytes() == picture_of(0)
-
-
-async def _done(stage: Stage) -> str:
-    _, answer = await stage.edit()
-    return str(answer["giornata"]["job_id"])
-
-
-def _packed(fields: dict[str, Any]) -> bytes:
-
-    return bytes(msgpack.packb(fields))

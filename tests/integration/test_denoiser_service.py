@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import sys
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -47,7 +50,7 @@ class Gated(FluxInpaint):
         self.permits = threading.Semaphore(permits)
         self.lost = False
 
-    def model_input(self, latent: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
+    def model_input(self, latent: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
         assert self.permits.acquire(timeout=WAIT_S)
         if self.lost:
             raise torch.AcceleratorError("the device is gone", 1)
@@ -418,3 +421,28 @@ async def test_a_lost_device_ends_the_process_with_an_error(bench: Bench) -> Non
         with pytest.raises(ExceptionGroup) as group:
             worker.ended.result()
         assert group.group_contains(InternalError, match="lost its device")
+
+
+async def test_a_process_whose_model_cannot_compute_never_serves(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    build(Family.FLUX_INPAINT, tmp_path / "tiny")
+    weights = tmp_path / "tiny" / "transformer" / "diffusion_pytorch_model.safetensors"
+    spoilt = safetensors.torch.load_file(weights)
+    spoilt["proj_out.weight"].fill_(torch.nan)
+    safetensors.torch.save_file(spoilt, weights, metadata={"format": "pt"})
+    flags = ("--model", str(tmp_path / "tiny"), "--device", "cpu")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "giornata_denoiser", *flags),
+        env={**os.environ, "GIORNATA_NATS_URL": nats_url, "GIORNATA_REDIS_URL": redis_url},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        _, errors = await asyncio.wait_for(process.communicate(), 60)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 1
+    assert "cannot compute a picture" in errors.decode()
+    assert "Traceback" not in errors.decode()

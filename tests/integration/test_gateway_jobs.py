@@ -10,7 +10,8 @@ from typing import Any
 from giornata.blobs import RedisBlobs
 from giornata.errors import MaskEmpty, RowPoisoned
 from giornata.workers import RowProgress
-from tests.integration.gateway_fakes import Stage, open_stage, picture_of
+from tests.integration.fake_router import picture_of
+from tests.integration.gateway_fakes import Stage, open_gateway, open_stage
 
 
 async def submit(stage: Stage, **fields: str) -> str:
@@ -87,12 +88,78 @@ async def test_events_are_replayed_from_where_a_client_left(stage: Stage) -> Non
         assert (response.status, (await response.json())["error"]["param"]) == (400, "Last-Event-ID")
 
 
+async def test_any_gateway_follows_and_replays_a_job(
+    stage: Stage, nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "second").mkdir()
+    stage.router.hold = asyncio.Event()
+    job_id = await submit(stage, n="2")
+    await stage.router.held.wait()
+    async with open_gateway(stage.router, nats_url, redis_url, tmp_path / "second") as second:
+        async with second.http.get(f"/v1/jobs/{job_id}/events") as response:
+            async for line in response.content:
+                if line.startswith(b"data:") and json.loads(line[5:]).get("step") == 1:
+                    break
+            stage.router.hold.set()
+            live = await response.text()
+        assert live.count("event: image_edit.completed") == 2
+
+        stage.stop.set()
+        await stage.serving  # the gateway that took the job is gone
+        frames = await frames_of(second, job_id)
+        told = [(frame["data"].get("index"), frame["data"].get("step")) for frame in frames]
+        steps = [(index, step) for step in (1, 2, 3) for index in (0, 1)]
+        assert told == [(None, None), (None, None), *steps, (0, None), (1, None)]
+        middle = len(frames) // 2
+        assert await frames_of(second, job_id, frames[middle]["id"]) == frames[middle + 1 :]
+        async with second.http.get(f"/v1/jobs/{job_id}/image?index=1") as response:
+            assert await response.read() == picture_of(1)
+        last = {"Last-Event-ID": frames[-1]["id"]}
+        async with second.http.get(f"/v1/jobs/{job_id}/events", headers=last) as response:
+            assert response.status == 204
+
+
+async def test_an_id_that_the_stream_has_not_reached_is_of_one_that_is_gone(stage: Stage) -> None:
+    job_id = await submit(stage)
+    frames = await frames_of(stage, job_id)
+    assert await frames_of(stage, job_id, "9" * 18) == frames
+
+
+async def test_links_are_those_of_the_public_address(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    public = "https://edit.example/api"
+    async with open_stage(nats_url, redis_url, tmp_path, public_url=f"{public}/") as stage:
+        async with stage.http.post("/v1/jobs", data=stage.form(user="ada")) as response:
+            view = await response.json()
+            assert response.headers["Location"] == f"{public}/v1/jobs/{view['id']}"
+        frames = await frames_of(stage, view["id"])
+        link = f"{public}/v1/jobs/{view['id']}/image?index=0"
+        assert frames[-1]["data"]["url"] == link
+        async with stage.http.get(f"/v1/jobs/{view['id']}") as response:
+            assert (await response.json())["pictures"][0]["url"] == link
+        _, answer = await stage.edit(response_format="url", user="ada")
+        assert answer["data"][0]["url"].startswith(f"{public}/v1/jobs/job_")
+        assert (await stage.record()).job.parameters.user == "ada"
+
+
 async def test_the_end_is_told_even_when_the_stream_has_lost_it(stage: Stage) -> None:
     stage.router.publish_done = False
     job_id = await submit(stage)
     await stage.router.ended.wait()
     frames = await frames_of(stage, job_id)
     assert (frames[-1]["event"], frames[-1]["id"]) == ("image_edit.completed", None)
+
+
+async def test_a_follower_notices_an_end_of_which_nobody_told(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, heartbeat_s=0.1) as stage:
+        stage.router.hold, stage.router.publish_done = asyncio.Event(), False
+        job_id = await submit(stage)
+        await stage.router.held.wait()
+        async with stage.http.get(f"/v1/jobs/{job_id}/events") as response:
+            stage.router.hold.set()
+            async with asyncio.timeout(5):
+                assert "event: image_edit.completed" in await response.text()
 
 
 async def test_errors_come_after_pictures_and_carry_the_last_id(stage: Stage) -> None:

@@ -14,7 +14,8 @@ from openapi_spec_validator import validate
 
 from giornata.jobs import JobState
 from tests.integration.conftest import NatsServer
-from tests.integration.gateway_fakes import CARD, Stage, open_stage
+from tests.integration.fake_router import CARD
+from tests.integration.gateway_fakes import Stage, open_stage
 
 
 async def test_ready_only_while_an_edit_could_be_done(stage: Stage) -> None:
@@ -27,6 +28,7 @@ async def test_ready_only_while_an_edit_could_be_done(stage: Stage) -> None:
     await stage.router.announce()
     async with stage.http.get("/readyz") as response:
         assert (response.status, (await response.json())["missing"]) == (503, ["denoiser"])
+        assert response.headers["Retry-After"] == "1"
     await stage.router.announce(ready=False)
     async with stage.http.get("/readyz") as response:
         assert (await response.json())["missing"] == ["router", "prepost", "denoiser"]
@@ -56,6 +58,7 @@ async def test_health_follows_the_servers(
         stop_redis()
         async with stage.http.get("/healthz") as response:
             assert (response.status, (await response.json())["nats"]) == (503, "ok")
+            assert response.headers["Retry-After"] == "1"
         private_nats.kill()
         async with stage.http.get("/healthz") as response:
             assert (response.status, (await response.json())["nats"] == "ok") == (503, False)
@@ -78,6 +81,29 @@ async def test_an_end_that_came_while_nats_was_away_is_noticed(
             status, answer = await request
         assert status == 200, answer
         assert (await stage.record()).state is JobState.COMPLETED
+
+
+async def test_streams_work_again_after_nats_was_away(
+    private_nats: NatsServer, redis_url: str, tmp_path: Path
+) -> None:
+    async with open_stage(private_nats.url, redis_url, tmp_path / "..") as stage:
+        back = asyncio.Event()
+        stage.front.on_reconnect.append(back.set)
+        behind = asyncio.Event()
+        stage.router.bus.on_reconnect.append(behind.set)
+        private_nats.kill()
+        private_nats.start()
+        async with asyncio.timeout(15):
+            await back.wait()
+            await behind.wait()
+            await stage.router.announce()
+        stage.router.hold = asyncio.Event()
+        async with stage.http.post("/v1/images/edits", data=stage.form(stream="true")) as response:
+            stage.router.hold.set()
+            text = await response.text()
+        assert response.status == 200, text
+        assert '"step":3' in text
+        assert "event: image_edit.completed" in text
 
 
 async def test_metrics_count_doors_codes_stages_and_workers(stage: Stage) -> None:

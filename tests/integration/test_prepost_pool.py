@@ -53,8 +53,14 @@ def hang(seconds: float, stubborn: bool) -> None:
     time.sleep(seconds)
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)
+def die(log: Path, deaths: int) -> int:
+    """Crash the first `deaths` times; return how often it was tried."""
+    with log.open("a") as file:
+        file.write("x")
+    tries = len(log.read_text())
+    if tries <= deaths:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return tries
 
 
 def fail() -> None:
@@ -126,12 +132,20 @@ async def test_a_cancelled_task_loses_its_process(pool: ImagePool) -> None:
     assert await pool.run(process_id, limit_s=20) != before
 
 
-async def test_a_crash_fails_its_own_task_only() -> None:
+async def test_a_crash_fails_its_own_task_only_and_is_not_worth_another_instance(tmp_path: Path) -> None:
+    log = tmp_path / "tries"
     async with ImagePool(processes=2) as pool:
         tasks = [pool.run(add, i, i, limit_s=20) for i in range(20)]
-        results = await asyncio.gather(pool.run(die, limit_s=20), *tasks, return_exceptions=True)
-        assert isinstance(results[0], InternalError)
-        assert results[1:] == [2 * i for i in range(20)]
+        crash = pool.run(die, log, 100, limit_s=20)
+        first, *others = await asyncio.gather(crash, *tasks, return_exceptions=True)
+        assert isinstance(first, ImageUnreadable)
+        assert not first.retryable
+        assert len(log.read_text()) == 2
+        assert others == [2 * i for i in range(20)]
+
+
+async def test_work_whose_process_is_killed_once_is_done_again(pool: ImagePool, tmp_path: Path) -> None:
+    assert await pool.run(die, tmp_path / "tries", 1, limit_s=20) == 2
 
 
 async def test_the_pool_survives_the_death_of_an_idle_process(pool: ImagePool) -> None:

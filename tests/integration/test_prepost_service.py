@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from giornata import bus, subjects, tensors
 from giornata.blobs import RedisBlobs
 from giornata.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.errors import ImageUnreadable, InputLost, MaskEmpty, ServiceUnavailable
+from giornata.errors import Failed, ImageUnreadable, InputLost, MaskEmpty, RowPoisoned, ServiceUnavailable
 from giornata.jobs import Encoding, Inspection, Job, Priority
 from giornata.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest
 from giornata.models import Family, ModelCard, read_model_card
@@ -27,6 +29,7 @@ from giornata.requests import EditParameters, resolve
 from giornata.workers import ServiceName, ServiceState
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
+from giornata_prepost.encoding import ImageModel
 from giornata_prepost.pool import ImagePool
 from giornata_prepost.service import Prepost
 
@@ -77,19 +80,28 @@ async def caller(nats_url: str) -> AsyncIterator[Bus]:
         yield connected
 
 
-@pytest.fixture
-async def prepost(config: PrepostConfig, caller: Bus, blobs: RedisBlobs) -> AsyncIterator[Prepost]:
+@asynccontextmanager
+async def serving(
+    config: PrepostConfig, caller: Bus, blobs: RedisBlobs, model: ImageModel
+) -> AsyncIterator[asyncio.Event]:
+    """An instance that says it is ready; setting the event drains it."""
     stop = asyncio.Event()
     async with ImagePool(config.image_processes) as pool, asyncio.TaskGroup() as tasks:
-        service = Prepost(config, blobs, pool, open_model(config))
+        service = Prepost(config, blobs, pool, model)
         heard = asyncio.Event()
         subject = subjects.telemetry(ServiceName.PREPOST, config.instance)
         async with caller.listen(subject, ServiceState, lambda _state: heard.set()):
             tasks.create_task(service.run(caller, stop))
             async with asyncio.timeout(20):
                 await heard.wait()
-        yield service
+        yield stop
         stop.set()
+
+
+@pytest.fixture
+async def prepost(config: PrepostConfig, caller: Bus, blobs: RedisBlobs) -> AsyncIterator[None]:
+    async with serving(config, caller, blobs, open_model(config)):
+        yield
 
 
 async def a_job(blobs: RedisBlobs, card: ModelCard, image: bytes, mask: bytes | None, **fields: Any) -> Job:
@@ -199,3 +211,49 @@ async def test_a_stage_repeated_does_not_replace_the_first_ones_blobs(
     assert first.prepared.key != second.prepared.key
     assert first.prepared.sha256 == second.prepared.sha256
     assert await blobs.get(first.prepared) == await blobs.get(second.prepared)
+
+
+async def test_a_model_is_rehearsed_before_it_serves(
+    config: PrepostConfig, caller: Bus, blobs: RedisBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = open_model(config)
+    with monkeypatch.context() as patched:
+        patched.setattr(model, "decode", refuse)
+        with pytest.raises(ExceptionGroup) as caught:
+            async with serving(config, caller, blobs, model):
+                raise AssertionError("it said that it is ready")
+    assert caught.group_contains(Failed, match="cannot decode a picture")
+
+
+@pytest.mark.parametrize("drain_s", [0.0, 20.0])
+async def test_draining_takes_its_time_and_no_more(
+    drain_s: float, config: PrepostConfig, caller: Bus, blobs: RedisBlobs, card: ModelCard
+) -> None:
+    model = open_model(config)
+    begun, gate = asyncio.Event(), threading.Event()
+    loop, encode_text = asyncio.get_running_loop(), model.encode_text
+
+    def held(prompt: str, negative_prompt: str | None = None) -> Any:
+        if prompt:
+            loop.call_soon_threadsafe(begun.set)
+            assert gate.wait(20)
+        return encode_text(prompt, negative_prompt)
+
+    model.encode_text = held  # type: ignore[method-assign]  # this instance alone
+    config = config.model_copy(update={"drain_s": drain_s})
+    async with serving(config, caller, blobs, model) as stop, asyncio.timeout(20):
+        job = await a_job(blobs, card, png(SCENE), None)
+        asked = asyncio.ensure_future(encoded(caller, job, await inspected(caller, job)))
+        await begun.wait()
+        stop.set()
+        if drain_s:
+            gate.set()
+            assert (await asked).text_tokens == card.max_text_tokens
+        else:
+            with pytest.raises(ServiceUnavailable, match="shutting down"):
+                await asked
+            gate.set()
+
+
+def refuse(*args: object) -> None:
+    raise RowPoisoned

@@ -86,10 +86,18 @@ async def bench(private_nats: NatsServer) -> AsyncIterator[Bench]:
 
 
 @asynccontextmanager
-async def running_router(url: str, name: str, *, queue_limit: int = 100) -> AsyncIterator[asyncio.Task[None]]:
+async def running_router(
+    url: str, name: str, *, queue_limit: int = 100, max_interactive: int = 512, max_batch: int = 256
+) -> AsyncIterator[asyncio.Task[None]]:
     """A router on a connection of its own; cancelling the task is its sudden death."""
     config = RouterConfig(
-        nats_url=url, instance=name, telemetry_hz=10, queue_limit=queue_limit, stage_tries=2
+        nats_url=url,
+        instance=name,
+        telemetry_hz=10,
+        queue_limit=queue_limit,
+        max_interactive=max_interactive,
+        max_batch=max_batch,
+        stage_tries=2,
     )
     stop = asyncio.Event()
 

@@ -41,6 +41,27 @@ def test_every_mistake_is_in_one_report(
         assert name in report
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--nats-url", "localhost:4222"),
+        ("--nats-url", "nats://u:s3cret@a:4222,http://b"),
+        ("--nats-url", "nats://a:port"),
+        ("--redis-url", "http://s3cret@a"),
+        ("--redis-url", "redis://a:99999"),
+        ("--redis-url", "unix://"),
+    ],
+)
+def test_an_address_that_is_none_is_a_mistake_and_its_password_is_not_shown(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        load(ServiceConfig, "router", [flag, value])
+    report = capsys.readouterr().err
+    assert flag in report
+    assert "s3cret" not in report
+
+
 def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         load(RouterConfig, "router", ["--quue-limit", "12"])

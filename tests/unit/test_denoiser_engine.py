@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -148,7 +148,7 @@ class Choking(FluxInpaint):
 
     error: Exception = ValueError("a detail that must not leak")
 
-    def model_input(self, latent: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
+    def model_input(self, latent: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
         if (latent == MARK).any():
             raise self.error
         return super().model_input(latent, conditioning)

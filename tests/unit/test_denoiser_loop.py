@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ class Gated(FluxInpaint):
         self.begun = threading.Semaphore(0)
         self.lost = False
 
-    def model_input(self, latent: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
+    def model_input(self, latent: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
         self.begun.release()
         assert self.gate.acquire(timeout=WAIT_S)
         if self.lost:

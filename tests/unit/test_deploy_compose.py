@@ -33,6 +33,7 @@ def test_a_service_is_built_probed_drained_and_told_where_the_servers_are(
 ) -> None:
     service, name = compose["services"][variant], variant.removesuffix("-gpu")
     assert service["build"]["args"]["SERVICE"] == name
+    assert service["pull_policy"] == "build"
     assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "giornata.probe", name]
     assert re.fullmatch(r"\$\{[A-Z_]+_REPLICAS:-\d}", service["deploy"]["replicas"])
     environment = service["environment"]
@@ -47,7 +48,11 @@ def test_a_service_is_built_probed_drained_and_told_where_the_servers_are(
 def test_the_gpu_profile_swaps_the_computing_services(compose: dict[str, Any], service: str) -> None:
     cpu, gpu = compose["services"][service], compose["services"][f"{service}-gpu"]
     assert (cpu["profiles"], gpu["profiles"]) == (["cpu"], ["gpu"])
-    assert gpu["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+    [device] = gpu["deploy"]["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"]
+    assert device["device_ids"] == [f"${{{service.upper()}_GPU:-0}}"], (
+        "`count` would give everybody the first"
+    )
     assert "resources" not in cpu["deploy"]
     assert gpu["deploy"]["replicas"] == cpu["deploy"]["replicas"]
     assert gpu["environment"] == cpu["environment"]
@@ -58,6 +63,33 @@ def test_a_service_waits_only_for_what_its_profile_starts(compose: dict[str, Any
         for awaited in service.get("depends_on", []):
             profiles = compose["services"][awaited].get("profiles")
             assert profiles is None or profiles == service.get("profiles"), f"{name} waits for {awaited}"
+
+
+def test_no_image_of_ours_is_looked_for_in_a_registry(compose: dict[str, Any]) -> None:
+    ours = [service for service in compose["services"].values() if service["image"].startswith("giornata/")]
+    built = {service["image"] for service in ours if "build" in service}
+    for service in ours:
+        assert service["pull_policy"] == ("build" if "build" in service else "never")
+        assert service["image"] in built
+
+
+def test_the_readmes_command_starts_a_whole_system(compose: dict[str, Any]) -> None:
+    readme = (DEPLOY.parent / "README.md").read_text()
+    commands = re.findall(r"docker compose -f deploy/compose\.yaml (.*) up", readme)
+    assert commands
+    for command in commands:
+        chosen = set(re.findall(r"--profile (\w+)", command))
+        started = {
+            name.removesuffix("-gpu")
+            for name, service in compose["services"].items()
+            if set(service.get("profiles", chosen)) & chosen
+        }
+        assert set(ServiceName) <= started, command
+
+
+def test_every_variable_is_explained_at_the_top(compose: dict[str, Any]) -> None:
+    head, _, body = (DEPLOY / "compose.yaml").read_text().partition("\nname: giornata\n")
+    assert set(re.findall(r"\$\{([A-Z_]+)", body)) <= set(re.findall(r"[A-Z_]{5,}", head))
 
 
 def test_the_blob_store_appends_and_never_evicts(compose: dict[str, Any]) -> None:

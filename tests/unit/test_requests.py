@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from giornata.errors import GiornataError, InvalidField, NotSupported, UnknownField
 from giornata.models import Family
-from giornata.requests import MAX_SEED, EditParameters, request_error, resolve
+from giornata.requests import MAX_SEED, EditParameters, OutputFormat, request_error, resolve
 from tests.fakes.fleet import CARD
 
 INPAINT = CARD.model_copy(
@@ -68,16 +68,26 @@ def test_all_mistakes_are_in_one_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "named"),
     [
-        {"output_compression": 50},
-        {"negative_prompt": "blurry"},
-        {"negative_prompt": "blurry", "true_cfg_scale": 1},
-        {"true_cfg_scale": 4},
+        ({"output_compression": 50}, "output_compression"),
+        ({"output_compression": 50, "output_format": "png"}, "output_compression"),
+        ({"negative_prompt": "blurry"}, "negative_prompt"),
+        ({"negative_prompt": "blurry", "true_cfg_scale": 1}, "negative_prompt"),
+        ({"negative_prompt": "blurry", "true_cfg_scale": 0}, "true_cfg_scale"),
+        ({"true_cfg_scale": 4}, "negative_prompt"),
     ],
 )
-def test_fields_that_would_have_no_effect_are_refused(fields: dict[str, object]) -> None:
-    assert isinstance(refusal(**fields), InvalidField)
+def test_fields_that_would_have_no_effect_are_refused_by_name(fields: dict[str, object], named: str) -> None:
+    error = refusal(**fields)
+    assert isinstance(error, InvalidField)
+    assert error.field == named
+    assert named in error.message
+
+
+def test_fields_that_have_an_effect_together_are_accepted() -> None:
+    EditParameters(prompt="x", output_format=OutputFormat.JPEG, output_compression=50)
+    EditParameters(prompt="x", negative_prompt="blurry", true_cfg_scale=4)
 
 
 def test_unknown_fields_are_refused_by_name_and_adapters_by_theirs() -> None:

@@ -12,5 +12,6 @@ Read in this order:
 * :mod:`giornata_denoiser.loop` - the thread that owns the engine
 * :mod:`giornata_denoiser.assignments`, :mod:`giornata_denoiser.carrying` - the router's rows until their report
 * :mod:`giornata_denoiser.inputs`, :mod:`giornata_denoiser.outcomes` - where rows come from and go to
+* :mod:`giornata_denoiser.rehearsal` - a step before the first edit
 * :mod:`giornata_denoiser.service` - subscriptions and telemetry
 """

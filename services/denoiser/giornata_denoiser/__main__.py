@@ -12,6 +12,7 @@ from giornata.config import load
 from giornata.records import Records
 from giornata_denoiser.checkpoint import open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.rehearsal import rehearse
 from giornata_denoiser.service import Denoiser
 
 
@@ -24,6 +25,7 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
         await streams.ensure(connected.jetstream, replicas=config.replicas, events_ttl_s=config.result_ttl_s)
         records = await Records.open(connected.jetstream)
         checkpoint = await asyncio.to_thread(open_checkpoint, config)
+        await asyncio.to_thread(rehearse, checkpoint)
         await Denoiser(config, connected, blobs, records, checkpoint).run(stop)
 
 

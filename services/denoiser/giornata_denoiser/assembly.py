@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,17 +34,14 @@ class Assembly:
     """(row_tokens,) int64: batch index of each image token's row."""
     row_lengths: tuple[int, ...]
     """Image tokens of each row."""
-    conditioning: Mapping[str, Tensor]
-    """(row_tokens, channels) each."""
     guided: Guided | None
 
 
 def assemble(family: Family, rows: Sequence[Row]) -> Assembly:
-    """Pack `rows`. What changes from step to step (latents, sigmas) is not in it."""
+    """Pack `rows`. What changes from step to step (latents, sigmas) is not in it, nor what steps read row by row."""
     guided_rows = [index for index, row in enumerate(rows) if row.negative is not None]
     prompts = [row.prompt for row in rows] + [row.negative for row in rows if row.negative is not None]
     owners = [*rows, *(rows[index] for index in guided_rows)]
-    rotaries = [family.rotary(len(p.embeds), row.grid) for p, row in zip(prompts, owners, strict=True)]
     lengths = tuple(row.image_tokens for row in rows)
     row_of_token = segment_index(lengths)
     sequences = Sequences(
@@ -52,15 +49,12 @@ def assemble(family: Family, rows: Sequence[Row]) -> Assembly:
         text=torch.cat([p.embeds for p in prompts]),
         pooled=torch.stack([p.pooled for p in prompts]),
         guidance=torch.tensor([row.guidance_scale for row in owners], dtype=torch.float32).to(family.device),
-        rotary=(torch.cat([cosine for cosine, _ in rotaries]), torch.cat([sine for _, sine in rotaries])),
+        rotary=(torch.cat([p.rotary[0] for p in prompts]), torch.cat([p.rotary[1] for p in prompts])),
     )
     return Assembly(
         sequences=sequences,
         row_of_token=row_of_token.to(family.device),
         row_lengths=lengths,
-        conditioning={
-            name: torch.cat([row.conditioning[name] for row in rows]) for name in family.conditioning
-        },
         guided=_guided(rows, guided_rows, row_of_token, family.device) if guided_rows else None,
     )
 

@@ -121,9 +121,12 @@ class Assignments:
         """From its acceptance."""
         self._by_key[assignment.key] = assignment
 
-    def remove(self, assignment: Assignment) -> None:
-        """Once it is reported, or void."""
-        self._by_key.pop(assignment.key, None)
+    def remove(self, assignment: Assignment) -> bool:
+        """Once it is reported, or void; False if it is no longer here."""
+        if self._by_key.get(assignment.key) is not assignment:
+            return False
+        del self._by_key[assignment.key]
+        return True
 
     def of_job(self, job_id: str) -> tuple[Assignment, ...]:
         """Every attempt at a job that is here."""

@@ -34,6 +34,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class _Carried:
+    assignment: Assignment
     task: asyncio.Task[None]
     released: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the engine is done with the rows, or will do no more for them."""
@@ -86,9 +87,9 @@ class Carrier:
         if not self.assignments.has_room(len(request.rows)):
             return RunAnswer.FULL
         self.assignments.add(assignment)
-        self._carried[assignment.key] = _Carried(
-            self._tasks.create_task(self._carry(assignment), name="assignment")
-        )
+        task = self._tasks.create_task(self._carry(assignment), name="assignment")
+        task.add_done_callback(lambda _: self._forget(assignment))
+        self._carried[assignment.key] = _Carried(assignment, task)
         return RunAnswer.ACCEPTED
 
     def drop(self, key: AssignmentKey) -> None:
@@ -97,6 +98,7 @@ class Carrier:
         if carried is not None:
             log.info("assignment_dropped", job=key[0], attempt=key[1])
             carried.task.cancel()
+            self._forget(carried.assignment)
 
     def drop_job(self, job_id: str) -> None:
         """Forget every attempt at a job that is cancelled."""
@@ -149,10 +151,12 @@ class Carrier:
             log.warning("assignment_without_record", job=request.job.job_id, attempt=request.attempt)
         except Exception:  # the task's edge: logged; the router asks elsewhere for what nobody lists any more
             log.exception("assignment_failed", job=request.job.job_id, attempt=request.attempt)
-        finally:
+
+    def _forget(self, assignment: Assignment) -> None:
+        """Its rows take no room any more. Called when it is dropped, and when its task has ended, begun or not."""
+        if self.assignments.remove(assignment):
             self._engine.cancel(*assignment.key)
-            self.assignments.remove(assignment)
-            self._carried.pop(assignment.key, None)
+            del self._carried[assignment.key]
 
     async def _compute(self, assignment: Assignment) -> None:
         """Until every row has a latent or an error; rows that have neither are handed back."""

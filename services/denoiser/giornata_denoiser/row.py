@@ -10,7 +10,7 @@ from torch import Tensor
 
 from giornata.errors import SchemaMismatch
 from giornata_denoiser.batch import RowKey
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import Family, Rotary
 from giornata_denoiser.sigmas import SigmaGrid, scale_noise
 
 
@@ -22,6 +22,8 @@ class Prompt:
     """(text_tokens, joint_dim)"""
     pooled: Tensor
     """(pooled_dim,)"""
+    rotary: Rotary
+    """Of the sequence that the prompt makes with the row's picture; equal ones are shared."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,19 +146,21 @@ def build_row(
         sigmas=sigmas,
         step=step,
         latent=latent,
-        prompt=_prompt(family, text, ""),
-        negative=_prompt(family, text, "negative_") if guided else None,
+        prompt=_prompt(family, text, "", grid),
+        negative=_prompt(family, text, "negative_", grid) if guided else None,
         guidance_scale=guidance_scale,
         true_cfg_scale=true_cfg_scale,
         conditioning=fields,
     )
 
 
-def _prompt(family: Family, text: Mapping[str, Tensor], prefix: str) -> Prompt:
+def _prompt(family: Family, text: Mapping[str, Tensor], prefix: str, grid: tuple[int, int]) -> Prompt:
     joint_dim, pooled_dim = family.prompt_channels
+    embeds = _take(family, text, f"{prefix}prompt_embeds", (None, joint_dim))
     return Prompt(
-        embeds=_take(family, text, f"{prefix}prompt_embeds", (None, joint_dim)),
+        embeds=embeds,
         pooled=_take(family, text, f"{prefix}pooled_prompt_embeds", (pooled_dim,)),
+        rotary=family.rotary(len(embeds), grid),
     )
 
 

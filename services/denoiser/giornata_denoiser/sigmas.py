@@ -109,7 +109,7 @@ def blend(latent: Tensor, image: Tensor, noise: Tensor, mask: Tensor, next_sigma
         image: the template's latents, as `latent`.
         noise: the row's noise, as `latent`.
         mask: as `latent`, 1 where the picture is repainted.
-        next_sigma: (tokens, 1) float32, noise level after this step.
+        next_sigma: (tokens, 1) or (1,) float32, noise level after this step.
     """
     return (1 - mask) * scale_noise(image, next_sigma, noise) + mask * latent
 

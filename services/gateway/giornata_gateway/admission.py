@@ -1,7 +1,8 @@
-"""How many pictures may be in progress at this gateway at a time. Pure: durations are arguments.
+"""How many pictures may be in progress at this gateway, and how many event streams open. Pure: durations are given.
 
-An edit holds as many places as it has pictures from the moment its request is known to the moment it is answered; an
-asynchronous job only until it is accepted, since from there on the router's queue limit counts it.
+An edit holds as many places as it has pictures from the moment its request is read to the moment its job has ended; an
+asynchronous job only until it is accepted, since from there on the router's queue limit counts it. A request that is
+still being received holds none, so that a slow client keeps nobody out; its bytes are counted elsewhere.
 """
 
 from __future__ import annotations
@@ -15,40 +16,44 @@ SMOOTHING = 0.2
 
 
 class Admission:
-    """Counts rows in progress against a limit; a single edit always fits into an idle gateway."""
+    """Counts places against a limit; one request, however large, always fits into an idle gateway."""
 
-    def __init__(self, limit_rows: int) -> None:
-        self.limit_rows = limit_rows
-        self.rows = 0
-        """In progress now."""
+    def __init__(self, limit: int, what: str = "pictures") -> None:
+        self.limit = limit
+        self.what = what
+        self.taken = 0
+        """Places taken now."""
         self.closed = False
         """Draining: nothing more is admitted."""
-        self._seconds_per_row = 1.0
+        self._seconds_each = 1.0
 
-    def enter(self, rows: int, held: int = 0) -> None:
-        """Take places for `rows` in all, of which this request holds `held` already.
+    def check(self, places: int = 1) -> None:
+        """Whether :meth:`enter` would succeed now; raises the same."""
+        if self.closed:
+            raise ServiceUnavailable("This gateway is shutting down.", retry_after_s=1)
+        if self.taken and self.taken + places > self.limit:
+            raise TooManyRequests(
+                received=f"{places} {self.what} while {self.taken} are in progress",
+                accepted=f"{self.limit} {self.what} at a time",
+                retry_after_s=self.retry_after_s(self.taken + places - self.limit),
+            )
+
+    def enter(self, places: int) -> None:
+        """Take places.
 
         Raises:
             TooManyRequests: no room; says when there may be.
             ServiceUnavailable: the gateway is shutting down.
         """
-        if self.closed:
-            raise ServiceUnavailable("This gateway is shutting down.", retry_after_s=1)
-        others = self.rows - held
-        if others and others + rows > self.limit_rows:
-            raise TooManyRequests(
-                received=f"{rows} pictures while {others} are in progress",
-                accepted=f"{self.limit_rows} pictures at a time",
-                retry_after_s=self.retry_after_s(others + rows - self.limit_rows),
-            )
-        self.rows += rows - held
+        self.check(places)
+        self.taken += places
 
-    def leave(self, rows: int, seconds: float | None = None) -> None:
+    def leave(self, places: int, seconds: float | None = None) -> None:
         """Give places back; `seconds` is how long an edit that was carried out took."""
-        self.rows -= rows
-        if seconds is not None and rows:
-            self._seconds_per_row += SMOOTHING * (seconds / rows - self._seconds_per_row)
+        self.taken -= places
+        if seconds is not None and places:
+            self._seconds_each += SMOOTHING * (seconds / places - self._seconds_each)
 
-    def retry_after_s(self, excess_rows: int) -> float:
-        """Whole seconds until `excess_rows` places should be free, judged by the latest edits."""
-        return float(max(1, math.ceil(self._seconds_per_row * excess_rows / self.limit_rows)))
+    def retry_after_s(self, excess: int) -> float:
+        """Whole seconds until `excess` places should be free, judged by the latest edits."""
+        return float(max(1, math.ceil(self._seconds_each * excess / self.limit)))

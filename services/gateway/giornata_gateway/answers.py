@@ -127,13 +127,18 @@ def error_detail(body: ErrorBody, job_id: str | None = None) -> ErrorDetail:
     """An error as it is shown."""
     return ErrorDetail(
         code=body.code,
-        message=body.message,
+        message=_text(body.message),
         type=error_type(BY_CODE.get(body.code, Failed).status),
-        param=body.field,
-        received=body.received,
+        param=body.field and _text(body.field),
+        received=body.received and _text(body.received),
         accepted=body.accepted,
         job_id=job_id,
     )
+
+
+def _text(text: str) -> str:
+    """`text` as Unicode: headers and names that are not UTF-8 come as lone surrogates, which JSON cannot hold."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def error_of(record: JobRecord) -> GiornataError | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pydantic import Field, Json, Secret, field_validator
+from pydantic import Field, Json, Secret, field_validator, model_validator
 
 from giornata.config import ServiceConfig
 
@@ -35,8 +35,23 @@ class GatewayConfig(ServiceConfig):
     )
     max_file_bytes: int = Field(32 << 20, ge=1, description="Size of an image or mask.")
     max_request_bytes: int = Field(72 << 20, ge=1, description="Size of a whole request.")
+    max_held_bytes: int = Field(
+        512 << 20,
+        ge=1 << 20,
+        description="Bytes of pictures in memory, uploads and answers each; more uploads get 429, answers wait.",
+    )
+    max_streams: int = Field(
+        1024, ge=1, le=100_000, description="Event streams of jobs open at a time; more get 429."
+    )
     max_parts: int = Field(48, ge=2, le=1000, description="Parts of a multipart request.")
     max_field_bytes: int = Field(16 << 10, ge=256, description="Size of one form field that is not a file.")
+    receive_s: float = Field(60.0, gt=0, le=3600, description="Time allowed for sending a request.")
+    stall_s: float = Field(
+        20.0,
+        gt=0,
+        le=600,
+        description="Time a client may take for a mebibyte of its answer before it is cut off.",
+    )
     budget_s: float = Field(
         120.0, gt=0, le=3600, description="Time allowed for an edit that somebody waits for."
     )
@@ -50,6 +65,12 @@ class GatewayConfig(ServiceConfig):
     heartbeat_s: float = Field(
         15.0, gt=0, le=300, description="Pause between comments on a quiet event stream."
     )
+
+    @model_validator(mode="after")
+    def _holds_a_request(self) -> GatewayConfig:
+        if self.max_held_bytes < self.max_request_bytes:
+            raise ValueError("max_held_bytes must be at least max_request_bytes")
+        return self
 
     @field_validator("public_url")
     @classmethod

@@ -10,15 +10,15 @@ from pydantic import ValidationError
 
 from giornata.errors import InvalidField, PayloadTooLarge
 from giornata.jobs import BlobRef, Priority, Wire
+from giornata.messages import INLINE_BYTES
 from giornata.requests import EditParameters, request_error
 from giornata_gateway.forms import missing_image
 
-INLINE_BYTES: Final = 6 << 20
-"""Image and mask inside one message; larger ones travel as claim checks."""
-EVENT_HEADER: Final = "Giornata-Event"
-"""Header of a relayed event: its kind, which names the type of the payload."""
 REPLY_MARGIN_BYTES: Final = 64 << 10
 """Room in a reply for everything but the pictures."""
+
+MAX_PARAMETERS: Final = 64
+NAME_CHARACTERS: Final = 64
 
 _INBOX = re.compile(r"_INBOX(\.[A-Za-z0-9_-]{1,64}){1,6}\Z")
 
@@ -26,7 +26,8 @@ _INBOX = re.compile(r"_INBOX(\.[A-Za-z0-9_-]{1,64}){1,6}\Z")
 class EditEnvelope(Wire):
     """An :class:`giornata.messages.EditMessage` whose parameters are still to be validated, field by field."""
 
-    parameters: dict[str, Any]
+    parameters: Any
+    """A map; see :func:`read_parameters`, whose errors stay short whatever is in it."""
     image: bytes | BlobRef | None = None
     mask: bytes | BlobRef | None = None
     remaining_ms: int = 120_000
@@ -36,9 +37,21 @@ class EditEnvelope(Wire):
 
 
 def read_parameters(envelope: EditEnvelope) -> EditParameters:
-    """The parameters, or the error that names the field at fault."""
+    """The parameters, or the error that names the field at fault; what it names is short."""
+    given = envelope.parameters
+    accepted = f"a map of at most {MAX_PARAMETERS} names, each of at most {NAME_CHARACTERS} characters"
+    if not isinstance(given, dict) or len(given) > MAX_PARAMETERS:
+        received = f"{len(given)} names" if isinstance(given, dict) else type(given).__name__
+        raise InvalidField(
+            "The parameters are not such a map.", field="parameters", received=received, accepted=accepted
+        )
+    strange = [name for name in given if not isinstance(name, str) or len(name) > NAME_CHARACTERS]
+    if strange:
+        raise InvalidField(
+            "A parameter has no such name.", field="parameters", received=strange[0], accepted=accepted
+        )
     try:
-        return EditParameters.model_validate(envelope.parameters)
+        return EditParameters.model_validate(given)
     except ValidationError as error:
         raise request_error(error) from error
 
@@ -90,7 +103,7 @@ def check_envelope(
         raise InvalidField(
             "No time is left.", field="remaining_ms", received=envelope.remaining_ms, accepted="above 0"
         )
-    inline = sum(len(part) for part in (envelope.image, envelope.mask) if isinstance(part, bytes))
+    inline = inline_bytes(envelope)
     if inline > INLINE_BYTES:
         raise PayloadTooLarge(
             "Image and mask are too large to travel inside the message.",
@@ -102,6 +115,11 @@ def check_envelope(
     if image is None:
         raise missing_image()
     return image, checked_picture(envelope.mask, "mask", tenant, limit_bytes)
+
+
+def inline_bytes(envelope: EditEnvelope) -> int:
+    """Bytes of image and mask inside the message."""
+    return sum(len(part) for part in (envelope.image, envelope.mask) if isinstance(part, bytes))
 
 
 def inline_pictures(sizes: Mapping[int, int], room_bytes: int) -> set[int]:

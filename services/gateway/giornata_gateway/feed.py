@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import nats.errors
 import structlog
@@ -29,6 +30,10 @@ GRACE_S = 1.0
 """How long the stream may lag behind the news that its job has ended."""
 
 
+Restore = Callable[[], Awaitable[None]]
+"""Makes sure of the streams."""
+
+
 @dataclass(frozen=True)
 class Told:
     """One event and its place in the stream."""
@@ -38,8 +43,12 @@ class Told:
 
 
 @asynccontextmanager
-async def open_feed(bus: Bus, job_id: str, after: int) -> AsyncIterator[asyncio.Queue[Told | None]]:
+async def open_feed(
+    bus: Bus, job_id: str, after: int, restore: Restore
+) -> AsyncIterator[asyncio.Queue[Told | None]]:
     """Events of a job with a sequence above `after`: first those that are kept, then the new ones.
+
+    Where the stream is gone, as after a restart of NATS, since it lives in memory, `restore` is asked to make it anew.
 
     An ordered consumer begins anew where the stream was interrupted and may then repeat itself; repetitions are
     dropped here. None is never put here; a reader may, to wake itself.
@@ -61,7 +70,8 @@ async def open_feed(bus: Bus, job_id: str, after: int) -> AsyncIterator[asyncio.
         deliver_policy=DeliverPolicy.BY_START_SEQUENCE if after else DeliverPolicy.ALL,
         opt_start_seq=after + 1 if after else None,
     )
-    subscription = await bus.jetstream.subscribe(
+    subscribe = partial(
+        bus.jetstream.subscribe,
         subjects.events_of_job(job_id),
         stream=EVENTS,
         cb=receive,
@@ -69,6 +79,11 @@ async def open_feed(bus: Bus, job_id: str, after: int) -> AsyncIterator[asyncio.
         idle_heartbeat=IDLE_HEARTBEAT_S,
         config=config,
     )
+    try:
+        subscription = await subscribe()
+    except NotFoundError:
+        await restore()
+        subscription = await subscribe()
     try:
         yield told
     finally:
@@ -100,6 +115,17 @@ async def until_done(
         yield item
         if isinstance(item.event, DoneEvent):
             return
+
+
+async def known_sequence(bus: Bus, after: int) -> int:
+    """`after`, or 0 where the stream has not come that far: it has begun anew since, and all of it is news."""
+    if not after:
+        return 0
+    try:
+        info = await bus.jetstream.stream_info(EVENTS)
+    except NotFoundError:
+        return 0
+    return after if after <= info.state.last_seq else 0
 
 
 async def done_sequence(bus: Bus, job: Job) -> int | None:

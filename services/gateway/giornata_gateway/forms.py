@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from giornata.errors import InvalidField
 from giornata.requests import EditParameters, request_error
@@ -50,13 +50,22 @@ class EditForm(JobForm):
         default=False, description="Answer with server-sent events: every step, then the pictures."
     )
 
-    @model_validator(mode="after")
-    def _door_fits_together(self) -> EditForm:
-        if self.response_format is ResponseFormat.IMAGE and self.n != 1:
-            raise ValueError("response_format=image (or Accept: image/*) needs n=1")
-        if self.stream and self.response_format is not ResponseFormat.B64_JSON:
-            raise ValueError("stream=true needs response_format=b64_json")
-        return self
+    @field_validator("response_format")
+    @classmethod
+    def _holds_the_pictures(cls, form: ResponseFormat, info: ValidationInfo) -> ResponseFormat:
+        if form is ResponseFormat.IMAGE and info.data.get("n", 1) != 1:
+            raise ValueError("image (or Accept: image/*) needs n=1")
+        return form
+
+    @field_validator("stream")
+    @classmethod
+    def _carries_pictures_as_text(cls, stream: bool, info: ValidationInfo) -> bool:  # noqa: FBT001 - the field's value
+        if (
+            stream
+            and info.data.get("response_format", ResponseFormat.B64_JSON) is not ResponseFormat.B64_JSON
+        ):
+            raise ValueError("needs response_format=b64_json")
+        return stream
 
 
 FILES = {"image": "image", "image[]": "image", "mask": "mask"}

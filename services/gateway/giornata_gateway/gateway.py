@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from giornata import streams
 from giornata.blobs import BlobStore
 from giornata.bus import Bus
 from giornata.deadlines import Deadline
@@ -18,6 +19,7 @@ from giornata.jobs import BlobRef
 from giornata_gateway.admission import Admission
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet_watch import FleetWatch
+from giornata_gateway.memory import Memory
 from giornata_gateway.metrics import Metrics
 from giornata_gateway.submission import Submission
 from giornata_gateway.tenants import tenant_of
@@ -28,18 +30,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass
 class Place:
-    """The places that one request holds in the admission."""
+    """An edit that holds its places in the admission."""
 
-    admission: Admission
-    rows: int
     started_s: float = field(default_factory=time.monotonic)
     seconds: float | None = None
     """How long the edit took, once it was carried out."""
-
-    def widen(self, rows: int) -> None:
-        """Hold `rows` places in all, now that their number is known."""
-        self.admission.enter(rows, held=self.rows)
-        self.rows = rows
 
     def carried_out(self) -> None:
         """The edit was done; its duration tells those who are refused when to come again."""
@@ -56,6 +51,13 @@ class Gateway:
     fleet: FleetWatch
     waiting: Waiting
     admission: Admission
+    """Of pictures in progress."""
+    watchers: Admission
+    """Of event streams that look on."""
+    uploads: Memory
+    """Pictures on their way into the blob store."""
+    answers: Memory
+    """Pictures on their way to clients."""
     submission: Submission
     metrics: Metrics
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
@@ -70,27 +72,46 @@ class Gateway:
         """Hold places while inside; TooManyRequests where there are none."""
         self.admission.enter(rows)
         self.quiet.clear()
-        place = Place(self.admission, rows)
+        place = Place()
         try:
             yield place
         finally:
-            self.admission.leave(place.rows, place.seconds)
-            if not self.admission.rows:
+            self.admission.leave(rows, place.seconds)
+            if not self.admission.taken:
                 self.quiet.set()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Hold the place of an event stream while inside; TooManyRequests where there is none."""
+        self.watchers.enter(1)
+        try:
+            yield
+        finally:
+            self.watchers.leave(1)
+
+    def close(self) -> None:
+        """Admit nothing more, and send those away who only look on."""
+        self.admission.closed = self.watchers.closed = True
+        self.waiting.abandon(watchers_only=True)
 
     async def idle(self, limit_s: float) -> None:
         """Return when no edit is in progress, or after `limit_s`."""
-        if not self.admission.rows:
+        if not self.admission.taken:
             return
         try:
             async with asyncio.timeout(limit_s):
                 await self.quiet.wait()
         except TimeoutError:
-            log.warning("edits_left_behind", rows=self.admission.rows)
+            log.warning("edits_left_behind", rows=self.admission.taken)
 
     def deadline(self, seconds: float) -> Deadline:
         """`seconds` from now."""
         return Deadline.after_ms(seconds * 1000)
+
+    async def restore(self) -> None:
+        """Make sure of the streams: that of the events lives in memory, and is gone after a restart of NATS."""
+        config = self.config
+        await streams.ensure(self.bus.jetstream, replicas=config.replicas, events_ttl_s=config.result_ttl_s)
 
     async def picture(self, ref: BlobRef) -> bytes:
         """A finished picture.

@@ -15,7 +15,7 @@ ROUTES: Final = (
     web.post("/v1/jobs", http_jobs.create),
     web.get("/v1/jobs/{job_id}", http_jobs.status),
     web.delete("/v1/jobs/{job_id}", http_jobs.cancel),
-    web.get("/v1/jobs/{job_id}/events", http_jobs.events),
+    web.get("/v1/jobs/{job_id}/events", http_jobs.events, allow_head=False),
     web.get("/v1/jobs/{job_id}/image", http_jobs.image),
     web.get("/v1/models", http_status.models),
     web.get("/v1/fleet", http_status.fleet),

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Generic
 
 from aiohttp import web
 
@@ -11,51 +15,89 @@ from giornata.errors import DeadlineExceeded
 from giornata.jobs import JobRecord, Priority
 from giornata_gateway.answers import CONTENT_TYPES, error_of, images_answer
 from giornata_gateway.forms import EditForm, F, JobForm, ResponseFormat, Upload, read_form
-from giornata_gateway.gateway import Gateway
-from giornata_gateway.http_errors import GATEWAY, JOB_ID, OUTCOME
+from giornata_gateway.gateway import Gateway, Place
+from giornata_gateway.http_body import JSON_COPIES, send
+from giornata_gateway.http_errors import GATEWAY, JOB_ID, OUTCOME, json_answer
 from giornata_gateway.http_stream import Stream
+from giornata_gateway.memory import Grow
 from giornata_gateway.multipart import Limits, read_upload
-from giornata_gateway.submission import Order
+from giornata_gateway.preparation import Order, Prepared
 from giornata_gateway.tenants import bearer
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+@dataclass(frozen=True)
+class Received(Generic[F]):
+    """A request that was read and admitted, and whose pictures are stored."""
+
+    form: F
+    place: Place
+    prepared: Prepared
 
 
 async def edit(request: web.Request) -> web.StreamResponse:
     """Carry out an edit and answer with its pictures; a client that leaves cancels it."""
     gateway = request.app[GATEWAY]
-    tenant = tenant_of_request(request)
-    with gateway.place(rows=1) as place:
-        upload, form = await read_request(request, EditForm)
-        place.widen(form.n)
-        async with gateway.submission.held(
-            order_of(request, upload, form, tenant, Priority.INTERACTIVE)
-        ) as held:
+    with ExitStack() as places:
+        received = await receive(request, EditForm, Priority.INTERACTIVE, places)
+        form = received.form
+        async with gateway.submission.held(received.prepared) as held:
             request[JOB_ID] = held.job.job_id
             if form.stream:
                 stream = Stream(gateway, request, held.job.job_id, base_url(request), inline=True)
                 response = await stream.run(held.ended, 0, held.deadline)
                 if request.get(OUTCOME) is None:
-                    place.carried_out()
+                    received.place.carried_out()
                 return response
             record = await gateway.submission.outcome(held)
-        place.carried_out()
-        return await _answer(request, form, record)
+        received.place.carried_out()
+    return await _answer(request, form, record)
 
 
-async def _answer(request: web.Request, form: EditForm, record: JobRecord) -> web.Response:
+async def _answer(request: web.Request, form: EditForm, record: JobRecord) -> web.StreamResponse:
     error = error_of(record)
     if error is not None:
         raise error
     gateway, base, now = request.app[GATEWAY], base_url(request), int(time.time())
     headers = {"X-Giornata-Job": record.job.job_id}
     if form.response_format is ResponseFormat.URL:
-        body = images_answer(record, None, base, now)
-        return web.Response(text=body.model_dump_json(), content_type="application/json", headers=headers)
-    pictures = {row.index: await gateway.picture(row.image) for row in record.images if row.image is not None}
-    if form.response_format is ResponseFormat.IMAGE:
-        content_type = CONTENT_TYPES[record.job.parameters.output_format]
-        return web.Response(body=pictures[0], content_type=content_type, headers=headers)
-    text = await asyncio.to_thread(lambda: images_answer(record, pictures, base, now).model_dump_json())
-    return web.Response(text=text, content_type="application/json", headers=headers)
+        return json_answer(images_answer(record, None, base, now), headers=headers)
+    raw = form.response_format is ResponseFormat.IMAGE
+    size_bytes = sum(row.image.size_bytes for row in record.images if row.image is not None)
+    async with gateway.answers.room(size_bytes * (1 if raw else JSON_COPIES)):
+        pictures = {row.index: await gateway.picture(row.image) for row in record.images if row.image}
+        if raw:
+            return await send(
+                request, pictures[0], CONTENT_TYPES[record.job.parameters.output_format], headers
+            )
+        body = await asyncio.to_thread(
+            lambda: images_answer(record, pictures, base, now).model_dump_json().encode()
+        )
+        pictures.clear()
+        return await send(request, body, "application/json", headers)
+
+
+async def receive(request: web.Request, kind: type[F], priority: Priority, places: ExitStack) -> Received[F]:
+    """Authenticate, read, validate, admit and store a request; on return no picture is in memory any more.
+
+    Args:
+        request: not read yet.
+        kind: its form.
+        priority: of the job.
+        places: keeps the job's places until it is left.
+
+    Raises:
+        GiornataError: why it is refused.
+    """
+    gateway = request.app[GATEWAY]
+    tenant = tenant_of_request(request)
+    gateway.admission.check()
+    with gateway.uploads.growing() as grow:
+        upload, form = await _read(request, kind, grow)
+        place = places.enter_context(gateway.place(form.n))
+        prepared = await gateway.submission.prepare(_order(request, upload, form, tenant, priority))
+    return Received(form, place, prepared)
 
 
 def tenant_of_request(request: web.Request) -> str:
@@ -64,11 +106,15 @@ def tenant_of_request(request: web.Request) -> str:
 
 
 def base_url(request: web.Request) -> str:
-    """How the client reaches this gateway."""
-    return request.app[GATEWAY].config.public_url or str(request.url.origin())
+    """How the client reaches this gateway; empty, so that links are relative, where its Host header is no host."""
+    configured = request.app[GATEWAY].config.public_url
+    try:
+        return configured or str(request.url.origin())
+    except ValueError:
+        return ""
 
 
-async def read_request(request: web.Request, kind: type[F]) -> tuple[Upload, F]:
+async def _read(request: web.Request, kind: type[F], grow: Grow) -> tuple[Upload, F]:
     """The pictures and the form of a request.
 
     Raises:
@@ -78,17 +124,18 @@ async def read_request(request: web.Request, kind: type[F]) -> tuple[Upload, F]:
     config = request.app[GATEWAY].config
     limits = Limits(config.max_file_bytes, config.max_request_bytes, config.max_parts, config.max_field_bytes)
     try:
-        async with asyncio.timeout(config.budget_s):
-            upload = await read_upload(request, limits)
+        async with asyncio.timeout(config.receive_s):
+            upload = await read_upload(request, limits, grow)
     except TimeoutError as error:
         raise DeadlineExceeded("The request was not received in time.") from error
     return upload, read_form(kind, upload.fields, request.headers.get("Accept", ""))
 
 
-def order_of(request: web.Request, upload: Upload, form: JobForm, tenant: str, priority: Priority) -> Order:
+def _order(request: web.Request, upload: Upload, form: JobForm, tenant: str, priority: Priority) -> Order:
     """The order in a request; its time begins now."""
     gateway: Gateway = request.app[GATEWAY]
     config = gateway.config
+    traceparent = request.headers.get("traceparent", "")
     return Order(
         parameters=form.parameters(),
         image=upload.image,
@@ -98,5 +145,5 @@ def order_of(request: web.Request, upload: Upload, form: JobForm, tenant: str, p
         deadline=gateway.deadline(
             config.budget_s if priority is Priority.INTERACTIVE else config.job_budget_s
         ),
-        traceparent=request.headers.get("traceparent", "")[:64] or None,
+        traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
     )

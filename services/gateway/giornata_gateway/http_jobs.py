@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from aiohttp import web
 
 from giornata.errors import BadRequest, InvalidField, JobNotFinished, from_body
 from giornata.jobs import JobRecord, JobState, Priority, Row
 from giornata_gateway.answers import CONTENT_TYPES, error_of
-from giornata_gateway.feed import done_sequence
+from giornata_gateway.feed import done_sequence, known_sequence
 from giornata_gateway.forms import JobForm
-from giornata_gateway.http_edits import base_url, order_of, read_request, tenant_of_request
+from giornata_gateway.http_body import send
+from giornata_gateway.http_edits import base_url, receive, tenant_of_request
 from giornata_gateway.http_errors import GATEWAY, JOB_ID, json_answer
 from giornata_gateway.http_stream import Stream
 from giornata_gateway.job_views import JobView, job_view, steps_of
@@ -19,14 +22,14 @@ from giornata_gateway.sse import last_event_id
 async def create(request: web.Request) -> web.Response:
     """Accept a job: 202 with its status and its Location. It holds its places only until it is accepted."""
     gateway = request.app[GATEWAY]
-    tenant = tenant_of_request(request)
-    with gateway.place(rows=1) as place:
-        upload, form = await read_request(request, JobForm)
-        place.widen(form.n)
-        job = await gateway.submission.submit(order_of(request, upload, form, tenant, Priority.BATCH))
+    with ExitStack() as places:
+        received = await receive(request, JobForm, Priority.BATCH, places)
+        job = received.prepared.job
+        await gateway.submission.submit(job)
     request[JOB_ID] = job.job_id
-    record = await gateway.submission.record(job.job_id, tenant)
-    return json_answer(_view(request, record), status=202, headers={"Location": f"/v1/jobs/{job.job_id}"})
+    record = await gateway.submission.read(job.job_id)
+    location = f"{gateway.config.public_url}/v1/jobs/{job.job_id}"
+    return json_answer(_view(request, record), status=202, headers={"Location": location})
 
 
 async def status(request: web.Request) -> web.Response:
@@ -40,7 +43,7 @@ async def cancel(request: web.Request) -> web.Response:
     return json_answer(_view(request, record), status=200 if record.state.terminal else 202)
 
 
-async def image(request: web.Request) -> web.Response:
+async def image(request: web.Request) -> web.StreamResponse:
     """One finished picture, as it was encoded."""
     record = await _record(request)
     row = _row(request, record)
@@ -55,10 +58,10 @@ async def image(request: web.Request) -> web.Response:
     }
     if any(tag.value == row.image.sha256 for tag in request.if_none_match or ()):
         return web.Response(status=304, headers=headers)
-    data = await request.app[GATEWAY].picture(row.image)
-    return web.Response(
-        body=data, content_type=CONTENT_TYPES[record.job.parameters.output_format], headers=headers
-    )
+    gateway = request.app[GATEWAY]
+    content_type = CONTENT_TYPES[record.job.parameters.output_format]
+    async with gateway.answers.room(row.image.size_bytes):
+        return await send(request, await gateway.picture(row.image), content_type, headers)
 
 
 async def events(request: web.Request) -> web.StreamResponse:
@@ -70,7 +73,8 @@ async def events(request: web.Request) -> web.StreamResponse:
     record = await _record(request)
     job = record.job
     after = last_event_id(request.headers.get("Last-Event-ID"))
-    with gateway.waiting.expect(job.job_id, watching=True) as ended:
+    after = await known_sequence(gateway.bus, after)
+    with gateway.watching(), gateway.waiting.expect(job.job_id, watching=True) as ended:
         record = await gateway.submission.read(job.job_id)
         if record.state.terminal:
             last = await done_sequence(gateway.bus, job)
@@ -79,7 +83,7 @@ async def events(request: web.Request) -> web.StreamResponse:
             if not ended.done():
                 ended.set_result(None)
         stream = Stream(gateway, request, job.job_id, base_url(request), inline=False)
-        return await stream.run(ended, after, gateway.deadline(job.budget_ms / 1000))
+        return await stream.run(ended, after, gateway.deadline(job.intermediate_ttl_s))
 
 
 async def _record(request: web.Request) -> JobRecord:

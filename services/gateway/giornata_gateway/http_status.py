@@ -7,6 +7,7 @@ import asyncio
 import nats.errors
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
 
 from giornata.errors import GiornataError
 from giornata_gateway.catalog import HealthView, fleet_view, model_list, ready_view
@@ -16,6 +17,7 @@ from giornata_gateway.openapi import document
 
 CHECK_S = 2.0
 """A dependency that takes longer to answer counts as gone."""
+RETRY = {"Retry-After": "1"}
 
 
 async def healthz(request: web.Request) -> web.Response:
@@ -23,7 +25,7 @@ async def healthz(request: web.Request) -> web.Response:
     nats_state, blobs_state = await asyncio.gather(_nats_state(request), _blobs_state(request))
     healthy = nats_state == blobs_state == "ok"
     view = HealthView(healthy=healthy, nats=nats_state, blobs=blobs_state)
-    return json_answer(view, status=200 if healthy else 503)
+    return _state_answer(view, healthy)
 
 
 async def readyz(request: web.Request) -> web.Response:
@@ -31,7 +33,7 @@ async def readyz(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
     draining = gateway.admission.closed
     view = ready_view(gateway.fleet.cards(), gateway.fleet.missing(), draining=draining)
-    return json_answer(view, status=200 if view.ready else 503)
+    return _state_answer(view, view.ready)
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -55,6 +57,10 @@ async def fleet(request: web.Request) -> web.Response:
 async def openapi(request: web.Request) -> web.Response:
     """This API, from the types that validate it."""
     return web.json_response(document(request.app[GATEWAY].config.public_url))
+
+
+def _state_answer(view: BaseModel, good: bool) -> web.Response:  # noqa: FBT001 - it is what the answer says
+    return json_answer(view, status=200 if good else 503, headers=None if good else RETRY)
 
 
 async def _nats_state(request: web.Request) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
+import nats.errors
 from aiohttp import web
 
 from giornata.deadlines import Deadline
@@ -15,6 +16,7 @@ from giornata.jobs import JobRecord, Row
 from giornata_gateway.answers import error_of
 from giornata_gateway.feed import Told, open_feed, until_done
 from giornata_gateway.gateway import Gateway
+from giornata_gateway.http_body import JSON_COPIES, end, write
 from giornata_gateway.http_errors import OUTCOME, as_known
 from giornata_gateway.sse import HEARTBEAT, frame
 from giornata_gateway.stream_events import (
@@ -48,9 +50,9 @@ class Stream:
             after: what ``Last-Event-ID`` named; 0 for all.
             deadline: when to stop telling, whether the job has ended or not.
         """
-        async with open_feed(self.gateway.bus, self.job_id, after) as told:
+        async with open_feed(self.gateway.bus, self.job_id, after, self.gateway.restore) as told:
             response = web.StreamResponse(headers=HEADERS)
-            await response.prepare(self.request)
+            await response.prepare(self.request)  # a few headers: they fit the socket's buffer
             try:
                 sequence = await self._tell_progress(response, told, ended, deadline)
                 await self._tell_end(response, ended, sequence)
@@ -59,8 +61,8 @@ class Stream:
             except Exception as error:  # noqa: BLE001 - the answer has begun: logged, and told inside it
                 known = as_known(error, self.request.path)
                 self.request[OUTCOME] = known.code
-                await response.write(frame(ERROR, error_event(known, self.job_id)))
-            await response.write_eof()
+                await self._write(response, frame(ERROR, error_event(known, self.job_id)))
+            await end(self.request, response)
             return response
 
     async def _tell_progress(
@@ -73,12 +75,20 @@ class Stream:
         """Relay states and steps; the sequence of the job's last event, or None where the stream lost it."""
         async for item in until_done(told, ended, self.gateway.config.heartbeat_s, deadline):
             if item is None:
-                await response.write(HEARTBEAT)
+                await self._write(response, HEARTBEAT)
+                if await self._has_ended():
+                    return None  # its last event was lost
             elif isinstance(item.event, DoneEvent):
                 return item.sequence
             else:
-                await response.write(frame(PROGRESS, progress_event(item.event), item.sequence))
+                await self._write(response, frame(PROGRESS, progress_event(item.event), item.sequence))
         return None
+
+    async def _has_ended(self) -> bool:
+        try:
+            return (await self.gateway.submission.read(self.job_id)).state.terminal
+        except nats.errors.Error:
+            return False  # the stream outlives an outage
 
     async def _tell_end(
         self, response: web.StreamResponse, ended: asyncio.Future[None], sequence: int | None
@@ -92,18 +102,26 @@ class Stream:
         error = error_of(record)
         if error is not None:
             self.request[OUTCOME] = error.code
-            await response.write(frame(ERROR, error_event(error, self.job_id), sequence))
+            await self._write(response, frame(ERROR, error_event(error, self.job_id), sequence))
             return
         rows = [*record.images, *(row for row in record.rows if row.error is not None)]
         for row in rows:
-            await response.write(await self._row_frame(record, row, sequence if row is rows[-1] else None))
+            await self._tell_row(response, record, row, sequence if row is rows[-1] else None)
 
-    async def _row_frame(self, record: JobRecord, row: Row, sequence: int | None) -> bytes:
+    async def _tell_row(
+        self, response: web.StreamResponse, record: JobRecord, row: Row, sequence: int | None
+    ) -> None:
         if row.image is None:
             error = from_body(row.error) if row.error is not None else Failed()
-            return frame(ERROR, error_event(error, self.job_id, row.index), sequence)
-        picture = await self.gateway.picture(row.image) if self.inline else None
-        event = await asyncio.to_thread(
-            completed_event, record, row, picture, self.base_url, int(time.time())
-        )
-        return await asyncio.to_thread(frame, COMPLETED, event, sequence)
+            await self._write(response, frame(ERROR, error_event(error, self.job_id, row.index), sequence))
+            return
+        size_bytes = row.image.size_bytes * JSON_COPIES if self.inline else 0
+        async with self.gateway.answers.room(size_bytes):
+            picture = await self.gateway.picture(row.image) if self.inline else None
+            event = await asyncio.to_thread(
+                completed_event, record, row, picture, self.base_url, int(time.time())
+            )
+            await self._write(response, await asyncio.to_thread(frame, COMPLETED, event, sequence))
+
+    async def _write(self, response: web.StreamResponse, data: bytes) -> None:
+        await write(self.request, response, data)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from giornata.errors import BadRequest, InvalidField, PayloadTooLarge
 from giornata_gateway.forms import FILES, Upload, missing_image
+from giornata_gateway.memory import Grow
+
+BUFFER_BYTES: Final = 128 << 10
+"""What a connection holds before its request is read; so a request that never comes counts too."""
+NAME_CHARACTERS: Final = 64
+"""No field has a longer name."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +28,16 @@ class Limits:
     field_bytes: int
 
 
-async def read_upload(request: web.Request, limits: Limits) -> Upload:
+async def read_upload(request: web.Request, limits: Limits, grow: Grow) -> Upload:
     """Fields and pictures of a request.
 
+    Args:
+        request: not read yet.
+        limits: what it may weigh.
+        grow: is told of every piece before the next one is read.
+
     Raises:
+        TooManyRequests: `grow` says so.
         BadRequest: it is not multipart/form-data, not well-formed, or ends early.
         PayloadTooLarge: names the limit that it exceeds.
         InvalidField: a file is missing, given twice, or under a name that holds none.
@@ -32,10 +45,14 @@ async def read_upload(request: web.Request, limits: Limits) -> Upload:
     if request.content_type != "multipart/form-data":
         sent = request.headers.get("Content-Type", "no Content-Type")
         raise BadRequest("The body is not a form with files.", received=sent, accepted="multipart/form-data")
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise BadRequest("The body is compressed.", received=encoding, accepted="no Content-Encoding")
     if (request.content_length or 0) > limits.request_bytes:
         raise _too_large("The request", limits.request_bytes)
+    grow(BUFFER_BYTES)
     try:
-        return await _Reading(limits).read(await request.multipart())
+        return await _Reading(limits, grow).read(await request.multipart())
     except (
         ValueError,
         AssertionError,
@@ -50,8 +67,9 @@ async def read_upload(request: web.Request, limits: Limits) -> Upload:
 class _Reading:
     """One request being read."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, grow: Grow) -> None:
         self._limits = limits
+        self._grow = grow
         self._total = 0
         self._fields: list[tuple[str, str]] = []
         self._files: dict[str, bytes] = {}
@@ -66,6 +84,8 @@ class _Reading:
                 )
             if not isinstance(part, BodyPartReader) or not part.name:
                 raise _malformed("a part without a name")
+            if len(part.name) > NAME_CHARACTERS:
+                raise _malformed(f"a part whose name has {len(part.name)} characters")
             await self._take(part, part.name)
         if "image" not in self._files:
             raise missing_image()
@@ -75,15 +95,15 @@ class _Reading:
         file = FILES.get(name)
         if file is None and part.filename is not None:
             raise InvalidField(
-                "This field takes no file.", field=name[:64], received="a file", accepted="files: image, mask"
+                "This field takes no file.", field=name, received="a file", accepted="files: image, mask"
             )
         if file is None:
-            data = await self._bytes(part, self._limits.field_bytes, name[:64])
+            data = await self._bytes(part, self._limits.field_bytes, name)
             try:
                 self._fields.append((name, data.decode()))
             except UnicodeDecodeError as error:
                 raise InvalidField(
-                    "A field is not UTF-8.", field=name[:64], received=f"{len(data)} bytes"
+                    "A field is not UTF-8.", field=name, received=f"{len(data)} bytes"
                 ) from error
             return
         if file in self._files:
@@ -100,6 +120,7 @@ class _Reading:
     async def _bytes(self, part: BodyPartReader, limit: int, name: str) -> bytes:
         data = bytearray()
         while chunk := await part.read_chunk(65536):
+            self._grow(len(chunk))
             data += chunk
             self._total += len(chunk)
             if len(data) > limit:

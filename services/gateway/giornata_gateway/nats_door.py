@@ -12,21 +12,24 @@ from giornata.bus import Endpoint
 from giornata.errors import GiornataError, InternalError, InvalidField
 from giornata.events import DoneEvent, EventKind, StateEvent, StepEvent
 from giornata.jobs import BlobRef, JobRecord, JobState
-from giornata.messages import Accepted, CancelMessage, EditReply, Picture
+from giornata.messages import EVENT_HEADER, Accepted, CancelMessage, EditReply, Picture
 from giornata_gateway.answers import error_of
 from giornata_gateway.envelopes import (
-    EVENT_HEADER,
     EditEnvelope,
     check_envelope,
+    inline_bytes,
     inline_pictures,
     read_parameters,
 )
 from giornata_gateway.feed import open_feed, until_done
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.submission import Held, Order
+from giornata_gateway.preparation import Order
+from giornata_gateway.submission import Held
 
 REPLY_BYTES = 8 << 20
 """No reply is larger, even where the server would carry it."""
+MESSAGE_COPIES = 2
+"""Of pictures inside a message: as it came and as it was read, both kept until it is answered."""
 
 
 @asynccontextmanager
@@ -60,8 +63,10 @@ class NatsDoor:
             await self._check_blobs(image, mask)
             deadline = gateway.deadline(envelope.remaining_ms / 1000).at_most(gateway.config.job_budget_s)
             order = Order(parameters, image, mask, tenant, envelope.priority, deadline)
-            with gateway.place(rows=parameters.n) as place:
-                async with gateway.submission.held(order) as held:
+            with gateway.uploads.growing() as grow, gateway.place(parameters.n) as place:
+                grow(MESSAGE_COPIES * inline_bytes(envelope))
+                prepared = await gateway.submission.prepare(order)
+                async with gateway.submission.held(prepared) as held:
                     if envelope.progress is not None:
                         await self._relay(held, envelope.progress)
                     record = await gateway.submission.outcome(held)
@@ -87,8 +92,9 @@ class NatsDoor:
         """Publish the job's events to `subject` until its last one; *queued* comes first and tells the job's id."""
         queued = StateEvent(job_id=held.job.job_id, state=JobState.QUEUED, attempt=0)
         await self._publish(subject, queued)
-        async with open_feed(self._gateway.bus, held.job.job_id, 0) as told:
-            async for item in until_done(told, held.ended, self._gateway.config.heartbeat_s, held.deadline):
+        gateway = self._gateway
+        async with open_feed(gateway.bus, held.job.job_id, 0, gateway.restore) as told:
+            async for item in until_done(told, held.ended, gateway.config.heartbeat_s, held.deadline):
                 if item is not None and item.event != queued:
                     await self._publish(subject, item.event)
 
@@ -105,13 +111,16 @@ class NatsDoor:
         if inspection is None:
             raise InternalError("A completed job has no inspection.", received=record.job.job_id)
         refs = {row.index: row.image for row in record.images if row.image is not None}
-        inline = inline_pictures({index: ref.size_bytes for index, ref in refs.items()}, self.reply_limit())
-        pictures = [
-            Picture(index=row.index, seed=row.seed, data=await self._gateway.picture(refs[row.index]))
-            if row.index in inline
-            else Picture(index=row.index, seed=row.seed, ref=refs[row.index])
-            for row in record.images
-        ]
+        sizes = {index: ref.size_bytes for index, ref in refs.items()}
+        inline = inline_pictures(sizes, self.reply_limit())
+        room_bytes = MESSAGE_COPIES * sum(sizes[index] for index in inline)
+        async with self._gateway.answers.room(room_bytes):
+            pictures = [
+                Picture(index=row.index, seed=row.seed, data=await self._gateway.picture(refs[row.index]))
+                if row.index in inline
+                else Picture(index=row.index, seed=row.seed, ref=refs[row.index])
+                for row in record.images
+            ]
         return EditReply(
             job_id=record.job.job_id,
             width=inspection.output_width,

@@ -23,6 +23,8 @@ HTTP_ERRORS: Final = {
 }
 """Errors of HTTP itself; all others come from :mod:`giornata.errors`."""
 
+_RETRY_AFTER: Final = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
+
 DESCRIPTION: Final = """\
 Edits pictures: the masked patch is repainted, the rest stays as it is. `POST /v1/images/edits` follows OpenAI's API, \
 and its official clients work with it.
@@ -32,8 +34,8 @@ with `mask_mode` `auto`, and refused with the others.
 
 **Errors** have one form, `{"error": {...}}`, with a stable `code`; 429 and 503 carry Retry-After.
 
-**Jobs** belong to the tenant of the API key that submitted them. A synchronous edit is cancelled when its client \
-leaves.
+**Jobs** belong to the tenant of the API key that submitted them; links to pictures need that key too. A synchronous \
+edit is cancelled when its client leaves.
 
 **Event streams.** Every event has the id of its place in the stream; `Last-Event-ID` replays what came after. \
 Of the frames that tell the end, the last alone has an id. 204 means that nothing is left to tell.
@@ -154,13 +156,13 @@ def _job_paths(pictures: Json) -> Json:
         "/v1/jobs/{job_id}/events": {
             "parameters": [job, last],
             "get": _operation(
-                "followJob", "A job's events, all or after Last-Event-ID.", followed, 400, 401, 404
+                "followJob", "A job's events, all or after Last-Event-ID.", followed, 400, 401, 404, 429, 503
             ),
         },
         "/v1/jobs/{job_id}/image": {
             "parameters": [job, index],
             "get": _operation(
-                "getImage", "One picture; its ETag is its sha-256.", fetched, 400, 401, 404, 409, 410
+                "getImage", "One picture; its ETag is its sha-256.", fetched, 400, 401, 404, 409, 410, 503
             ),
         },
     }
@@ -187,7 +189,7 @@ def _error(status: int) -> Json:
     codes = sorted(code for code, kind in BY_CODE.items() if kind.status == status)
     answer = _answer(", ".join(f"`{code}`" for code in codes), {"application/json": _ref(ErrorAnswer)})
     if status in {429, 503}:
-        answer["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
+        answer["headers"] = _RETRY_AFTER
     return answer
 
 
@@ -204,5 +206,7 @@ def _form(name: str, summary: str, form: type[BaseModel], answers: Json) -> Json
 
 def _get(name: str, summary: str, view: type[BaseModel], *errors: int, own_503: bool = False) -> Json:
     content = {"application/json": _ref(view)}
-    answers = {"200": _answer(summary, content)} | ({"503": _answer(summary, content)} if own_503 else {})
+    answers = {"200": _answer(summary, content)}
+    if own_503:
+        answers["503"] = {**_answer(summary, content), "headers": _RETRY_AFTER}
     return {"get": _operation(name, summary, answers, *errors)}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
+import nats.errors
 import structlog
 from aiohttp import web
 
@@ -21,9 +23,11 @@ from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet_watch import FleetWatch
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http_app import build_app
+from giornata_gateway.memory import Memory
 from giornata_gateway.metrics import Metrics
 from giornata_gateway.nats_door import open_door
-from giornata_gateway.submission import Policy, Submission
+from giornata_gateway.preparation import Preparation
+from giornata_gateway.submission import Submission
 from giornata_gateway.waiting import Waiting
 
 log = structlog.get_logger(__name__)
@@ -43,18 +47,37 @@ async def serve(
     fleet = FleetWatch()
     async with asyncio.TaskGroup() as tasks, fleet.listening(bus):
         gateway = _compose(config, bus, blobs, records, fleet=fleet, tasks=tasks)
-        async with gateway.waiting.listening(bus, config.instance):
+        async with gateway.waiting.listening(bus, config.instance), _restoring(gateway, tasks):
             async with AsyncExitStack() as doors:
                 await _open_http(gateway, doors)
                 await doors.enter_async_context(open_door(gateway))
                 await doors.enter_async_context(telemetry(bus, config.telemetry_hz, lambda: _state(gateway)))
                 await stop.wait()
-                log.info("draining", rows=gateway.admission.rows)
-                gateway.admission.closed = True
-                gateway.waiting.abandon(watchers_only=True)
+                log.info("draining", rows=gateway.admission.taken)
+                gateway.close()
                 last_call = asyncio.get_running_loop().call_later(config.drain_s, gateway.waiting.abandon)
             last_call.cancel()
     log.info("drained")
+
+
+@asynccontextmanager
+async def _restoring(gateway: Gateway, tasks: asyncio.TaskGroup) -> AsyncIterator[None]:
+    """After every reconnect make sure of the streams."""
+
+    async def restore() -> None:
+        try:
+            await gateway.restore()
+        except nats.errors.Error:  # JetStream is not back yet; whoever opens a feed tries again
+            log.warning("restore_failed", exc_info=True)
+
+    def reconnected() -> None:
+        tasks.create_task(restore(), name="restore-streams")
+
+    gateway.bus.on_reconnect.append(reconnected)
+    try:
+        yield
+    finally:
+        gateway.bus.on_reconnect.remove(reconnected)
 
 
 def _compose(
@@ -69,7 +92,7 @@ def _compose(
     # the metrics count who waits, and waiting tells the metrics who has ended
     metrics = Metrics(fleet.states, lambda: len(waiting))
     waiting = Waiting(records, metrics.job_ended)
-    policy = Policy(config.instance, config.result_ttl_s, config.submit_window_s)
+    preparation = Preparation(blobs, fleet, tasks, gateway=config.instance, result_ttl_s=config.result_ttl_s)
     return Gateway(
         config=config,
         bus=bus,
@@ -77,7 +100,12 @@ def _compose(
         fleet=fleet,
         waiting=waiting,
         admission=Admission(config.max_concurrent_rows),
-        submission=Submission(bus, blobs, records, fleet=fleet, waiting=waiting, tasks=tasks, policy=policy),
+        watchers=Admission(config.max_streams, "event streams"),
+        uploads=Memory(config.max_held_bytes),
+        answers=Memory(config.max_held_bytes),
+        submission=Submission(
+            bus, records, preparation, waiting=waiting, tasks=tasks, window_s=config.submit_window_s
+        ),
         metrics=metrics,
     )
 
@@ -86,7 +114,11 @@ async def _open_http(gateway: Gateway, stack: AsyncExitStack) -> None:
     """Listen; on leaving, go on answering until no edit is in progress, then close."""
     config = gateway.config
     runner = web.AppRunner(
-        build_app(gateway), handler_cancellation=True, shutdown_timeout=CLOSE_S, access_log=None
+        build_app(gateway),
+        handler_cancellation=True,
+        shutdown_timeout=CLOSE_S,
+        access_log=None,
+        auto_decompress=False,  # a small body that unpacks to a large one is refused, see multipart
     )
     await runner.setup()
     stack.push_async_callback(runner.cleanup)

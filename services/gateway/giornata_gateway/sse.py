@@ -11,7 +11,7 @@ from giornata.errors import InvalidField
 HEARTBEAT = b": still working\n\n"
 """A comment; keeps proxies from closing a quiet connection."""
 
-_SEQUENCE = re.compile(r"\d{1,18}\Z")
+_SEQUENCE = re.compile(r"[0-9]{1,18}\Z")
 
 
 def frame(event: str, data: BaseModel, sequence: int | None = None) -> bytes:

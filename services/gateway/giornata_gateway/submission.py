@@ -1,9 +1,8 @@
-"""The path that both doors share: from validated parameters to an accepted job, and back out when nobody wants it."""
+"""The path that both doors share: from a prepared job to an accepted one, and back out when nobody wants it."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,35 +11,19 @@ import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from giornata import subjects
-from giornata.blobs import BlobStore
 from giornata.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.errors import DeadlineExceeded, GiornataError, InternalError, JobNotFound, ServiceUnavailable
-from giornata.jobs import BlobRef, Job, JobRecord, Priority
+from giornata.jobs import Job, JobRecord
 from giornata.messages import Accepted, CancelRows, SubmitRequest
 from giornata.records import Records
-from giornata.requests import MAX_SEED, EditParameters, resolve
-from giornata_gateway.catalog import choose_card
-from giornata_gateway.fleet_watch import FleetWatch
+from giornata_gateway.preparation import Order, Preparation, Prepared
 from giornata_gateway.waiting import Waiting
 
 log = structlog.get_logger(__name__)
 
 TRY_S = 2.0
 """How long one try of a submission waits for the router."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """An edit that somebody asked for, authenticated and well-formed."""
-
-    parameters: EditParameters
-    image: bytes | BlobRef
-    mask: bytes | BlobRef | None
-    tenant: str
-    priority: Priority
-    deadline: Deadline
-    traceparent: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,63 +35,56 @@ class Held:
     deadline: Deadline
 
 
-@dataclass(frozen=True)
-class Policy:
-    """The part of the configuration that submissions need."""
-
-    gateway: str
-    result_ttl_s: int
-    window_s: float
-    """How long a submission is tried while no router answers."""
-
-
 class Submission:
-    """Accepts orders. `tasks` owns what must outlive a request: calls whose outcome must be known, cancellations."""
+    """Accepts jobs. `tasks` owns what must outlive a request: calls whose outcome must be known, cancellations."""
 
     def __init__(
         self,
         bus: Bus,
-        blobs: BlobStore,
         records: Records,
+        preparation: Preparation,
         *,
-        fleet: FleetWatch,
         waiting: Waiting,
         tasks: asyncio.TaskGroup,
-        policy: Policy,
+        window_s: float,
     ) -> None:
         self._bus = bus
-        self._blobs = blobs
         self._records = records
-        self._fleet = fleet
+        self._preparation = preparation
         self._waiting = waiting
         self._tasks = tasks
-        self._policy = policy
+        self._window_s = window_s
+        """How long a submission is tried while no router answers."""
         self._sending: dict[str, asyncio.Task[GiornataError | None]] = {}
 
-    async def submit(self, order: Order) -> Job:
-        """Make `order` a durable job. If the caller is cancelled meanwhile, so is the job.
+    async def prepare(self, order: Order) -> Prepared:
+        """A job of `order`, whose pictures lie in the blob store from here on; submit it at once.
+
+        Raises:
+            GiornataError: why the order is refused.
+        """
+        return await self._preparation.prepare(order)
+
+    async def submit(self, job: Job) -> None:
+        """Make `job` durable. If the caller is cancelled meanwhile, so is the job.
 
         Raises:
             GiornataError: why it was not accepted.
         """
-        job = await self._prepare(order)
-        accepted = False
         try:
             await self._send(job)
-            accepted = True
-        finally:
-            if not accepted:
-                self.call_off(job)
-        return job
+        except BaseException:
+            self.call_off(job)
+            raise
 
     @asynccontextmanager
-    async def held(self, order: Order) -> AsyncIterator[Held]:
+    async def held(self, prepared: Prepared) -> AsyncIterator[Held]:
         """A job that lives only as long as somebody waits: leaving before it has ended cancels it."""
-        job = await self._prepare(order)
+        job = prepared.job
         with self._waiting.expect(job.job_id) as ended:
             try:
                 await self._send(job)
-                yield Held(job, ended, order.deadline)
+                yield Held(job, ended, prepared.deadline)
             finally:
                 if not ended.done() or ended.exception() is not None:
                     self.call_off(job)
@@ -169,43 +145,9 @@ class Submission:
             try:
                 await self.cancel(job.job_id)
             except JobNotFound:  # it was never accepted
-                own = f"{job.tenant}/{job.job_id}/"
-                await self._blobs.delete(
-                    *(ref for ref in (job.image, job.mask) if ref and ref.key.startswith(own))
-                )
+                await self._preparation.forget(job)
         except Exception:  # the task's edge: logged; the job ends by its budget, the blobs by their time
             log.exception("call_off_failed", job_id=job.job_id)
-
-    async def _prepare(self, order: Order) -> Job:
-        """Resolve the parameters and store the pictures."""
-        card = choose_card(self._fleet.cards(), order.parameters.model, self._fleet.missing())
-        parameters = resolve(order.parameters, card, secrets.randbelow(MAX_SEED + 1))
-        job_id = f"job_{secrets.token_urlsafe(18)}"
-        budget_s = order.deadline.remaining_s()
-        ttl_s = self._policy.result_ttl_s + int(budget_s) + 1
-        image = await self._stored(order.image, f"{order.tenant}/{job_id}/image", ttl_s)
-        mask = (
-            None
-            if order.mask is None
-            else await self._stored(order.mask, f"{order.tenant}/{job_id}/mask", ttl_s)
-        )
-        return Job(
-            job_id=job_id,
-            tenant=order.tenant,
-            gateway=self._policy.gateway,
-            priority=order.priority,
-            model=card.name,
-            model_digest=card.digest,
-            parameters=parameters,
-            image=image,
-            mask=mask,
-            budget_ms=order.deadline.remaining_ms(),
-            result_ttl_s=self._policy.result_ttl_s,
-            traceparent=order.traceparent,
-        )
-
-    async def _stored(self, data: bytes | BlobRef, key: str, ttl_s: int) -> BlobRef:
-        return data if isinstance(data, BlobRef) else await self._blobs.put(key, data, ttl_s)
 
     async def _send(self, job: Job) -> None:
         """Submit to the router; the call itself survives its caller, so that its outcome is always known."""
@@ -229,7 +171,7 @@ class Submission:
         try:
             attempts = AsyncRetrying(
                 retry=retry_if_exception_type((ServiceUnavailable, DeadlineExceeded)),
-                stop=stop_after_delay(self._policy.window_s),
+                stop=stop_after_delay(self._window_s),
                 wait=wait_exponential_jitter(multiplier=0.05, max=0.5),
                 reraise=True,
             )

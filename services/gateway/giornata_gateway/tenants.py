@@ -25,8 +25,9 @@ def tenant_of(key: str | None, keys: Mapping[str, str]) -> str:
             "An API key is needed.", accepted="the header Authorization: Bearer KEY, or api_key over NATS"
         )
     found: str | None = None
+    given = key.encode(errors="surrogateescape")  # a header need not be UTF-8
     for known, tenant in keys.items():
-        if hmac.compare_digest(known.encode(), key.encode()):
+        if hmac.compare_digest(known.encode(), given):
             found = tenant
     if found is None:
         raise Unauthorized

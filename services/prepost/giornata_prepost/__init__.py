@@ -9,7 +9,6 @@ Pure and free of torch, run in a pool of processes:
 * :mod:`giornata_prepost.inspection`, :mod:`giornata_prepost.finishing` - the two stages made of these
 * :mod:`giornata_prepost.pool` - the processes that they run in
 
-With torch, over the checkpoint's own diffusers pipeline: :mod:`giornata_prepost.encoding`.
+With torch, over the checkpoint's own diffusers pipeline: :mod:`giornata_prepost.encoding`, in
+:mod:`giornata_prepost.model_thread`.
 """
-
-__version__ = "0.1.0"

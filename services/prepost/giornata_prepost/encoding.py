@@ -21,7 +21,7 @@ from diffusers.pipelines.flux.pipeline_flux_inpaint import retrieve_latents
 from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
 
-from giornata.errors import RowPoisoned
+from giornata.errors import Failed, RowPoisoned
 from giornata.models import Family, ModelCard
 from giornata_prepost.geometry import Size
 from giornata_prepost.pictures import Pixels
@@ -32,6 +32,10 @@ PIPELINES: Final[dict[Family, Any]] = {
     Family.FLUX_INPAINT: FluxInpaintPipeline,
     Family.FLUX_FILL: FluxFillPipeline,
 }
+
+
+REHEARSAL_TOKENS: Final = 16
+"""A side of the rehearsal's picture: 256 pixels for Flux."""
 
 
 class ImageModel:
@@ -127,6 +131,22 @@ class ImageModel:
         if not bool(torch.isfinite(picture).all()):
             raise RowPoisoned("The denoised latents do not decode to a picture: values are not finite.")
         return np.asarray(self.pipeline.image_processor.postprocess(picture, output_type="pil")[0])
+
+    def rehearse(self) -> None:
+        """Encode and decode an empty picture, so that no edit waits for kernels to be loaded.
+
+        Raises:
+            Failed: this model does not decode what it has encoded.
+        """
+        side = REHEARSAL_TOKENS * self.card.pixel_multiple
+        self.encode_text("")
+        (row,) = self.encode_rows(
+            np.zeros((side, side, 3), np.uint8), np.full((side, side), 255, np.uint8), [0]
+        )
+        try:
+            self.decode(row["image_latents"], Size(side, side))
+        except RowPoisoned as error:
+            raise Failed("The model cannot decode a picture; is its dtype right?") from error
 
     def _encode_prompt(self, prompt: str, prefix: str) -> Tensors:
         embeds, pooled, _ = self.pipeline.encode_prompt(

@@ -1,7 +1,7 @@
 """The processes in which untrusted pictures are decoded: a limit on time each, and no torch in them.
 
-A file that keeps a decoder busy or crashes it costs one process, which is replaced, and one task, which gets
-an error.
+A file that keeps a decoder busy costs one process, which is replaced, and one task, which gets an error. One
+that crashes it costs two: a process may also die of something else, so its work is given one more try.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, Self, TypeVar, TypeVarTuple
 import structlog
 from pebble import ProcessExpired, ProcessPool
 
-from giornata.errors import GiornataError, ImageTimeout, InternalError
+from giornata.errors import GiornataError, ImageTimeout, ImageUnreadable, InternalError
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -86,19 +86,22 @@ class ImagePool:
         Raises:
             GiornataError: raised by the function, with every field intact.
             ImageTimeout: it took longer than `limit_s`; its process was ended.
-            InternalError: it failed unexpectedly (logged), or its process died.
+            ImageUnreadable: its process died, and died again at a second try. Not to be tried elsewhere: what
+                ends this process would end the next one.
+            InternalError: it failed unexpectedly (logged), or no process can be started.
         """
         try:
             try:
                 return await self._submit(function, args, limit_s)
-            except BrokenProcessPool:
-                # An idle process was killed from outside, which ends a whole pebble pool.
+            except (BrokenProcessPool, ProcessExpired) as error:
+                # An idle process that is killed from outside ends a whole pebble pool, a busy one its task.
+                _log.warning("image_work_again", function=function.__name__, error=str(error))
                 return await self._submit(function, args, limit_s)
         except TimeoutError as error:
             raise ImageTimeout(received=f"more than {limit_s:g} s") from error
         except ProcessExpired as error:
             _log.error("image_process_died", function=function.__name__, exit_code=error.exitcode)
-            raise InternalError("The process that worked on the image died.") from error
+            raise ImageUnreadable("Working on the image ends the process that does it.") from error
         except BrokenProcessPool as error:
             raise InternalError("The image processes cannot be started.") from error
         except WorkFailed as error:

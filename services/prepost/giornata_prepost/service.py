@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Final, TypeVar, TypeVarTuple
+from typing import Final, TypeVar
 
 import structlog
 import torch
+from pydantic import BaseModel
 
 from giornata import __version__, subjects, tensors
 from giornata.blobs import BlobStore
@@ -31,10 +30,11 @@ from giornata_prepost.encoding import ImageModel
 from giornata_prepost.finishing import finish
 from giornata_prepost.geometry import Size
 from giornata_prepost.inspection import PixelLimits, inspect
+from giornata_prepost.model_thread import ModelThread, Turn
 from giornata_prepost.pool import ImagePool
 
-Result = TypeVar("Result")
-Arguments = TypeVarTuple("Arguments")
+Q = TypeVar("Q", bound=BaseModel)
+R = TypeVar("R", bound=BaseModel)
 
 EDITS_PER_PROCESS: Final = 2
 """Edits whose pictures are held at a time, per process: one is worked on while the next one's arrives."""
@@ -52,23 +52,36 @@ class Prepost:
         self._model = model
         self._limits = PixelLimits(config.max_pixels, config.model_pixels)
         self._held = asyncio.Semaphore(EDITS_PER_PROCESS * config.image_processes)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._thread = ModelThread()
+        self._answering: set[asyncio.Timeout] = set()
+        self._cut_off_s: float | None = None
+        """On the loop's clock: when draining has taken its time."""
 
     async def run(self, bus: Bus, stop: asyncio.Event) -> None:
-        """Answer and tell of this instance until `stop`; then say *draining* and finish what is there."""
+        """Answer and tell of this instance until `stop`; then say *draining* and finish what is there.
+
+        What is not finished within `drain_s` is refused, so that its asker turns to another instance at once.
+
+        Raises:
+            Failed: the model does not work.
+        """
         name = self._model.card.name
         endpoints = (
-            Endpoint(subjects.prepost("inspect", name), InspectRequest, self.inspect),
-            Endpoint(subjects.prepost("encode", name), EncodeRequest, self.encode),
-            Endpoint(subjects.prepost("finish", name), FinishRequest, self.finish),
+            Endpoint(subjects.prepost("inspect", name), InspectRequest, self._until_cut_off(self.inspect)),
+            Endpoint(subjects.prepost("encode", name), EncodeRequest, self._until_cut_off(self.encode)),
+            Endpoint(subjects.prepost("finish", name), FinishRequest, self._until_cut_off(self.finish)),
         )
         async with AsyncExitStack() as stack:
-            stack.callback(self._thread.shutdown)
+            stack.callback(self._thread.close)
+            await self._thread.timed(Turn.BEGIN, self._model.rehearse)
             await stack.enter_async_context(bus.serve("prepost", *endpoints, instance=self._config.instance))
             await stack.enter_async_context(telemetry(bus, self._config.telemetry_hz, self._state))
             log.info("ready", model=name, digest=self._model.card.digest[:12])
             await stop.wait()
             log.info("draining")
+            self._cut_off_s = asyncio.get_running_loop().time() + self._config.drain_s
+            for answer in self._answering:
+                answer.reschedule(self._cut_off_s)
         log.info("drained")
 
     async def inspect(self, request: InspectRequest) -> Inspection:
@@ -87,7 +100,9 @@ class Prepost:
         job = request.job
         self._check_model(job)
         prepared = await self._blobs.get(request.inspection.prepared)
-        (text, text_tokens, rows), compute_ms = await self._in_thread(self._encode, job, prepared)
+        (text, text_tokens, rows), compute_ms = await self._thread.timed(
+            Turn.BEGIN, self._encode, job, prepared
+        )
         ttl_s = job.intermediate_ttl_s
         return Encoding(
             text=await self._store(job, "text", text, ttl_s),
@@ -102,7 +117,7 @@ class Prepost:
         self._check_model(job)
         size = Size(request.inspection.model_width, request.inspection.model_height)
         latents = _latents(await self._blobs.get(request.latents), request)
-        painted, decode_ms = await self._in_thread(self._model.decode, latents, size)
+        painted, decode_ms = await self._thread.timed(Turn.FINISH, self._model.decode, latents, size)
         async with self._held:
             image, mask = await self._pictures(job)
             edit = (image, mask, job.parameters, self._limits, painted)
@@ -124,16 +139,23 @@ class Prepost:
         rows = self._model.encode_rows(pixels["image"].numpy(), pixels["mask"].numpy(), seeds)
         return tensors.pack(text), text["prompt_embeds"].shape[0], [tensors.pack(row) for row in rows]
 
-    async def _in_thread(
-        self, function: Callable[[*Arguments], Result], *args: *Arguments
-    ) -> tuple[Result, float]:
-        """`function(*args)` in the model's thread, and the milliseconds it took there."""
+    def _until_cut_off(self, handler: Callable[[Q], Awaitable[R]]) -> Callable[[Q], Awaitable[R]]:
+        """`handler`, ended when draining has taken its time."""
 
-        def timed() -> tuple[Result, float]:
-            begin = time.perf_counter()
-            return function(*args), (time.perf_counter() - begin) * 1e3
+        async def handle(request: Q) -> R:
+            answer = asyncio.timeout_at(self._cut_off_s)
+            try:
+                async with answer:
+                    self._answering.add(answer)
+                    return await handler(request)
+            except TimeoutError as error:
+                if not answer.expired():
+                    raise
+                raise ServiceUnavailable("This instance is shutting down.") from error
+            finally:
+                self._answering.discard(answer)
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, timed)
+        return handle
 
     async def _pictures(self, job: Job) -> tuple[bytes, bytes | None]:
         return await self._blobs.get(job.image), await self._blobs.get(job.mask) if job.mask else None

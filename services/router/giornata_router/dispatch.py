@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,11 +14,13 @@ from giornata.events import DenoisedEvent
 from giornata.fleet import SILENCE_S
 from giornata.jobs import Priority
 from giornata.workers import ServiceState
-from giornata_router.placement import Assignment, Placement
+from giornata_router.placement import Placement
 from giornata_router.policy import Demand
 
 TICK_S = 0.25
 """How often silence is looked for; a timer, since silence raises no event."""
+MAX_PASSED = 32
+"""Jobs served before an older one that needs more room than they; after these a worker is kept free for it."""
 
 
 class Silence(Enum):
@@ -41,18 +43,21 @@ class _Waiting:
     attempt: int = field(compare=False)
     demand: Demand = field(compare=False)
     worker: asyncio.Future[str] = field(compare=False)
+    passed: int = field(default=0, compare=False)
+    """Later jobs of the same model that were served first, since they needed less room."""
 
 
 class Dispatch:
     """Who waits for a worker, and who waits for a worker's report."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, connected: Callable[[], bool] = lambda: True) -> None:
         self.placement = placement
+        self._connected = connected
         self._waiting: list[_Waiting] = []
         self._tickets = itertools.count()
         self._refused: set[str] = set()
         self._reports: dict[str, asyncio.Future[Outcome]] = {}
-        self._started_s = time.monotonic()
+        self._hears_since_s = time.monotonic()
 
     @property
     def waiting(self) -> int:
@@ -66,11 +71,13 @@ class Dispatch:
         self._serve()
 
     def report(self, event: DenoisedEvent) -> None:
-        """A worker is done with an attempt."""
-        self._resolve(event.job_id, event)
+        """A worker is done with an attempt; what is told of an older attempt than the present one is void."""
+        if self.placement.attempt(event.job_id) == event.attempt:
+            self._resolve(event.job_id, event)
 
     def recheck(self) -> None:
-        """Reports may have been missed: everybody who waits for one reads the record again."""
+        """The connection is back and reports may have been missed: who waits for one reads the record again."""
+        self._hears_since_s = time.monotonic()
         for job_id in list(self._reports):
             self._resolve(job_id, Silence.RECHECK)
 
@@ -114,19 +121,25 @@ class Dispatch:
             self._reports.pop(job_id, None)
 
     async def watch_for_silence(self) -> None:
-        """Tell those who wait on a worker that fell silent; runs for ever."""
+        """Look for silence; runs for ever, in a standby too, so that it takes over with none but live workers."""
         while True:
             await asyncio.sleep(TICK_S)
-            now = time.monotonic()
-            if now - self._started_s < SILENCE_S:
-                continue  # a router that has just started has not heard of everybody yet
-            for assignment in self.placement.expire(now):
-                self._give_up(assignment, Silence.LOST)
-            for assignment in self.placement.doubtful(now):
-                self._give_up(assignment, Silence.UNLISTED)
+            self.look(time.monotonic())
 
-    def _give_up(self, assignment: Assignment, silence: Silence) -> None:
-        self._resolve(assignment.job_id, silence)
+    def look(self, now: float) -> None:
+        """Forget workers that fell silent, and tell those who wait on them.
+
+        Without a connection everybody is silent, and after a start or a reconnect it takes a while to hear of all.
+        """
+        if not self._connected():
+            self._hears_since_s = now
+        if now - self._hears_since_s < SILENCE_S:
+            return
+        for assignment in self.placement.expire(now):
+            self._resolve(assignment.job_id, Silence.LOST)
+        for assignment in self.placement.doubtful(now):
+            self._resolve(assignment.job_id, Silence.UNLISTED)
+        self._refused = {worker for worker in self._refused if self.placement.fleet.get(worker)}
 
     def _resolve(self, job_id: str, outcome: Outcome) -> None:
         future = self._reports.get(job_id)
@@ -134,11 +147,32 @@ class Dispatch:
             future.set_result(outcome)
 
     def _serve(self) -> None:
-        """Give workers to those who wait, in order; one that no worker fits does not hold up the others."""
+        """Give workers to those who wait, in order.
+
+        A job that no worker has room for lets later, smaller ones pass, but only :data:`MAX_PASSED` of them: then the
+        worker that is empty first is kept for it. Interactive jobs come before batch jobs and never wait for them.
+        """
+        excluded = set(self._refused)
+        left: dict[str, _Waiting] = {}  # by model, the first job that there is no room for
+        too_many: dict[
+            str, int
+        ] = {}  # by model, rows that there is no room for: less cannot help those that follow
         for waiting in list(self._waiting):
-            worker = self.placement.choose(waiting.demand, self._refused)
-            if worker is None or waiting.worker.done():
+            demand, model = waiting.demand, waiting.demand.model_digest
+            if waiting.worker.done() or demand.rows >= too_many.get(model, demand.rows + 1):
                 continue
-            self.placement.assign(waiting.job_id, waiting.attempt, worker, waiting.demand, time.monotonic())
-            self._waiting.remove(waiting)
-            waiting.worker.set_result(worker)
+            worker = self.placement.choose(demand, excluded)
+            if worker is None:
+                too_many[model] = demand.rows
+                first = left.setdefault(model, waiting)
+                if first is waiting and waiting.passed >= MAX_PASSED:
+                    excluded |= self.placement.soonest(demand, excluded)
+                continue
+            self._give(waiting, worker)
+            if model in left:
+                left[model].passed += 1
+
+    def _give(self, waiting: _Waiting, worker: str) -> None:
+        self.placement.assign(waiting.job_id, waiting.attempt, worker, waiting.demand, time.monotonic())
+        self._waiting.remove(waiting)
+        waiting.worker.set_result(worker)

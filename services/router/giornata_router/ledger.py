@@ -15,12 +15,18 @@ Compute = Literal["inspect", "encode", "denoise", "decode", "paste"]
 
 
 class Ledger:
-    """Adds to the times that the record already holds, of earlier attempts and other routers."""
+    """Adds to the times that the record already holds, of earlier attempts and other routers.
 
-    def __init__(self, record: JobRecord) -> None:
+    Args:
+        record: what earlier carriers have summed up.
+        waited_ms: how long the job has just waited in the work queue; it counts as spent.
+    """
+
+    def __init__(self, record: JobRecord, waited_ms: float = 0.0) -> None:
         self._stage_ms = record.stage_ms.model_dump()
         self._compute_ms = record.compute_ms.model_dump()
-        self._spent_before_ms = record.spent_ms
+        self._stage_ms["queue"] += waited_ms
+        self._spent_before_ms = record.spent_ms + int(waited_ms)
         self._began_s = time.monotonic()
 
     def stage(self, name: Stage, ms: float) -> None:

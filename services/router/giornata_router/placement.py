@@ -77,14 +77,19 @@ class Placement:
 
     def choose(self, demand: Demand, excluded: Collection[str] = ()) -> str | None:
         """The policy's worker for `demand`, or None while no worker has room."""
-        unseen = self._unseen()
-        candidates = [
-            self._candidate(state, unseen.get(state.instance, []))
-            for state in self.fleet.ready(ServiceName.DENOISER)
-            if state.instance not in excluded and _serves(state, demand)
-        ]
-        chosen = self._policy(candidates, demand)
+        chosen = self._policy(self._candidates(demand, excluded), demand)
         return chosen.instance if chosen else None
+
+    def soonest(self, demand: Demand, excluded: Collection[str] = ()) -> set[str]:
+        """The worker that will be empty first, whether it has room now or not; an empty set if none serves `demand`."""
+        candidates = self._candidates(demand, excluded)
+        first = min(candidates, key=lambda c: (c.remaining_steps, c.instance), default=None)
+        return {first.instance} if first else set()
+
+    def attempt(self, job_id: str) -> int | None:
+        """The attempt at a job that is assigned now, if any."""
+        assignment = self._assignments.get(job_id)
+        return assignment.attempt if assignment else None
 
     def assign(self, job_id: str, attempt: int, worker: str, demand: Demand, now: float) -> None:
         """Count `demand` as on `worker` from now on."""
@@ -93,6 +98,14 @@ class Placement:
     def release(self, job_id: str) -> None:
         """The job's rows are no longer on any worker."""
         self._assignments.pop(job_id, None)
+
+    def _candidates(self, demand: Demand, excluded: Collection[str]) -> list[Candidate]:
+        unseen = self._unseen()
+        return [
+            self._candidate(state, unseen.get(state.instance, []))
+            for state in self.fleet.ready(ServiceName.DENOISER)
+            if state.instance not in excluded and _serves(state, demand)
+        ]
 
     def _on(self, worker: str) -> list[Assignment]:
         return [a for a in self._assignments.values() if a.worker == worker]

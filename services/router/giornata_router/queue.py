@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 
@@ -13,14 +14,16 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
 from giornata import codec, streams, subjects
-from giornata.errors import GiornataError, QueueFull, ServiceUnavailable
+from giornata.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable
 from giornata.jobs import Job, JobRecord, Priority
 from giornata.messages import Accepted, CancelRows, SubmitRequest
 from giornata_router import transitions
 from giornata_router.walk import Tools, Walk
 
-FETCH_S = 30.0
-"""A pull waits this long for a job before it asks again."""
+FETCH_S = 5.0
+"""A pull waits this long for a job before it asks again: a restarted server has forgotten it and does not say so."""
+RETRY_S = 1.0
+"""After this a job is tried again that could not be carried out for want of NATS, or that could not be read."""
 RENEW_S = streams.ACK_WAIT_S / 3
 _MESSAGES_EXCEEDED = 10077
 
@@ -33,13 +36,16 @@ class _Carried:
 
     message: Msg
     walk: Walk | None = None
+    cancelled: bool = False
+    """A cancel was heard before there was a walk."""
 
 
 class Queue:
-    """The active router's work."""
+    """The active router's work, from taking the lease to giving it up. `walks` owns the jobs that are carried."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, walks: asyncio.TaskGroup) -> None:
         self._tools = tools
+        self._walks = walks
         self._accepted_s: dict[str, float] = {}
         self._carried: dict[str, _Carried] = {}
 
@@ -53,27 +59,38 @@ class Queue:
 
         Raises:
             QueueFull: as many jobs as may be are unfinished.
+            ServiceUnavailable: JetStream does not answer; the same job may be submitted again.
         """
         job = request.job
         try:
-            await self._tools.bus.jetstream.publish(
+            stored = await self._tools.bus.jetstream.publish(
                 subjects.jobs(job.priority), codec.encode(job), headers={"Nats-Msg-Id": job.job_id}
             )
-        except APIError as error:
-            if error.err_code == _MESSAGES_EXCEEDED:
+            if not stored.duplicate:
+                self._accepted_s[job.job_id] = time.monotonic()
+            await self._tools.records.create(transitions.accepted(job))
+        except nats.errors.Error as error:
+            if isinstance(error, APIError) and error.err_code == _MESSAGES_EXCEEDED:
                 raise QueueFull(retry_after_s=5) from error
             raise ServiceUnavailable("The work queue does not answer.", retry_after_s=2) from error
-        self._accepted_s.setdefault(job.job_id, time.monotonic())
-        await self._tools.records.create(transitions.accepted(job))
         return Accepted(job_id=job.job_id)
 
     def cancel(self, request: CancelRows) -> None:
-        """A cancel was broadcast."""
+        """A cancel was broadcast: end the job, also one that nobody carries yet."""
         carried = self._carried.get(request.job_id)
-        if carried is not None and carried.walk is not None:
+        if carried is None:
+            self._walks.create_task(self._cancel_waiting(request.job_id), name="cancel")
+            return
+        carried.cancelled = True
+        if carried.walk is not None:
             carried.walk.cancel()
 
-    async def consume(self, priority: Priority, limit: int, tasks: asyncio.TaskGroup) -> None:
+    def recheck(self) -> None:
+        """The connection is back and cancels may have been missed: look at the record of whatever is carried."""
+        for job_id in self._carried:
+            self._walks.create_task(self._check_cancel(job_id), name="recheck")
+
+    async def consume(self, priority: Priority, limit: int) -> None:
         """Take jobs of one priority, at most `limit` at a time; runs for ever."""
         slots = asyncio.Semaphore(limit)
         consumer = await streams.queue_consumer(self._tools.bus.jetstream, priority, max_in_flight=limit)
@@ -84,10 +101,10 @@ class Queue:
                 if message is None:
                     slots.release()
                     continue
-                task = tasks.create_task(self._carry(message), name="walk")
+                task = self._walks.create_task(self._carry(message), name="walk")
                 task.add_done_callback(lambda _: slots.release())
         finally:
-            if not self._tools.bus.client.is_closed:
+            with contextlib.suppress(nats.errors.Error):  # without a connection there is nothing to end
                 await (
                     consumer.unsubscribe()
                 )  # a message in its buffer would hold up the drain of the connection
@@ -107,29 +124,36 @@ class Queue:
             job = codec.decode(Job, message.data)
         except GiornataError as error:
             log.error("job_unreadable", error=str(error))
-            await message.term()
+            await _hand_back(message, RETRY_S)  # a router of another version accepted it, and can read it
             return
-        if job.job_id in self._carried:
-            return  # redelivered although it is carried here: the renewal was late
+        if job.job_id in self._carried:  # redelivered: the renewal was late
+            self._carried[job.job_id].message = message
+            return
         carried = _Carried(message)
         self._carried[job.job_id] = carried
         try:
             await self._walk(job, carried)
-            await message.ack()
+            await carried.message.ack()
         except asyncio.CancelledError:
-            await _hand_back(message)
+            await _hand_back(carried.message)
             raise
-        except (nats.errors.Error, APIError) as error:
+        except nats.errors.Error as error:
             log.warning("walk_interrupted", job=job.job_id, error=repr(error))
-            await _hand_back(message)
+            await _hand_back(carried.message, RETRY_S)
+        except (
+            Exception
+        ):  # the task's edge: a job that cannot even be closed is logged and tried again, alone
+            log.exception("job_not_carried", job=job.job_id)
+            await _hand_back(carried.message, RETRY_S)
         finally:
             del self._carried[job.job_id]
-            self._accepted_s.pop(job.job_id, None)
 
     async def _walk(self, job: Job, carried: _Carried) -> None:
-        accepted_s = self._accepted_s.get(job.job_id)
+        accepted_s = self._accepted_s.pop(job.job_id, None)
         waited_ms = 0.0 if accepted_s is None else (time.monotonic() - accepted_s) * 1000
         carried.walk = Walk(self._tools, await self._record(job), waited_ms)
+        if carried.cancelled:
+            carried.walk.cancel()
         record = await carried.walk.to_the_end()
         log.info(
             "job_ended",
@@ -139,6 +163,26 @@ class Queue:
             user=job.parameters.user,
             spent_ms=record.spent_ms,
         )
+
+    async def _cancel_waiting(self, job_id: str) -> None:
+        """End a job that waits in the queue; its message goes when it is pulled and found to be ended."""
+        try:
+            record = await self._tools.records.get(job_id)
+            if record.cancel and not record.state.terminal and job_id not in self._carried:
+                await Walk(self._tools, record, 0.0).to_the_end()
+        except JobNotFound:
+            log.info("cancel_of_unknown_job", job=job_id)
+        except (GiornataError, nats.errors.Error) as error:  # it is cancelled when it is pulled
+            log.warning("cancel_put_off", job=job_id, error=repr(error))
+
+    async def _check_cancel(self, job_id: str) -> None:
+        try:
+            record = await self._tools.records.get(job_id)
+        except (GiornataError, nats.errors.Error) as error:
+            log.warning("recheck_failed", job=job_id, error=repr(error))
+            return
+        if record.cancel:
+            self.cancel(CancelRows(job_id=job_id, attempt=0))
 
     async def _record(self, job: Job) -> JobRecord:
         """The job's record; the queue is ahead of it when a router died between the two."""
@@ -154,16 +198,16 @@ async def _next(consumer: JetStreamContext.PullSubscription) -> Msg | None:
         [message] = await consumer.fetch(1, timeout=FETCH_S)
     except TimeoutError:
         return None
-    except (nats.errors.Error, APIError) as error:
+    except nats.errors.Error as error:
         log.warning("queue_unreachable", error=repr(error))
         await asyncio.sleep(1)  # the client is reconnecting; there is nothing to wait on
         return None
     return message
 
 
-async def _hand_back(message: Msg) -> None:
-    """Give the job to the next router at once, rather than after the time to acknowledge."""
+async def _hand_back(message: Msg, delay_s: float | None = None) -> None:
+    """Give the job to whoever pulls next, at once or after a while, rather than after the time to acknowledge."""
     try:
-        await message.nak()
+        await message.nak(delay_s)
     except nats.errors.Error as error:
         log.warning("not_handed_back", error=repr(error))

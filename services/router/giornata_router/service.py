@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
+import nats.errors
 import structlog
 
 from giornata import __version__, streams, subjects
@@ -36,8 +37,8 @@ class Router:
     def __init__(self, bus: Bus, records: Records, config: RouterConfig) -> None:
         self._bus = bus
         self._config = config
-        self._dispatch = Dispatch(Placement(POLICIES[config.policy]))
-        self._queue = Queue(Tools(bus, records, Stages(bus, config), self._dispatch, config))
+        self._dispatch = Dispatch(Placement(POLICIES[config.policy]), lambda: bus.client.is_connected)
+        self._tools = Tools(bus, records, Stages(bus, config), self._dispatch, config)
         self._active = False
         bus.on_reconnect.append(self._dispatch.recheck)
 
@@ -49,42 +50,56 @@ class Router:
         async with (
             self._bus.listen(subjects.ALL_TELEMETRY, ServiceState, self._dispatch.observe),
             telemetry(self._bus, self._config.telemetry_hz, self._report),
+            asyncio.TaskGroup() as tasks,
         ):
+            silence = tasks.create_task(self._dispatch.watch_for_silence(), name="silence")
             while not stop.is_set():
                 if await lease.acquire():
                     await self._lead(lease, stop)
-                else:
-                    await _wait(stop, RENEW_S)
+                await _wait(stop, RENEW_S)
+            silence.cancel()
 
     async def _lead(self, lease: Lease, stop: asyncio.Event) -> None:
-        """Accept jobs and carry them out while the lease is ours; then unfinished jobs go back to the queue."""
+        """Accept jobs and carry them out while the lease is ours, and NATS answers."""
         log.info("active")
-        denoised = subjects.events_of_kind(EventKind.DENOISED)
         try:
-            async with (
-                self._bus.listen(denoised, DenoisedEvent, self._dispatch.report),
-                self._bus.listen(subjects.ALL_CANCELS, CancelRows, self._queue.cancel),
-                asyncio.TaskGroup() as tasks,
-            ):
-                self._start(tasks)
-                async with self._bus.answer(Endpoint(subjects.SUBMIT, SubmitRequest, self._queue.submit)):
-                    self._active = True
-                    while not stop.is_set() and await lease.renew():
-                        await _wait(stop, RENEW_S)
-                raise _StepDownError  # noqa: TRY301 - a task group has no other way to cancel its tasks
+            await self._work(lease, stop)
         except* _StepDownError:
             pass
+        except* nats.errors.Error as group:
+            log.warning("leading_interrupted", error=repr(group.exceptions))
         finally:
             self._active = False
             await lease.release()
             log.info("stepped_down")
 
-    def _start(self, tasks: asyncio.TaskGroup) -> None:
-        limits = {Priority.INTERACTIVE: self._config.max_interactive, Priority.BATCH: self._config.max_batch}
-        for priority, limit in limits.items():
-            tasks.create_task(self._queue.consume(priority, limit, tasks), name=f"consume-{priority}")
-        tasks.create_task(self._queue.renew(), name="renew")
-        tasks.create_task(self._dispatch.watch_for_silence(), name="silence")
+    async def _work(self, lease: Lease, stop: asyncio.Event) -> None:
+        """Leaving, in this order: take no more jobs, hand unfinished ones back to the queue, answer who submits."""
+        walks = asyncio.TaskGroup()
+        queue = Queue(self._tools, walks)
+        submit = Endpoint(subjects.SUBMIT, SubmitRequest, queue.submit)
+        denoised = subjects.events_of_kind(EventKind.DENOISED)
+        async with (
+            self._bus.listen(denoised, DenoisedEvent, self._dispatch.report),
+            self._bus.answer(submit),
+            walks,
+            self._bus.listen(subjects.ALL_CANCELS, CancelRows, queue.cancel),
+            asyncio.TaskGroup() as pulls,
+        ):
+            pulls.create_task(queue.renew(), name="renew")
+            for priority, limit in self._limits().items():
+                pulls.create_task(queue.consume(priority, limit), name=f"consume-{priority}")
+            self._bus.on_reconnect.append(queue.recheck)
+            try:
+                self._active = True
+                while not stop.is_set() and await lease.renew():
+                    await _wait(stop, RENEW_S)
+            finally:
+                self._bus.on_reconnect.remove(queue.recheck)
+            raise _StepDownError  # a task group has no other way to cancel its tasks
+
+    def _limits(self) -> dict[Priority, int]:
+        return {Priority.INTERACTIVE: self._config.max_interactive, Priority.BATCH: self._config.max_batch}
 
     def _report(self) -> ServiceState:
         return ServiceState(
@@ -98,7 +113,7 @@ class Router:
 
 
 class _StepDownError(Exception):
-    """Ends the task group of a router that no longer leads."""
+    """Ends the task groups of a router that no longer leads."""
 
 
 async def _wait(stop: asyncio.Event, seconds: float) -> None:

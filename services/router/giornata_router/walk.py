@@ -11,7 +11,7 @@ import structlog
 from giornata import subjects
 from giornata.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.errors import DeadlineExceeded, GiornataError, InternalError, JobCancelled, ServiceUnavailable
+from giornata.errors import DeadlineExceeded, GiornataError, InternalError, JobCancelled, Overloaded
 from giornata.events import DenoisedEvent, DoneEvent, EventKind, StateEvent
 from giornata.jobs import Encoding, Inspection, JobRecord, JobState, Row
 from giornata.messages import CancelRows, RunAnswer, RunReply, RunRequest
@@ -46,17 +46,16 @@ class Walk:
         self._tools = tools
         self._job = record.job
         self._record = record
-        self._ledger = Ledger(record)
-        self._deadline = Deadline.after_ms(record.job.budget_ms - record.spent_ms)
+        self._ledger = Ledger(record, waited_ms)
+        self._deadline = Deadline.after_ms(record.job.budget_ms - record.spent_ms - waited_ms)
         self._scope: asyncio.Timeout | None = None
         self._cancelled = False
         self._doing = "waiting in the queue"
-        self._ledger.stage("queue", waited_ms)
 
     def cancel(self) -> None:
         """Somebody cancelled the job: stop at the next await."""
         self._cancelled = True
-        if self._scope is not None:
+        if self._scope is not None and not self._scope.expired():
             self._scope.reschedule(asyncio.get_running_loop().time())
 
     async def to_the_end(self) -> JobRecord:
@@ -92,6 +91,8 @@ class Walk:
             raise
         except TimeoutError:
             return self._out_of_time()
+        except _EndedError:
+            return None
         except GiornataError as error:
             return error
         except Exception:  # the walk's edge: a failing job fails alone, is logged and answered
@@ -108,6 +109,7 @@ class Walk:
         return DeadlineExceeded(f"The time allowed for this edit ended while {self._doing}.", accepted=limit)
 
     async def _walk(self) -> None:
+        self._check()
         if self._record.state is JobState.QUEUED:
             await self._enter(JobState.PREPARING)
         inspection = self._record.inspection or await self._inspect()
@@ -115,7 +117,9 @@ class Walk:
             await self._denoise(inspection)
         await self._enter(JobState.FINISHING)
         rows = await self._finish(inspection)
-        await self._change(lambda record: transitions.ended(record, rows, self._ledger.times()))
+        self._record = await self._tools.records.change(
+            self._job.job_id, lambda record: transitions.ended(record, rows, self._ledger.times())
+        )
 
     async def _inspect(self) -> Inspection:
         self._doing = "inspecting its pictures"
@@ -140,13 +144,14 @@ class Walk:
             raise error
         job_id = self._job.job_id
         async with self._tools.dispatch.expecting(job_id) as report:
+            adopted = self._record.owner is not None
             try:
                 if self._record.owner is None:
                     await self._assign(inspection, await self._encode(inspection))
-                else:  # another router assigned them, and may have died before it sent them
+                else:  # they may not have been sent yet, or be done: who assigned them may have died at any moment
                     demand = transitions.demand(self._record, inspection)
                     self._tools.dispatch.adopt(job_id, self._record.attempt, self._record.owner, demand)
-                if await self._offer():
+                if await self._offer(adopted=adopted):
                     self._doing = "denoising"
                     await self._settle(await report)
             finally:
@@ -165,8 +170,11 @@ class Walk:
             lambda r: transitions.assigned(r, worker, inspection, encoding, self._ledger.times())
         )
 
-    async def _offer(self) -> bool:
-        """Send the rows to the attempt's owner, which ignores what it has already; False if it did not take them."""
+    async def _offer(self, *, adopted: bool) -> bool:
+        """Send the rows to the attempt's owner, which ignores what it has already; False if it did not take them.
+
+        An attempt that nobody answers for is lost if the worker may have begun it; else no harm was done.
+        """
         record = self._record
         if record.owner is None or record.inspection is None or record.encoding is None:
             raise InternalError("Rows are offered only after they have been assigned.")
@@ -181,10 +189,13 @@ class Walk:
         limit = self._deadline.at_most(RUN_REPLY_S)
         try:
             reply = await self._tools.bus.call(subjects.worker_run(record.owner), request, RunReply, limit)
-        except (ServiceUnavailable, DeadlineExceeded) as error:
+        except (Overloaded, DeadlineExceeded, InternalError) as error:
             log.warning("worker_unreachable", job=self._job.job_id, worker=record.owner, error=str(error))
             self._tools.dispatch.refuse(record.owner)
-            await self._change(lambda r: transitions.lost(r, record.attempt))
+            if isinstance(error, Overloaded) and not adopted:
+                await self._change(lambda r: transitions.taken_back(r, record.attempt))
+            else:
+                await self._lose(record.owner, record.attempt)
             return False
         if reply.answer is not RunAnswer.ACCEPTED:
             self._tools.dispatch.refuse(record.owner)
@@ -197,20 +208,24 @@ class Walk:
         """The record is the truth; the outcome only says that it is worth reading."""
         attempt, owner = self._record.attempt, self._record.owner
         self._record = await self._tools.records.get(self._job.job_id)
-        if isinstance(outcome, DenoisedEvent) and outcome.attempt == attempt:
+        if isinstance(outcome, DenoisedEvent):
             self._ledger.stage("queue", outcome.wait_ms)
             self._ledger.stage("denoise", outcome.denoise_ms)
             self._ledger.compute("denoise", outcome.compute_ms)
-        self._check_cancel()
+        self._check()
         if outcome is Silence.RECHECK or self._record.owner is None or owner is None:
             return
-        if isinstance(outcome, DenoisedEvent) and outcome.attempt != attempt:
-            return  # a report of an older attempt; the present one goes on
         log.warning("attempt_lost", job=self._job.job_id, worker=owner, attempt=attempt, why=str(outcome))
-        await self._tools.bus.publish(
-            subjects.worker_cancel(owner), CancelRows(job_id=self._job.job_id, attempt=attempt)
-        )
+        await self._lose(owner, attempt)
+
+    async def _lose(self, owner: str, attempt: int) -> None:
+        """Give an attempt up; should its worker have it after all, it is to drop it."""
+        await self._drop(owner, attempt)
         await self._change(lambda record: transitions.lost(record, attempt))
+
+    async def _drop(self, owner: str, attempt: int) -> None:
+        message = CancelRows(job_id=self._job.job_id, attempt=attempt)
+        await self._tools.bus.publish(subjects.worker_cancel(owner), message)
 
     async def _finish(self, inspection: Inspection) -> tuple[Row, ...]:
         self._doing = "finishing"
@@ -236,8 +251,7 @@ class Walk:
     async def _close(self, error: GiornataError) -> None:
         """Write the terminal state of a job that was cancelled or failed, and free its worker."""
         if self._record.owner is not None:
-            message = CancelRows(job_id=self._job.job_id, attempt=self._record.attempt)
-            await self._tools.bus.publish(subjects.worker_cancel(self._record.owner), message)
+            await self._drop(self._record.owner, self._record.attempt)
         close = transitions.cancelled if isinstance(error, JobCancelled) else transitions.failed
         self._record = await self._tools.records.change(
             self._job.job_id, lambda record: close(record, error, self._ledger.times())
@@ -256,10 +270,16 @@ class Walk:
 
     async def _change(self, change: Change) -> JobRecord:
         self._record = await self._tools.records.change(self._job.job_id, change)
-        self._check_cancel()
+        self._check()
         return self._record
 
-    def _check_cancel(self) -> None:
-        """The record is the truth about a cancel; the broadcast only makes it quick."""
-        if self._record.cancel and not self._record.state.terminal:
+    def _check(self) -> None:
+        """The record is the truth: about a cancel, whose broadcast only makes it quick, and about an end."""
+        if self._record.state.terminal:
+            raise _EndedError
+        if self._record.cancel:
             raise JobCancelled
+
+
+class _EndedError(Exception):
+    """The job is terminal, and not by this walk: it was cancelled uncarried, or another router ended it."""

@@ -10,7 +10,7 @@ from giornata.errors import InputLost
 from giornata.jobs import BlobRef
 
 HASH_INLINE_BYTES = 1 << 20
-"""Above this, hashing leaves the event loop's thread; up to it, which takes most of a millisecond, the hop costs more."""
+"""Above this, hashing leaves the event loop's thread; up to it, less than a millisecond, the hop costs more."""
 
 
 class BlobStore(Protocol):

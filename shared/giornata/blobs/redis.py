@@ -27,7 +27,10 @@ class RedisBlobs:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str, *, timeout_s: float = 10) -> AsyncIterator[RedisBlobs]:
-        """Connect to ``redis://``, ``rediss://`` or ``unix://``; failed commands are tried again for a while.
+        """Connect to ``redis://``, ``rediss://`` or ``unix://``.
+
+        A command whose connection fails is tried again for about three seconds, in which a server can restart; one
+        that is not answered within `timeout_s` is not.
 
         Raises:
             ServiceUnavailable: no server answers.
@@ -36,8 +39,7 @@ class RedisBlobs:
             url,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
-            retry=Retry(ExponentialBackoff(cap=1, base=0.05), retries=6),
-            retry_on_error=[redis.exceptions.ConnectionError, redis.exceptions.BusyLoadingError],
+            retry=Retry(ExponentialBackoff(cap=1, base=0.05), 6, (redis.exceptions.ConnectionError,)),
         )
         store = cls(client)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,9 +24,14 @@ class FluxFill(PackedFlux):
             "mask": self.in_channels - 2 * latent,
         }
 
-    def model_input(self, latent: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
-        """Latent, masked picture's latents, mask."""
-        return torch.cat((latent, conditioning["masked_image_latents"], conditioning["mask"]), dim=1)
+    def model_input(self, latent: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """Latent, masked picture's latents, mask: written once, from each row's own tensors."""
+        image = latent.new_empty(len(latent), self.in_channels)
+        width = self.out_channels
+        image[:, :width] = latent
+        torch.cat([row["masked_image_latents"] for row in conditioning], out=image[:, width : 2 * width])
+        torch.cat([row["mask"] for row in conditioning], out=image[:, 2 * width :])
+        return image
 
     def after_step(self, latent: Tensor, conditioning: Mapping[str, Tensor], next_sigma: Tensor) -> Tensor:  # noqa: ARG002 - protocol
         """Nothing: Fill never blends."""

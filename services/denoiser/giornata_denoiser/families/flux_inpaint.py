@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ class FluxInpaint(PackedFlux):
         """All packed as the latent is; the mask is one value per latent pixel, repeated."""
         return dict.fromkeys(("noise", "image_latents", "mask"), self.out_channels)
 
-    def model_input(self, latent: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002 - protocol
+    def model_input(self, latent: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:  # noqa: ARG002 - protocol
         """The latent alone."""
         return latent
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,8 +55,16 @@ class Family(Protocol):
     def rotary(self, text_tokens: int, grid: tuple[int, int]) -> Rotary:
         """Rotary embedding of one sequence, text then image; `grid` is (height, width) in tokens."""
 
-    def model_input(self, latent: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
-        """The transformer's input per image token: (tokens, 4 * latent_channels) → (tokens, in_channels)."""
+    def model_input(self, latent: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """The transformer's input per image token, of all rows.
+
+        Args:
+            latent: (row_tokens, 4 * latent_channels), packed by row.
+            conditioning: each row's.
+
+        Returns:
+            (row_tokens, in_channels), packed by row.
+        """
 
     def velocity(self, sequences: Sequences, image: Tensor, timestep: Tensor) -> Tensor:
         """One forward over all sequences.
@@ -71,7 +79,7 @@ class Family(Protocol):
         """
 
     def after_step(self, latent: Tensor, conditioning: Mapping[str, Tensor], next_sigma: Tensor) -> Tensor:
-        """What the pipeline does to the latent, (tokens, channels), after each step.
+        """What the pipeline does to one row's latent, (tokens, channels), after each step.
 
-        `next_sigma` is (tokens, 1) float32: the noise level that the step has reached.
+        `next_sigma` is (1,) float32: the noise level that the step has reached.
         """

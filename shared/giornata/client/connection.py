@@ -1,0 +1,146 @@
+"""A connection to Giornata over NATS: hands edits in and takes their answers apart."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from nats.aio.msg import Msg
+from pydantic import ValidationError
+
+from giornata import codec, subjects
+from giornata.blobs import BlobStore
+from giornata.bus import Bus
+from giornata.client.edit import Edit
+from giornata.deadlines import Deadline
+from giornata.errors import PayloadTooLarge
+from giornata.jobs import BlobRef, Priority
+from giornata.messages import INLINE_BYTES, Accepted, CancelMessage, EditMessage, Picture
+from giornata.requests import EditParameters, request_error
+
+GRACE_S: Final = 5.0
+"""How much longer than the edit's own time an answer is waited for."""
+
+
+class Client:
+    """A connection to Giornata. Make it with :func:`giornata.client.connect`."""
+
+    def __init__(self, bus: Bus, blobs: BlobStore | None, api_key: str | None, tenant: str) -> None:
+        self._bus = bus
+        self._blobs = blobs
+        self._api_key = api_key
+        self._tenant = tenant
+        self._edits: dict[str, Edit] = {}
+        """By token, until their answer or their deadline."""
+        self._inbox = bus.client.new_inbox()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Receive answers while inside."""
+        subscription = await self._bus.client.subscribe(f"{self._inbox}.*.*", cb=self._receive)
+        try:
+            yield
+        finally:
+            if not self._bus.client.is_closed:
+                await subscription.unsubscribe()
+
+    async def edit(
+        self,
+        *,
+        image: bytes,
+        prompt: str,
+        mask: bytes | None = None,
+        timeout_s: float = 120.0,
+        priority: Priority = Priority.INTERACTIVE,
+        **parameters: Any,
+    ) -> Edit:
+        """Submit an edit and return once it is accepted.
+
+        Args:
+            image: PNG, JPEG or WebP.
+            prompt: what belongs into the masked region.
+            mask: which region that is; see `mask_mode`.
+            timeout_s: time allowed for the whole edit.
+            priority: batch edits let interactive ones pass.
+            parameters: other fields of :class:`giornata.requests.EditParameters`.
+
+        Raises:
+            GiornataError: why it was not accepted.
+        """
+        deadline = Deadline.after_ms(timeout_s * 1000)
+        wanted = _validated({"prompt": prompt, **parameters})
+        stored_image, stored_mask = await self._claim_checks(image, mask, int(timeout_s) + 60)
+        token = secrets.token_hex(8)
+        message = EditMessage(
+            parameters=wanted,
+            image=stored_image,
+            mask=stored_mask,
+            remaining_ms=deadline.remaining_ms(),
+            priority=priority,
+            progress=f"{self._inbox}.{token}.progress",
+            api_key=self._api_key,
+        )
+        data = codec.encode(message, limit_bytes=self._bus.client.max_payload)
+        edit = Edit(Deadline(deadline.at_s + GRACE_S), self.picture_bytes, self.cancel)
+        self._edits[token] = edit
+        asyncio.get_running_loop().call_later(edit.left_s, self._edits.pop, token, None)
+        try:
+            await self._bus.client.publish(subjects.EDIT, data, reply=f"{self._inbox}.{token}.reply")
+            await edit.accepted()
+        except BaseException:
+            self._edits.pop(token, None)
+            raise
+        return edit
+
+    async def cancel(self, job_id: str) -> None:
+        """Cancel a job of this tenant, whoever submitted it."""
+        message = CancelMessage(job_id=job_id, api_key=self._api_key)
+        await self._bus.call(subjects.EDIT_CANCEL, message, Accepted, Deadline.after_ms(message.remaining_ms))
+
+    async def picture_bytes(self, picture: Picture) -> bytes:
+        """A picture of a reply, fetched from the blob store where it was too large to travel inside."""
+        if picture.data is not None:
+            return picture.data
+        if picture.ref is None or self._blobs is None:
+            raise PayloadTooLarge(
+                "A picture is too large to travel over NATS.", accepted="connect with redis_url"
+            )
+        return await self._blobs.get(picture.ref)
+
+    async def _claim_checks(
+        self, image: bytes, mask: bytes | None, ttl_s: int
+    ) -> tuple[bytes | BlobRef, bytes | BlobRef | None]:
+        size = len(image) + len(mask or b"")
+        if size <= min(INLINE_BYTES, self._bus.client.max_payload * 3 // 4):
+            return image, mask
+        if self._blobs is None:
+            raise PayloadTooLarge(
+                "Image and mask are too large to travel over NATS.",
+                field="image",
+                received=f"{size} bytes",
+                accepted=f"{INLINE_BYTES} bytes, or connect with redis_url",
+            )
+        folder = f"{self._tenant}/upload_{secrets.token_urlsafe(18)}"
+        stored_mask = None if mask is None else await self._blobs.put(f"{folder}/mask", mask, ttl_s)
+        return await self._blobs.put(f"{folder}/image", image, ttl_s), stored_mask
+
+    async def _receive(self, message: Msg) -> None:
+        token, kind = message.subject.rsplit(".", 2)[1:]
+        edit = self._edits.get(token)
+        if edit is None:
+            return
+        if kind == "reply":
+            self._edits.pop(token, None)
+            edit.receive_reply(message)
+        else:
+            edit.receive_progress(message)
+
+
+def _validated(fields: dict[str, Any]) -> EditParameters:
+    try:
+        return EditParameters.model_validate(fields)
+    except ValidationError as error:
+        raise request_error(error) from error

@@ -1,0 +1,233 @@
+"""A router that plays every part behind the gateway by script: real records, events and blobs, painted at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from giornata import __version__, subjects
+from giornata import telemetry as telemetry_module
+from giornata.blobs import RedisBlobs
+from giornata.bus import Bus, Endpoint
+from giornata.deadlines import Deadline
+from giornata.errors import DeadlineExceeded, GiornataError, JobCancelled
+from giornata.events import DoneEvent, EventKind, StateEvent, StepEvent
+from giornata.jobs import (
+    BlobRef,
+    ComputeTimes,
+    Encoding,
+    Inspection,
+    Job,
+    JobRecord,
+    JobState,
+    Row,
+    StageTimes,
+)
+from giornata.messages import Accepted, CancelMessage, CancelRows, SubmitRequest
+from giornata.models import Family, ModelCard
+from giornata.records import Records
+from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerState
+
+CARD = ModelCard(
+    name="tiny",
+    family=Family.FLUX_FILL,
+    digest="d" * 64,
+    vae_scale_factor=8,
+    latent_channels=16,
+    max_text_tokens=48,
+    takes_guidance=True,
+    takes_true_cfg=False,
+    default_steps=3,
+    default_guidance_scale=30.0,
+    default_strength=1.0,
+)
+STAGES = StageTimes(prepare=10, queue=20, denoise=30, finish=40)
+COMPUTE = ComputeTimes(inspect=1, encode=2, denoise=3, decode=4, paste=5)
+_NO_BLOB = BlobRef(key="none", size_bytes=0, sha256="0" * 64)
+INSPECTION = Inspection(
+    width=64,
+    height=48,
+    has_alpha=False,
+    model_width=64,
+    model_height=48,
+    output_width=64,
+    output_height=48,
+    tokens=12,
+    compute_tokens=5,
+    mask_ratio=5 / 12,
+    template_key="t",
+    prepared=_NO_BLOB,
+)
+
+
+def picture_of(index: int, size: int = 1000) -> bytes:
+    """What the fake paints: different for every index."""
+    return hashlib.sha256(str(index).encode()).digest() * (size // 32)
+
+
+@dataclass
+class FakeRouter:
+    """Accepts jobs and carries them out as told: writes records, publishes events, stores pictures."""
+
+    bus: Bus
+    blobs: RedisBlobs
+    records: Records
+    cards: tuple[ModelCard, ...] = (CARD,)
+    refusals: list[GiornataError] = field(default_factory=list)
+    """Raised by the next submissions, one each."""
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a submission arrives."""
+    answer_when: asyncio.Event | None = None
+    """Submissions are accepted only then."""
+    silent: int = 0
+    """How many submissions are not answered in time."""
+    failure: GiornataError | None = None
+    row_errors: dict[int, GiornataError] = field(default_factory=dict)
+    hold: asyncio.Event | None = None
+    """Jobs stay at their first step until it is set, or they are cancelled."""
+    picture_bytes: int = 1000
+    publish_done: bool = True
+    submitted: set[str] = field(default_factory=set)
+    """Ids of all jobs that were offered, refused ones too."""
+    jobs: dict[str, Job] = field(default_factory=dict)
+    cancelled: dict[str, asyncio.Event] = field(default_factory=dict)
+    held: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a job waits at its first step."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    progress: tuple[RowProgress, ...] = ()
+    tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with (
+            self.tasks,
+            self.bus.listen(subjects.ALL_CANCELS, CancelRows, self._hear_cancel),
+            self.bus.answer(Endpoint(subjects.SUBMIT, SubmitRequest, self._submit)),
+        ):
+            yield
+            for cancelled in self.cancelled.values():
+                cancelled.set()
+
+    def states(self) -> list[ServiceState]:
+        common: dict[str, Any] = {"host": "test", "version": __version__, "ready": True}
+        worker = WorkerState(capacity_rows=8, capacity_tokens=9999, running=self.progress, steps_total=7)
+        return [
+            ServiceState(service=ServiceName.ROUTER, instance="fake-router", **common),
+            ServiceState(service=ServiceName.PREPOST, instance="fake-prepost", models=self.cards, **common),
+            ServiceState(
+                service=ServiceName.DENOISER,
+                instance="fake-denoiser",
+                models=self.cards,
+                worker=worker,
+                **common,
+            ),
+        ]
+
+    async def announce(self, *, ready: bool = True) -> None:
+        """Tell the fleet of router, prepost and denoiser; on return the gateway has heard of it."""
+        for state in self.states():
+            told = state if ready else state.model_copy(update={"ready": False, "draining": True})
+            await telemetry_module.publish(self.bus, told)
+        with contextlib.suppress(
+            GiornataError
+        ):  # its answer comes after the telemetry on the same connections
+            await self.bus.call(
+                subjects.EDIT_CANCEL, CancelMessage(job_id="none"), Accepted, Deadline.after_ms(2000)
+            )
+
+    def _hear_cancel(self, message: CancelRows) -> None:
+        if message.job_id in self.cancelled:
+            self.cancelled[message.job_id].set()
+
+    async def _submit(self, request: SubmitRequest) -> Accepted:
+        self.submitted.add(request.job.job_id)
+        self.asked.set()
+        if self.answer_when is not None:
+            await self.answer_when.wait()
+        if self.silent:
+            self.silent -= 1
+            raise DeadlineExceeded
+        if self.refusals:
+            raise self.refusals.pop(0)
+        job = request.job
+        rows = tuple(Row(index=i, seed=(job.parameters.seed or 0) + i) for i in range(job.parameters.n))
+        if await self.records.create(JobRecord(job=job, rows=rows)):
+            self.jobs[job.job_id] = job
+            self.cancelled[job.job_id] = asyncio.Event()
+            self.tasks.create_task(self._carry_out(job))
+        return Accepted(job_id=job.job_id)
+
+    async def _carry_out(self, job: Job) -> None:
+        await self._tell(
+            job, EventKind.STATE, StateEvent(job_id=job.job_id, state=JobState.PREPARING, attempt=0)
+        )
+        encoding = Encoding(text=_NO_BLOB, text_tokens=48, rows=())
+        await self._write(
+            job,
+            state=JobState.RUNNING,
+            attempt=1,
+            owner="fake-denoiser",
+            inspection=INSPECTION,
+            encoding=encoding,
+        )
+        await self._tell(
+            job, EventKind.STATE, StateEvent(job_id=job.job_id, state=JobState.RUNNING, attempt=1)
+        )
+        if await self._steps(job):
+            await self._end(job, JobState.CANCELLED, JobCancelled())
+        elif self.failure is not None:
+            await self._end(job, JobState.FAILED, self.failure)
+        else:
+            await self._end(job, JobState.COMPLETED, None, rows=await self._rows(job))
+        self.ended.set()
+
+    async def _steps(self, job: Job) -> bool:
+        """Whether the job was cancelled meanwhile."""
+        cancelled = self.cancelled[job.job_id]
+        for step in range(1, job.parameters.denoising_steps + 1):
+            for index in range(job.parameters.n):
+                event = StepEvent(
+                    job_id=job.job_id, attempt=1, index=index, step=step, steps=job.parameters.denoising_steps
+                )
+                await self._tell(job, EventKind.STEP, event)
+            if step == 1 and self.hold is not None:
+                self.held.set()
+                waits = [asyncio.ensure_future(event.wait()) for event in (self.hold, cancelled)]
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for wait in waits:
+                    wait.cancel()
+            if cancelled.is_set():
+                return True
+        return False
+
+    async def _rows(self, job: Job) -> tuple[Row, ...]:
+        rows = []
+        for index in range(job.parameters.n):
+            seed = (job.parameters.seed or 0) + index
+            if index in self.row_errors:
+                rows.append(Row(index=index, seed=seed, error=self.row_errors[index].body()))
+                continue
+            key = f"{job.tenant}/{job.job_id}/out{index}"
+            ref = await self.blobs.put(key, picture_of(index, self.picture_bytes), job.result_ttl_s)
+            rows.append(Row(index=index, seed=seed, image=ref))
+        return tuple(rows)
+
+    async def _end(self, job: Job, state: JobState, error: GiornataError | None, **changes: Any) -> None:
+        body = error.body() if error else None
+        await self._write(
+            job, state=state, owner=None, error=body, stage_ms=STAGES, compute_ms=COMPUTE, **changes
+        )
+        if self.publish_done:
+            event = DoneEvent(job_id=job.job_id, state=state, error=body, stage_ms=STAGES)
+            await self._tell(job, EventKind.DONE, event)
+
+    async def _write(self, job: Job, **changes: Any) -> None:
+        await self.records.change(job.job_id, lambda record: record.model_copy(update=changes))
+
+    async def _tell(self, job: Job, kind: EventKind, event: StateEvent | StepEvent | DoneEvent) -> None:
+        await self.bus.publish(subjects.event(job.gateway, job.job_id, kind), event)

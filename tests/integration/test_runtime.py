@@ -1,0 +1,101 @@
+"""What every process does: exit status, and what signals do."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PROGRAM = """
+import asyncio, sys, threading, time
+from giornata import runtime
+from giornata.config import ServiceConfig
+from giornata.errors import ServiceUnavailable
+
+async def main(stop):
+{body}
+
+sys.exit(runtime.run(main, ServiceConfig(instance="test-1", log_format="json")))
+"""
+
+
+def start(body: str) -> subprocess.Popen[str]:
+    program = PROGRAM.format(body=textwrap.indent(textwrap.dedent(body), "    "))
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_begins_a_drain_that_ends_well(number: signal.Signals) -> None:
+    process = start(
+        """
+        print("ready", flush=True)
+        await stop.wait()
+        await asyncio.sleep(0.05)
+        print("drained", flush=True)
+        """
+    )
+    ready(process)
+    process.send_signal(number)
+    out, log = process.communicate(timeout=20)
+    assert (out, process.returncode) == ("drained\n", 0)
+    assert '"instance": "test-1"' in log
+
+
+def test_a_second_signal_ends_at_once_whatever_hangs() -> None:
+    process = start(
+        """
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        try:
+            print("ready", flush=True)
+            await stop.wait()
+            print("ready", flush=True)
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(60)
+        """
+    )
+    ready(process)
+    process.terminate()
+    ready(process)
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "raise ServiceUnavailable('No server answers.')",
+        """
+        async with asyncio.TaskGroup() as tasks:
+            async with asyncio.TaskGroup():
+                raise ServiceUnavailable('No server answers.')
+        """,
+    ],
+    ids=["plain", "out of task groups"],
+)
+def test_an_expected_failure_is_one_sentence(body: str) -> None:
+    process = start(body)
+    _, log = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "No server answers." in log
+    assert "Traceback" not in log
+
+
+def test_a_surprise_is_logged_with_its_traceback_and_fails_too() -> None:
+    process = start("raise KeyError('vae')")
+    _, log = process.communicate(timeout=20)
+    assert process.returncode == 1
+    [line] = [line for line in log.splitlines() if "service_failed" in line]
+    assert "Traceback" in line
+    assert "KeyError" in line

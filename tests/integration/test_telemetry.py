@@ -1,0 +1,82 @@
+"""Telemetry: regular, not silenced by a mistake, and with a last word."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from giornata import bus as buses
+from giornata import probe, subjects
+from giornata.telemetry import telemetry
+from giornata.workers import ServiceName, ServiceState
+from tests.unit.test_fleet import state
+
+
+async def test_it_goes_on_after_a_failure_and_says_that_it_leaves(nats_url: str) -> None:
+    heard: asyncio.Queue[ServiceState] = asyncio.Queue()
+    reports = 0
+
+    def report() -> ServiceState:
+        nonlocal reports
+        reports += 1
+        if reports == 2:
+            raise RuntimeError("a mistake in one report")
+        return state(ServiceName.LORA_STORE, "telemetry-test")
+
+    subject = subjects.telemetry(ServiceName.LORA_STORE, "telemetry-test")
+    async with (
+        buses.connect(nats_url, "test") as bus,
+        bus.listen(subject, ServiceState, heard.put_nowait),
+        asyncio.timeout(10),
+    ):
+        async with telemetry(bus, 20, report):
+            told = [await heard.get() for _ in range(3)]
+        assert all(each.ready and not each.draining for each in told)
+        last = told[-1]
+        while not last.draining:
+            last = await heard.get()
+        assert not last.ready
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "telemetry"]
+
+
+async def test_a_failure_at_the_end_does_not_hide_why_it_ended(nats_url: str) -> None:
+    def report() -> ServiceState:
+        raise RuntimeError("a mistake in every report")
+
+    async with buses.connect(nats_url, "test") as bus:
+        with pytest.raises(ValueError, match="the reason"):
+            async with telemetry(bus, 20, report):
+                raise ValueError("the reason")
+
+
+@pytest.mark.parametrize(
+    ("changes", "ready"),
+    [
+        ({}, True),
+        ({"active": False}, True),
+        ({"ready": False}, False),
+        ({"draining": True}, False),
+        ({"host": "elsewhere"}, False),
+    ],
+    ids=["ready", "standing by", "loading", "draining", "another host"],
+)
+async def test_the_probe_sees_what_the_fleet_sees(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], ready: bool
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "here")
+    told = state(ServiceName.CONTROLNET, "probed", host="here").model_copy(update=changes)
+    async with buses.connect(nats_url, "test") as bus, telemetry(bus, 20, lambda: told):
+        assert await probe.is_ready(nats_url, ServiceName.CONTROLNET, 0.5) is ready
+
+
+def test_the_probe_says_in_a_sentence_what_it_lacks(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["probe", "lora-store", "--timeout", "0.3"])
+    monkeypatch.setenv("GIORNATA_NATS_URL", nats_url)
+    assert probe.main() == 1
+    assert "No lora-store on this host" in capsys.readouterr().err
+    monkeypatch.setenv("GIORNATA_NATS_URL", "nats://127.0.0.1:1")
+    assert probe.main() == 1
+    assert "GIORNATA_NATS_URL" in capsys.readouterr().err

@@ -1,0 +1,113 @@
+"""Job records change by revision: nobody's change is lost, and what is terminal stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.kv import KeyValue
+
+from giornata import codec
+from giornata.errors import InternalError, JobNotFound
+from giornata.jobs import JobRecord, JobState
+from giornata.records import MAX_CONFLICTS, Change, Records
+from tests.contract.messages import JOB
+
+RECORD = JobRecord(job=JOB)
+
+
+class Bucket:
+    """What of a key-value bucket `Records` uses; `meanwhile` is what others do between a read and a write."""
+
+    def __init__(self) -> None:
+        self.value = b""
+        self.revision = 0
+        self.writes = 0
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    async def get(self, key: str) -> KeyValue.Entry:
+        if not self.revision:
+            raise KeyNotFoundError
+        entry = KeyValue.Entry("b", key, self.value, self.revision, None, None, None)
+        self.meanwhile()
+        return entry
+
+    async def create(self, key: str, value: bytes) -> int:
+        if self.revision:
+            raise KeyWrongLastSequenceError
+        return await self.update(key, value, last=0)
+
+    async def update(self, _key: str, value: bytes, *, last: int) -> int:
+        if last != self.revision:
+            raise KeyWrongLastSequenceError
+        self.put(value)
+        return self.revision
+
+    def put(self, value: bytes) -> None:
+        self.value, self.revision, self.writes = value, self.revision + 1, self.writes + 1
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    return Bucket()
+
+
+@pytest.fixture
+async def records(bucket: Bucket) -> Records:
+    records = Records(bucket)  # type: ignore[arg-type]  # a fake
+    assert await records.create(RECORD)
+    return records
+
+
+def failure(record: JobRecord) -> JobRecord:
+    return record.model_copy(update={"failures": record.failures + 1})
+
+
+def entering(state: JobState) -> Change:
+    return lambda record: record.model_copy(update={"state": state})
+
+
+async def test_a_change_that_comes_second_is_applied_to_the_first_ones_result(
+    bucket: Bucket, records: Records
+) -> None:
+
+    def somebody_is_faster() -> None:
+        bucket.meanwhile = lambda: None
+        bucket.put(codec.encode(RECORD.model_copy(update={"cancel": True})))
+
+    bucket.meanwhile = somebody_is_faster
+    changed = await records.change(JOB.job_id, failure)
+    assert (changed.cancel, changed.failures) == (True, 1)
+    assert await records.get(JOB.job_id) == changed
+
+
+async def test_endless_conflict_is_an_error(bucket: Bucket, records: Records) -> None:
+    bucket.meanwhile = lambda: bucket.put(bucket.value)
+    with pytest.raises(InternalError, match="too many"):
+        await records.change(JOB.job_id, failure)
+    assert bucket.writes == 1 + MAX_CONFLICTS
+
+
+async def test_what_changes_nothing_is_not_written(bucket: Bucket, records: Records) -> None:
+    assert await records.change(JOB.job_id, lambda _: None) == RECORD
+    assert await records.change(JOB.job_id, lambda record: record) == RECORD
+    assert bucket.writes == 1
+
+
+async def test_a_record_is_created_once_and_an_unknown_one_is_named(records: Records) -> None:
+    assert not await records.create(RECORD)
+    with pytest.raises(JobNotFound, match="other"):
+        await Records(Bucket()).change("other", failure)  # type: ignore[arg-type]  # a fake
+
+
+@given(st.lists(st.sampled_from(list(JobState)), min_size=1, max_size=6))
+async def test_the_first_terminal_state_is_the_last(states: list[JobState]) -> None:
+    records = Records(Bucket())  # type: ignore[arg-type]  # a fake
+    await records.create(RECORD)
+    for state in states:
+        await records.change(JOB.job_id, entering(state))
+    expected = next((state for state in states if state.terminal), states[-1])
+    assert (await records.get(JOB.job_id)).state is expected

@@ -1,0 +1,178 @@
+"""Who gets a worker, in which order, and who hears that nothing more will be heard."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from giornata.events import DenoisedEvent
+from giornata.fleet import SILENCE_S
+from giornata.jobs import Priority
+from giornata_router.dispatch import MAX_PASSED, Dispatch, Silence
+from giornata_router.placement import UNLISTED_S, Placement
+from giornata_router.policy import Candidate, Demand, least_remaining_steps
+from tests.unit.test_router_placement import DEMAND, row, worker
+
+LARGE = Demand(model=DEMAND.model, model_digest=DEMAND.model_digest, rows=4, tokens=64, steps=40)
+
+
+def denoised(job_id: str, attempt: int) -> DenoisedEvent:
+    return DenoisedEvent(job_id=job_id, attempt=attempt, worker="d1", denoise_ms=1, wait_ms=0)
+
+
+class Waiters:
+    """Jobs that ask for a worker, and the order in which they got one."""
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self.dispatch = dispatch
+        self.served: list[str] = []
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def ask(
+        self, job: str, demand: Demand = DEMAND, priority: Priority = Priority.INTERACTIVE
+    ) -> asyncio.Task[None]:
+        async def acquire() -> None:
+            await self.dispatch.acquire(job, 1, demand, priority)
+            self.served.append(job)
+
+        self.tasks[job] = asyncio.create_task(acquire())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return self.tasks[job]
+
+    async def release(self, job: str) -> None:
+        self.dispatch.release(job)
+        await asyncio.sleep(0)
+
+    async def leave(self) -> None:
+        for task in self.tasks.values():
+            task.cancel()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+
+async def test_interactive_jobs_come_first_and_equals_in_order() -> None:
+    dispatch = Dispatch(Placement(least_remaining_steps))
+    waiters = Waiters(dispatch)
+    await waiters.ask("b1", priority=Priority.BATCH)
+    await waiters.ask("b2", priority=Priority.BATCH)
+    await waiters.ask("i1")
+    await waiters.ask("i2")
+    dispatch.observe(worker("d1", capacity=1))
+    for job in ("i1", "i2", "b1"):
+        await asyncio.sleep(0)
+        await waiters.release(job)
+    await asyncio.gather(*waiters.tasks.values())
+    assert waiters.served == ["i1", "i2", "b1", "b2"]
+
+
+async def test_small_jobs_pass_a_large_one_but_not_for_ever() -> None:
+    dispatch = Dispatch(Placement(least_remaining_steps))
+    waiters = Waiters(dispatch)
+    dispatch.observe(worker("d1"))
+    await waiters.ask("s0")
+    await waiters.ask("large", LARGE)
+    for i in range(2 * MAX_PASSED):  # there is always one small job or more on the worker
+        await waiters.ask(f"s{i + 1}")
+        await waiters.release(f"s{i}")
+    assert waiters.served.index("large") == 1 + MAX_PASSED
+    await waiters.leave()
+
+
+async def test_a_large_batch_job_never_holds_up_an_interactive_one() -> None:
+    dispatch = Dispatch(Placement(least_remaining_steps))
+    waiters = Waiters(dispatch)
+    dispatch.observe(worker("d1"))
+    await waiters.ask("first")
+    await waiters.ask("large", LARGE, Priority.BATCH)
+    for i in range(2 * MAX_PASSED):
+        await waiters.ask(f"i{i}")
+        await waiters.release(f"i{i}")
+    assert len(waiters.served) == 1 + 2 * MAX_PASSED
+    await waiters.leave()
+
+
+async def test_many_that_wait_cost_one_look_not_one_each() -> None:
+    looks = 0
+
+    def policy(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+        nonlocal looks
+        looks += 1
+        return least_remaining_steps(candidates, demand)
+
+    dispatch = Dispatch(Placement(policy))
+    dispatch.observe(worker("d1", row("other", 0, 9), capacity=1))
+    waiters = Waiters(dispatch)
+    for i in range(50):
+        await waiters.ask(f"j{i}")
+    looks = 0
+    dispatch.observe(worker("d1", row("other", 1, 9), capacity=1))
+    assert looks == 1
+    await waiters.leave()
+
+
+async def test_who_no_longer_wants_a_worker_leaves_it_to_the_next() -> None:
+    dispatch = Dispatch(Placement(least_remaining_steps))
+    waiters = Waiters(dispatch)
+    (await waiters.ask("gone")).cancel()
+    dispatch.observe(worker("d1", capacity=1))  # given, and not taken any more
+    await waiters.ask("next")
+    assert waiters.served == ["next"]
+    assert dispatch.waiting == 0
+
+
+async def test_a_worker_that_refused_is_asked_again_after_its_next_telemetry() -> None:
+    dispatch = Dispatch(Placement(least_remaining_steps))
+    waiters = Waiters(dispatch)
+    dispatch.observe(worker("d1"))
+    dispatch.refuse("d1")
+    await waiters.ask("a")
+    assert waiters.served == []
+    dispatch.observe(worker("d1"))
+    await waiters.tasks["a"]
+    dispatch.refuse("d1")
+    dispatch.look(time.monotonic() + SILENCE_S + 1)
+    assert not dispatch._refused, "the dead are forgotten"
+
+
+async def test_a_report_of_an_older_attempt_is_not_heard() -> None:
+    dispatch = Dispatch(Placement(least_remaining_steps))
+    dispatch.observe(worker("d1"))
+    async with dispatch.expecting("a") as report:
+        dispatch.adopt("a", 2, "d1", DEMAND)
+        dispatch.report(denoised("a", 1))
+        assert not report.done()
+        dispatch.report(denoised("a", 2))
+        assert report.result() == denoised("a", 2)
+
+
+@pytest.mark.parametrize("connected", [True, False])
+async def test_silence_means_death_only_while_one_could_hear(connected: bool) -> None:
+    dispatch = Dispatch(Placement(least_remaining_steps), lambda: connected)
+    dispatch.observe(worker("d1"))
+    now = time.monotonic()
+    async with dispatch.expecting("a") as report:
+        dispatch.adopt("a", 1, "d1", DEMAND)
+        dispatch.look(now + SILENCE_S + 1)
+        assert report.done() is connected
+        if connected:
+            assert report.result() is Silence.LOST
+
+
+async def test_after_a_reconnect_everybody_has_time_to_be_heard() -> None:
+    dispatch = Dispatch(Placement(least_remaining_steps))
+    dispatch.observe(worker("d1"))
+    dispatch._hears_since_s -= 60
+    async with dispatch.expecting("a") as report:
+        dispatch.adopt("a", 1, "d1", DEMAND)
+        dispatch.recheck()
+        assert report.result() is Silence.RECHECK
+    now = time.monotonic()
+    async with dispatch.expecting("a") as report:
+        dispatch.look(now + SILENCE_S - 0.1)
+        assert not report.done()
+        dispatch.observe(worker("d1"))
+        dispatch.look(now + UNLISTED_S + 0.1)
+        assert report.done()
