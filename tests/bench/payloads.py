@@ -43,12 +43,13 @@ async def main() -> None:
             buses.connect(nats_url, "receiver") as receiver,
             RedisBlobs.open(redis_url) as blobs,
         ):
-            rows = [await _row(size, sender, receiver, blobs) for size in SIZES]
+            await _receive(receiver, blobs)
+            rows = [await _row(size, sender, blobs) for size in SIZES]
     write("payloads", rows, workload={"repeats": REPEATS, "sizes_bytes": SIZES})
 
 
-async def _row(size: int, sender: Bus, receiver: Bus, blobs: RedisBlobs) -> dict[str, object]:
-    data = os.urandom(size)
+async def _receive(receiver: Bus, blobs: RedisBlobs) -> None:
+    """Answer both kinds of hand-over for as long as the connection lives."""
 
     async def take_inline(message: Msg) -> None:
         await message.respond(b"ok")
@@ -58,23 +59,23 @@ async def _row(size: int, sender: Bus, receiver: Bus, blobs: RedisBlobs) -> dict
         await blobs.get(BlobRef(key=key, size_bytes=int(count), sha256=digest))
         await message.respond(b"ok")
 
+    await receiver.client.subscribe("bench.inline", cb=take_inline)
+    await receiver.client.subscribe("bench.claim", cb=take_claim_check)
+    await receiver.client.flush()
+
+
+async def _row(size: int, sender: Bus, blobs: RedisBlobs) -> dict[str, object]:
+    data = os.urandom(size)
+
     async def inline() -> None:
         await sender.client.request("bench.inline", data, timeout=5)
 
     async def claim_check() -> None:
         ref = await blobs.put("bench", data, 60)
-        await sender.client.request(
-            "bench.claim", f"{ref.key} {ref.size_bytes} {ref.sha256}".encode(), timeout=5
-        )
+        check = f"{ref.key} {ref.size_bytes} {ref.sha256}".encode()
+        await sender.client.request("bench.claim", check, timeout=5)
 
-    subscriptions = [
-        await receiver.client.subscribe("bench.inline", cb=take_inline),
-        await receiver.client.subscribe("bench.claim", cb=take_claim_check),
-    ]
-    await receiver.client.flush()
     baseline, ours = await repeat(inline), await repeat(claim_check)
-    for subscription in subscriptions:
-        await subscription.unsubscribe()
     return {
         "bytes": size,
         "ratio": baseline.p50_ms / ours.p50_ms,
