@@ -82,10 +82,9 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
     transformer = _read_json(folder / "transformer" / "config.json")
     vae = _read_json(folder / "vae" / "config.json")
     tokenizer = _read_json(folder / "tokenizer_2" / "tokenizer_config.json")
-    if not isinstance(vae.get("block_out_channels"), list) or not isinstance(vae.get("latent_channels"), int):
-        raise ValueError(
-            f"{folder / 'vae'} is not an AutoencoderKL of diffusers: its configuration has no channels"
-        )
+    missing = {"block_out_channels", "latent_channels"} - vae.keys()
+    if missing:
+        raise ValueError(f"{folder / 'vae'} is not an AutoencoderKL of diffusers: {sorted(missing)} missing")
     fill = family is Family.FLUX_FILL
     distilled = bool(transformer.get("guidance_embeds", False))
     return ModelCard(
