@@ -161,6 +161,7 @@ class Queue:
             state=record.state,
             code=record.error.code if record.error else None,
             user=job.parameters.user,
+            traceparent=job.traceparent,
             spent_ms=record.spent_ms,
         )
 
