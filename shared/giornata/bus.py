@@ -3,7 +3,8 @@
 Traps of the client library that this file keeps from everybody else: a subscription runs its callback serially (so
 handlers run as tasks of a group), a micro service's `stop` drops requests that were already delivered (so its
 subscriptions are drained first), leaving a connection's context does not drain it, `request` waits half a second unless
-told otherwise, and a payload above the server's limit closes the connection.
+told otherwise, a payload above the server's limit closes the connection, and `flush` overtakes commands that are still
+to be written (:func:`barrier` does not).
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Bus:
             for endpoint in endpoints:
                 subscription = await self.client.subscribe(endpoint.subject, cb=_spawning(tasks, endpoint))
                 stack.push_async_callback(_drain, self.client, subscription)
-            await self.client.flush()
+            await barrier(self.client)
             yield
 
     @asynccontextmanager
@@ -130,7 +131,7 @@ class Bus:
                 label = endpoint.subject.removeprefix("giornata.").replace(".", "-")
                 await service.add_endpoint(name=label, subject=endpoint.subject, handler=handle)
             stack.push_async_callback(_drain_endpoints, self.client, service)
-            await self.client.flush()
+            await barrier(self.client)
             yield
 
     @asynccontextmanager
@@ -149,7 +150,7 @@ class Bus:
                 log.warning("message_dropped", subject=message.subject, error=str(error))
 
         subscription = await self.client.subscribe(subject, cb=receive, pending_msgs_limit=limit)
-        await self.client.flush()
+        await barrier(self.client)
         try:
             yield
         finally:
@@ -278,10 +279,23 @@ async def _respond_error(message: Msg, error: GiornataError) -> None:
         log.warning("reply_lost", subject=message.subject, error=str(error), exc_info=True)
 
 
+async def barrier(client: Client) -> None:
+    """Return when the server has processed every command given before: subscriptions are in force, or gone.
+
+    The client's own `flush` writes its PING at once, ahead of commands that its flusher task has yet to write; before
+    the second PING they are written.
+    """
+    await client.flush()
+    await client.flush()
+
+
 async def _drain(client: Client, subscription: Subscription) -> None:
     """Take in what was delivered and nothing more; without a connection nothing comes, and nothing is waited for."""
     try:
         if client.is_connected:
+            # The library's drain would believe its overtaking flush, and drop what arrives in between.
+            await client._send_unsubscribe(subscription._id)  # noqa: SLF001 - `unsubscribe` would drop what was delivered
+            await barrier(client)
             await subscription.drain()  # type: ignore[no-untyped-call]  # nats-py annotates it in part
         else:
             await subscription.unsubscribe()

@@ -11,7 +11,7 @@ import nats.errors
 import structlog
 
 from giornata import subjects
-from giornata.bus import Bus
+from giornata.bus import Bus, barrier
 from giornata.workers import ServiceState
 
 Report = Callable[[], ServiceState]
@@ -34,7 +34,7 @@ async def telemetry(bus: Bus, hz: float, report: Report) -> AsyncIterator[None]:
         await _tell(bus, lambda: report().model_copy(update={"ready": False, "draining": True}))
         if bus.client.is_connected:
             with contextlib.suppress(nats.errors.Error):
-                await bus.client.flush()
+                await barrier(bus.client)
 
 
 async def publish(bus: Bus, state: ServiceState) -> None:

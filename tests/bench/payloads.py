@@ -61,7 +61,7 @@ async def _receive(receiver: Bus, blobs: RedisBlobs) -> None:
 
     await receiver.client.subscribe("bench.inline", cb=take_inline)
     await receiver.client.subscribe("bench.claim", cb=take_claim_check)
-    await receiver.client.flush()
+    await buses.barrier(receiver.client)
 
 
 async def _row(size: int, sender: Bus, blobs: RedisBlobs) -> dict[str, object]:
