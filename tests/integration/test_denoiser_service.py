@@ -97,7 +97,8 @@ class Bench:
         ):
             task = asyncio.create_task(denoiser.run(worker.stop))
             worker.ended = task
-            await asyncio.wait_for(self.states.get(), WAIT_S)  # it is ready
+            while (await asyncio.wait_for(self.states.get(), WAIT_S)).instance != config.instance:
+                pass  # what an earlier worker said last
             try:
                 yield worker
             finally:
