@@ -10,7 +10,8 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from giornata.errors import ErrorBody
+from giornata.errors import ErrorBody, ServiceUnavailable
+from giornata.models import ModelCard
 from giornata.requests import EditParameters
 
 TAKE_OVER_S = 600
@@ -76,6 +77,19 @@ class Job(Wire):
     result_ttl_s: int
     """How long results are kept."""
     traceparent: str | None = None
+
+    def check_model(self, card: ModelCard) -> None:
+        """Two versions of a model may serve under one name for a while; they never mix in one job.
+
+        Raises:
+            ServiceUnavailable: `card` is another version than the job was accepted for.
+        """
+        if self.model_digest != card.digest:
+            raise ServiceUnavailable(
+                f"This instance has another version of the model {self.model}.",
+                received=f"digest {self.model_digest[:12]}",
+                accepted=f"digest {card.digest[:12]}",
+            )
 
     @property
     def intermediate_ttl_s(self) -> int:

@@ -4,19 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import nats.errors
 import structlog
 
-from giornata import subjects
+from giornata import __version__, subjects
 from giornata.bus import Bus, barrier
-from giornata.workers import ServiceState
+from giornata.models import ModelCard
+from giornata.workers import ServiceName, ServiceState, WorkerState
 
 Report = Callable[[], ServiceState]
 
 log = structlog.get_logger(__name__)
+
+
+def state_of(
+    service: ServiceName,
+    instance: str,
+    *,
+    ready: bool = True,
+    draining: bool = False,
+    active: bool = True,
+    models: tuple[ModelCard, ...] = (),
+    worker: WorkerState | None = None,
+) -> ServiceState:
+    """What an instance of this process tells of itself: its host and version, and what only it knows."""
+    return ServiceState(
+        service=service,
+        instance=instance,
+        host=socket.gethostname(),
+        version=__version__,
+        ready=ready,
+        draining=draining,
+        active=active,
+        models=models,
+        worker=worker,
+    )
 
 
 @asynccontextmanager

@@ -29,23 +29,12 @@ from giornata.jobs import (
     StageTimes,
 )
 from giornata.messages import Accepted, CancelMessage, CancelRows, SubmitRequest
-from giornata.models import Family, ModelCard
+from giornata.models import ModelCard
 from giornata.records import Records
 from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerState
+from tests.fakes import fleet
 
-CARD = ModelCard(
-    name="tiny",
-    family=Family.FLUX_FILL,
-    digest="d" * 64,
-    vae_scale_factor=8,
-    latent_channels=16,
-    max_text_tokens=48,
-    takes_guidance=True,
-    takes_true_cfg=False,
-    default_steps=3,
-    default_guidance_scale=30.0,
-    default_strength=1.0,
-)
+CARD = fleet.CARD.model_copy(update={"default_steps": 3})
 STAGES = StageTimes(prepare=10, queue=20, denoise=30, finish=40)
 COMPUTE = ComputeTimes(inspect=1, encode=2, denoise=3, decode=4, paste=5)
 _NO_BLOB = BlobRef(key="none", size_bytes=0, sha256="0" * 64)

@@ -7,7 +7,6 @@ event loop, where one task tells them in order.
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections import deque
 from contextlib import AsyncExitStack
@@ -17,10 +16,10 @@ import nats.errors
 import structlog
 from pydantic import BaseModel
 
-from giornata import __version__, subjects, telemetry
+from giornata import subjects, telemetry
 from giornata.blobs import BlobStore
 from giornata.bus import Bus, Endpoint
-from giornata.errors import InternalError, ServiceUnavailable
+from giornata.errors import InternalError
 from giornata.events import EventKind
 from giornata.jobs import Job
 from giornata.messages import CancelRows, RunReply, RunRequest
@@ -116,7 +115,7 @@ class Denoiser:
 
     async def _run_rows(self, request: RunRequest) -> RunReply:
         """Endpoint ``giornata.worker.<worker>.run``."""
-        self._check_model(request.job)
+        request.job.check_model(self._checkpoint.card)
         return RunReply(answer=self._carrier.take(request))
 
     def _drop(self, message: CancelRows) -> None:
@@ -153,22 +152,10 @@ class Denoiser:
         await self._carrier.drain(self._config.drain_s, HAND_BACK_S)
         log.info("drained")
 
-    def _check_model(self, job: Job) -> None:
-        """Two versions of a model may serve under one name for a while; they never mix in one job."""
-        if job.model_digest != self._checkpoint.card.digest:
-            raise ServiceUnavailable(
-                f"This worker has another version of the model {job.model}.",
-                received=f"digest {job.model_digest[:12]}",
-                accepted=f"digest {self._checkpoint.card.digest[:12]}",
-            )
-
     def _state(self) -> ServiceState:
-        return ServiceState(
-            service=ServiceName.DENOISER,
-            instance=self._config.instance,
-            host=socket.gethostname(),
-            version=__version__,
-            ready=True,
+        return telemetry.state_of(
+            ServiceName.DENOISER,
+            self._config.instance,
             draining=self._draining,
             models=(self._checkpoint.card,),
             worker=self._worker_state(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -11,12 +10,11 @@ import nats.errors
 import structlog
 from aiohttp import web
 
-from giornata import __version__
 from giornata.blobs import BlobStore
 from giornata.bus import Bus
 from giornata.errors import ServiceUnavailable
 from giornata.records import Records
-from giornata.telemetry import telemetry
+from giornata.telemetry import state_of, telemetry
 from giornata.workers import ServiceName, ServiceState
 from giornata_gateway.admission import Admission
 from giornata_gateway.config import GatewayConfig
@@ -138,11 +136,9 @@ async def _open_http(gateway: Gateway, stack: AsyncExitStack) -> None:
 
 def _state(gateway: Gateway) -> ServiceState:
     draining = gateway.admission.closed
-    return ServiceState(
-        service=ServiceName.GATEWAY,
-        instance=gateway.config.instance,
-        host=socket.gethostname(),
-        version=__version__,
+    return state_of(
+        ServiceName.GATEWAY,
+        gateway.config.instance,
         ready=not draining and gateway.bus.client.is_connected,
         draining=draining,
     )

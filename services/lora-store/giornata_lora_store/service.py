@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from contextlib import AsyncExitStack
 from typing import NoReturn
 
 import structlog
 
-from giornata import __version__, subjects
+from giornata import subjects
 from giornata.bus import Bus, Endpoint
 from giornata.config import ServiceConfig
 from giornata.errors import NotSupported
 from giornata.messages import AdapterRequest
-from giornata.telemetry import telemetry
-from giornata.workers import ServiceName, ServiceState
+from giornata.telemetry import state_of, telemetry
+from giornata.workers import ServiceName
 
 log = structlog.get_logger(__name__)
 
 
 async def serve(bus: Bus, config: ServiceConfig, stop: asyncio.Event) -> None:
     """Answer and tell of this instance until `stop`; then say *draining* and finish what was delivered."""
-    state = ServiceState(
-        service=ServiceName.LORA_STORE,
-        instance=config.instance,
-        host=socket.gethostname(),
-        version=__version__,
-        ready=True,
-    )
+    state = state_of(ServiceName.LORA_STORE, config.instance)
     endpoint = Endpoint(subjects.lora("load"), AdapterRequest, load)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(bus.serve("lora-store", endpoint, instance=config.instance))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Final, TypeVar
@@ -17,13 +16,13 @@ import structlog
 import torch
 from pydantic import BaseModel
 
-from giornata import __version__, subjects, tensors
+from giornata import subjects, tensors
 from giornata.blobs import BlobStore
 from giornata.bus import Bus, Endpoint
 from giornata.errors import InputLost, ServiceUnavailable
 from giornata.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest
-from giornata.telemetry import telemetry
+from giornata.telemetry import state_of, telemetry
 from giornata.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.encoding import ImageModel
@@ -87,7 +86,7 @@ class Prepost:
     async def inspect(self, request: InspectRequest) -> Inspection:
         """Decode and measure the job's pictures; prepare what the autoencoder sees."""
         job = request.job
-        self._check_model(job)
+        job.check_model(self._model.card)
         async with self._held:
             image, mask = await self._pictures(job)
             edit = (image, mask, job.parameters, self._model.card, self._limits)
@@ -98,7 +97,7 @@ class Prepost:
     async def encode(self, request: EncodeRequest) -> Encoding:
         """Conditioning of the job and of each of its rows."""
         job = request.job
-        self._check_model(job)
+        job.check_model(self._model.card)
         prepared = await self._blobs.get(request.inspection.prepared)
         (text, text_tokens, rows), compute_ms = await self._thread.timed(
             Turn.BEGIN, self._encode, job, prepared
@@ -114,7 +113,7 @@ class Prepost:
     async def finish(self, request: FinishRequest) -> FinishReply:
         """Decode one row's latents, paste, encode."""
         job = request.job
-        self._check_model(job)
+        job.check_model(self._model.card)
         size = Size(request.inspection.model_width, request.inspection.model_height)
         latents = _latents(await self._blobs.get(request.latents), request)
         painted, decode_ms = await self._thread.timed(Turn.FINISH, self._model.decode, latents, size)
@@ -168,24 +167,8 @@ class Prepost:
         """
         return await self._blobs.put(f"{job.job_id}/{name}-{secrets.token_hex(4)}", data, ttl_s)
 
-    def _check_model(self, job: Job) -> None:
-        """Two versions of a model may serve under one name for a while; they never mix in one job."""
-        if job.model_digest != self._model.card.digest:
-            raise ServiceUnavailable(
-                f"This instance has another version of the model {job.model}.",
-                received=f"digest {job.model_digest[:12]}",
-                accepted=f"digest {self._model.card.digest[:12]}",
-            )
-
     def _state(self) -> ServiceState:
-        return ServiceState(
-            service=ServiceName.PREPOST,
-            instance=self._config.instance,
-            host=socket.gethostname(),
-            version=__version__,
-            ready=True,
-            models=(self._model.card,),
-        )
+        return state_of(ServiceName.PREPOST, self._config.instance, models=(self._model.card,))
 
 
 def _latents(data: bytes, request: FinishRequest) -> torch.Tensor:

@@ -154,9 +154,8 @@ class Dispatch:
         """
         excluded = set(self._refused)
         left: dict[str, _Waiting] = {}  # by model, the first job that there is no room for
-        too_many: dict[
-            str, int
-        ] = {}  # by model, rows that there is no room for: less cannot help those that follow
+        # by model, rows that there is no room for: less cannot help those that follow
+        too_many: dict[str, int] = {}
         for waiting in list(self._waiting):
             demand, model = waiting.demand, waiting.demand.model_digest
             if waiting.worker.done() or demand.rows >= too_many.get(model, demand.rows + 1):

@@ -105,9 +105,8 @@ class Queue:
                 task.add_done_callback(lambda _: slots.release())
         finally:
             with contextlib.suppress(nats.errors.Error):  # without a connection there is nothing to end
-                await (
-                    consumer.unsubscribe()
-                )  # a message in its buffer would hold up the drain of the connection
+                # a message in its buffer would hold up the drain of the connection
+                await consumer.unsubscribe()
 
     async def renew(self) -> None:
         """Tell the queue that what is carried here is still carried; runs for ever."""
@@ -140,9 +139,7 @@ class Queue:
         except nats.errors.Error as error:
             log.warning("walk_interrupted", job=job.job_id, error=repr(error))
             await _hand_back(carried.message, RETRY_S)
-        except (
-            Exception
-        ):  # the task's edge: a job that cannot even be closed is logged and tried again, alone
+        except Exception:  # the task's edge: what cannot even be closed is logged and tried again, alone
             log.exception("job_not_carried", job=job.job_id)
             await _hand_back(carried.message, RETRY_S)
         finally:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import nats.errors
 import structlog
 
-from giornata import __version__, streams, subjects
+from giornata import streams, subjects
 from giornata.bus import Bus, Endpoint
 from giornata.events import DenoisedEvent, EventKind
 from giornata.jobs import Priority
 from giornata.messages import CancelRows, SubmitRequest
 from giornata.records import Records
-from giornata.telemetry import telemetry
+from giornata.telemetry import state_of, telemetry
 from giornata.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
@@ -102,14 +101,7 @@ class Router:
         return {Priority.INTERACTIVE: self._config.max_interactive, Priority.BATCH: self._config.max_batch}
 
     def _report(self) -> ServiceState:
-        return ServiceState(
-            service=ServiceName.ROUTER,
-            instance=self._config.instance,
-            host=socket.gethostname(),
-            version=__version__,
-            ready=True,
-            active=self._active,
-        )
+        return state_of(ServiceName.ROUTER, self._config.instance, active=self._active)
 
 
 class _StepDownError(Exception):
