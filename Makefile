@@ -1,7 +1,7 @@
 # `make` lists the targets. A machine needs Python 3.11 or newer with its venv module, make and a shell.
 
 PYTHON ?= python3
-## More flags for `make demo` or `make up`: make up ARGS="--denoisers 2".
+## More flags for `make demo`, `make up` or `make quality`: make up ARGS="--denoisers 2".
 ARGS ?=
 ## Where torch comes from: .../whl/cpu or, for NVIDIA GPUs, .../whl/cu130 (the last part names the build); by default from
 ## where the environment has it already.
@@ -10,8 +10,8 @@ TORCH_INDEX := $(or $(shell cat .venv/.ready-* 2>/dev/null),https://download.pyt
 endif
 
 BIN := .venv/bin
-DISTRIBUTIONS := shared $(patsubst %/pyproject.toml,%,$(wildcard services/*/pyproject.toml))
-LOCK := constraints.txt requirements-dev.txt $(DISTRIBUTIONS:%=%/pyproject.toml)
+SERVICES := $(patsubst %/pyproject.toml,%,$(wildcard services/*/pyproject.toml))
+LOCK := constraints.txt requirements-dev.txt shared/pyproject.toml $(SERVICES:%=%/pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # The build is asked for by its full version (2.13.0+cpu), because a plain 2.13.0 is also met by PyPI's, which brings
@@ -22,18 +22,19 @@ TORCH := $(shell sed -n 's/^torch==.*/&/p' constraints.txt)$(TORCH_SUFFIX)
 READY := .venv/.ready-$(TORCH_BUILD)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test check bench clean
+.PHONY: help setup demo up quality test check bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
-		printf 'make %-6s %s\n' "$$target" "$$text"; done
+		printf 'make %-7s %s\n' "$$target" "$$text"; done
 	@printf '\nmake setup TORCH_INDEX=https://download.pytorch.org/whl/cu130 takes the CUDA build of torch.\n'
 
 setup: $(READY) ## create .venv with the seven distributions, the embedded servers and the tools
 
 # torch first: from pip's own --find-links, if it is configured and holds the wheel (then no index is asked), else from
 # TORCH_INDEX and from nowhere else. What torch needs comes with the rest, where constraints.txt holds.
-# All seven distributions in one command: each is taken from its folder, none is looked up by its name.
+# All seven distributions in one command: each is taken from its folder, none is looked up by its name. With the extra
+# `cli`, .venv/bin/giornata works.
 $(READY): $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "$(PYTHON) is missing or older than 3.11; name another: make setup PYTHON=python3.12" >&2; exit 1; }
@@ -43,7 +44,7 @@ $(READY): $(LOCK)
 	$(PIP) install --quiet --quiet --no-deps --no-index $(TORCH) 2>/dev/null || \
 		$(PIP) install --no-deps --index-url $(TORCH_INDEX) $(TORCH)
 	$(PIP) install --quiet --quiet --constraint constraints.txt --no-build-isolation \
-		--requirement requirements-dev.txt $(DISTRIBUTIONS:%=--editable %)
+		--requirement requirements-dev.txt --editable 'shared[cli]' $(SERVICES:%=--editable %)
 	@echo '$(TORCH_INDEX)' >$@
 
 demo: setup ## edit a photograph with the whole system and write out/demo/
@@ -51,6 +52,9 @@ demo: setup ## edit a photograph with the whole system and write out/demo/
 
 up: setup ## run the whole system in the foreground; Ctrl-C drains it
 	$(BIN)/python -m deploy.launcher up $(ARGS)
+
+quality: setup ## measure the model's edits on held-out scenes and write out/quality.{json,html}
+	$(BIN)/python -m deploy.quality $(ARGS)
 
 test: setup ## run every test
 	$(BIN)/python -m pytest

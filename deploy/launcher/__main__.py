@@ -1,4 +1,4 @@
-"""The whole system on this machine: in the foreground (`up`), or for one edit (`demo`)."""
+"""The whole system on this machine: in the foreground (`up`), or for four edits (`demo`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENVIRONMENT = """\
 environment:
   GIORNATA_NATS_URL    an external NATS with JetStream instead of the embedded one
   GIORNATA_REDIS_URL   an external Redis-protocol server (no eviction!) instead of the embedded one
-  GIORNATA_MODEL       a diffusers checkpoint, local folder or hub id, instead of the built-in small one
+  GIORNATA_MODEL       a diffusers checkpoint, local folder or hub id, instead of the small trained one that ships
   GIORNATA_*           every other setting, see `python -m giornata_gateway --help` and its siblings
 """
 
@@ -41,8 +41,7 @@ def parser() -> argparse.ArgumentParser:
         "--family",
         type=Family,
         choices=list(Family),
-        default=Family.FLUX_FILL,
-        help="built-in model (%(default)s)",
+        help="serve a small model of this family with random weights instead of the trained one",
     )
     shared.add_argument(
         "--torch-threads",
@@ -63,8 +62,8 @@ def parser() -> argparse.ArgumentParser:
     _add_up_flags(up_)
     demo_ = verbs.add_parser(
         "demo",
-        help="edit one photograph",
-        description="Edit one photograph end to end, and measure.",
+        help="edit two photographs and two scenes",
+        description="Edit two photographs and two scenes end to end, and measure.",
         epilog=ENVIRONMENT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[shared],
@@ -96,8 +95,7 @@ def _add_demo_flags(demo_: argparse.ArgumentParser) -> None:
     demo_.add_argument(
         "--out", type=Path, default=Path("out/demo"), help="folder of pictures and report (%(default)s)"
     )
-    demo_.add_argument("--steps", type=_count, default=8, help="denoising steps (%(default)s)")
-    demo_.add_argument("--prompt", default="a glass helmet that mirrors the blue Earth", help="(%(default)s)")
+    demo_.add_argument("--steps", type=_count, default=20, help="denoising steps (%(default)s)")
     demo_.add_argument("--seed", type=int, default=7, help="(%(default)s)")
     demo_.add_argument(
         "--no-oracle", action="store_true", help="skip the comparison with diffusers, for large models"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -18,6 +19,7 @@ from giornata.jobs import StageTimes
 
 SILENCE_S: Final = 60.0
 """A gateway that says nothing for so long is gone: it comments on a quiet stream every 15 s."""
+Session = aiohttp.ClientSession
 Progress = Callable[[str, int, int], None]
 """Told (state, step, steps); step and steps are 0 until the first step is done."""
 
@@ -44,28 +46,37 @@ class JobStatus(BaseModel):
 
 @dataclass(frozen=True)
 class Answer:
-    """What the running system gave and told."""
+    """One edit, and what the system measured of it."""
 
     edited: Edited
     status: JobStatus
-    fleet: Sequence[Instance]
 
 
-async def ask(
-    url: str, image: bytes, mask: bytes, fields: Mapping[str, object], progress: Progress
-) -> Answer:
-    """One edit by the gateway at `url`, and what it measured; arguments as of :func:`edit`.
+@asynccontextmanager
+async def session(url: str) -> AsyncIterator[aiohttp.ClientSession]:
+    """Requests to the gateway at `url`.
 
     Raises:
-        LaunchError: the gateway refused, failed, or stopped answering.
+        LaunchError: it stopped answering.
     """
     timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENCE_S)  # the gateway keeps the edit's time
     try:
-        async with aiohttp.ClientSession(url, timeout=timeout) as session:
-            edited = await edit(session, image, mask, fields, progress)
-            return Answer(edited, await status(session, edited.job_id), await fleet(session))
+        async with aiohttp.ClientSession(url, timeout=timeout) as opened:
+            yield opened
     except (aiohttp.ClientError, TimeoutError) as error:
         raise LaunchError(f"The gateway stopped answering: {str(error) or type(error).__name__}.") from error
+
+
+async def ask(
+    session: aiohttp.ClientSession,
+    image: bytes,
+    mask: bytes,
+    fields: Mapping[str, object],
+    progress: Progress,
+) -> Answer:
+    """One edit, and what was measured; arguments and errors as of :func:`edit`."""
+    edited = await edit(session, image, mask, fields, progress)
+    return Answer(edited, await status(session, edited.job_id))
 
 
 async def edit(

@@ -26,6 +26,16 @@ def overlay(image: Image.Image, alpha: npt.NDArray[np.float32]) -> Image.Image:
     return Image.fromarray(tinted.round().astype(np.uint8))
 
 
+def stacked(rows: Sequence[Image.Image]) -> Image.Image:
+    """Pictures below each other, each in the middle."""
+    sheet = Image.new("RGB", (max(row.width for row in rows), sum(row.height for row in rows)), PAPER)
+    top = 0
+    for row in rows:
+        sheet.paste(row, ((sheet.width - row.width) // 2, top))
+        top += row.height
+    return sheet
+
+
 def side_by_side(panels: Sequence[tuple[Image.Image, str]]) -> Image.Image:
     """Pictures of one size in a row, each with its caption below."""
     width, height = panels[0][0].size

@@ -1,4 +1,4 @@
-"""The checkpoint to serve: the one that ``GIORNATA_MODEL`` names, else the built-in one, built once."""
+"""The checkpoint to serve: the one that ``GIORNATA_MODEL`` names, else the trained one that ships, or a random one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from giornata.models import Family
 
 ROOT: Final = Path(__file__).parents[2]
 """The repository."""
-BUILDER: Final = ROOT / "deploy" / "model"
-"""The package that builds the checkpoint; its digest names the cached result."""
+TRAINED: Final = ROOT / "deploy" / "model" / "fresco"
+"""The trained checkpoint that the repository carries."""
+BUILDER: Final = (TRAINED.parent / "tokenizers.py", TRAINED.parent / "random" / "build.py")
+"""What builds checkpoints with random weights; its digest names the cached result."""
 SEED: Final = 0
 READY_S: Final = 120.0
 """How long the services may take to load the built-in model."""
@@ -38,8 +40,10 @@ class Model:
     """How long the services may take until they have it."""
 
 
-async def choose(env: Mapping[str, str], family: Family, cache: Path, say: Callable[[str], None]) -> Model:
-    """The model that `env` names, else the built-in one of `family`, built into `cache` once.
+async def choose(
+    env: Mapping[str, str], family: Family | None, cache: Path, say: Callable[[str], None]
+) -> Model:
+    """The model that `env` names, else one of `family` with random weights (built into `cache` once), else the trained.
 
     Raises:
         LaunchError: the named folder is not there, or the build failed.
@@ -53,18 +57,20 @@ async def choose(env: Mapping[str, str], family: Family, cache: Path, say: Calla
                 f"{source} is no folder: it comes from the hub, or from the hub's cache. A download takes its time."
             )
         return Model(source, name, DOWNLOAD_S)
-    folder = cache / f"{family}-{builder_digest(BUILDER)}"
+    if family is None:
+        return Model(str(TRAINED), name)
+    folder = cache / f"{family}-{builder_digest(*BUILDER)}"
     if not folder.exists():
         say(f"Building the model {family} into {folder} (once).")
         await _build(family, folder)
     return Model(str(folder), name or f"tiny-{family}")
 
 
-def builder_digest(folder: Path) -> str:
+def builder_digest(*files: Path) -> str:
     """12 hex digits of the sha-256 over the builder's source files: another builder, another checkpoint."""
     total = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        total.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    for path in files:
+        total.update(path.name.encode() + b"\0" + path.read_bytes())
     return total.hexdigest()[:12]
 
 
@@ -78,7 +84,7 @@ async def _build(family: Family, folder: Path) -> None:
     command = (
         sys.executable,
         "-m",
-        "deploy.model.build",
+        "deploy.model.random.build",
         str(unfinished),
         "--family",
         family,

@@ -34,11 +34,11 @@ class ServiceReport(BaseModel):
     version: str
 
 
-class Report(BaseModel):
-    """``out/demo/report.json``."""
+class EditReport(BaseModel):
+    """One edit of the demo."""
 
+    name: str
     job_id: str
-    model: str
     prompt: str
     seed: int
     steps: int
@@ -49,9 +49,6 @@ class Report(BaseModel):
     latency_s: float
     """From sending the request to having the picture."""
     stage_ms: StageTimes
-    diff_unit: Literal["1.0 is the full range of a channel, one 8-bit step is 1/255"] = (
-        "1.0 is the full range of a channel, one 8-bit step is 1/255"
-    )
     outside_mask_max_abs_diff: float
     """Output against input where the effective alpha is 0."""
     inside_mask_mean_abs_diff: float
@@ -59,6 +56,16 @@ class Report(BaseModel):
     oracle: str | None
     """The diffusers pipeline compared with; None where the comparison was switched off."""
     oracle_max_abs_diff: float | None
+
+
+class Report(BaseModel):
+    """``out/demo/report.json``."""
+
+    model: str
+    edits: tuple[EditReport, ...]
+    diff_unit: Literal["1.0 is the full range of a channel, one 8-bit step is 1/255"] = (
+        "1.0 is the full range of a channel, one 8-bit step is 1/255"
+    )
     services: dict[str, ServiceReport]
     versions: dict[str, str]
     machine: dict[str, str | int]
@@ -88,17 +95,21 @@ def mean_abs_diff(one: Pixels, other: Pixels, where: npt.NDArray[np.bool_]) -> f
 
 
 def failings(report: Report) -> list[str]:
-    """What is wrong with the edit, a sentence each; empty when it is as it should be."""
+    """What is wrong with the edits, a sentence each; empty when all are as they should be."""
+    return [f"{edit.name}: {sentence}" for edit in report.edits for sentence in _failings(edit)]
+
+
+def _failings(edit: EditReport) -> list[str]:
     found = []
-    if report.outside_mask_max_abs_diff != 0:
+    if edit.outside_mask_max_abs_diff != 0:
         found.append(
-            f"Pixels outside the mask changed by up to {_steps(report.outside_mask_max_abs_diff)}; none may."
+            f"Pixels outside the mask changed by up to {_steps(edit.outside_mask_max_abs_diff)}; none may."
         )
-    if report.inside_mask_mean_abs_diff == 0:
+    if edit.inside_mask_mean_abs_diff == 0:
         found.append("Nothing changed inside the mask.")
-    if report.oracle_max_abs_diff is not None and report.oracle_max_abs_diff > ORACLE_LIMIT:
+    if edit.oracle_max_abs_diff is not None and edit.oracle_max_abs_diff > ORACLE_LIMIT:
         found.append(
-            f"The picture differs from {report.oracle} by up to {_steps(report.oracle_max_abs_diff)}; "
+            f"The picture differs from {edit.oracle} by up to {_steps(edit.oracle_max_abs_diff)}; "
             f"at most {_steps(ORACLE_LIMIT)} is accepted."
         )
     return found

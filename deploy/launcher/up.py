@@ -32,7 +32,7 @@ class UpOptions:
     routers: int
     prepost: int
     torch_threads: int
-    family: Family
+    family: Family | None
 
 
 async def up(options: UpOptions, say: Say) -> int:

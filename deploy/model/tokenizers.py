@@ -24,13 +24,13 @@ red green blue yellow orange purple pink black white grey brown golden bright da
 astronaut space earth moon rocket flag dog cat horse bird car bicycle boat house bottle cup book lamp chair
 realistic detailed soft sharp blurry cinematic high low quality light shadow style vintage masked region
 """
-"""Words of edit instructions: each one is a single token for T5, and what CLIP's merges are learnt from."""
+"""Words of edit instructions, for models that learn none: each one is a single token."""
 
 
-def clip_tokenizer() -> CLIPTokenizer:
-    """Byte-level byte-pair encoding as CLIP's, so that every string has tokens."""
+def clip_tokenizer(words: str = CORPUS) -> CLIPTokenizer:
+    """Byte-level byte-pair encoding as CLIP's, so that every string has tokens; each of `words` is one."""
     byte_letters = sorted(ByteLevel.alphabet())
-    merges = learn_merges(CORPUS.split())
+    merges = learn_merges(words.split())
     tokens = [*byte_letters, *(f"{letter}</w>" for letter in byte_letters)]
     tokens += [left + right for left, right in merges]
     tokens += ["<|startoftext|>", "<|endoftext|>"]
@@ -38,12 +38,12 @@ def clip_tokenizer() -> CLIPTokenizer:
     return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=CLIP_TOKENS)
 
 
-def t5_tokenizer() -> T5TokenizerFast:
-    """A unigram model over the words of the corpus and printable ASCII; anything else is ``<unk>``."""
+def t5_tokenizer(words: str = CORPUS, tokens: int = T5_TOKENS) -> T5TokenizerFast:
+    """A unigram model over `words` and printable ASCII, anything else is ``<unk>``; prompts are padded to `tokens`."""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -4.0)]
     pieces += [(character, -6.0) for character in string.printable.strip()]
-    pieces += [(f"\u2581{word}", -3.0) for word in sorted(set(CORPUS.split()))]
-    return T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=T5_TOKENS)
+    pieces += [(f"\u2581{word}", -3.0) for word in sorted(set(words.split()))]
+    return T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=tokens)
 
 
 def learn_merges(words: list[str]) -> list[tuple[str, str]]:

@@ -12,7 +12,8 @@ Read in this order, it is the protocol's manual:
 * :mod:`giornata.codec` - how it is written down
 
 and the edge that services share: :mod:`giornata.config`, :mod:`giornata.bus`, :mod:`giornata.records`,
-:mod:`giornata.blobs`, :mod:`giornata.tensors`, :mod:`giornata.runtime`, :mod:`giornata.client`.
+:mod:`giornata.blobs`, :mod:`giornata.tensors`, :mod:`giornata.runtime`, :mod:`giornata.client`;
+and the program ``giornata``: :mod:`giornata.cli`.
 """
 
 __version__ = "0.1.0"

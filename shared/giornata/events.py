@@ -9,10 +9,16 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from giornata.errors import ErrorBody
-from giornata.jobs import JobState, StageTimes, Wire
+from giornata.jobs import Box, JobState, StageTimes, Wire
+from giornata.requests import OutputFormat
+
+PREVIEW_BYTES: Final = 32 << 10
+"""No preview is larger."""
+PREVIEW_JOB_BYTES: Final = 512 << 10
+"""All previews of one job together are not larger."""
 
 
 class EventKind(StrEnum):
@@ -20,6 +26,7 @@ class EventKind(StrEnum):
 
     STATE = "state"
     STEP = "step"
+    PREVIEW = "preview"
     DENOISED = "denoised"
     DONE = "done"
 
@@ -41,6 +48,30 @@ class StepEvent(Wire):
     step: int
     """Steps computed, 1 for the first."""
     steps: int
+
+
+class PreviewEvent(Wire):
+    """What a picture looks like so far: its predicted end, small and coarse. Only for jobs that ask for it.
+
+    It goes into the same stream as the other events, so that any gateway replays it in its place. The stream's limit
+    holds all the same: a job's previews take at most :data:`PREVIEW_JOB_BYTES`, about what 200 steps of ten pictures
+    take, and so push out no more of what others want replayed than those would.
+    """
+
+    job_id: str
+    attempt: int
+    index: int
+    step: int
+    """Steps computed, 1 for the first; never the last one."""
+    steps: int
+    partial_image_index: int
+    """0 for the picture's first preview."""
+    image: bytes = Field(repr=False)
+    """A file, at most :data:`PREVIEW_BYTES`; one pixel per latent pixel or fewer, to be scaled up to `box`."""
+    format: OutputFormat
+    """Of `image`."""
+    box: Box
+    """The part of the output picture that it covers, in pixels of the output: left, top, width, height."""
 
 
 class DenoisedEvent(Wire):
@@ -74,6 +105,7 @@ class DoneEvent(Wire):
 EVENT_TYPES: Final[dict[EventKind, type[BaseModel]]] = {
     EventKind.STATE: StateEvent,
     EventKind.STEP: StepEvent,
+    EventKind.PREVIEW: PreviewEvent,
     EventKind.DENOISED: DenoisedEvent,
     EventKind.DONE: DoneEvent,
 }

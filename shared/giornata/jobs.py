@@ -18,6 +18,10 @@ TAKE_OVER_S = 600
 """A job may outlive its budget by this while no router carries it."""
 
 
+Box = tuple[int, int, int, int]
+"""Left, top, width and height in pixels."""
+
+
 class Wire(BaseModel):
     """A value on the wire: immutable; fields that a newer version added are ignored."""
 
@@ -119,8 +123,18 @@ class Inspection(Wire):
     """Digest of model, family and the pixels that enter the autoencoder."""
     prepared: BlobRef
     """safetensors, uint8: `image` (model_height, model_width, 3), `mask` (model_height, model_width), 255 = edit."""
+    crop: Box | None = None
+    """The part of the upright original that the model's picture shows, with `padding_mask_crop`; default all of it."""
     compute_ms: float = 0.0
     """In the image process."""
+
+    @property
+    def painted_box(self) -> Box:
+        """The part of the output picture that the model's picture shows, to the nearest pixel of the output."""
+        left, top, width, height = self.crop or (0, 0, self.width, self.height)
+        x = [round(edge * self.output_width / self.width) for edge in (left, left + width)]
+        y = [round(edge * self.output_height / self.height) for edge in (top, top + height)]
+        return x[0], y[0], max(1, x[1] - x[0]), max(1, y[1] - y[0])
 
 
 class Encoding(Wire):

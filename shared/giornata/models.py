@@ -13,10 +13,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 SAMPLE_BYTES = 1 << 20
 """How much of each end of a weight file enters the digest; hashing all of a 24 GB checkpoint takes a minute."""
+
+
+NATIVE_SIZE = 1024
+"""Pixels a side that Flux was trained for; used where a checkpoint does not tell its own."""
+
+
+SERVING = "serving.json"
 
 
 class Family(StrEnum):
@@ -57,11 +64,23 @@ class ModelCard(BaseModel):
     default_steps: int
     default_guidance_scale: float
     default_strength: float
+    native_size: int = NATIVE_SIZE
+    """Pixels a side of the square pictures that the checkpoint was made for: `sample_size` of its autoencoder."""
 
     @property
     def pixel_multiple(self) -> int:
         """Sides of the model's picture are multiples of this: one token is 2x2 latent pixels."""
         return 2 * self.vae_scale_factor
+
+
+class ServingDefaults(BaseModel):
+    """``serving.json`` of a checkpoint, where it has one: what requests get that do not say. None: the family's own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    steps: int | None = Field(None, ge=1)
+    guidance_scale: float | None = Field(None, gt=0)
+    strength: float | None = Field(None, gt=0, le=1)
 
 
 def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
@@ -72,7 +91,8 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         name: how requests call it; default the folder's name.
 
     Raises:
-        ValueError: not a diffusers folder, or a family that is not served; says what is.
+        ValueError: not a diffusers folder, a family that is not served, or a `serving.json` that is not
+            understood; says what is.
     """
     index = _read_json(folder / "model_index.json")
     pipeline = str(index.get("_class_name"))
@@ -85,6 +105,7 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
     missing = {"block_out_channels", "latent_channels"} - vae.keys()
     if missing:
         raise ValueError(f"{folder / 'vae'} is not an AutoencoderKL of diffusers: {sorted(missing)} missing")
+    defaults = ServingDefaults() if not (folder / SERVING).exists() else _serving_defaults(folder / SERVING)
     fill = family is Family.FLUX_FILL
     distilled = bool(transformer.get("guidance_embeds", False))
     return ModelCard(
@@ -96,10 +117,18 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         max_text_tokens=int(min(512, tokenizer.get("model_max_length", 512))),
         takes_guidance=distilled,
         takes_true_cfg=not fill,
-        default_steps=50 if fill else 28 if distilled else 4,
-        default_guidance_scale=30.0 if fill else 7.0,
-        default_strength=1.0 if fill else 0.6,
+        default_steps=defaults.steps or (50 if fill else 28 if distilled else 4),
+        default_guidance_scale=defaults.guidance_scale or (30.0 if fill else 7.0),
+        default_strength=defaults.strength or (1.0 if fill else 0.6),
+        native_size=int(vae.get("sample_size", NATIVE_SIZE)),
     )
+
+
+def _serving_defaults(path: Path) -> ServingDefaults:
+    try:
+        return ServingDefaults.model_validate(_read_json(path))
+    except ValidationError as error:
+        raise ValueError(f"{path} is not understood: {error}") from error
 
 
 def digest(folder: Path) -> str:

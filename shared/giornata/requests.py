@@ -22,6 +22,9 @@ from giornata.models import ModelCard
 MAX_STEPS: Final = 200
 MAX_IMAGES: Final = 10
 MAX_SEED: Final = 2**32 - 1
+MAX_PARTIAL_IMAGES: Final = 16
+"""Previews of one picture; OpenAI's own limit is 3."""
+MAX_PADDING: Final = 4096
 ADAPTER_FIELDS: Final = frozenset(
     {"adapters", "lora", "loras", "lora_scale", "controlnet", "controlnets", "control_image"}
 )
@@ -95,6 +98,20 @@ class EditParameters(BaseModel):
         ge=0,
         le=256,
         description="Feather of the paste, in pixels of the image, outward from the grown mask.",
+    )
+    padding_mask_crop: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_PADDING,
+        description="Edit only the mask's surroundings, at the model's own resolution: pixels of the image kept "
+        "around the mask's box; default: the whole picture is edited.",
+    )
+    partial_images: int = Field(
+        0,
+        ge=0,
+        le=MAX_PARTIAL_IMAGES,
+        description="Previews of each picture while it is denoised, spread evenly over its steps; fewer where it "
+        "has fewer steps. Needs a stream to travel in.",
     )
     user: Annotated[str, StringConstraints(max_length=256)] | None = Field(
         None, description="The application's end user; kept in the job's record and log."

@@ -34,6 +34,7 @@ LEASE_TTL_S: Final = 3.0
 ACK_WAIT_S: Final = 6.0
 """A router renews its messages well within this; after it, a dead router's jobs go to the next."""
 EVENTS_MAX_BYTES: Final = 256 << 20
+"""Beyond it the oldest go. Previews are among them, with a share per job: :class:`giornata.events.PreviewEvent`."""
 
 
 async def ensure_queue(jetstream: JetStreamContext, *, replicas: int, queue_limit: int) -> None:

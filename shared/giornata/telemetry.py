@@ -14,7 +14,7 @@ import structlog
 from giornata import __version__, subjects
 from giornata.bus import Bus, barrier
 from giornata.models import ModelCard
-from giornata.workers import ServiceName, ServiceState, WorkerState
+from giornata.workers import QueueState, ServiceName, ServiceState, WorkerState
 
 Report = Callable[[], ServiceState]
 
@@ -30,6 +30,7 @@ def state_of(
     active: bool = True,
     models: tuple[ModelCard, ...] = (),
     worker: WorkerState | None = None,
+    queue: QueueState | None = None,
 ) -> ServiceState:
     """What an instance of this process tells of itself: its host and version, and what only it knows."""
     return ServiceState(
@@ -42,6 +43,7 @@ def state_of(
         active=active,
         models=models,
         worker=worker,
+        queue=queue,
     )
 
 

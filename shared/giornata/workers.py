@@ -60,6 +60,19 @@ class WorkerState(Wire):
     """Of the steps since the last telemetry, at most 16."""
 
 
+class QueueState(Wire):
+    """Telemetry of the active router: who waits for a worker."""
+
+    jobs: int = 0
+    """Jobs that are prepared and that no worker has taken yet."""
+    rows: int = 0
+    """Their pictures."""
+    steps: int = 0
+    """Row steps that they ask for."""
+    full: bool = False
+    """As many jobs as may be are carried at a time: more may wait behind these, uncounted."""
+
+
 class ServiceState(Wire):
     """Telemetry of any instance."""
 
@@ -76,3 +89,5 @@ class ServiceState(Wire):
     models: tuple[ModelCard, ...] = ()
     worker: WorkerState | None = None
     """Of a denoiser."""
+    queue: QueueState | None = None
+    """Of the active router."""

@@ -23,7 +23,7 @@ import uvloop
 
 from deploy.launcher.plan import Plan
 from deploy.launcher.stack import running
-from deploy.model.build import build
+from deploy.model.random.build import build
 from giornata import tensors
 from giornata.blobs import RedisBlobs
 from giornata.models import Family

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from giornata.errors import ErrorBody
-from giornata.events import DenoisedEvent, DoneEvent, StateEvent, StepEvent
+from giornata.events import DenoisedEvent, DoneEvent, PreviewEvent, StateEvent, StepEvent
 from giornata.jobs import (
     BlobRef,
     Encoding,
@@ -37,10 +37,18 @@ from giornata.messages import (
 )
 from giornata.models import Family, ModelCard
 from giornata.requests import EditParameters, OutputFormat
-from giornata.workers import RowProgress, ServiceName, ServiceState, StepSample, WorkerState
+from giornata.workers import QueueState, RowProgress, ServiceName, ServiceState, StepSample, WorkerState
 
 REF = BlobRef(key="t/j/image", size_bytes=3, sha256="ab")
-PARAMETERS = EditParameters(prompt="a red star", model="tiny", seed=7, num_inference_steps=4, strength=1.0)
+PARAMETERS = EditParameters(
+    prompt="a red star",
+    model="tiny",
+    seed=7,
+    num_inference_steps=4,
+    strength=1.0,
+    padding_mask_crop=8,
+    partial_images=2,
+)
 JOB = Job(
     job_id="job_1",
     tenant="default",
@@ -66,6 +74,7 @@ INSPECTION = Inspection(
     mask_ratio=0.25,
     template_key="tt",
     prepared=REF,
+    crop=(8, 4, 48, 40),
 )
 ENCODING = Encoding(text=REF, text_tokens=48, rows=(REF,))
 ROW = Row(index=0, seed=7, resume=RowState(step=2, latents=REF))
@@ -135,6 +144,17 @@ MESSAGES: list[BaseModel] = [
     EditMessage(parameters=EditParameters(prompt="x"), image=b"\x89PNG", mask=REF, progress="_INBOX.a"),
     StateEvent(job_id="job_1", state=JobState.PREPARING, attempt=0),
     StepEvent(job_id="job_1", attempt=1, index=0, step=1, steps=4),
+    PreviewEvent(
+        job_id="job_1",
+        attempt=1,
+        index=0,
+        step=1,
+        steps=4,
+        partial_image_index=0,
+        image=b"\xff\xd8\xff",
+        format=OutputFormat.JPEG,
+        box=(8, 4, 48, 40),
+    ),
     DenoisedEvent(job_id="job_1", attempt=1, worker="d1", denoise_ms=12.5, wait_ms=0.5),
     DoneEvent(
         job_id="job_1", state=JobState.COMPLETED, stage_ms=StageTimes(prepare=1, queue=2, denoise=3, finish=4)
@@ -147,6 +167,7 @@ MESSAGES: list[BaseModel] = [
         ready=True,
         models=(CARD,),
         worker=WORKER,
+        queue=QueueState(jobs=1, rows=2, steps=8),
     ),
     ErrorBody(
         code="mask_empty",

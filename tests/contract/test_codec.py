@@ -11,9 +11,10 @@ from pydantic import BaseModel
 from giornata import codec, events, messages
 from giornata.errors import PayloadTooLarge, SchemaMismatch
 from giornata.events import StepEvent
-from giornata.jobs import Wire
+from giornata.jobs import Inspection, Job, Wire
 from giornata.messages import CancelRows, Picture
-from tests.contract.messages import MESSAGES
+from giornata.models import ModelCard
+from tests.contract.messages import CARD, INSPECTION, JOB, MESSAGES
 
 GOLDEN = dict(
     line.split() for line in (Path(__file__).parent / "golden.txt").read_text(encoding="ascii").splitlines()
@@ -41,6 +42,19 @@ def test_every_message_is_pinned() -> None:
 def test_a_field_of_a_newer_version_is_ignored() -> None:
     data = msgpack.packb({"schema": codec.SCHEMA, "job_id": "j", "attempt": 1, "colour": "teal"})
     assert codec.decode(CancelRows, data) == CancelRows(job_id="j", attempt=1)
+
+
+def test_what_was_sent_before_previews_and_crops_is_understood() -> None:
+    job = codec.unpack(codec.encode(JOB))
+    del job["parameters"]["partial_images"], job["parameters"]["padding_mask_crop"]
+    inspection = codec.unpack(codec.encode(INSPECTION))
+    del inspection["crop"]
+    card = codec.unpack(codec.encode(CARD))
+    del card["native_size"]
+    earlier = codec.decode(Job, msgpack.packb(job)).parameters
+    assert (earlier.partial_images, earlier.padding_mask_crop) == (0, None)
+    assert codec.decode(Inspection, msgpack.packb(inspection)).painted_box == (0, 0, 64, 48)
+    assert codec.decode(ModelCard, msgpack.packb(card)).native_size == 1024
 
 
 def test_every_missing_or_wrong_field_is_named() -> None:

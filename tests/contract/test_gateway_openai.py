@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types import ImageEditCompletedEvent, ImagesResponse
+from openai.types import ImageEditCompletedEvent, ImageEditPartialImageEvent, ImagesResponse
 from openapi_spec_validator import validate
 
 from giornata.errors import BY_CODE
+from giornata.events import PreviewEvent
 from giornata.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, Row
 from giornata.requests import EditParameters, OutputFormat
 from giornata_gateway.answers import images_answer
 from giornata_gateway.forms import EditForm, JobForm
 from giornata_gateway.http_app import ROUTES
 from giornata_gateway.openapi import document
-from giornata_gateway.stream_events import completed_event
+from giornata_gateway.stream_events import completed_event, partial_image_event
 
 BLOB = BlobRef(key="default/x", size_bytes=1, sha256="0" * 64)
 
@@ -60,6 +62,24 @@ def test_every_answer_is_one_that_openais_types_accept(
 def test_every_completed_event_is_one_that_openais_types_accept(record: JobRecord, picture: bytes) -> None:
     event = completed_event(record, record.rows[0], picture, "http://x", 5)
     ImageEditCompletedEvent.model_validate(json.loads(event.model_dump_json(exclude_none=True)), strict=True)
+
+
+@given(completed_records(), st.binary(max_size=50), st.integers(0, 15))
+def test_every_partial_image_is_one_that_openais_types_accept(
+    record: JobRecord, image: bytes, number: int
+) -> None:
+    event = PreviewEvent(
+        job_id="job_1", attempt=1, index=0, step=3, steps=9, partial_image_index=number, image=image,
+        format=OutputFormat.JPEG, box=(1, 2, 3, 4),
+    )  # fmt: skip
+    told = json.loads(partial_image_event(record, event, 5).model_dump_json())
+    parsed = ImageEditPartialImageEvent.model_validate(told, strict=True)
+    assert base64.b64decode(parsed.b64_json) == image
+    assert (parsed.partial_image_index, parsed.created_at) == (number, 5)
+    assert parsed.output_format == record.job.parameters.output_format  # of the finished picture
+    assert told["media_type"] == "image/jpeg"  # of this one
+    assert told["box"] == [1, 2, 3, 4]
+    assert ImageEditPartialImageEvent.model_fields.keys() <= told.keys()
 
 
 def test_the_document_has_every_route_and_no_other() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -17,6 +17,8 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 import pytest
+import pytest_asyncio
+from playwright.async_api import Browser
 
 from deploy.launcher.model import choose
 from deploy.launcher.plan import Plan
@@ -26,6 +28,8 @@ from deploy.launcher.up import MODELS
 from giornata.fleet import Fleet
 from giornata.models import Family
 from giornata.workers import ServiceName
+from tests.e2e.browsing import launched, visiting
+from tests.e2e.easel import Visit
 
 READY_S = 90.0
 RESULT_S = 60.0
@@ -184,3 +188,16 @@ def start_stack(tiny_model: Path) -> Iterator[StartStack]:
     """Starts a stack that belongs to this test alone: ``start_stack({ServiceName.DENOISER: 2})``."""
     with ExitStack() as opened:
         yield lambda replicas, env=NO_ENV: opened.enter_context(live_stack(tiny_model, replicas, env))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    """A browser for the tests of a module, which run in the module's event loop."""
+    async with launched() as opened:
+        yield opened
+
+
+@pytest.fixture
+def visit(browser: Browser, stack: LiveStack) -> Visit:
+    """Opens pages of the shared stack: ``async with visit("/docs", color_scheme="dark") as (page, watch)``."""
+    return lambda path="/", **context: visiting(browser, stack.url, path, **context)

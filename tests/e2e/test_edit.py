@@ -100,6 +100,38 @@ async def test_a_stream_tells_every_step_and_then_the_picture(http: aiohttp.Clie
     assert numbers == sorted(numbers)
 
 
+async def test_a_stream_shows_the_picture_on_its_way(http: aiohttp.ClientSession) -> None:
+    form = edit_form(stream=True, num_inference_steps=6, n=2, partial_images=2)
+    async with http.post("/v1/images/edits", data=form) as answer:
+        told = [event async for event in events(answer)]
+    shown = [data for name, _, data in told if name == "image_edit.partial_image"]
+    assert [(view["index"], view["step"], view["partial_image_index"]) for view in shown] == [
+        (0, 2, 0), (1, 2, 0), (0, 4, 1), (1, 4, 1),
+    ]  # fmt: skip
+    previews = [base64.b64decode(view["b64_json"]) for view in shown]
+    assert all(len(preview) <= 32 << 10 for preview in previews)
+    assert [pixels(preview).shape for preview in previews] == [(12, 16, 3)] * 4
+    assert len(set(previews)) == 4
+    assert {(view["size"], tuple(view["box"]), view["media_type"]) for view in shown} == {
+        ("128x96", (0, 0, 128, 96), "image/jpeg")
+    }
+
+
+async def test_a_crop_is_edited_alone_and_the_rest_stays_exact(http: aiohttp.ClientSession) -> None:
+    original = scene()
+    form = edit_form(mask_blur=0, padding_mask_crop=8, stream=True, partial_images=1)
+    async with http.post("/v1/images/edits", data=form) as answer:
+        told = [event async for event in events(answer)]
+    (view,) = [data for name, _, data in told if name == "image_edit.partial_image"]
+    assert view["box"] == [24, 12, 48, 48]  # 32x24 pixels with 8 around, made square
+    name, _, last = told[-1]
+    assert name == "image_edit.completed"
+    result = pixels(base64.b64decode(last["b64_json"]))
+    inside = box() == 255
+    assert np.array_equal(result[~inside], original[~inside])
+    assert np.abs(result[inside].astype(int) - original[inside]).mean() > 5
+
+
 async def test_a_job_is_followed_replayed_and_fetched(http: aiohttp.ClientSession) -> None:
     async with http.post("/v1/jobs", data=edit_form(num_inference_steps=5)) as answer:
         assert answer.status == 202
@@ -167,13 +199,16 @@ async def test_openais_client_edits_plain_and_streamed(stack: LiveStack) -> None
         answer = await client.images.edit(**arguments)
         assert answer.data
         plain = pixels(base64.b64decode(answer.data[0].b64_json or ""))
-        kinds = []
-        async for event in await client.images.edit(stream=True, **arguments):
+        kinds, shown = [], []
+        async for event in await client.images.edit(stream=True, partial_images=2, **arguments):
             kinds.append(event.type)
+            if event.type == "image_edit.partial_image":
+                shown.append((event.partial_image_index, pixels(base64.b64decode(event.b64_json)).shape))
             if event.type == "image_edit.completed":
                 streamed = pixels(base64.b64decode(event.b64_json))
         assert kinds[-1] == "image_edit.completed"
         assert "image_edit.progress" in kinds
+        assert shown == [(0, (12, 16, 3)), (1, (12, 16, 3))]
         assert np.abs(plain.astype(int) - streamed).max() <= 1
         with pytest.raises(openai.BadRequestError) as refused:
             await client.images.edit(**{**arguments, "size": "256x1024"})

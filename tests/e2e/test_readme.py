@@ -14,6 +14,7 @@ from tests.e2e.conftest import LiveStack
 from tests.e2e.pictures import box, file, pixels, scene
 
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = Path(sys.executable).parent
 EXAMPLE = re.compile(r"<!-- tested: (sh|python) -->\n```\w+\n(.*?)```", re.DOTALL)
 EXAMPLES = EXAMPLE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
 
@@ -38,7 +39,11 @@ async def test_an_example_of_the_readme_edits_a_picture(
         code,
         *arguments,
         cwd=tmp_path,
-        env={**os.environ, "GIORNATA_NATS_URL": stack.nats_url},
+        env={
+            **os.environ,
+            "GIORNATA_NATS_URL": stack.nats_url,
+            "PATH": f"{ENVIRONMENT}:{os.environ['PATH']}",
+        },
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

@@ -83,6 +83,7 @@ class Spec:
     strength: float = 1.0
     guidance_scale: float = 3.5
     true_cfg_scale: float = 1.0
+    partial_images: int = 0
     seed: int = 0
 
 
@@ -117,5 +118,6 @@ def row(of: Family, spec: Spec, resume: Snapshot | None = None) -> Row:
         conditioning=tensors,
         guidance_scale=spec.guidance_scale,
         true_cfg_scale=spec.true_cfg_scale,
+        partial_images=spec.partial_images,
         resume=resume,
     )

@@ -16,7 +16,7 @@ from giornata.blobs import RedisBlobs
 from giornata.bus import Bus, Endpoint
 from giornata.deadlines import Deadline
 from giornata.errors import DeadlineExceeded, GiornataError, JobCancelled
-from giornata.events import DoneEvent, EventKind, StateEvent, StepEvent
+from giornata.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.jobs import (
     BlobRef,
     ComputeTimes,
@@ -31,6 +31,7 @@ from giornata.jobs import (
 from giornata.messages import Accepted, CancelMessage, CancelRows, SubmitRequest
 from giornata.models import ModelCard
 from giornata.records import Records
+from giornata.requests import OutputFormat
 from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from tests.fakes import fleet
 
@@ -57,6 +58,18 @@ INSPECTION = Inspection(
 def picture_of(index: int, size: int = 1000) -> bytes:
     """What the fake paints: different for every index."""
     return hashlib.sha256(str(index).encode()).digest() * (size // 32)
+
+
+def preview_of(step: StepEvent) -> PreviewEvent:
+    """What the fake shows after a step."""
+    image = b"\xff\xd8" + bytes([step.index, step.step])
+    return PreviewEvent(
+        **step.model_dump(),
+        partial_image_index=step.step - 1,
+        image=image,
+        format=OutputFormat.JPEG,
+        box=(0, 0, 64, 48),
+    )
 
 
 @dataclass
@@ -184,6 +197,8 @@ class FakeRouter:
                     job_id=job.job_id, attempt=1, index=index, step=step, steps=job.parameters.denoising_steps
                 )
                 await self._tell(job, EventKind.STEP, event)
+                if step <= job.parameters.partial_images:
+                    await self._tell(job, EventKind.PREVIEW, preview_of(event))
             if step == 1 and self.hold is not None:
                 self.held.set()
                 waits = [asyncio.ensure_future(event.wait()) for event in (self.hold, cancelled)]
@@ -218,5 +233,7 @@ class FakeRouter:
     async def _write(self, job: Job, **changes: Any) -> None:
         await self.records.change(job.job_id, lambda record: record.model_copy(update=changes))
 
-    async def _tell(self, job: Job, kind: EventKind, event: StateEvent | StepEvent | DoneEvent) -> None:
+    async def _tell(
+        self, job: Job, kind: EventKind, event: StateEvent | StepEvent | PreviewEvent | DoneEvent
+    ) -> None:
         await self.bus.publish(subjects.event(job.gateway, job.job_id, kind), event)

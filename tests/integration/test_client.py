@@ -24,7 +24,7 @@ from giornata.errors import (
     PayloadTooLarge,
     ServiceUnavailable,
 )
-from giornata.events import DoneEvent, StateEvent, StepEvent
+from giornata.events import DoneEvent, PreviewEvent, StateEvent, StepEvent
 from giornata.jobs import JobState
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway_fakes import Stage
@@ -52,6 +52,19 @@ async def test_an_edit_with_its_progress(stage: Stage, nats_url: str) -> None:
         (1, 5, picture_of(1)),
     ]
     assert (result.width, result.height, result.errors) == (64, 48, ())
+
+
+async def test_an_edit_with_its_previews(stage: Stage, nats_url: str) -> None:
+    async with giornata.client.connect(nats_url) as client:
+        edit = await client.edit(image=b"picture", prompt="a scarf", n=2, partial_images=1)
+        progress = [told async for told in edit]
+    shown = [told for told in progress if isinstance(told, PreviewEvent)]
+    assert [(told.index, told.step, told.partial_image_index, told.image) for told in shown] == [
+        (0, 1, 0, b"\xff\xd8\0\1"),
+        (1, 1, 0, b"\xff\xd8\1\1"),
+    ]
+    assert {told.job_id for told in shown} == {edit.job_id}
+    assert "xff" not in repr(shown)  # who prints progress is not shown bytes
 
 
 async def test_an_edit_is_cancelled(stage: Stage, nats_url: str) -> None:

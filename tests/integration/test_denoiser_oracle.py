@@ -22,6 +22,7 @@ from giornata.tensors import pack, unpack
 from giornata_denoiser.batch import Capacity, RowKey
 from giornata_denoiser.checkpoint import Checkpoint, load, scheduler_config
 from giornata_denoiser.engine import Engine
+from giornata_denoiser.preview_map import board
 from giornata_denoiser.row import Row, build_row
 from giornata_denoiser.sigmas import sigma_grid
 from tests.fakes import tiny_flux
@@ -250,6 +251,18 @@ def test_the_checkpoint_knows_its_family(inpaint: Model, fill: Model) -> None:
         "masked_image_latents": 64,
         "mask": 256,
     }
+
+
+def test_the_checkpoint_shows_latents_by_its_own_autoencoder(inpaint: Model) -> None:
+    seen, vae = inpaint.checkpoint.preview_map, inpaint.pipeline.vae
+    with torch.inference_mode():
+        latents = vae.encode(2 * board() - 1).latent_dist.mode()
+        latents = (latents - vae.config.shift_factor) * vae.config.scaling_factor
+        shown = seen(latents[0]).permute(2, 0, 1) / 255
+    truth = torch.nn.functional.adaptive_avg_pool2d(board(), (64, 64))[0]
+    constant = truth.mean((1, 2), keepdim=True)
+    # Random weights keep little of a picture; a map of other latents (unscaled, mixed up) is worse than one colour.
+    assert (shown - truth).square().mean() < 0.95 * (constant - truth).square().mean()
 
 
 @pytest.mark.parametrize(

@@ -10,21 +10,23 @@ import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 from torch import Tensor
 
-from deploy.model.build import build
+from deploy.model.random.build import build
 from giornata import bus, streams, subjects, tensors
 from giornata.blobs import RedisBlobs
 from giornata.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.errors import InternalError, ServiceUnavailable
-from giornata.events import DenoisedEvent, StepEvent
+from giornata.events import PREVIEW_BYTES, DenoisedEvent, PreviewEvent, StepEvent
 from giornata.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, Row
 from giornata.messages import CancelRows, RunAnswer, RunReply, RunRequest
 from giornata.models import Family
@@ -74,6 +76,7 @@ class Bench:
     checkpoint: Checkpoint
     urls: tuple[str, str]
     steps: asyncio.Queue[StepEvent] = field(default_factory=asyncio.Queue)
+    previews: asyncio.Queue[PreviewEvent] = field(default_factory=asyncio.Queue)
     denoised: asyncio.Queue[DenoisedEvent] = field(default_factory=asyncio.Queue)
     states: asyncio.Queue[ServiceState] = field(default_factory=asyncio.Queue)
 
@@ -212,6 +215,9 @@ async def bench(nats_url: str, redis_url: str, checkpoint: Checkpoint) -> AsyncI
         pattern = "giornata.event.gateway-test.*"
         await stack.enter_async_context(connected.listen(f"{pattern}.step", StepEvent, made.steps.put_nowait))
         await stack.enter_async_context(
+            connected.listen(f"{pattern}.preview", PreviewEvent, made.previews.put_nowait)
+        )
+        await stack.enter_async_context(
             connected.listen(f"{pattern}.denoised", DenoisedEvent, made.denoised.put_nowait)
         )
         yield made
@@ -236,6 +242,26 @@ async def test_rows_are_computed_and_reported_once(bench: Bench) -> None:
         assert not torch.equal(first, second)
         await bench.idle()
         assert bench.denoised.empty()
+
+
+async def test_a_job_that_asks_is_shown_in_order_and_no_other_is(bench: Bench) -> None:
+    async with bench.worker() as worker:
+        await bench.run(worker, await bench.job(worker))
+        await bench.report()
+        asked = await bench.job(worker, n=2, steps=5, partial_images=2)
+        await bench.run(worker, asked)
+        told = [await asyncio.wait_for(bench.previews.get(), WAIT_S) for _ in range(4)]
+        assert {(event.job_id, event.attempt, event.steps) for event in told} == {(asked.job.job_id, 1, 5)}
+        assert [(e.index, e.step, e.partial_image_index) for e in told] == [
+            (0, 2, 0), (1, 2, 0), (0, 3, 1), (1, 3, 1),
+        ]  # fmt: skip
+        for event in told:
+            assert event.box == (0, 0, 64, 48)
+            assert len(event.image) <= PREVIEW_BYTES
+            with Image.open(BytesIO(event.image)) as picture:
+                assert (picture.format, picture.size) == ("JPEG", (2 * GRID[1], 2 * GRID[0]))
+        await bench.report()
+        assert bench.previews.empty()
 
 
 async def test_the_same_request_twice_is_computed_once(bench: Bench) -> None:

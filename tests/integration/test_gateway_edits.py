@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from openai.types import ImageEditCompletedEvent, ImagesResponse
+from openai.types import ImageEditCompletedEvent, ImageEditPartialImageEvent, ImagesResponse
 
 from giornata.errors import MaskEmpty, QueueFull, RowPoisoned, ServiceUnavailable
 from giornata.jobs import JobState
@@ -60,6 +60,28 @@ async def test_the_official_client_streams_an_edit(stage: Stage) -> None:
     assert isinstance(completed, ImageEditCompletedEvent)
     ImageEditCompletedEvent.model_validate(completed.model_dump(), strict=True)
     assert base64.b64decode(completed.b64_json) == picture_of(0)
+
+
+async def test_the_official_client_is_shown_partial_images(stage: Stage) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key="none", max_retries=0) as client:
+        stream = await client.images.edit(
+            image=("photo.png", b"picture"), prompt="a scarf", stream=True, partial_images=2
+        )
+        events: list[Any] = [event async for event in stream]
+        shown = [event for event in events if event.type == "image_edit.partial_image"]
+        for event in shown:
+            assert isinstance(event, ImageEditPartialImageEvent)
+            ImageEditPartialImageEvent.model_validate(event.model_dump(), strict=True)
+        assert [event.partial_image_index for event in shown] == [0, 1]
+        assert [base64.b64decode(event.b64_json) for event in shown] == [b"\xff\xd8\0\1", b"\xff\xd8\0\2"]
+        assert [(event.size, event.output_format, event.background) for event in shown] == [
+            ("64x48", "png", "opaque")
+        ] * 2
+        assert events[-1].type == "image_edit.completed"
+        assert events.index(shown[0]) > next(i for i, e in enumerate(events) if getattr(e, "step", None) == 1)
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.images.edit(image=b"picture", prompt="a scarf", partial_images=2)
+        assert refused.value.param == "partial_images"
 
 
 async def test_the_official_client_raises_what_the_job_failed_with(stage: Stage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -231,3 +232,18 @@ async def test_a_quiet_stream_has_heartbeats_and_ends_at_the_drain(
             rest = await response.text()
         assert '"code":"service_unavailable"' in rest
         assert not (await stage.record()).cancel  # asynchronous jobs outlive their gateway
+
+
+async def test_previews_of_a_job_are_told_and_replayed_in_their_place(stage: Stage) -> None:
+    job_id = await submit(stage, n="1", partial_images="2", output_format="webp")
+    told = await frames_of(stage, job_id)
+    shown = [frame for frame in told if frame["event"] == "image_edit.partial_image"]
+    assert [frame["data"]["partial_image_index"] for frame in shown] == [0, 1]
+    assert shown[0]["data"] | {"created_at": 0, "job_id": ""} == {
+        "type": "image_edit.partial_image", "b64_json": base64.b64encode(b"\xff\xd8\0\1").decode(),
+        "partial_image_index": 0, "created_at": 0, "background": "opaque", "output_format": "webp",
+        "quality": "auto", "size": "64x48", "index": 0, "job_id": "", "step": 1, "steps": 3, "box": [0, 0, 64, 48],
+        "media_type": "image/jpeg",
+    }  # fmt: skip
+    again = await frames_of(stage, job_id, after=shown[0]["id"])
+    assert [frame["id"] for frame in again] == [frame["id"] for frame in told[told.index(shown[0]) + 1 :]]

@@ -138,3 +138,12 @@ async def _done(stage: Stage) -> str:
 def _packed(fields: dict[str, Any]) -> bytes:
 
     return bytes(msgpack.packb(fields))
+
+
+async def test_partial_images_without_a_subject_for_progress_are_refused(stage: Stage, nats_url: str) -> None:
+    message = EditMessage(parameters=EditParameters(prompt="x", partial_images=1), image=b"picture")
+    async with bus.connect(nats_url, "bare") as connected:
+        with pytest.raises(InvalidField, match="told as progress") as refused:
+            await connected.call(subjects.EDIT, message, EditReply, Deadline.after_ms(3000))
+    assert refused.value.field == "partial_images"
+    assert not stage.router.jobs

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from deploy.model.build import build
+from deploy.model.random.build import build
 from giornata import bus, subjects
 from giornata.blobs import RedisBlobs
 from giornata.deadlines import Deadline

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from deploy.model.build import build
+from deploy.model.random.build import build
 from giornata import bus, subjects, tensors
 from giornata.blobs import RedisBlobs
 from giornata.bus import Bus

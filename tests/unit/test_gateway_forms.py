@@ -30,7 +30,12 @@ def test_texts_become_values() -> None:
     ("fields", "code", "field"),
     [
         ([("prompt", "x"), ("prompt", "y")], "invalid_field", "prompt"),
-        ([("prompt", "x"), ("partial_images", "2")], "unknown_field", "partial_images"),
+        ([("prompt", "x"), ("input_fidelity", "high")], "unknown_field", "input_fidelity"),
+        ([("prompt", "x"), ("partial_images", "17"), ("stream", "true")], "invalid_field", "partial_images"),
+        ([("prompt", "x"), ("partial_images", "2")], "invalid_field", "partial_images"),
+        ([("prompt", "x"), ("partial_images", "1"), ("stream", "false")], "invalid_field", "partial_images"),
+        ([("prompt", "x"), ("padding_mask_crop", "-1")], "invalid_field", "padding_mask_crop"),
+        ([("prompt", "x"), ("padding_mask_crop", "4097")], "invalid_field", "padding_mask_crop"),
         ([("prompt", "x"), ("n", "")], "invalid_field", "n"),
         ([("prompt", "x"), ("n", "1.5")], "invalid_field", "n"),
         ([("prompt", "x"), ("seed", "nan")], "invalid_field", "seed"),
@@ -74,3 +79,10 @@ def test_pictures_are_inline_while_there_is_room() -> None:
     room = REPLY_MARGIN_BYTES + 100
     assert inline_pictures({0: 60, 1: 60, 2: 40}, room) == {0, 2}
     assert inline_pictures({0: 101}, room) == set()
+
+
+def test_partial_images_need_something_to_travel_in() -> None:
+    asked = [("prompt", "x"), ("partial_images", "3")]
+    assert read_form(EditForm, [*asked, ("stream", "true")]).parameters().partial_images == 3
+    assert read_form(JobForm, asked).parameters().partial_images == 3  # its events can be followed
+    assert read_form(EditForm, [("prompt", "x"), ("partial_images", "0")]).partial_images == 0

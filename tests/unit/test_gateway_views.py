@@ -10,7 +10,7 @@ from giornata.models import Family, ModelCard
 from giornata.requests import EditParameters, OutputFormat
 from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from giornata_gateway.answers import background_of, error_detail, error_of, error_type, images_answer
-from giornata_gateway.catalog import choose_card, fleet_view, ready_view
+from giornata_gateway.catalog import choose_card, ready_view
 from giornata_gateway.job_views import job_view, steps_of
 
 BLOB = BlobRef(key="default/x", size_bytes=1, sha256="0" * 64)
@@ -117,18 +117,3 @@ def test_readiness_names_what_is_missing() -> None:
     assert ready_view({"one": card_of("one")}, [], draining=False).ready
     assert ready_view({}, [ServiceName.ROUTER], draining=True).missing == ["router", "gateway"]
     assert ready_view({}, [], draining=False).missing == ["denoiser"]
-
-
-def test_the_fleet_counts_rows() -> None:
-    worker = WorkerState(
-        capacity_rows=8,
-        capacity_tokens=1,
-        running=(RowProgress(job_id="j", attempt=1, index=0, step=1, steps=2, tokens=3),),
-    )
-    view = fleet_view(
-        [state_of(ServiceName.DENOISER, worker=worker), state_of(ServiceName.ROUTER, active=False)]
-    )
-    assert [(i.service, i.running_rows, i.active) for i in view.instances] == [
-        ("denoiser", 1, True),
-        ("router", 0, False),
-    ]

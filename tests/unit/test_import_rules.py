@@ -33,6 +33,16 @@ EDGE = {
         "blobs.protocol",
         "blobs.redis",
         "bus",
+        "cli.checks.accelerator",
+        "cli.checks.machine",
+        "cli.checks.servers",
+        "cli.doctor",
+        "cli.edit",
+        "cli.http_door",
+        "cli.interrupts",
+        "cli.nats_door",
+        "cli.status",
+        "cli.up",
         "client",
         "client.connection",
         "client.edit",
@@ -52,9 +62,11 @@ EDGE = {
         "http_body",
         "http_edits",
         "http_errors",
+        "http_fleet",
         "http_jobs",
         "http_status",
         "http_stream",
+        "http_studio",
         "memory",
         "multipart",
         "nats_door",
@@ -181,6 +193,13 @@ def test_an_edge_module_exists_and_acts(module: str) -> None:
 def test_a_module_imports_its_own_package_and_the_shared_one_alone(module: str) -> None:
     foreign = PACKAGES.keys() - {_package(module), "giornata"}
     assert {name for name in _imports(module) if _package(name) in foreign} == set()
+
+
+@pytest.mark.parametrize("module", sorted(name for name in MODULES if not name.startswith("giornata.cli")))
+def test_only_the_command_line_imports_itself(module: str) -> None:
+    assert {name for name in _imports(module) if name.startswith("giornata.cli")} == set(), (
+        "services lack its extra"
+    )
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))

@@ -10,7 +10,7 @@ from aiohttp import StreamReader
 from aiohttp.base_protocol import BaseProtocol
 from rich.console import Console
 
-from deploy.launcher.client import ask, events
+from deploy.launcher.client import ask, events, session
 from deploy.launcher.process import LaunchError
 from deploy.launcher.terminal import StepProgress
 
@@ -41,7 +41,8 @@ async def test_a_gateway_that_hangs_up_is_told_in_a_sentence() -> None:
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(LaunchError, match=r"^The gateway stopped answering: .+\.$"):
-            await ask(f"http://127.0.0.1:{port}", b"i", b"m", {"prompt": "p"}, lambda *_: None)
+            async with session(f"http://127.0.0.1:{port}") as opened:
+                await ask(opened, b"i", b"m", {"prompt": "p"}, lambda *_: None)
 
 
 def test_a_dumb_terminal_gets_a_line_per_step() -> None:

@@ -108,11 +108,12 @@ def test_the_warden_remembers_groups_that_were_not_forgotten() -> None:
 
 
 def test_another_builder_is_another_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "build.py").write_text("a")
-    one = builder_digest(tmp_path)
-    assert builder_digest(tmp_path) == one
-    (tmp_path / "build.py").write_text("b")
-    assert builder_digest(tmp_path) != one
+    builder = tmp_path / "build.py"
+    builder.write_text("a")
+    one = builder_digest(builder)
+    assert builder_digest(builder) == one
+    builder.write_text("b")
+    assert builder_digest(builder) != one
 
 
 def test_up_plans_what_flags_and_environment_say(monkeypatch: pytest.MonkeyPatch) -> None:

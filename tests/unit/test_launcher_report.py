@@ -9,6 +9,7 @@ import pytest
 
 from deploy.launcher.report import (
     ORACLE_LIMIT,
+    EditReport,
     Instance,
     Report,
     ServiceReport,
@@ -20,10 +21,10 @@ from deploy.launcher.report import (
 from giornata.jobs import StageTimes
 
 
-def report(**changes: object) -> Report:
-    return Report(
+def edit(**changes: object) -> EditReport:
+    return EditReport(
+        name="astronaut",
         job_id="job_1",
-        model="tiny-flux-fill",
         prompt="a star",
         seed=7,
         steps=8,
@@ -36,10 +37,17 @@ def report(**changes: object) -> Report:
         inside_mask_mean_abs_diff=0.2,
         oracle="FluxFillPipeline",
         oracle_max_abs_diff=1 / 255,
+    ).model_copy(update=changes)
+
+
+def report(*edits: EditReport) -> Report:
+    return Report(
+        model="tiny-flux-fill",
+        edits=edits or (edit(),),
         services={"gateway": ServiceReport(instances=1, version="0.1.0")},
         versions={},
         machine={},
-    ).model_copy(update=changes)
+    )
 
 
 def pictures() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -77,28 +85,32 @@ def test_two_steps_of_the_oracle_pass_and_three_fail() -> None:
     dark = np.zeros((1, 1, 3), np.uint8)
     two, three = (max_abs_diff(dark, np.full((1, 1, 3), n, np.uint8)) for n in (2, 3))
     assert two <= ORACLE_LIMIT
-    assert failings(report(oracle_max_abs_diff=two)) == []
-    (sentence,) = failings(report(oracle_max_abs_diff=three))
+    assert failings(report(edit(oracle_max_abs_diff=two))) == []
+    (sentence,) = failings(report(edit(oracle_max_abs_diff=three)))
     assert "FluxFillPipeline" in sentence
     assert "3/255" in sentence
 
 
 def test_every_missed_threshold_is_a_sentence() -> None:
-    wrong = report(outside_mask_max_abs_diff=1 / 255, inside_mask_mean_abs_diff=0.0, oracle_max_abs_diff=0.5)
-    assert len(failings(wrong)) == 3
-    assert "up to 1/255" in failings(wrong)[0]
+    wrong = edit(outside_mask_max_abs_diff=1 / 255, inside_mask_mean_abs_diff=0.0, oracle_max_abs_diff=0.5)
+    sentences = failings(report(edit(), wrong.model_copy(update={"name": "coffee"})))
+    assert len(sentences) == 3
+    assert "up to 1/255" in sentences[0]
+    assert all(sentence.startswith("coffee: ") for sentence in sentences)
 
 
 def test_without_an_oracle_nothing_is_compared_with_it() -> None:
-    assert failings(report(oracle=None, oracle_max_abs_diff=None)) == []
+    assert failings(report(edit(oracle=None, oracle_max_abs_diff=None))) == []
 
 
 def test_the_file_has_the_promised_names() -> None:
     fields = json.loads(report().model_dump_json())
     promised = {"job_id", "steps", "mask_ratio", "latency_s", "stage_ms", "outside_mask_max_abs_diff"}
-    promised |= {"inside_mask_mean_abs_diff", "oracle_max_abs_diff", "services", "versions", "machine"}
-    assert promised <= fields.keys()
-    assert set(fields["stage_ms"]) == {"prepare", "queue", "denoise", "finish"}
+    promised |= {"inside_mask_mean_abs_diff", "oracle_max_abs_diff", "prompt"}
+    (only,) = fields["edits"]
+    assert promised <= only.keys()
+    assert {"services", "versions", "machine", "model"} <= fields.keys()
+    assert set(only["stage_ms"]) == {"prepare", "queue", "denoise", "finish"}
     assert fields["services"] == {"gateway": {"instances": 1, "version": "0.1.0"}}
 
 

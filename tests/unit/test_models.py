@@ -88,3 +88,11 @@ def test_the_digest_notices_every_change_and_nothing_else(tmp_path: Path) -> Non
     assert digest(tmp_path / "b") == first
     (tmp_path / "b" / "vae" / "config.json").write_text("{}")
     assert digest(tmp_path / "b") != first
+
+
+def test_the_native_size_is_the_autoencoders_and_else_that_of_flux(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path)
+    assert read_model_card(folder).native_size == 1024
+    vae = folder / "vae" / "config.json"
+    vae.write_text(json.dumps(json.loads(vae.read_text()) | {"sample_size": 256}))
+    assert read_model_card(folder).native_size == 256

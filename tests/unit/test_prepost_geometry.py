@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+from diffusers.image_processor import VaeImageProcessor
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from giornata.errors import SizeMismatch, TooManyPixels
-from giornata_prepost.geometry import ASPECT_TOLERANCE, Size, model_size, output_size, same_aspect
+from giornata_prepost.geometry import (
+    ASPECT_TOLERANCE,
+    Box,
+    Size,
+    crop_box,
+    crop_size,
+    model_size,
+    output_size,
+    same_aspect,
+)
+from giornata_prepost.masks import bounds
 
 SIDES = st.integers(1, 20_000)
 SIZES = st.builds(Size, SIDES, SIDES)
@@ -93,3 +106,76 @@ def test_same_aspect_is_symmetric_and_within_tolerance(one: Size, other: Size) -
     assert verdict == (max(ratio, 1 / ratio) <= 1 + ASPECT_TOLERANCE) or math.isclose(
         max(ratio, 1 / ratio), 1.02
     )
+
+
+@st.composite
+def marked_pictures(draw: st.DrawFn) -> tuple[Size, Box]:
+    """A picture and a box in it."""
+    picture = Size(draw(st.integers(1, 300)), draw(st.integers(1, 300)))
+    left, top = draw(st.integers(0, picture.width - 1)), draw(st.integers(0, picture.height - 1))
+    width, height = (draw(st.integers(1, limit)) for limit in (picture.width - left, picture.height - top))
+    return picture, Box(left, top, width, height)
+
+
+@settings(deadline=None)
+@given(marked=marked_pictures(), padding=st.integers(0, 400))
+def test_the_crop_is_diffusers_own_for_a_square(marked: tuple[Size, Box], padding: int) -> None:
+    picture, box = marked
+    mask = np.zeros((picture.height, picture.width), np.uint8)
+    mask[box.window] = 255
+    left, top, right, bottom = VaeImageProcessor.get_crop_region(Image.fromarray(mask), 512, 512, pad=padding)
+    expected = (left, top, right - left, bottom - top)
+    assert crop_box(bounds(mask > 0, padding), picture) == expected
+
+
+@settings(deadline=None)
+@given(marked=marked_pictures())
+def test_the_crop_holds_the_mask_and_is_square_where_there_is_room(marked: tuple[Size, Box]) -> None:
+    picture, box = marked
+    crop = crop_box(box, picture)
+    assert crop.left >= 0
+    assert crop.top >= 0
+    assert crop.left + crop.width <= picture.width
+    assert crop.top + crop.height <= picture.height
+    assert crop.left <= box.left
+    assert crop.top <= box.top
+    assert crop.left + crop.width >= box.left + box.width
+    assert crop.top + crop.height >= box.top + box.height
+    side = max(box.size)
+    assert crop.size == (min(side, picture.width), min(side, picture.height))
+
+
+@pytest.mark.parametrize(
+    ("cut_out", "native", "budget", "expected"),
+    [
+        (Size(100, 100), 1024, MEGAPIXEL, Size(1024, 1024)),
+        (Size(3000, 3000), 1024, MEGAPIXEL, Size(1024, 1024)),
+        (Size(100, 100), 256, MEGAPIXEL, Size(256, 256)),
+        (Size(100, 100), 1024, 512 * 512, Size(512, 512)),
+        (Size(100, 100), 500, MEGAPIXEL, Size(496, 496)),
+        (Size(400, 200), 1024, MEGAPIXEL, Size(1440, 720)),
+        (Size(1, 1), 8, MEGAPIXEL, Size(16, 16)),
+        (Size(1, 500), 64, MEGAPIXEL, Size(16, 256)),
+    ],
+    ids=str,
+)
+def test_crop_size(cut_out: Size, native: int, budget: int, expected: Size) -> None:
+    assert crop_size(cut_out, native, budget, 16) == expected
+
+
+@settings(deadline=None)
+@given(
+    cut_out=st.builds(Size, st.integers(1, 4000), st.integers(1, 4000)),
+    native=st.integers(1, 2048),
+    budget=st.integers(1024, 1 << 22),
+)
+def test_crop_size_keeps_its_promises(cut_out: Size, native: int, budget: int) -> None:
+    size = crop_size(cut_out, native, budget, 16)
+    assert size.width % 16 == size.height % 16 == 0
+    assert min(size) >= 16
+    area = max(min(native**2, budget), 256)
+    assert size.pixels <= area
+    scale = math.sqrt(area / cut_out.pixels)
+    for side, original in zip(size, cut_out, strict=True):
+        if min(size) > 16:
+            assert original * scale - 17 < side <= original * scale + 1e-6

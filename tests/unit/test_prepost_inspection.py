@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import load
 
@@ -14,7 +16,7 @@ from giornata.errors import MaskEmpty, SizeMismatch, TooManyPixels
 from giornata.models import Family, ModelCard
 from giornata.requests import EditParameters
 from giornata_prepost.finishing import finish
-from giornata_prepost.inspection import Inspected, PixelLimits, inspect
+from giornata_prepost.inspection import Inspected, PixelLimits, inspect, read_edit
 from giornata_prepost.pictures import Pixels, flatten
 
 LIMITS = PixelLimits(max_pixels=500_000, budget_pixels=128 * 128)
@@ -170,3 +172,106 @@ def test_an_upright_answer_carries_no_orientation() -> None:
     with Image.open(BytesIO(result)) as image:
         assert image.size == (160, 240)
         assert 0x0112 not in image.getexif()
+
+
+def small(native: int = 64, family: Family = Family.FLUX_FILL) -> ModelCard:
+    return card(family).model_copy(update={"native_size": native})
+
+
+def test_a_crop_is_what_the_model_sees_and_nothing_else_of_the_picture() -> None:
+    mask = box(top=60, left=100, bottom=84, right=132)
+    fields = asked(padding_mask_crop=8)
+    found = inspect(file(SCENE), mask, fields, small(), LIMITS)
+    assert found.crop == (92, 48, 48, 48)  # 32 + 2 * 8 wide, and as high around the same centre
+    assert (found.model_width, found.model_height, found.tokens) == (64, 64, 16)
+    assert (found.width, found.height, found.output_width, found.output_height) == (240, 160, 240, 160)
+    blob = load(found.prepared)
+    cut = Image.fromarray(SCENE[48:96, 92:140]).resize((64, 64), Image.Resampling.LANCZOS)
+    np.testing.assert_array_equal(blob["image"], np.asarray(cut))
+    # 8..40 of 48 are 10.67..53.3 of 64; 12..36 are 16..48: every pixel that is touched
+    expected = np.zeros((64, 64), np.uint8)
+    expected[16:48, 10:54] = 255
+    np.testing.assert_array_equal(blob["mask"], expected)
+    assert found.compute_tokens == 2 * 4
+    assert found.mask_ratio == 0.5
+    assert found.pixel_ratio == 24 * 32 / (240 * 160)
+    changed = SCENE.copy()
+    changed[:48] ^= 255
+    assert inspect(file(changed), mask, fields, small(), LIMITS).template_key == found.template_key
+    assert inspect(file(SCENE), mask, asked(), small(), LIMITS).crop is None
+
+
+def test_a_crop_holds_what_grow_and_blur_add() -> None:
+    mask = box(top=60, left=100, bottom=84, right=132)
+    grown = inspect(file(SCENE), mask, asked(padding_mask_crop=0, grow_mask=10), small(), LIMITS)
+    assert grown.crop == (90, 46, 52, 52)
+    blurred = inspect(file(SCENE), mask, asked(padding_mask_crop=0, mask_blur=4.0), small(), LIMITS)
+    assert blurred.crop == (86, 42, 60, 60)  # 3.53 sigmas
+
+
+def test_a_crop_without_a_mask_is_the_whole_picture_at_the_models_size() -> None:
+    found = inspect(file(SCENE), None, asked(padding_mask_crop=5), small(96), LIMITS)
+    assert found.crop == (0, 0, 240, 160)
+    assert (found.model_width, found.model_height) == (112, 64)
+    with pytest.raises(MaskEmpty):
+        inspect(
+            file(SCENE), file(np.zeros((160, 240), np.uint8)), asked(padding_mask_crop=5), small(), LIMITS
+        )
+
+
+def test_a_crop_is_of_the_upright_picture() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned clockwise for showing
+    stored = file(SCENE, exif=exif)
+    upright = np.rot90(SCENE, -1)
+    mask = np.zeros((240, 160), np.uint8)
+    mask[200:216, 8:24] = 255
+    found = inspect(stored, file(mask), asked(padding_mask_crop=0), small(16), LIMITS)
+    assert found.crop == (8, 200, 16, 16)
+    np.testing.assert_array_equal(load(found.prepared)["image"], upright[200:216, 8:24])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    marked=st.tuples(st.integers(0, 150), st.integers(0, 230), st.integers(1, 60), st.integers(1, 90)),
+    padding=st.integers(0, 300),
+    grow=st.integers(0, 20),
+    blur=st.floats(0, 6),
+    channels=st.sampled_from([3, 4]),
+    family=st.sampled_from(Family),
+)
+def test_whatever_is_cropped_the_rest_of_the_picture_stays_exact(
+    marked: tuple[int, int, int, int], padding: int, grow: int, blur: float, channels: int, family: Family
+) -> None:
+    """Invariant 5: where the effective alpha is 0, a lossless output equals the original."""
+    top, left, height, width = marked
+    original = np.random.default_rng(height).integers(0, 256, (160, 240, channels), np.uint8)
+    mask = box(top=top, left=left, bottom=top + height, right=left + width)
+    fields = asked(padding_mask_crop=padding, grow_mask=grow, mask_blur=blur, mask_mode="white")
+    found = inspect(file(original), mask, fields, small(family=family), LIMITS)
+    assert found.crop is not None
+    painted = np.full((found.model_height, found.model_width, 3), (10, 200, 30), np.uint8)
+    output = np.asarray(
+        Image.open(BytesIO(finish(file(original), mask, fields, LIMITS, painted, found.crop)))
+    )
+    _, alpha = read_edit(file(original), mask, fields, LIMITS)
+    np.testing.assert_array_equal(output[alpha == 0], original[alpha == 0])
+    assert (output[alpha == 1][:, :3] == (10, 200, 30)).all()
+    inside = np.zeros(alpha.shape, np.bool_)
+    inside[found.crop.window] = True
+    assert not (alpha > 0)[~inside].any()
+    assert found.compute_tokens >= 1
+
+
+@pytest.mark.parametrize("size", ["480x320", "120x80", "241x160"])
+@pytest.mark.parametrize("blur", [0.0, 3.0])
+def test_a_crop_is_pasted_at_another_output_size_too(size: str, blur: float) -> None:
+    mask = box(top=60, left=100, bottom=84, right=132)
+    fields = asked(padding_mask_crop=0, mask_blur=blur, size=size)
+    found = inspect(file(SCENE), mask, fields, small(), LIMITS)
+    painted = np.full((found.model_height, found.model_width, 3), (10, 200, 30), np.uint8)
+    cropped = finish(file(SCENE), mask, fields, LIMITS, painted, found.crop)
+    whole = finish(file(SCENE), mask, fields, LIMITS, painted)  # of one colour: where it goes does not matter
+    np.testing.assert_array_equal(
+        np.asarray(Image.open(BytesIO(cropped))), np.asarray(Image.open(BytesIO(whole)))
+    )

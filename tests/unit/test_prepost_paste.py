@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from giornata_prepost.geometry import Size
+from giornata_prepost.geometry import Box, Size
 from giornata_prepost.masks import Alpha
-from giornata_prepost.paste import paste, resize, resize_alpha
+from giornata_prepost.paste import paste, placed, resize, resize_alpha
 from giornata_prepost.pictures import Pixels
 
 
@@ -109,3 +109,39 @@ def test_resized_alpha_stays_in_range(scale: int, value: float) -> None:
 def test_nothing_is_resized_where_sizes_agree(channels: int) -> None:
     pixels = np.zeros((4, 5, channels), np.uint8)
     assert resize(pixels, Size(5, 4)) is pixels
+
+
+@settings(deadline=None)
+@given(
+    crop=st.builds(Box, st.integers(0, 30), st.integers(0, 20), st.integers(4, 40), st.integers(4, 30)),
+    output=st.builds(Size, st.integers(20, 300), st.integers(20, 300)),
+    painted=st.builds(Size, st.integers(4, 100), st.integers(4, 100)),
+)
+def test_a_crop_lands_where_it_was_cut(crop: Box, output: Size, painted: Size) -> None:
+    """A ramp over the original, seen through the crop, is the same ramp over the output, to a level of its steps."""
+    original = Size(70, 50)
+    x = (crop.left + (np.arange(painted.width) + 0.5) / painted.width * crop.width) / original.width
+    y = (crop.top + (np.arange(painted.height) + 0.5) / painted.height * crop.height) / original.height
+    ramp = np.dstack(
+        [np.tile(x, (painted.height, 1)), np.tile(y[:, None], (1, painted.width)), np.zeros(painted[::-1])]
+    )
+    place, pixels = placed((ramp * 255).round().astype(np.uint8), crop, original, output)
+    assert pixels.shape == (place.height, place.width, 3)
+    ends = [(crop.left, crop.left + crop.width), (crop.top, crop.top + crop.height)]
+    for axis, limit in enumerate((original.width, original.height)):
+        start, length, total = place[axis], place[axis + 2], output[axis]
+        assert 0 <= start < start + length <= total
+        there = (start + np.arange(length) + 0.5) / total
+        expected = there.clip(ends[axis][0] / limit, ends[axis][1] / limit) * 255
+        found = pixels.mean(axis=axis)[:, axis]
+        step = 255 / limit * ((ends[axis][1] - ends[axis][0]) / painted[axis] + limit / total)
+        assert np.abs(found - expected).max() <= step + 2
+        assert start <= max(0, ends[axis][0] / limit * total - 1)  # the reach of resized alpha
+        assert start + length >= min(total, ends[axis][1] / limit * total + 1)
+
+
+def test_at_the_originals_size_a_crop_is_resized_to_its_box_and_no_more() -> None:
+    painted = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
+    place, pixels = placed(painted, Box(5, 6, 32, 20), Size(70, 50), Size(70, 50))
+    assert place == (5, 6, 32, 20)
+    np.testing.assert_array_equal(pixels, resize(painted, Size(32, 20)))

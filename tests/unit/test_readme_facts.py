@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from giornata.errors import ErrorBody
-from giornata.events import DoneEvent, EventKind, StateEvent, StepEvent
+from giornata.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.messages import EVENT_HEADER, CancelMessage, EditMessage, EditReply, Picture
 from giornata_gateway.forms import EditForm
 
@@ -59,7 +59,7 @@ def test_the_nats_table_has_every_field() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [EditReply, Picture, ErrorBody, StateEvent, StepEvent, DoneEvent, CancelMessage]
+    "kind", [EditReply, Picture, ErrorBody, StateEvent, StepEvent, PreviewEvent, DoneEvent, CancelMessage]
 )
 def test_every_field_of_the_other_nats_messages_is_named(kind: type[BaseModel]) -> None:
     assert kind.model_fields.keys() - set(re.findall(r"`(\w+)`", section("Edit over NATS"))) == set()

@@ -11,6 +11,7 @@ import pytest
 from giornata.events import DenoisedEvent
 from giornata.fleet import SILENCE_S
 from giornata.jobs import Priority
+from giornata.workers import QueueState
 from giornata_router.dispatch import MAX_PASSED, Dispatch, Silence
 from giornata_router.placement import UNLISTED_S, Placement
 from giornata_router.policy import Candidate, Demand, least_remaining_steps
@@ -51,6 +52,18 @@ class Waiters:
         for task in self.tasks.values():
             task.cancel()
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+
+async def test_who_waits_is_told_with_what_they_ask_for() -> None:
+    dispatch = Dispatch(Placement(least_remaining_steps))
+    waiters = Waiters(dispatch)
+    assert dispatch.queue(full=False) == QueueState()
+    await waiters.ask("j1")
+    await waiters.ask("j2", LARGE)
+    rows, steps = DEMAND.rows + LARGE.rows, DEMAND.steps + LARGE.steps
+    assert dispatch.queue(full=True) == QueueState(jobs=2, rows=rows, steps=steps, full=True)
+    await waiters.leave()
+    assert dispatch.queue(full=False) == QueueState()
 
 
 async def test_interactive_jobs_come_first_and_equals_in_order() -> None:

@@ -8,6 +8,7 @@ Read in this order:
 * :mod:`giornata_denoiser.packing`, :mod:`giornata_denoiser.attention` - rows share a forward without padding
 * :mod:`giornata_denoiser.families` - the transformers, over unmodified diffusers modules
 * :mod:`giornata_denoiser.assembly`, :mod:`giornata_denoiser.stepping` - a batch's tensors; one step
+* :mod:`giornata_denoiser.previews`, :mod:`giornata_denoiser.preview_map` - what a row looks like on its way
 * :mod:`giornata_denoiser.engine` - one step for all running rows; a poisoned row fails alone
 * :mod:`giornata_denoiser.loop` - the thread that owns the engine
 * :mod:`giornata_denoiser.assignments`, :mod:`giornata_denoiser.carrying` - the router's rows until their report

@@ -1,4 +1,4 @@
-"""Loading transformer and scheduler configuration of a local diffusers checkpoint; safetensors only."""
+"""Loading transformer, scheduler configuration and preview map of a local diffusers checkpoint; safetensors only."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.flux_fill import FluxFill
 from giornata_denoiser.families.flux_inpaint import FluxInpaint
 from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.preview_map import PreviewMap, fit_autoencoder
 
 FAMILIES: Final[dict[models.Family, type[FluxInpaint | FluxFill]]] = {
     models.Family.FLUX_INPAINT: FluxInpaint,
@@ -34,6 +35,8 @@ class Checkpoint:
     family: Family
     scheduler: Mapping[str, Any]
     """Configuration of `FlowMatchEulerDiscreteScheduler`."""
+    preview_map: PreviewMap
+    """What previews are seen through; of the checkpoint's own autoencoder."""
 
 
 def open_checkpoint(config: DenoiserConfig) -> Checkpoint:
@@ -64,11 +67,12 @@ def load(folder: Path, *, dtype: torch.dtype, device: torch.device, name: str | 
         OSError: weights are missing.
     """
     card = read_model_card(folder, name)
+    preview_map = fit_autoencoder(folder, device)  # before the transformer: never both in memory
     transformer = FluxTransformer2DModel.from_pretrained(
         folder, subfolder="transformer", torch_dtype=dtype, use_safetensors=True, local_files_only=True
     )
     transformer = transformer.to(device).eval().requires_grad_(requires_grad=False)
-    return Checkpoint(card, FAMILIES[card.family](transformer), scheduler_config(folder))
+    return Checkpoint(card, FAMILIES[card.family](transformer), scheduler_config(folder), preview_map)
 
 
 def scheduler_config(folder: Path) -> dict[str, Any]:

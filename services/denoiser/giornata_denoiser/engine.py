@@ -11,12 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from giornata.errors import GiornataError, InternalError, RowPoisoned
 from giornata.workers import StepSample
 from giornata_denoiser.assembly import Assembly, assemble
 from giornata_denoiser.batch import Batch, Capacity
 from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.preview_map import PreviewMap
+from giornata_denoiser.previews import RowPreview
 from giornata_denoiser.row import Row
 from giornata_denoiser.stepping import denoise_step
 
@@ -43,13 +46,25 @@ class StepReport:
     failed: tuple[FailedRow, ...] = ()
     sample: StepSample | None = None
     """None for a step that had to be taken apart, whose times say nothing."""
+    previews: tuple[RowPreview, ...] = ()
+    """Of the rows that are shown after this step."""
 
 
 class Engine:
-    """Continuous batching over one checkpoint. Not thread-safe; :mod:`giornata_denoiser.loop` makes it so."""
+    """Continuous batching over one checkpoint. Not thread-safe; :mod:`giornata_denoiser.loop` makes it so.
 
-    def __init__(self, family: Family, capacity: Capacity, clock: Clock) -> None:
+    Args:
+        family: the checkpoint's.
+        capacity: of one step.
+        clock: monotonic seconds.
+        preview_map: what previews are seen through; without it rows are not shown, whatever they ask for.
+    """
+
+    def __init__(
+        self, family: Family, capacity: Capacity, clock: Clock, preview_map: PreviewMap | None = None
+    ) -> None:
         self.family = family
+        self._preview_map = preview_map
         self.batch: Batch[Row] = Batch(capacity)
         self._clock = clock
         self._assembled: tuple[tuple[Row, ...], Assembly] | None = None
@@ -87,6 +102,7 @@ class Engine:
             self._clock(),
             advanced=tuple(row for part in parts for row in part.advanced),
             failed=tuple(failure for part in parts for failure in part.failed),
+            previews=tuple(preview for part in parts for preview in part.previews),
         )
 
     def settle(self, report: StepReport) -> StepReport:
@@ -96,7 +112,9 @@ class Engine:
         failed = tuple(failure for failure in report.failed if failure.row.key in running)
         left = [row.key for row in advanced if row.done] + [failure.row.key for failure in failed]
         self.batch.settle(advanced, left)
-        return replace(report, advanced=advanced, failed=failed)
+        alive = {row.key for row in advanced}
+        previews = tuple(preview for preview in report.previews if preview.key in alive)
+        return replace(report, advanced=advanced, failed=failed, previews=previews)
 
     def _attempt(self, rows: tuple[Row, ...]) -> StepReport | Exception:
         try:
@@ -111,7 +129,8 @@ class Engine:
         with torch.inference_mode():
             assembly = self._assembly_of(rows)
             assembled = self._clock()
-            latents = denoise_step(self.family, assembly, rows)
+            latents, clean = denoise_step(self.family, assembly, rows)
+            pictures = self._pictures(rows, clean)
             finite = torch.stack(
                 [latent.isfinite().all() for latent in latents]
             ).tolist()  # waits for the device
@@ -120,8 +139,19 @@ class Engine:
             row.advanced(latent) for row, latent, good in zip(rows, latents, finite, strict=True) if good
         ]
         poisoned = [FailedRow(row, RowPoisoned()) for row, good in zip(rows, finite, strict=True) if not good]
+        previews = [
+            _preview(row, picture) for row, picture in zip(rows, pictures, strict=True) if picture is not None
+        ]
         sample = step_sample(rows, assemble_ms=(assembled - began) * 1e3, step_ms=(ended - began) * 1e3)
-        return StepReport(began, ended, tuple(advanced), tuple(poisoned), sample)
+        return StepReport(began, ended, tuple(advanced), tuple(poisoned), sample, tuple(previews))
+
+    def _pictures(self, rows: tuple[Row, ...], clean: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        """(height, width, 3) uint8 on the device, of the rows that are shown after this step."""
+        show = self._preview_map
+        return [
+            None if latent is None or show is None else show(self.family.unpacked(latent, row.grid))
+            for row, latent in zip(rows, clean, strict=True)
+        ]
 
     def _assembly_of(self, rows: tuple[Row, ...]) -> Assembly:
         """The assembly of `rows`: that of the last step while nobody joined or left."""
@@ -131,6 +161,14 @@ class Engine:
         assembly = assemble(self.family, rows)
         self._assembled = (rows, assembly)
         return assembly
+
+
+def _preview(row: Row, picture: Tensor) -> RowPreview:
+    """What `row`, as it was before the step, is shown as after it."""
+    index = row.next_preview
+    if index is None:
+        raise ValueError(f"no preview follows step {row.step + 1} of {row.key}")
+    return RowPreview(row.key, row.step + 1, row.steps, index, picture.cpu().numpy())
 
 
 def step_sample(rows: Sequence[Row], *, assemble_ms: float, step_ms: float) -> StepSample:

@@ -78,6 +78,7 @@ def _build(request: RunRequest, checkpoint: Checkpoint, row: jobs.Row, found: Bl
         conditioning=tensors.unpack(found.conditioning),
         guidance_scale=parameters.guidance_scale or 0.0,
         true_cfg_scale=parameters.true_cfg_scale or 1.0,
+        partial_images=parameters.partial_images,
         resume=_snapshot(row, found.latents),
     )
 

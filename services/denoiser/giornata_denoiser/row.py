@@ -11,6 +11,7 @@ from torch import Tensor
 from giornata.errors import SchemaMismatch
 from giornata_denoiser.batch import RowKey
 from giornata_denoiser.families.protocol import Family, Rotary
+from giornata_denoiser.previews import preview_steps
 from giornata_denoiser.sigmas import SigmaGrid, scale_noise
 
 
@@ -56,6 +57,8 @@ class Row:
     true_cfg_scale: float
     conditioning: Mapping[str, Tensor]
     """(tokens, channels) each; the names and channels are the family's."""
+    partial_images: int = 0
+    """Previews asked for."""
 
     @property
     def steps(self) -> int:
@@ -66,6 +69,14 @@ class Row:
     def done(self) -> bool:
         """Whether the latent is final."""
         return self.step >= self.steps
+
+    @property
+    def next_preview(self) -> int | None:
+        """Which preview, 0 for the first, follows the next step; None if none does."""
+        if not self.partial_images:
+            return None
+        shown = preview_steps(self.steps, self.partial_images)
+        return shown.index(self.step + 1) if self.step + 1 in shown else None
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -106,6 +117,7 @@ def build_row(
     conditioning: Mapping[str, Tensor],
     guidance_scale: float,
     true_cfg_scale: float = 1.0,
+    partial_images: int = 0,
     resume: Snapshot | None = None,
 ) -> Row:
     """A row from the tensors that prepost made.
@@ -120,6 +132,7 @@ def build_row(
         conditioning: `noise`, `image_latents` and what else the family names, (tokens, channels) each.
         guidance_scale: distilled guidance.
         true_cfg_scale: above 1 and with a negative prompt, classifier-free guidance is computed.
+        partial_images: previews asked for.
         resume: where an interrupted row goes on; default its beginning.
 
     Raises:
@@ -151,6 +164,7 @@ def build_row(
         guidance_scale=guidance_scale,
         true_cfg_scale=true_cfg_scale,
         conditioning=fields,
+        partial_images=partial_images,
     )
 
 

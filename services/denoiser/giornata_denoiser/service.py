@@ -33,6 +33,7 @@ from giornata_denoiser.engine import Engine, StepReport
 from giornata_denoiser.inputs import rows_of
 from giornata_denoiser.loop import EngineLoop
 from giornata_denoiser.outcomes import Outcomes
+from giornata_denoiser.previews import RowPreview, preview_event
 from giornata_denoiser.row import Row
 
 MAX_SAMPLES: Final = 16
@@ -58,6 +59,7 @@ class Denoiser:
         self._checkpoint = checkpoint
         self._outcomes = Outcomes(blobs, records, config.instance)
         self._reports: asyncio.Queue[StepReport] = asyncio.Queue()
+        self._previews: asyncio.Queue[tuple[RunRequest, RowPreview]] = asyncio.Queue()
         self._samples: deque[StepSample] = deque(maxlen=MAX_SAMPLES)
         self._steps_total = 0
         self._draining = False
@@ -77,6 +79,7 @@ class Denoiser:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self._carrier = self._make_carrier(tasks)
             stack.callback(tasks.create_task(self._relay(), name="relay").cancel)
+            stack.callback(tasks.create_task(self._show(), name="show").cancel)
             await stack.enter_async_context(bus.listen(cancel, CancelRows, self._drop))
             await stack.enter_async_context(bus.listen(subjects.ALL_CANCELS, CancelRows, self._drop_job))
             await stack.enter_async_context(bus.answer(run))
@@ -94,7 +97,7 @@ class Denoiser:
 
         capacity = Capacity(self._config.capacity_rows, self._config.capacity_tokens)
         return EngineLoop(
-            Engine(self._checkpoint.family, capacity, time.perf_counter),
+            Engine(self._checkpoint.family, capacity, time.perf_counter, self._checkpoint.preview_map),
             on_report=lambda report: loop.call_soon_threadsafe(self._reports.put_nowait, report),
             on_crash=lambda error: loop.call_soon_threadsafe(crashed, error),
         )
@@ -133,7 +136,21 @@ class Denoiser:
             self._steps_total += len(report.advanced)
             if report.sample is not None:
                 self._samples.append(report.sample)
+            carried = [(self._carrier.assignments.get(preview.key), preview) for preview in report.previews]
             await self._carrier.advance(report)
+            for assignment, preview in carried:
+                if assignment is not None:
+                    self._previews.put_nowait((assignment.request, preview))
+
+    async def _show(self) -> None:
+        """Encode and tell previews, one at a time and in order, beside the engine's work; runs for ever."""
+        while True:
+            request, preview = await self._previews.get()
+            try:
+                event = await asyncio.to_thread(preview_event, request, preview)
+                await self._publish(request.job, EventKind.PREVIEW, event)
+            except Exception:  # the preview's edge: logged; the picture itself goes on
+                log.exception("preview_lost", job=request.job.job_id, step=preview.step)
 
     async def _publish(self, job: Job, kind: EventKind, event: BaseModel) -> None:
         """Events may be lost while NATS is away; the record is the truth."""

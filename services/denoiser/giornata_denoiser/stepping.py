@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,16 +14,22 @@ from giornata_denoiser.row import Row
 from giornata_denoiser.sigmas import combine_guidance, euler_step
 
 
-def denoise_step(family: Family, assembly: Assembly, rows: Sequence[Row]) -> tuple[Tensor, ...]:
+class Stepped(NamedTuple):
+    """What a step made of the rows, one of each a row."""
+
+    latents: tuple[Tensor, ...]
+    """(tokens, 4 * latent_channels) each, after the step."""
+    clean: tuple[Tensor | None, ...]
+    """Likewise, of the picture that the step predicts as the end; None for rows that are not shown after it."""
+
+
+def denoise_step(family: Family, assembly: Assembly, rows: Sequence[Row]) -> Stepped:
     """Every row's latent after its next step.
 
     Args:
         family: the checkpoint's.
         assembly: of the same rows, in the same order.
         rows: none of them done.
-
-    Returns:
-        One (tokens, 4 * latent_channels) tensor per row.
     """
     sigma = torch.stack([row.sigmas.sigmas[row.step] for row in rows])
     next_sigma = torch.stack([row.sigmas.sigmas[row.step + 1] for row in rows])
@@ -34,10 +41,23 @@ def denoise_step(family: Family, assembly: Assembly, rows: Sequence[Row]) -> tup
     velocity = _velocity(family, assembly, image, timestep)
     stepped = euler_step(latent, velocity, delta.index_select(0, assembly.row_of_token).unsqueeze(1))
     parts = torch.split(stepped, list(assembly.row_lengths))
-    return tuple(
+    latents = tuple(
         family.after_step(part, row.conditioning, reached)
         for part, row, reached in zip(parts, rows, torch.split(next_sigma, 1), strict=True)
     )
+    velocities = torch.split(velocity, list(assembly.row_lengths))
+    clean = tuple(
+        None if row.next_preview is None else _clean(family, row, part, level)
+        for row, part, level in zip(rows, velocities, torch.split(sigma, 1), strict=True)
+    )
+    return Stepped(latents, clean)
+
+
+def _clean(family: Family, row: Row, velocity: Tensor, sigma: Tensor) -> Tensor:
+    """x0 = x - sigma * v, as the family leaves a latent after its last step: outside the mask, the template."""
+    sigma = sigma.to(velocity.device)
+    clean = euler_step(row.latent, velocity, -sigma.unsqueeze(1))
+    return family.after_step(clean, row.conditioning, torch.zeros_like(sigma))
 
 
 def _velocity(family: Family, assembly: Assembly, image: Tensor, timestep: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from giornata.errors import InvalidField, ModelNotFound, ServiceUnavailable
 from giornata.models import Family, ModelCard
-from giornata.workers import ServiceName, ServiceState
+from giornata.workers import ServiceName
 
 NEEDED: Final = (ServiceName.ROUTER, ServiceName.PREPOST, ServiceName.DENOISER)
 """An edit needs one ready instance of each."""
@@ -62,6 +62,12 @@ class ModelView(_View):
     default_strength: float
     default_guidance_scale: float | None
     """None where the model takes none."""
+    takes_guidance: bool
+    """Whether `guidance_scale` is accepted."""
+    takes_true_cfg: bool
+    """Whether `negative_prompt` and `true_cfg_scale` are."""
+    native_size: int
+    """Pixels per side of the square pictures that it was trained on; `padding_mask_crop` edits at about this size."""
 
 
 class ModelList(_View):
@@ -69,26 +75,6 @@ class ModelList(_View):
 
     object: Literal["list"] = "list"
     data: list[ModelView]
-
-
-class InstanceView(_View):
-    """One instance of a service."""
-
-    service: ServiceName
-    instance: str
-    version: str
-    ready: bool
-    draining: bool
-    active: bool
-    models: list[str]
-    running_rows: int
-    waiting_rows: int
-
-
-class FleetView(_View):
-    """Answer of ``GET /v1/fleet``."""
-
-    instances: list[InstanceView]
 
 
 class HealthView(_View):
@@ -121,28 +107,11 @@ def model_list(cards: Mapping[str, ModelCard]) -> ModelList:
                 default_steps=card.default_steps,
                 default_strength=card.default_strength,
                 default_guidance_scale=card.default_guidance_scale if card.takes_guidance else None,
+                takes_guidance=card.takes_guidance,
+                takes_true_cfg=card.takes_true_cfg,
+                native_size=card.native_size,
             )
             for _, card in sorted(cards.items())
-        ]
-    )
-
-
-def fleet_view(states: Iterable[ServiceState]) -> FleetView:
-    """Every live instance."""
-    return FleetView(
-        instances=[
-            InstanceView(
-                service=state.service,
-                instance=state.instance,
-                version=state.version,
-                ready=state.ready,
-                draining=state.draining,
-                active=state.active,
-                models=[card.name for card in state.models],
-                running_rows=len(state.worker.running) if state.worker else 0,
-                waiting_rows=len(state.worker.waiting) if state.worker else 0,
-            )
-            for state in states
         ]
     )
 

@@ -51,9 +51,17 @@ def read_parameters(envelope: EditEnvelope) -> EditParameters:
             "A parameter has no such name.", field="parameters", received=strange[0], accepted=accepted
         )
     try:
-        return EditParameters.model_validate(given)
+        parameters = EditParameters.model_validate(given)
     except ValidationError as error:
         raise request_error(error) from error
+    if parameters.partial_images and envelope.progress is None:
+        raise InvalidField(
+            "Partial images are told as progress.",
+            field="partial_images",
+            received=parameters.partial_images,
+            accepted="0, or a subject for the progress",
+        )
+    return parameters
 
 
 def checked_picture(

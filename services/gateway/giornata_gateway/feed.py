@@ -18,7 +18,7 @@ from giornata import codec, subjects
 from giornata.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.errors import GiornataError
-from giornata.events import EVENT_TYPES, DoneEvent, EventKind, StateEvent, StepEvent
+from giornata.events import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.jobs import Job
 from giornata.streams import EVENTS
 
@@ -34,12 +34,16 @@ Restore = Callable[[], Awaitable[None]]
 """Makes sure of the streams."""
 
 
+News = StateEvent | StepEvent | PreviewEvent | DoneEvent
+"""What applications are told."""
+
+
 @dataclass(frozen=True)
 class Told:
     """One event and its place in the stream."""
 
     sequence: int
-    event: StateEvent | StepEvent | DoneEvent
+    event: News
 
 
 @asynccontextmanager
@@ -138,11 +142,11 @@ async def done_sequence(bus: Bus, job: Job) -> int | None:
     return message.seq
 
 
-def _event(message: Msg) -> StateEvent | StepEvent | DoneEvent | None:
+def _event(message: Msg) -> News | None:
     """The event in a message; None for kinds that are not for applications, and for what cannot be read."""
     try:
         event = codec.decode(EVENT_TYPES[EventKind(message.subject.rpartition(".")[2])], message.data)
     except (GiornataError, ValueError) as error:
         log.warning("event_dropped", subject=message.subject, error=str(error))
         return None
-    return event if isinstance(event, StateEvent | StepEvent | DoneEvent) else None
+    return event if isinstance(event, News) else None

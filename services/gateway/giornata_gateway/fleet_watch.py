@@ -12,6 +12,8 @@ from giornata.fleet import Fleet
 from giornata.models import ModelCard
 from giornata.workers import ServiceName, ServiceState
 from giornata_gateway.catalog import NEEDED
+from giornata_gateway.fleet_views import FleetView, fleet_view
+from giornata_gateway.forecast import Pace
 
 
 class FleetWatch:
@@ -19,10 +21,13 @@ class FleetWatch:
 
     def __init__(self) -> None:
         self._fleet = Fleet()
+        self._pace = Pace()
 
     def hear(self, state: ServiceState) -> None:
         """Take in one telemetry message."""
-        self._fleet.observe(state, time.monotonic())
+        now = time.monotonic()
+        self._fleet.observe(state, now)
+        self._pace.observe(state, now)
 
     @asynccontextmanager
     async def listening(self, bus: Bus) -> AsyncIterator[None]:
@@ -38,10 +43,16 @@ class FleetWatch:
         """Served models by name."""
         return self._present().cards()
 
+    def view(self) -> FleetView:
+        """What the fleet is doing."""
+        states = self._present().all()
+        return fleet_view(states, self._pace, time.monotonic())
+
     def missing(self) -> list[ServiceName]:
         """Services that an edit needs and that have no ready instance."""
         return self._present().missing(NEEDED)
 
     def _present(self) -> Fleet:
-        self._fleet.expire(time.monotonic())
+        for state in self._fleet.expire(time.monotonic()):
+            self._pace.forget(state.instance)
         return self._fleet

@@ -114,9 +114,18 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = ""
                     accepted=f"leave {name} out; see /v1/jobs/{{id}}/events and /image",
                 )
     try:
-        return kind.model_validate(values)
+        form = kind.model_validate(values)
     except ValidationError as error:
         raise request_error(error) from error
+    streamed: bool = getattr(form, "stream", True)  # a job's events can always be followed
+    if form.partial_images and not streamed:
+        raise InvalidField(
+            "Partial images travel in a stream, and this edit has none.",
+            field="partial_images",
+            received=form.partial_images,
+            accepted="0, or stream=true, or POST /v1/jobs and the event stream of the job",
+        )
+    return form
 
 
 def prefers_image(accept: str) -> bool:

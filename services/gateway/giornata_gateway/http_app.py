@@ -6,7 +6,7 @@ from typing import Final
 
 from aiohttp import web
 
-from giornata_gateway import http_edits, http_jobs, http_status
+from giornata_gateway import http_edits, http_fleet, http_jobs, http_status, http_studio
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http_errors import GATEWAY, errors_as_json
 
@@ -18,17 +18,25 @@ ROUTES: Final = (
     web.get("/v1/jobs/{job_id}/events", http_jobs.events, allow_head=False),
     web.get("/v1/jobs/{job_id}/image", http_jobs.image),
     web.get("/v1/models", http_status.models),
-    web.get("/v1/fleet", http_status.fleet),
+    web.get("/v1/fleet", http_fleet.fleet, allow_head=False),
     web.get("/healthz", http_status.healthz),
     web.get("/readyz", http_status.readyz),
     web.get("/metrics", http_status.metrics),
     web.get("/openapi.json", http_status.openapi),
 )
+"""The API; what `/openapi.json` documents."""
+PAGES: Final = (
+    web.get("/", http_studio.studio),
+    web.get("/docs", http_studio.docs),
+    web.get("/studio/{path:.+}", http_studio.asset),
+)
+"""For people."""
 
 
 def build_app(gateway: Gateway) -> web.Application:
     """Routes, errors and limits; everything a handler needs is in `gateway`."""
     app = web.Application(middlewares=[errors_as_json], client_max_size=gateway.config.max_request_bytes)
     app[GATEWAY] = gateway
-    app.add_routes(ROUTES)
+    app[http_studio.ASSETS] = http_studio.load_assets()
+    app.add_routes((*ROUTES, *PAGES))
     return app

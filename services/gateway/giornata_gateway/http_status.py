@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
 from giornata.errors import GiornataError
-from giornata_gateway.catalog import HealthView, fleet_view, model_list, ready_view
+from giornata_gateway.catalog import HealthView, model_list, ready_view
 from giornata_gateway.http_edits import tenant_of_request
 from giornata_gateway.http_errors import GATEWAY, json_answer
 from giornata_gateway.openapi import document
@@ -46,12 +46,6 @@ async def models(request: web.Request) -> web.Response:
     """Models that can be asked for."""
     tenant_of_request(request)
     return json_answer(model_list(request.app[GATEWAY].fleet.cards()))
-
-
-async def fleet(request: web.Request) -> web.Response:
-    """Every live instance of every service."""
-    tenant_of_request(request)
-    return json_answer(fleet_view(request.app[GATEWAY].fleet.states()))
 
 
 async def openapi(request: web.Request) -> web.Response:

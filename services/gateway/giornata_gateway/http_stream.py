@@ -11,7 +11,7 @@ from aiohttp import web
 
 from giornata.deadlines import Deadline
 from giornata.errors import DeadlineExceeded, Failed, from_body
-from giornata.events import DoneEvent
+from giornata.events import DoneEvent, PreviewEvent
 from giornata.jobs import JobRecord, Row
 from giornata_gateway.answers import error_of
 from giornata_gateway.feed import Told, open_feed, until_done
@@ -22,9 +22,11 @@ from giornata_gateway.sse import HEARTBEAT, frame
 from giornata_gateway.stream_events import (
     COMPLETED,
     ERROR,
+    PARTIAL,
     PROGRESS,
     completed_event,
     error_event,
+    partial_image_event,
     progress_event,
 )
 
@@ -80,9 +82,20 @@ class Stream:
                     return None  # its last event was lost
             elif isinstance(item.event, DoneEvent):
                 return item.sequence
+            elif isinstance(item.event, PreviewEvent):
+                await self._tell_preview(response, item.event, item.sequence)
             else:
                 await self._write(response, frame(PROGRESS, progress_event(item.event), item.sequence))
         return None
+
+    async def _tell_preview(self, response: web.StreamResponse, event: PreviewEvent, sequence: int) -> None:
+        try:
+            record = await self.gateway.submission.read(self.job_id)
+        except nats.errors.Error:
+            return  # a preview is not worth the stream
+        await self._write(
+            response, frame(PARTIAL, partial_image_event(record, event, int(time.time())), sequence)
+        )
 
     async def _has_ended(self) -> bool:
         try:

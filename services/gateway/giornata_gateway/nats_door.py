@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from giornata import codec, subjects
 from giornata.bus import Endpoint
 from giornata.errors import GiornataError, InternalError, InvalidField
-from giornata.events import DoneEvent, EventKind, StateEvent, StepEvent
+from giornata.events import EVENT_TYPES, StateEvent
 from giornata.jobs import BlobRef, JobRecord, JobState
 from giornata.messages import EVENT_HEADER, Accepted, CancelMessage, EditReply, Picture
 from giornata_gateway.answers import error_of
@@ -21,7 +21,7 @@ from giornata_gateway.envelopes import (
     inline_pictures,
     read_parameters,
 )
-from giornata_gateway.feed import open_feed, until_done
+from giornata_gateway.feed import News, open_feed, until_done
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.preparation import Order
 from giornata_gateway.submission import Held
@@ -30,6 +30,8 @@ REPLY_BYTES = 8 << 20
 """No reply is larger, even where the server would carry it."""
 MESSAGE_COPIES = 2
 """Of pictures inside a message: as it came and as it was read, both kept until it is answered."""
+
+KINDS = {kind_type: kind for kind, kind_type in EVENT_TYPES.items()}
 
 
 @asynccontextmanager
@@ -98,9 +100,9 @@ class NatsDoor:
                 if item is not None and item.event != queued:
                     await self._publish(subject, item.event)
 
-    async def _publish(self, subject: str, event: StateEvent | StepEvent | DoneEvent) -> None:
+    async def _publish(self, subject: str, event: News) -> None:
         await self._gateway.bus.client.publish(
-            subject, codec.encode(event), headers={EVENT_HEADER: _kind(event)}
+            subject, codec.encode(event), headers={EVENT_HEADER: KINDS[type(event)]}
         )
 
     async def _reply(self, record: JobRecord) -> EditReply:
@@ -129,12 +131,6 @@ class NatsDoor:
             pictures=tuple(pictures),
             errors=tuple(f"Picture {row.index}: {row.error.message}" for row in record.rows if row.error),
         )
-
-
-def _kind(event: StateEvent | StepEvent | DoneEvent) -> EventKind:
-    if isinstance(event, StateEvent):
-        return EventKind.STATE
-    return EventKind.STEP if isinstance(event, StepEvent) else EventKind.DONE
 
 
 @contextmanager

@@ -10,10 +10,11 @@ from pydantic.json_schema import models_json_schema
 from giornata import __version__
 from giornata.errors import BY_CODE
 from giornata_gateway.answers import ErrorAnswer, ImagesAnswer
-from giornata_gateway.catalog import FleetView, HealthView, ModelList, ReadyView
+from giornata_gateway.catalog import HealthView, ModelList, ReadyView
+from giornata_gateway.fleet_views import FleetView
 from giornata_gateway.forms import EditForm, JobForm
 from giornata_gateway.job_views import JobView
-from giornata_gateway.stream_events import CompletedEvent, ErrorEvent, ProgressEvent
+from giornata_gateway.stream_events import CompletedEvent, ErrorEvent, PartialImageEvent, ProgressEvent
 
 Json = dict[str, Any]
 
@@ -38,7 +39,9 @@ with `mask_mode` `auto`, and refused with the others.
 edit is cancelled when its client leaves.
 
 **Event streams.** Every event has the id of its place in the stream; `Last-Event-ID` replays what came after. \
-Of the frames that tell the end, the last alone has an id. 204 means that nothing is left to tell.
+Of the frames that tell the end, the last alone has an id. 204 means that nothing is left to tell. \
+`image_edit.partial_image` comes where `partial_images` asks for it: its `b64_json` is a small JPEG, whatever \
+`output_format` is, to be scaled up to `box`.
 """
 
 
@@ -79,7 +82,7 @@ def _schemas() -> Json:
     forms = [(EditForm, "validation"), (JobForm, "validation")]
     views: list[type[BaseModel]] = [
         ErrorAnswer, ImagesAnswer, JobView, ModelList, FleetView, ReadyView, HealthView,
-        ProgressEvent, CompletedEvent, ErrorEvent,
+        ProgressEvent, PartialImageEvent, CompletedEvent, ErrorEvent,
     ]  # fmt: skip
     _, schema = models_json_schema(
         [*forms, *((view, "serialization") for view in views)],  # type: ignore[list-item]  # mypy widens the modes to str
@@ -107,7 +110,21 @@ def _paths() -> Json:
         ),
         **_job_paths(pictures),
         "/v1/models": _get("listModels", "Served models.", ModelList, 401),
-        "/v1/fleet": _get("getFleet", "Live instances of every service.", FleetView, 401),
+        "/v1/fleet": {
+            "get": _operation(
+                "getFleet",
+                "What the fleet is doing; a live stream of it where the Accept header asks for text/event-stream.",
+                {
+                    "200": _answer(
+                        "Every live instance and their sums; null is unknown. In the stream, the data of each event "
+                        "`fleet`, where what is unknown is left out.",
+                        {"application/json": _ref(FleetView), "text/event-stream": _ref(FleetView)},
+                    )
+                },
+                401,
+                429,
+            )
+        },
         "/healthz": _get(
             "getHealth", "200 while process, NATS and blob store answer, else 503.", HealthView, own_503=True
         ),
@@ -177,7 +194,7 @@ def _ref(model: type[BaseModel]) -> Json:
 
 
 def _stream() -> Json:
-    events = [_ref(kind)["schema"] for kind in (ProgressEvent, CompletedEvent, ErrorEvent)]
+    events = [_ref(kind)["schema"] for kind in (ProgressEvent, PartialImageEvent, CompletedEvent, ErrorEvent)]
     return {"schema": {"description": "`data` of each event", "oneOf": events}}
 
 

@@ -1,7 +1,7 @@
 """What a stream of server-sent events tells: job events as OpenAI's event types and ours. Pure.
 
-``image_edit.progress`` is ours (OpenAI's clients pass unknown types on); ``image_edit.completed`` has OpenAI's fields;
-``error`` has the shape from which OpenAI's clients raise.
+``image_edit.progress`` is ours (OpenAI's clients pass unknown types on); ``image_edit.partial_image`` and
+``image_edit.completed`` have OpenAI's fields; ``error`` has the shape from which OpenAI's clients raise.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import base64
 from typing import Literal
 
+from pydantic import Field
+
 from giornata.errors import GiornataError
-from giornata.events import StateEvent, StepEvent
-from giornata.jobs import JobRecord, JobState, Row
+from giornata.events import PreviewEvent, StateEvent, StepEvent
+from giornata.jobs import Box, JobRecord, JobState, Row
 from giornata.requests import OutputFormat
 from giornata_gateway.answers import (
+    CONTENT_TYPES,
     ErrorDetail,
     Usage,
     View,
@@ -25,6 +28,7 @@ from giornata_gateway.answers import (
 )
 
 PROGRESS = "image_edit.progress"
+PARTIAL = "image_edit.partial_image"
 COMPLETED = "image_edit.completed"
 ERROR = "error"
 
@@ -41,6 +45,32 @@ class ProgressEvent(View):
     """Of the picture; only with a step."""
     step: int | None = None
     steps: int | None = None
+
+
+class PartialImageEvent(View):
+    """What a picture looks like so far; only where `partial_images` asks for it."""
+
+    type: Literal["image_edit.partial_image"] = "image_edit.partial_image"
+    b64_json: str = Field(
+        description="A small preview, at most 32 KiB before base64, of the type `media_type`: about one pixel per "
+        "latent pixel, to be scaled up to `box`. The finished picture alone has the size and format asked for."
+    )
+    partial_image_index: int = Field(description="0 for the first preview of this picture.")
+    created_at: int
+    background: Literal["opaque", "transparent"] = Field(
+        description="Of the finished picture, as the next three."
+    )
+    output_format: OutputFormat
+    quality: Literal["auto"] = "auto"
+    size: str
+    index: int = Field(description="Of the picture.")
+    job_id: str
+    step: int = Field(description="Steps computed, 1 for the first.")
+    steps: int
+    box: Box = Field(
+        description="Left, top, width, height: the part of the finished picture that the preview shows, in its pixels."
+    )
+    media_type: str = Field(description="Of the bytes in `b64_json`.")
 
 
 class CompletedEvent(View):
@@ -83,6 +113,24 @@ def progress_event(event: StateEvent | StepEvent) -> ProgressEvent:
         index=event.index,
         step=event.step,
         steps=event.steps,
+    )
+
+
+def partial_image_event(record: JobRecord, event: PreviewEvent, now: int) -> PartialImageEvent:
+    """A preview as it is told; the record has been inspected."""
+    return PartialImageEvent(
+        b64_json=base64.b64encode(event.image).decode(),
+        partial_image_index=event.partial_image_index,
+        created_at=now,
+        background=background_of(record),
+        output_format=record.job.parameters.output_format,
+        size=size_of(record),
+        index=event.index,
+        job_id=event.job_id,
+        step=event.step,
+        steps=event.steps,
+        box=event.box,
+        media_type=CONTENT_TYPES[event.format],
     )
 
 

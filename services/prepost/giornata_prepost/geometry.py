@@ -1,4 +1,4 @@
-"""Sizes: what the model computes, and what the caller gets. All in pixels."""
+"""Sizes and boxes: what the model computes, and what the caller gets. All in pixels."""
 
 from __future__ import annotations
 
@@ -26,6 +26,25 @@ class Size(NamedTuple):
         return self.width * self.height
 
 
+class Box(NamedTuple):
+    """A part of a picture, in pixels."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+    @property
+    def size(self) -> Size:
+        """Width and height."""
+        return Size(self.width, self.height)
+
+    @property
+    def window(self) -> tuple[slice, slice]:
+        """It indexes an array (height, width, ...)."""
+        return slice(self.top, self.top + self.height), slice(self.left, self.left + self.width)
+
+
 def same_aspect(one: Size, other: Size) -> bool:
     """Whether the aspect ratios differ by at most :data:`ASPECT_TOLERANCE`; symmetric in its arguments."""
     a, b = one.width * other.height, other.width * one.height
@@ -45,11 +64,59 @@ def model_size(picture: Size, budget_pixels: int, multiple: int) -> Size:
         budget_pixels: most pixels the model computes, at least ``multiple ** 2``.
         multiple: pixels of one token's side (16 for Flux).
     """
-    width, height = picture
-    if picture.pixels > budget_pixels:
-        # floor(width * sqrt(budget / (width * height))) without a rounding error
-        width, height = isqrt(budget_pixels * width // height), isqrt(budget_pixels * height // width)
-    width, height = (max(multiple, side // multiple * multiple) for side in (width, height))
+    scaled = _of_area(picture, budget_pixels) if picture.pixels > budget_pixels else picture
+    return _in_multiples(scaled, budget_pixels, multiple)
+
+
+def crop_box(marked: Box, picture: Size) -> Box:
+    """What `padding_mask_crop` cuts out: the box of the mask with its padding, made square where there is room.
+
+    The shorter side grows on both ends, and inward only where the picture ends; this is
+    `VaeImageProcessor.get_crop_region` of diffusers for a square. A square, because it is what every checkpoint was
+    trained on, and because what it adds around a long mask is context.
+
+    Args:
+        marked: lies in the picture.
+        picture: the upright original.
+    """
+    side = max(marked.size)
+    left, width = _grown(marked.left, marked.width, side, picture.width)
+    top, height = _grown(marked.top, marked.height, side, picture.height)
+    return Box(left, top, width, height)
+
+
+def crop_size(cut_out: Size, native: int, budget_pixels: int, multiple: int) -> Size:
+    """Size at which the model computes what was cut out: up to `native` squared pixels, scaled up or down.
+
+    A square box becomes the native square. Where the picture had no room for a square, the box's own shape is kept,
+    within less than one multiple a side, and not padded to a square as diffusers does (`resize_mode="fill"`): smeared
+    borders would be computed and thrown away, and the model would see them.
+
+    Args:
+        cut_out: size of what :func:`crop_box` says.
+        native: pixels a side of the model's own pictures.
+        budget_pixels: most pixels the model computes, at least ``multiple ** 2``.
+        multiple: pixels of one token's side (16 for Flux).
+    """
+    pixels = max(min(native**2, budget_pixels), multiple**2)
+    return _in_multiples(_of_area(cut_out, pixels), pixels, multiple)
+
+
+def _grown(start: int, length: int, wanted: int, limit: int) -> tuple[int, int]:
+    """Start and length of a span of `wanted` pixels around a span, kept within 0..limit."""
+    wanted = min(wanted, limit)
+    return min(max(start - (wanted - length) // 2, 0), limit - wanted), wanted
+
+
+def _of_area(shape: Size, pixels: int) -> Size:
+    """The size of this shape that has at most `pixels`: floor(width * sqrt(pixels / (width * height))), exactly."""
+    width, height = shape
+    return Size(isqrt(pixels * width // height), isqrt(pixels * height // width))
+
+
+def _in_multiples(size: Size, budget_pixels: int, multiple: int) -> Size:
+    """Each side cut to a multiple, but to no less than one."""
+    width, height = (max(multiple, side // multiple * multiple) for side in size)
     if width * height > budget_pixels:  # a side was raised to one multiple
         longest = max(multiple, budget_pixels // multiple // multiple * multiple)
         width, height = min(width, longest), min(height, longest)

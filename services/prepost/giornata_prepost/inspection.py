@@ -11,8 +11,8 @@ from safetensors.numpy import save
 
 from giornata.models import Family, ModelCard
 from giornata.requests import EditParameters
-from giornata_prepost.geometry import Size, model_size, output_size
-from giornata_prepost.masks import Alpha, compute_set, edited_region, effective_alpha, model_mask
+from giornata_prepost.geometry import Box, Size, crop_box, crop_size, model_size, output_size
+from giornata_prepost.masks import Alpha, bounds, compute_set, edited_region, effective_alpha, model_mask
 from giornata_prepost.paste import resize
 from giornata_prepost.pictures import Picture, Pixels, decode, flatten
 
@@ -45,6 +45,8 @@ class Inspected:
     pixel_ratio: float
     """Share of the original's pixels with an effective alpha above 0."""
     template_key: str
+    crop: Box | None
+    """What of the upright original the model's picture shows; None for all of it."""
     prepared: bytes
     """safetensors, uint8, at the model's size: `image` (height, width, 3), `mask` (height, width), 255 = edit."""
 
@@ -57,7 +59,7 @@ def inspect(
     Args:
         image: the file as it was sent.
         mask: likewise.
-        parameters: reads `size`, `mask_mode`, `grow_mask`, `mask_blur`.
+        parameters: reads `size`, `mask_mode`, `grow_mask`, `mask_blur`, `padding_mask_crop`.
         card: the model that will do it.
         limits: on pixels.
 
@@ -67,10 +69,15 @@ def inspect(
     """
     original, alpha = read_edit(image, mask, parameters, limits)
     size = Size(original.width, original.height)
-    model = model_size(size, limits.budget_pixels, card.pixel_multiple)
     output = requested_size(size, parameters, limits)
-    seen = template(original, model)
-    edited = model_mask(alpha, model, mask_grain(card))
+    crop = cut_out(alpha, parameters.padding_mask_crop)
+    if crop is None:
+        model = model_size(size, limits.budget_pixels, card.pixel_multiple)
+    else:
+        model = crop_size(crop.size, card.native_size, limits.budget_pixels, card.pixel_multiple)
+    window = (crop or Box(0, 0, *size)).window
+    seen = template(Picture(original.pixels[window]), model)
+    edited = model_mask(alpha[window], model, mask_grain(card))
     tokens = model.pixels // card.pixel_multiple**2
     compute_tokens = len(compute_set(edited, card.pixel_multiple))
     return Inspected(
@@ -86,6 +93,7 @@ def inspect(
         mask_ratio=compute_tokens / tokens,
         pixel_ratio=float(np.count_nonzero(alpha) / alpha.size),
         template_key=template_key(seen, card),
+        crop=crop,
         prepared=save({"image": np.ascontiguousarray(seen), "mask": edited.astype(np.uint8) * np.uint8(255)}),
     )
 
@@ -103,6 +111,20 @@ def read_edit(
     marks = None if mask is None else decode(mask, limits.max_pixels, "mask").pixels
     region = edited_region(original.pixels, marks, parameters.mask_mode)
     return original, effective_alpha(region, parameters.grow_mask, parameters.mask_blur)
+
+
+def cut_out(alpha: Alpha, padding: int | None) -> Box | None:
+    """What `padding_mask_crop` leaves of the picture; None, all of it, where it is not asked for.
+
+    Nothing outside has an alpha above 0, so that the paste keeps to it: the box holds the mask after grow and blur.
+
+    Args:
+        alpha: (height, width), the effective alpha, somewhere above 0.
+        padding: pixels of the image around the mask's box.
+    """
+    if padding is None:
+        return None
+    return crop_box(bounds(alpha > 0, padding), Size(alpha.shape[1], alpha.shape[0]))
 
 
 def requested_size(picture: Size, parameters: EditParameters, limits: PixelLimits) -> Size:

@@ -15,7 +15,7 @@ from scipy.ndimage import distance_transform_edt
 
 from giornata.errors import MaskEmpty, MaskRejected, MaskSizeMismatch
 from giornata.requests import MaskMode
-from giornata_prepost.geometry import Size, same_aspect
+from giornata_prepost.geometry import Box, Size, same_aspect
 from giornata_prepost.pictures import Pixels
 
 Region: TypeAlias = npt.NDArray[np.bool_]
@@ -80,7 +80,7 @@ def effective_alpha(region: Region, grow_px: int, blur_px: float) -> Alpha:
     if reach < 1 or not region.any():
         return region.astype(np.float32)
     alpha = np.zeros(region.shape, np.float32)
-    window = _bounds(region, ceil(reach))
+    window = bounds(region, ceil(reach)).window
     beyond = distance_transform_edt(~region[window]).astype(np.float32) - np.float32(grow_px)
     if blur_px > 0:
         np.maximum(beyond, 0, out=beyond)
@@ -204,14 +204,14 @@ def _check_aspect(image: Size, mask: Size) -> None:
         )
 
 
-def _bounds(region: Region, margin: int) -> tuple[slice, slice]:
-    """The window that holds the region and `margin` pixels around it."""
+def bounds(region: Region, margin: int) -> Box:
+    """The smallest box that holds a region, which is not empty, and `margin` pixels around it within the picture."""
     first, last = [], []
-    for axis, length in ((1, region.shape[0]), (0, region.shape[1])):
+    for axis, length in ((0, region.shape[1]), (1, region.shape[0])):
         hits = np.flatnonzero(region.any(axis=axis))
         first.append(max(0, int(hits[0]) - margin))
         last.append(min(length, int(hits[-1]) + margin + 1))
-    return slice(first[0], last[0]), slice(first[1], last[1])
+    return Box(first[0], first[1], last[0] - first[0], last[1] - first[1])
 
 
 def _touched(region: Region, length: int) -> Region:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from math import ceil, floor
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from giornata_prepost.geometry import Size
+from giornata_prepost.geometry import Box, Size
 from giornata_prepost.masks import MIN_ALPHA, Alpha
 from giornata_prepost.pictures import Pixels
 
 
-def paste(original: Pixels, alpha: Alpha, painted: Pixels, size: Size | None = None) -> Pixels:
+def paste(
+    original: Pixels, alpha: Alpha, painted: Pixels, size: Size | None = None, crop: Box | None = None
+) -> Pixels:
     """Composite the painted picture over the original with the effective alpha.
 
     Where alpha is 0 the output equals the original, its alpha channel included; where it is 1, the painted
@@ -23,20 +28,72 @@ def paste(original: Pixels, alpha: Alpha, painted: Pixels, size: Size | None = N
         alpha: (height, width) float32, 0..1.
         painted: (h, w, 3) uint8, the model's picture; resized to the output (Lanczos).
         size: of the output; default the original's. With another size original and alpha are resized first.
+        crop: what of the original the painted picture shows; alpha is 0 everywhere else. Default all of it.
 
     Returns:
         (size.height, size.width, channels of the original) uint8.
     """
-    size = size or Size(original.shape[1], original.shape[0])
+    own = Size(original.shape[1], original.shape[0])
+    size = size or own
     output = resize(original, size).copy()
-    alpha = resize_alpha(alpha, size)
-    painted = resize(painted, size)
+    place, painted = placed(painted, crop or Box(0, 0, *own), own, size)
+    alpha = resize_alpha(alpha, size)[place.window]
+    below = output[place.window]
     full = alpha >= 1
-    np.copyto(output[..., :3], painted, where=full[..., None])
-    output[..., 3:][full] = 255
+    np.copyto(below[..., :3], painted, where=full[..., None])
+    below[..., 3:][full] = 255
     feather = (alpha > 0) & ~full
-    output[feather] = _over(output[feather], alpha[feather][:, None], painted[feather])
+    below[feather] = _over(below[feather], alpha[feather][:, None], painted[feather])
     return output
+
+
+def placed(painted: Pixels, crop: Box, original: Size, output: Size) -> tuple[Box, Pixels]:
+    """The painted picture at the output's scale, and the box of the output that it covers.
+
+    Where the output has another size than the original, the crop's edges fall between pixels of the output, and
+    resized alpha reaches a little beyond them: the box is a margin larger, and the painted picture's border goes on
+    there. Positions stay exact.
+
+    Args:
+        painted: (h, w, 3) uint8.
+        crop: what of the original it shows.
+        original: size of the upright original.
+        output: size of the output.
+
+    Returns:
+        The box, and its pixels (box.height, box.width, 3) uint8.
+    """
+    if crop == (0, 0, *original) or output == original:
+        place = Box(0, 0, *output) if output != original else crop
+        return place, resize(painted, place.size)
+    x = _span(crop.left, crop.width, painted.shape[1], original.width, output.width)
+    y = _span(crop.top, crop.height, painted.shape[0], original.height, output.height)
+    beyond = np.pad(painted, ((y.beyond, y.beyond), (x.beyond, x.beyond), (0, 0)), mode="edge")
+    place = Box(x.start, y.start, x.length, y.length)
+    source = (x.source[0], y.source[0], x.source[1], y.source[1])
+    resized = Image.fromarray(beyond).resize(place.size, Image.Resampling.LANCZOS, box=source)
+    return place, np.asarray(resized)
+
+
+class _Span(NamedTuple):
+    """One axis of a placement."""
+
+    start: int
+    """In the output."""
+    length: int
+    source: tuple[float, float]
+    """The same span in the painted picture, which goes on by `beyond` pixels at both ends."""
+    beyond: int
+
+
+def _span(first: int, length: int, painted: int, original: int, output: int) -> _Span:
+    scale = output / original
+    margin = ceil(max(1.0, scale))  # the reach of the linear filter of `resize_alpha`
+    start = max(0, floor(first * scale) - margin)
+    end = min(output, ceil((first + length) * scale) + margin)
+    low, high = ((edge / scale - first) * painted / length for edge in (start, end))
+    beyond = ceil(max(0.0, -low, high - painted))
+    return _Span(start, end - start, (low + beyond, min(high + beyond, painted + 2 * beyond)), beyond)
 
 
 def resize(pixels: Pixels, size: Size) -> Pixels:

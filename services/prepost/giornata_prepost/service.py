@@ -27,7 +27,7 @@ from giornata.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.encoding import ImageModel
 from giornata_prepost.finishing import finish
-from giornata_prepost.geometry import Size
+from giornata_prepost.geometry import Box, Size
 from giornata_prepost.inspection import PixelLimits, inspect
 from giornata_prepost.model_thread import ModelThread, Turn
 from giornata_prepost.pool import ImagePool
@@ -119,7 +119,8 @@ class Prepost:
         painted, decode_ms = await self._thread.timed(Turn.FINISH, self._model.decode, latents, size)
         async with self._held:
             image, mask = await self._pictures(job)
-            edit = (image, mask, job.parameters, self._limits, painted)
+            crop = request.inspection.crop and Box(*request.inspection.crop)
+            edit = (image, mask, job.parameters, self._limits, painted, crop)
             file, paste_ms = await self._pool.timed(finish, *edit, limit_s=self._config.image_timeout_s)
         return FinishReply(
             image=await self._store(job, f"image-{request.index}", file, job.result_ttl_s),

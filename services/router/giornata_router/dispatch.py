@@ -13,7 +13,7 @@ from enum import Enum
 from giornata.events import DenoisedEvent
 from giornata.fleet import SILENCE_S
 from giornata.jobs import Priority
-from giornata.workers import ServiceState
+from giornata.workers import QueueState, ServiceState
 from giornata_router.placement import Placement
 from giornata_router.policy import Demand
 
@@ -63,6 +63,16 @@ class Dispatch:
     def waiting(self) -> int:
         """Jobs that wait for a worker."""
         return len(self._waiting)
+
+    def queue(self, *, full: bool) -> QueueState:
+        """Who waits for a worker, as telemetry tells it; `full` where more may wait to be carried at all."""
+        demands = [waiting.demand for waiting in self._waiting]
+        return QueueState(
+            jobs=len(demands),
+            rows=sum(demand.rows for demand in demands),
+            steps=sum(demand.steps for demand in demands),
+            full=full,
+        )
 
     def observe(self, state: ServiceState) -> None:
         """Telemetry: a worker may have room again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from dataclasses import dataclass
 
 import nats.errors
@@ -48,6 +49,13 @@ class Queue:
         self._walks = walks
         self._accepted_s: dict[str, float] = {}
         self._carried: dict[str, _Carried] = {}
+        self._limits: dict[Priority, int] = {}
+        self._in_hand: Counter[Priority] = Counter()
+
+    @property
+    def full(self) -> bool:
+        """Whether as many jobs of a priority are carried as may be, so that more may wait in the queue."""
+        return any(self._in_hand[priority] >= limit for priority, limit in self._limits.items())
 
     @property
     def carried(self) -> int:
@@ -93,6 +101,12 @@ class Queue:
     async def consume(self, priority: Priority, limit: int) -> None:
         """Take jobs of one priority, at most `limit` at a time; runs for ever."""
         slots = asyncio.Semaphore(limit)
+
+        def given_back(_: asyncio.Task[None]) -> None:
+            self._in_hand[priority] -= 1
+            slots.release()
+
+        self._limits[priority] = limit
         consumer = await streams.queue_consumer(self._tools.bus.jetstream, priority, max_in_flight=limit)
         try:
             while True:
@@ -102,7 +116,8 @@ class Queue:
                     slots.release()
                     continue
                 task = self._walks.create_task(self._carry(message), name="walk")
-                task.add_done_callback(lambda _: slots.release())
+                self._in_hand[priority] += 1
+                task.add_done_callback(given_back)
         finally:
             with contextlib.suppress(nats.errors.Error):  # without a connection there is nothing to end
                 # a message in its buffer would hold up the drain of the connection

@@ -39,6 +39,7 @@ class Router:
         self._dispatch = Dispatch(Placement(POLICIES[config.policy]), lambda: bus.client.is_connected)
         self._tools = Tools(bus, records, Stages(bus, config), self._dispatch, config)
         self._active = False
+        self._queue: Queue | None = None
         bus.on_reconnect.append(self._dispatch.recheck)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -69,6 +70,7 @@ class Router:
             log.warning("leading_interrupted", error=repr(group.exceptions))
         finally:
             self._active = False
+            self._queue = None
             await lease.release()
             log.info("stepped_down")
 
@@ -91,6 +93,7 @@ class Router:
             self._bus.on_reconnect.append(queue.recheck)
             try:
                 self._active = True
+                self._queue = queue
                 while not stop.is_set() and await lease.renew():
                     await _wait(stop, RENEW_S)
             finally:
@@ -101,7 +104,8 @@ class Router:
         return {Priority.INTERACTIVE: self._config.max_interactive, Priority.BATCH: self._config.max_batch}
 
     def _report(self) -> ServiceState:
-        return state_of(ServiceName.ROUTER, self._config.instance, active=self._active)
+        queue = self._dispatch.queue(full=self._queue.full) if self._queue is not None else None
+        return state_of(ServiceName.ROUTER, self._config.instance, active=self._active, queue=queue)
 
 
 class _StepDownError(Exception):

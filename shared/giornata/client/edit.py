@@ -13,14 +13,14 @@ from nats.micro.request import ERROR_CODE_HEADER
 from giornata import codec
 from giornata.deadlines import Deadline
 from giornata.errors import DeadlineExceeded, ErrorBody, GiornataError, ServiceUnavailable, from_body
-from giornata.events import EVENT_TYPES, DoneEvent, EventKind, StateEvent, StepEvent
+from giornata.events import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.messages import EVENT_HEADER, EditReply, Picture
 from giornata.requests import OutputFormat
 
 NO_RESPONDERS: Final = "503"
 
-Progress = StateEvent | StepEvent | DoneEvent
-"""What an edit tells while it runs; the last one is a DoneEvent."""
+Progress = StateEvent | StepEvent | PreviewEvent | DoneEvent
+"""What an edit tells while it runs; the last one is a DoneEvent. Previews come where `partial_images` asks for them."""
 Fetch = Callable[[Picture], Awaitable[bytes]]
 """The bytes of a picture, wherever they are."""
 Cancel = Callable[[str], Awaitable[None]]
@@ -122,7 +122,7 @@ class Edit:
         if kind is None or kind not in set(EventKind):
             return  # of a newer gateway
         event = codec.decode(EVENT_TYPES[EventKind(kind)], message.data)
-        if not isinstance(event, StateEvent | StepEvent | DoneEvent):
+        if not isinstance(event, Progress):
             return
         if not self._job_id.done():
             self._job_id.set_result(event.job_id)

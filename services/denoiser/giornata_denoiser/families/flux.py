@@ -19,6 +19,8 @@ from giornata_denoiser.attention import choose
 from giornata_denoiser.families.protocol import Rotary, Sequences
 from giornata_denoiser.sigmas import TRAIN_TIMESTEPS
 
+PATCH = 2
+"""Latent pixels a side of a token."""
 ROTARY_CACHE = 64
 """Rotary embeddings kept, one per picture size and text length: 4.7 MB for 1024x1024 pixels."""
 
@@ -63,6 +65,12 @@ class PackedFlux:
         image = joint.index_select(0, layout.image_positions)
         scale, shift = _modulation(model.norm_out, conditioning, 2, layout.image_sequence)
         return _as_tensor(model.proj_out(_modulated(model.norm_out.norm(image), shift, scale)))
+
+    def unpacked(self, latent: Tensor, grid: tuple[int, int]) -> Tensor:
+        """See :meth:`giornata_denoiser.families.protocol.Family.unpacked`; the inverse of `_pack_latents`."""
+        height, width = grid
+        patches = latent.view(height, width, -1, PATCH, PATCH).permute(2, 0, 3, 1, 4)
+        return patches.reshape(-1, height * PATCH, width * PATCH)
 
     def _rotary(self, text_tokens: int, grid: tuple[int, int]) -> Rotary:
         """Text is at (0, 0, 0); the image token of line y and column x at (0, y, x)."""

@@ -78,6 +78,12 @@ class Family(Protocol):
             (image_tokens, 4 * latent_channels): velocity of the image stream.
         """
 
+    def unpacked(self, latent: Tensor, grid: tuple[int, int]) -> Tensor:
+        """One row's packed latent, (tokens, 4 * latent_channels), as (latent_channels, height, width) latent pixels.
+
+        `grid` is (height, width) in tokens.
+        """
+
     def after_step(self, latent: Tensor, conditioning: Mapping[str, Tensor], next_sigma: Tensor) -> Tensor:
         """What the pipeline does to one row's latent, (tokens, channels), after each step.
 

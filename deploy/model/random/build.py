@@ -1,6 +1,6 @@
 """Builds a small Flux checkpoint with random weights, in diffusers' layout and without a download.
 
-``python -m deploy.model.build FOLDER --family flux-inpaint|flux-fill [--seed 0]``
+``python -m deploy.model.random.build FOLDER --family flux-inpaint|flux-fill [--seed 0]``
 
 The folder loads with `FluxInpaintPipeline.from_pretrained` or `FluxFillPipeline.from_pretrained` like a published
 checkpoint; equal seeds give equal bytes. What it paints is texture: it exercises the system, it knows nothing of
@@ -41,6 +41,7 @@ FILL_CHANNELS: Final = 2 * PATCH_CHANNELS + 4 * VAE_SCALE_FACTOR**2
 """Fill's tokens carry the noisy latent, the masked picture's latent and the mask's 16x16 pixels."""
 TEXT_WIDTH: Final = 32
 POOLED_WIDTH: Final = 32
+NATIVE_PIXELS: Final = 256
 HEADS: Final = 4
 ROPE_AXES: Final = (8, 12, 12)
 """Head channels that encode text position, row and column; their sum is the width of a head."""
@@ -111,6 +112,7 @@ def _vae() -> AutoencoderKL:
         down_block_types=("DownEncoderBlock2D",) * len(widths),
         up_block_types=("UpDecoderBlock2D",) * len(widths),
         norm_num_groups=4,
+        sample_size=NATIVE_PIXELS,
         scaling_factor=0.3611,
         shift_factor=0.1159,
         use_quant_conv=False,
@@ -175,7 +177,7 @@ def _is_single_block_output(name: str) -> bool:
 
 def main() -> None:
     """Command line of the builder."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.model.build", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m deploy.model.random.build", description=__doc__)
     parser.add_argument("folder", type=Path, help="where the checkpoint goes")
     parser.add_argument("--family", type=Family, choices=list(Family), default=Family.FLUX_INPAINT)
     parser.add_argument("--seed", type=int, default=0, help="of the weights (default 0)")

@@ -1,0 +1,76 @@
+"""Train the built-in model, stage by stage; each stage goes on where it was stopped.
+
+python -m deploy.model.train all        the shipped recipe, from nothing to deploy/model/fresco
+python -m deploy.model.train painter    one stage: autoencoder, painter, guidance or export
+
+`painter` and `guidance` also run as several processes, see `deploy/model/train/ranks.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from deploy.model.train import autoencoder, export, guidance, painter
+from deploy.model.train.plan import Plan
+from deploy.model.train.ranks import joined
+
+STEPS: Final = {"autoencoder": 1600, "painter": 9000, "guidance": 1500}
+"""Of the shipped weights."""
+STAGES: Final = {"autoencoder": autoencoder.run, "painter": painter.run, "guidance": guidance.run}
+CHECKPOINT: Final = Path(__file__).parents[1] / "fresco"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    root = argparse.ArgumentParser(
+        prog="python -m deploy.model.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    root.add_argument("stage", choices=("all", *STEPS, "export"))
+    root.add_argument(
+        "--folder", type=Path, default=Path("out/train"), help="state, sample grids and results (%(default)s)"
+    )
+    usual = ", ".join(f"{stage} {steps}" for stage, steps in STEPS.items())
+    root.add_argument("--steps", type=int, help=f"of one stage, in total ({usual})")
+    root.add_argument("--seed", type=int, default=0, help="of weights, scenes and noise (%(default)s)")
+    root.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda (%(default)s)"
+    )
+    root.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="CPU threads (%(default)s)"
+    )
+    root.add_argument(
+        "--checkpoint", type=Path, default=CHECKPOINT, help="folder that export writes (%(default)s)"
+    )
+    return root
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0, 1 when there is nothing to export, 130 after Ctrl-C (the state of the last save stays)."""
+    flags = parser().parse_args(argv)
+    torch.set_num_threads(flags.threads)
+    device = torch.device(flags.device)
+    flags.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with joined(device) as ranks:
+            for name, stage in STAGES.items():
+                if flags.stage in {"all", name}:
+                    stage(Plan(flags.folder, flags.steps or STEPS[name], flags.seed, device, ranks))
+            if ranks.first and flags.stage in {"all", "export"}:
+                export.run(flags.folder, flags.checkpoint)
+    except FileNotFoundError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

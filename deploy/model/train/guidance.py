@@ -1,0 +1,67 @@
+"""Third stage: guidance distillation (Meng et al., CVPR 2023, 3.1), as FLUX.1-dev was made.
+
+The second stage's average teaches: its classifier-free guided velocity, at a scale drawn per row, is what the student
+learns to predict in one forward. Requests name the scale as `guidance_scale`; the published default of Fill, 30, stands
+for a classifier-free scale of about 3.4 (`classifier_free_scale`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from deploy.model.painter import UNGUIDED, Painter
+from deploy.model.train import painter
+from deploy.model.train.painter import Course, Run, Stage
+from deploy.model.train.plan import Plan
+from deploy.model.train.pool import Batch
+
+GREATEST: Final = 60.0
+"""Guidance is learnt from `UNGUIDED` up to this."""
+UNITS_PER_SCALE: Final = 12.0
+USUAL: Final = 30.0
+"""What requests get that do not say: the default of Fill."""
+SHARES: Final = {48: 0.3, 96: 0.3, 128: 0.3, 256: 0.1}
+GUIDANCE: Final = Course("guidance", (Stage(1.01, SHARES),), rate=0.35, guidance=USUAL)
+
+
+def classifier_free_scale(guidance: torch.Tensor) -> torch.Tensor:
+    """The classifier-free scale for which `guidance` stands; 1 where it is `UNGUIDED`."""
+    return 1 + (guidance - UNGUIDED) / UNITS_PER_SCALE
+
+
+def run(plan: Plan) -> None:
+    """Distil from the average in ``painter.pt``, going on from ``guidance.pt``, both in the plan's folder."""
+    teacher = Run(plan).average
+    student = Run(replace(plan, seed=plan.seed + 1), GUIDANCE)
+    if student.step == 0:
+        student.painter.load_state_dict(teacher.state_dict())
+        student.average.load_state_dict(teacher.state_dict())
+    clip_ids, t5_ids = (ids.to(plan.device) for ids in student.encoder.tokenize([""]))
+    nothing = teacher.read(clip_ids, t5_ids)
+    painter.train(student, lambda batch: _loss(teacher, student.painter, batch, nothing))
+
+
+def _loss(
+    teacher: Painter, student: Painter, batch: Batch, nothing: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    noise = torch.randn_like(batch.clean)
+    rows = len(noise)
+    times = torch.sigmoid(torch.randn(rows, device=noise.device))
+    noisy = batch.clean + times[:, None, None] * (noise - batch.clean)
+    guidance = UNGUIDED + (GREATEST - UNGUIDED) * torch.rand(rows, device=noise.device)
+    unguided = torch.full_like(guidance, UNGUIDED)
+    corner = painter.random_corner(noise)
+    with torch.no_grad():
+        read = teacher.read(batch.clip_ids, batch.t5_ids)
+        blank = (nothing[0].expand(rows, -1, -1), nothing[1].expand(rows, -1))
+        asked, free = (
+            teacher(noisy, batch.condition, text, time=times, guidance=unguided, corner=corner)
+            for text in (read, blank)
+        )
+        target = free + classifier_free_scale(guidance)[:, None, None] * (asked - free)
+    read = student.read(batch.clip_ids, batch.t5_ids)
+    velocity = student(noisy, batch.condition, read, time=times, guidance=guidance, corner=corner)
+    return painter.weighted_error(velocity, target, batch.masked)

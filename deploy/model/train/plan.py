@@ -1,0 +1,24 @@
+"""What is to be trained, and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from deploy.model.train.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be trained, and where."""
+
+    folder: Path
+    """State, sample grids and results."""
+    steps: int
+    """In total, those before a restart among them."""
+    seed: int
+    """Of weights, scenes and noise."""
+    device: torch.device
+    ranks: Ranks = field(default_factory=Ranks)

@@ -1,0 +1,120 @@
+"""The linear map from latents to colours that previews are seen through, fitted to the checkpoint's own autoencoder.
+
+Autoencoders of diffusion models keep the picture's layout: the mean colour under a latent pixel is close to a linear
+function of its channels. The published tables of factors belong to one autoencoder each; fitted when a checkpoint is
+loaded, the map needs no table, for whatever autoencoder, and takes one encoding of a small board.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor
+
+PATCH: Final = 32
+"""Pixels a side of the board's flat patches: a few latent pixels each."""
+LEVELS: Final = 4
+"""Levels per colour of the flat patches: 64 colours, an 8x8 square of patches."""
+RIDGE: Final = 1e-3
+"""Weight of the penalty on the map's size, in units of the latents' variance: channels that the board leaves almost
+still would get large weights otherwise, and turn a real picture's detail into false colour."""
+
+
+@dataclass(frozen=True, eq=False)
+class PreviewMap:
+    """RGB = latent * weight + bias, on the transformer's device."""
+
+    weight: Tensor
+    """(latent_channels, 3) float32"""
+    bias: Tensor
+    """(3,) float32, in 0..1 as the result is."""
+
+    def to(self, device: torch.device) -> Self:
+        """The same map on `device`."""
+        return type(self)(self.weight.to(device), self.bias.to(device))
+
+    def __call__(self, latents: Tensor) -> Tensor:
+        """The picture of (latent_channels, height, width) latents: (height, width, 3) uint8 on their device."""
+        colours = latents.float().permute(1, 2, 0) @ self.weight + self.bias
+        return (colours.nan_to_num() * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+def fit(latents: Tensor, colours: Tensor) -> PreviewMap:
+    """The map that is right on average: ridge regression, its bias free.
+
+    Args:
+        latents: (samples, latent_channels), as the transformer sees them: shifted and scaled.
+        colours: (samples, 3) in 0..1, the mean colour of the pixels under each.
+    """
+    latents, colours = latents.double(), colours.double()
+    mean, mean_colour = latents.mean(0), colours.mean(0)
+    centred = latents - mean
+    gram = centred.T @ centred
+    penalty = RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
+    # a vanishing gram matrix, of latents that never change, leaves the mean colour
+    weight = torch.linalg.lstsq(gram + penalty, centred.T @ (colours - mean_colour)).solution
+    return PreviewMap(weight.float(), (mean_colour - mean @ weight).float())
+
+
+def board() -> Tensor:
+    """What the autoencoder is shown: (1, 3, 512, 512) in 0..1.
+
+    A quarter each of flat colours, gradients, fine and coarse texture: brightness, hue and detail vary apart.
+    """
+    side = PATCH * LEVELS * 2
+    levels = torch.linspace(0, 1, LEVELS)
+    flat = torch.cartesian_prod(levels, levels, levels).T.reshape(3, side // PATCH, side // PATCH)
+    flat = flat.repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)
+    ramp = torch.linspace(0, 1, side)
+    across, down = ramp.expand(side, side), ramp.unsqueeze(1).expand(side, side)
+    gradients = torch.stack((across, down, 1 - (across + down) / 2))
+    generator = torch.Generator().manual_seed(0)
+    fine, coarse = (_texture(side, cells, generator) for cells in (side // 2, side // 16))
+    rows = [torch.cat((flat, gradients), dim=2), torch.cat((fine, coarse), dim=2)]
+    return torch.cat(rows, dim=1).unsqueeze(0)
+
+
+@torch.inference_mode()
+def fit_autoencoder(folder: Path, device: torch.device) -> PreviewMap:
+    """The map of the autoencoder in the checkpoint `folder`, which is in memory only meanwhile.
+
+    Raises:
+        OSError: its weights are missing.
+        ValueError: they are not finite numbers on the board.
+    """
+    kind: Any = AutoencoderKL
+    autoencoder = kind.from_pretrained(
+        folder, subfolder="vae", torch_dtype=torch.float32, use_safetensors=True, local_files_only=True
+    )
+    fitted = fit_model(autoencoder.to(device).eval())
+    del autoencoder
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return fitted
+
+
+def fit_model(autoencoder: Any) -> PreviewMap:
+    """The map of a diffusers `AutoencoderKL` in float32, on its device.
+
+    Raises:
+        ValueError: its latents of the board are not finite.
+    """
+    picture = board()
+    config = autoencoder.config
+    latents = autoencoder.encode((2 * picture - 1).to(autoencoder.device)).latent_dist.mode()
+    latents = ((latents - (config.shift_factor or 0.0)) * config.scaling_factor).cpu()
+    if not bool(latents.isfinite().all()):
+        raise ValueError("the autoencoder's latents are not finite")
+    colours = torch.nn.functional.adaptive_avg_pool2d(picture, latents.shape[-2:])
+    samples = [tensor[0].flatten(1).T for tensor in (latents, colours)]
+    return fit(samples[0], samples[1]).to(autoencoder.device)
+
+
+def _texture(side: int, cells: int, generator: torch.Generator) -> Tensor:
+    """(3, side, side) in 0..1: random colours in squares, `cells` a side."""
+    random = torch.rand(3, cells, cells, generator=generator)
+    return random.repeat_interleave(side // cells, 1).repeat_interleave(side // cells, 2)

@@ -1,0 +1,101 @@
+// Pictures from files, the clipboard, a drop or the strip of samples, as {blob, bitmap, name, width, height}, upright.
+
+import { ApiError, request, requestJson } from "./api.js";
+import { MAX_PIXELS } from "./mask.js";
+import { at, element } from "./page.js";
+
+const TYPES = ["image/png", "image/jpeg", "image/webp"];
+
+export async function decode(blob, name) {
+  if (!TYPES.includes(blob.type)) {
+    throw new ApiError({
+      code: "picture_type",
+      message: `“${name}” is ${blob.type || "of an unknown type"}; a PNG, JPEG or WebP picture can be edited.`,
+    });
+  }
+  let bitmap;
+  try {
+    bitmap = await createImageBitmap(blob);
+  } catch {
+    throw new ApiError({ code: "picture_unreadable", message: `“${name}” cannot be read as a picture.` });
+  }
+  const { width, height } = bitmap;
+  if (width * height > MAX_PIXELS) {
+    throw new ApiError({
+      code: "picture_too_large",
+      message: `“${name}” has ${width} × ${height} pixels; at most ${MAX_PIXELS / 1e6} million can be edited here.`,
+    });
+  }
+  return { blob, bitmap, name, width, height };
+}
+
+/** A sample and its mask's pixels (or null), from an entry of samples.json. */
+export async function sample(entry) {
+  const fetched = async (file) => (await request(`studio/samples/${file}`)).blob();
+  const picture = await decode(await fetched(entry.file), entry.title);
+  if (!entry.mask) return { picture, rgba: null };
+  return { picture, rgba: await pixels(await fetched(entry.mask), picture.width, picture.height) };
+}
+
+/** A picture's pixels, scaled to a size, 4 bytes each. */
+export async function pixels(blob, width, height) {
+  const canvas = new OffscreenCanvas(width, height);
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  context.drawImage(await createImageBitmap(blob), 0, 0, width, height);
+  return context.getImageData(0, 0, width, height).data;
+}
+
+/** Fills the strip of samples; `take(entry)` is called with the one that is pressed. */
+export async function showSamples(take) {
+  const { samples } = await requestJson("studio/samples/samples.json");
+  const strip = at("samples");
+  strip.replaceChildren(
+    ...samples.map((entry) => {
+      const image = element("img", { src: `studio/samples/${entry.file}`, alt: "", loading: "lazy" });
+      const button = element("button", { type: "button", className: "thumb" }, image, element("span", { textContent: entry.title }));
+      button.title = entry.credit ? `${entry.title} (${entry.credit})` : entry.title;
+      button.dataset.title = entry.title;
+      button.setAttribute("aria-pressed", "false");
+      button.addEventListener("click", () => take(entry, button));
+      return button;
+    }),
+  );
+}
+
+/** Calls `take(blob, name)` for what is chosen, dropped or pasted. */
+export function listenForPictures(take) {
+  const input = at("file");
+  const choose = () => input.click();
+  at("choose").addEventListener("click", choose);
+  at("choose-empty").addEventListener("click", choose);
+  input.addEventListener("change", () => {
+    if (input.files[0]) take(input.files[0], input.files[0].name);
+    input.value = ""; // the same file can be chosen again
+  });
+
+  document.addEventListener("paste", (event) => {
+    const file = [...(event.clipboardData?.files ?? [])][0];
+    if (!file) return;
+    event.preventDefault();
+    take(file, file.name || "pasted picture");
+  });
+
+  const veil = at("veil");
+  let depth = 0; // dragenter and dragleave come for every element on the way
+  const carriesFile = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
+  document.addEventListener("dragenter", (event) => {
+    if (carriesFile(event)) veil.hidden = ++depth === 0;
+  });
+  document.addEventListener("dragleave", (event) => {
+    if (carriesFile(event)) veil.hidden = --depth <= 0;
+  });
+  document.addEventListener("dragover", (event) => event.preventDefault());
+  document.addEventListener("drop", (event) => {
+    event.preventDefault();
+    depth = 0;
+    veil.hidden = true;
+    const file = event.dataTransfer?.files[0];
+    if (file) take(file, file.name);
+  });
+  return choose;
+}

@@ -1,0 +1,143 @@
+// The form of an edit: what the models take, what is asked for, and where a mistake is shown.
+
+import { requestJson } from "./api.js";
+import { at, element, showError } from "./page.js";
+
+const PREVIEWS = 8;
+const form = at("edit");
+const numbers = ["num_inference_steps", "guidance_scale", "strength", "n", "seed", "mask_blur", "padding_mask_crop"];
+
+let models = [];
+let size = null; // of the picture
+
+/** Asks which models are served, and makes the form fit the chosen one. */
+export async function loadModels() {
+  models = (await requestJson("v1/models")).data;
+  const select = at("model");
+  const before = select.value;
+  select.replaceChildren(...models.map((model) => element("option", { value: model.id, textContent: model.id })));
+  if (models.some((model) => model.id === before)) select.value = before;
+  at("model-field").hidden = models.length < 2;
+  fitToModel();
+  return models.length;
+}
+
+export function listenToSettings() {
+  at("model").addEventListener("change", fitToModel);
+  for (const input of form.querySelectorAll("input[name], textarea")) {
+    input.addEventListener("input", () => {
+      input.dataset.touched = "true";
+      check(input);
+    });
+  }
+  at("crop").addEventListener("change", () => {
+    at("padding").disabled = !at("crop").checked;
+  });
+  at("die").addEventListener("click", () => rollSeeds(at("die").getAttribute("aria-pressed") !== "true"));
+  at("seed").addEventListener("input", () => at("die").setAttribute("aria-pressed", String(at("seed").value === "")));
+}
+
+/** The fields of the request; null ones are not sent. Null when one is wrong, which is then shown and focused. */
+export function read() {
+  const prompt = at("prompt");
+  check(prompt);
+  numbers.forEach((name) => check(form.elements[name]));
+  const wrong = form.querySelector("[aria-invalid=true]");
+  if (wrong) {
+    at("settings").open ||= at("settings").contains(wrong);
+    wrong.focus();
+    return null;
+  }
+  const value = (name) => (form.elements[name].disabled || form.elements[name].value === "" ? null : Number(form.elements[name].value));
+  return {
+    prompt: prompt.value.trim(),
+    model: models.length > 1 ? at("model").value : null,
+    ...Object.fromEntries(numbers.map((name) => [name, value(name)])),
+    mask_mode: "white",
+    partial_images: PREVIEWS,
+  };
+}
+
+/** Shows an error of the gateway at the field that it names; false where it names none of this form. */
+export function blame(error) {
+  const field = [...form.querySelectorAll("[data-field]")].find((candidate) => candidate.dataset.field === error.param);
+  if (!field) return false;
+  const input = field.querySelector("[name]");
+  mark(input, { code: error.code, message: error.message.replace(`${error.param}: `, "") });
+  at("settings").open ||= at("settings").contains(input);
+  input.focus();
+  return true;
+}
+
+export function clearBlame() {
+  form.querySelectorAll("[name]").forEach((input) => mark(input, null));
+}
+
+/** Tells what cropping is good for where a picture is much larger than what the model paints. */
+export function fitToPicture(width, height) {
+  size = { width, height };
+  const native = chosen()?.native_size;
+  const larger = native !== undefined && width * height > 1.5 * native * native;
+  at("crop-why").hidden = !larger;
+  at("crop-why").textContent = larger ? `${chosen().id} is made for pictures of about ${native} × ${native} pixels; a crop keeps detail.` : "";
+}
+
+export function setPrompt(text) {
+  if (at("prompt").dataset.touched && at("prompt").value.trim()) return; // what a person wrote stays
+  at("prompt").value = text;
+  check(at("prompt"));
+}
+
+export function useSeed(seed) {
+  at("seed").value = seed;
+  at("die").setAttribute("aria-pressed", "false");
+}
+
+function rollSeeds(pressed) {
+  at("die").setAttribute("aria-pressed", String(pressed));
+  at("seed").value = pressed ? "" : Math.floor(Math.random() * 2 ** 32);
+  check(at("seed"));
+}
+
+function chosen() {
+  return models.find((candidate) => candidate.id === at("model").value);
+}
+
+function fitToModel() {
+  const model = chosen();
+  if (size) fitToPicture(size.width, size.height);
+  at("model-note").textContent = model ? model.id : "No model is served now";
+  if (!model) return;
+  suggest(at("steps"), model.default_steps);
+  suggest(at("strength"), model.default_strength);
+  at("guidance").disabled = !model.takes_guidance;
+  at("guidance-why").textContent = model.takes_guidance ? "" : `${model.id} takes no guidance`;
+  if (model.takes_guidance) suggest(at("guidance"), model.default_guidance_scale);
+  else at("guidance").value = "";
+}
+
+function suggest(input, value) {
+  input.placeholder = String(value);
+  if (!input.dataset.touched) input.value = value;
+}
+
+function check(input) {
+  mark(input, mistake(input));
+}
+
+function mistake(input) {
+  if (input.disabled) return null;
+  if (input.id === "prompt") return input.value.trim() ? null : { message: "Say what belongs into the mask." };
+  const { validity, min, max } = input;
+  if (validity.badInput) return { message: "This is not a number." };
+  if (validity.rangeUnderflow || validity.rangeOverflow) return { message: `From ${min} to ${max}.` };
+  if (input.step === "1" && validity.stepMismatch) return { message: "A whole number." };
+  return null;
+}
+
+function mark(input, error) {
+  const place = at(`${input.id}-error`);
+  showError(place, error);
+  if (error) input.setAttribute("aria-invalid", "true");
+  else input.removeAttribute("aria-invalid");
+}

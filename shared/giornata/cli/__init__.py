@@ -1,0 +1,15 @@
+"""The command line ``giornata``: edit a picture, start the system, look at the fleet, find what is missing.
+
+Read in this order:
+
+* :mod:`giornata.cli.__main__` and :mod:`giornata.cli.app` - the program and its commands
+* :mod:`giornata.cli.edit` - ``edit``: with :mod:`~giornata.cli.parameters` (its options, made from the request's type),
+  :mod:`~giornata.cli.outputs` (where pictures go), :mod:`~giornata.cli.edits` (what is asked and told),
+  :mod:`~giornata.cli.http_door` and :mod:`~giornata.cli.nats_door` (how),
+  :mod:`~giornata.cli.progress` (what is seen meanwhile) and :mod:`~giornata.cli.report` (what is left behind)
+* :mod:`giornata.cli.status` - ``status``: the table of :mod:`~giornata.cli.fleet_table`
+* :mod:`giornata.cli.up` - ``up``: the launcher of the checkout
+* :mod:`giornata.cli.doctor` - ``doctor``: the checks of :mod:`giornata.cli.checks`
+
+What these modules import beyond the services' needs is the extra ``cli`` of the distribution.
+"""

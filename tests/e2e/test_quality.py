@@ -1,0 +1,55 @@
+"""`python -m deploy.quality` through the whole system: a model that knows nothing fails, and a rerun is the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.launcher.process import LaunchError
+from deploy.quality.__main__ import parser
+from deploy.quality.evaluation import Options, evaluate
+from deploy.quality.report import Report
+from giornata.models import read_model_card
+from tests.e2e.conftest import LiveStack
+
+
+def options(stack: LiveStack, out: Path, *more: str) -> Options:
+    few = ("--limit", "6", "--steps", "2", "--in-flight", "3")
+    return Options(**vars(parser().parse_args(["--nats", stack.nats_url, "--out", str(out), *few, *more])))
+
+
+async def test_a_random_model_fails_its_gates_and_a_rerun_gives_the_same_pictures(
+    stack: LiveStack, tiny_model: Path, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+
+    assert await evaluate(options(stack, first)) == 1
+    report = Report.model_validate_json((tmp_path / "first.json").read_text())
+    adherence, completion, seams, strayed = report.gates
+    assert not any(gate.holds for gate in (adherence, completion, seams))
+    assert strayed.holds, "the paste keeps every pixel outside of the mask, however bad the model"
+    assert (report.run.cases, report.run.of_cases, report.run.steps) == (6, 612, 2)
+    assert report.run.model_digest == read_model_card(tiny_model).digest
+    assert report.run.edit_ms_p50 > 0
+    assert (tmp_path / "first.html").read_text().count("<figure>") == 6
+    assert len(list(first.glob("*.png"))) == 6
+
+    assert await evaluate(options(stack, second, "--against", str(first), "--no-gates")) == 0
+    closeness = Report.model_validate_json((tmp_path / "second.json").read_text()).closeness
+    assert closeness is not None
+    assert closeness.n == 6
+    assert closeness.psnr_in_mask_db > 45, "seeds are fixed; who shares a batch changes a rounding at most"
+
+    with pytest.raises(LaunchError, match="overwritten"):
+        await evaluate(options(stack, first, "--against", str(first)))
+    with pytest.raises(LaunchError, match="received other, accepted tiny"):
+        await evaluate(options(stack, tmp_path / "third", "--model-name", "other"))
+
+
+async def test_nobody_at_the_address_is_told(tmp_path: Path) -> None:
+    flags = parser().parse_args(
+        ["--nats", "nats://127.0.0.1:1", "--limit", "1", "--out", str(tmp_path / "out")]
+    )
+    with pytest.raises(LaunchError):
+        await evaluate(Options(**vars(flags)))

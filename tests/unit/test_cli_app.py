@@ -1,0 +1,93 @@
+"""The program as a whole: its commands, its usage errors, how quickly it starts, what it lacks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from giornata.cli.app import COMMANDS, cli
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> str:
+    path = tmp_path / "photo.png"
+    path.write_bytes(b"never decoded here")
+    return str(path)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_says_of_a_command_what_it_says_of_itself(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert command.name == name
+    if name != "up":  # its help is the launcher's
+        done = CliRunner().invoke(cli, [name, "--help"])
+        assert (done.exit_code, f"Usage: cli {name}" in done.output) == (0, True)
+    assert COMMANDS[name][1] in CliRunner().invoke(cli, ["--help"], terminal_width=120).output
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    assert CliRunner().invoke(cli, ["paint"]).exit_code == 2
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_help_imports_no_command(arguments: list[str]) -> None:
+    code = (
+        "import sys; from giornata.cli.app import cli; cli.main(sys.argv[1:], standalone_mode=False); "
+        "print(*sorted({'torch', 'aiohttp', 'nats', 'rich', 'pydantic'} & sys.modules.keys()), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.split() == []
+
+
+def test_the_editing_command_imports_nothing_that_computes() -> None:
+    code = "import sys, giornata.cli.edit; print(*sorted({'torch', 'numpy', 'aiohttp', 'nats'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("name", ["click", "rich", "aiohttp"])
+def test_without_its_extra_the_program_says_how_to_get_it(name: str) -> None:
+    code = (
+        "import importlib.util as u; find = u.find_spec; "
+        f"u.find_spec = lambda name: None if name == {name!r} else find(name); "
+        "from giornata.cli.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"needs {name}: run `make setup`" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["-o", "edited.gif"], "does not end with .png"),
+        (["-o", "no/such/folder/edited.png"], "There is no folder no/such/folder"),
+        (["-o", ".", "--output-format", "png"], ". is a folder."),
+        (["-o", "-", "-n", "2"], "Standard output takes one picture"),
+        (["-o", "-", "--json"], "both write to standard output"),
+        (["-o", "-", "--partial-images", "1"], "files beside OUT"),
+        (["-o", "e.png", "--url", "http://a", "--nats", "nats://b"], "two doors"),
+        (["-o", "e.png", "--url", "localhost:8000"], "not the address of a gateway"),
+        (["-o", "e.png", "--output-compression", "9"], "--output-compression: applies to jpeg and webp only"),
+        (["-o", "e.png", "--mask", "missing.png"], "does not exist"),
+        ([], "Missing option '-o'"),
+    ],
+)
+def test_a_mistake_in_the_command_line_ends_with_2(photo: str, arguments: list[str], told: str) -> None:
+    done = CliRunner().invoke(cli, ["edit", photo, "--prompt", "a hat", *arguments])
+    assert done.exit_code == 2
+    assert told in done.output
+
+
+def test_the_parts_of_an_edit_are_not_both_standard_input() -> None:
+    done = CliRunner().invoke(cli, ["edit", "-", "--mask", "-", "--prompt", "a hat", "-o", "e.png"])
+    assert (done.exit_code, "Standard input holds one picture" in done.output) == (2, True)
