@@ -27,7 +27,7 @@ BESIDE_THE_CUP: Final[Sequence[Point]] = (
     (0.960, 0.920), (0.905, 0.955), (0.845, 0.935), (0.812, 0.870),
 )  # fmt: skip
 """On the wood of the table."""
-PHOTOGRAPH_PADDING: Final = 40
+PHOTOGRAPH_PADDING: Final = 88
 """`padding_mask_crop` of photographs, which are larger than the built-in model's own pictures."""
 SCENE_SIDE: Final = 256
 SCENE_SEEDS: Final = {Task.ADD: (2026, 2), Task.REMOVE: (2026, 12)}

@@ -6,6 +6,7 @@ takes 2x2 of those. A picture of 128 px has 16x16 tokens, one of 256 px 32x32.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +33,7 @@ FILL_CHANNELS: Final = 2 * PATCH_CHANNELS + 4 * VAE_SCALE_FACTOR**2
 """A token's input: the noisy latent, the masked picture's latent, and the mask's 8x8 pixels."""
 TOKEN_PIXELS: Final = 2 * VAE_SCALE_FACTOR
 NATIVE_PIXELS: Final = 256
+UNSHIFTED_TOKENS: Final = 64
 FIRST_LOG_VARIANCE: Final = -6.0
 TEXT_TOKENS: Final = 10
 TEXT_WIDTH: Final = 64
@@ -140,8 +142,30 @@ def text_encoders() -> TextEncoders:
 
 
 def scheduler() -> FlowMatchEulerDiscreteScheduler:
-    """Straight flow from noise to picture, steps equally spaced."""
-    return FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=1.0)
+    """Flux's own kind, with the shift of `time_shift` at 128 and at 256 px and between them."""
+    few, many = (NATIVE_PIXELS // 2 // TOKEN_PIXELS) ** 2, (NATIVE_PIXELS // TOKEN_PIXELS) ** 2
+    return FlowMatchEulerDiscreteScheduler(
+        num_train_timesteps=1000,
+        use_dynamic_shifting=True,
+        base_image_seq_len=few,
+        base_shift=math.log(time_shift(few)),
+        max_image_seq_len=many,
+        max_shift=math.log(time_shift(many)),
+    )
+
+
+def time_shift(tokens: int) -> float:
+    """How much noisier a time counts for a picture of `tokens`: more tokens need more noise to hide the same thing.
+
+    Esser et al., 2024, 5.3.2, from 64 tokens upward; `shifted` applies it.
+    """
+    return math.sqrt(max(tokens / UNSHIFTED_TOKENS, 1.0))
+
+
+def shifted(times: torch.Tensor, tokens: int) -> torch.Tensor:
+    """`times` in [0, 1], 1 is noise, moved towards noise by `time_shift`."""
+    shift = time_shift(tokens)
+    return shift * times / (1 + (shift - 1) * times)
 
 
 def parameters(module: nn.Module) -> int:

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import CLIPTextModel, T5EncoderModel
 
 from deploy.model import latents
-from deploy.model.architecture import TextEncoders
+from deploy.model.architecture import TextEncoders, shifted
 
 UNGUIDED: Final = 1.0
 """The guidance at which the model is the plain conditional one."""
@@ -78,10 +78,11 @@ def denoise(
     steps: int,
     guidance: float,
 ) -> torch.Tensor:
-    """Euler's method from `noise` (rows, tokens, 32) in `steps` equal steps, as the checkpoint's scheduler goes."""
+    """Euler's method from `noise` (rows, tokens, 32), as the checkpoint's scheduler goes at 128 px and above."""
     rows = noise.shape[0]
     scale = torch.full((rows,), guidance, device=noise.device)
-    sigmas = torch.linspace(1, 0, steps + 1, device=noise.device)
+    sigmas = shifted(torch.linspace(1, 1 / steps, steps, device=noise.device), noise.shape[1])
+    sigmas = torch.cat([sigmas, sigmas.new_zeros(1)])
     x = noise
     for now, then in pairwise(sigmas):
         x = x + (then - now) * painter(x, condition, text, time=now.expand(rows), guidance=scale)

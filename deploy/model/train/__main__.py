@@ -1,7 +1,7 @@
 """Train the built-in model, stage by stage; each stage goes on where it was stopped.
 
 python -m deploy.model.train all        the shipped recipe, from nothing to deploy/model/fresco
-python -m deploy.model.train painter    one stage: autoencoder, painter, guidance or export
+python -m deploy.model.train painter    one stage: autoencoder, painter, guidance, decoder or export
 
 `painter` and `guidance` also run as several processes, see `deploy/model/train/ranks.py`.
 """
@@ -9,19 +9,25 @@ python -m deploy.model.train painter    one stage: autoencoder, painter, guidanc
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from deploy.model.train import autoencoder, export, guidance, painter
+from deploy.model.train import autoencoder, decoder, export, guidance, painter
 from deploy.model.train.plan import Plan
 from deploy.model.train.ranks import joined
 
-STEPS: Final = {"autoencoder": 1600, "painter": 9000, "guidance": 1500}
+STEPS: Final = {"autoencoder": 1600, "painter": 9000, "guidance": 1500, "decoder": 800}
 """Of the shipped weights."""
-STAGES: Final = {"autoencoder": autoencoder.run, "painter": painter.run, "guidance": guidance.run}
+STAGES: Final = {
+    "autoencoder": autoencoder.run,
+    "painter": painter.run,
+    "guidance": guidance.run,
+    "decoder": decoder.run,
+}
 CHECKPOINT: Final = Path(__file__).parents[1] / "fresco"
 
 
@@ -38,6 +44,12 @@ def parser() -> argparse.ArgumentParser:
     )
     usual = ", ".join(f"{stage} {steps}" for stage, steps in STEPS.items())
     root.add_argument("--steps", type=int, help=f"of one stage, in total ({usual})")
+    root.add_argument(
+        "--start",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="learn on from these weights where the folder holds no state of the stage",
+    )
     root.add_argument("--seed", type=int, default=0, help="of weights, scenes and noise (%(default)s)")
     root.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda (%(default)s)"
@@ -57,11 +69,15 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(flags.threads)
     device = torch.device(flags.device)
     flags.folder.mkdir(parents=True, exist_ok=True)
+    if flags.start and not (flags.folder / "vae").exists():
+        shutil.copytree(flags.start / "vae", flags.folder / "vae")
     try:
         with joined(device) as ranks:
             for name, stage in STAGES.items():
                 if flags.stage in {"all", name}:
-                    stage(Plan(flags.folder, flags.steps or STEPS[name], flags.seed, device, ranks))
+                    stage(
+                        Plan(flags.folder, flags.steps or STEPS[name], flags.seed, device, flags.start, ranks)
+                    )
             if ranks.first and flags.stage in {"all", "export"}:
                 export.run(flags.folder, flags.checkpoint)
     except FileNotFoundError as error:

@@ -143,7 +143,10 @@ def _finish(vae: AutoencoderKL, pictures: torch.Tensor, folder: Path) -> None:
 
 
 def load(folder: Path) -> AutoencoderKL:
-    """The trained component in float32, frozen."""
-    vae: Any = AutoencoderKL.from_pretrained(folder / "vae", torch_dtype=torch.float32)
+    """The trained component in float32, frozen; its configuration does not tell of `folder`."""
+    saved: Any = AutoencoderKL.from_pretrained(folder / "vae", dtype=torch.float32)
+    vae = architecture.autoencoder()
+    vae.load_state_dict(saved.state_dict())
+    vae.register_to_config(scaling_factor=saved.config.scaling_factor, shift_factor=saved.config.shift_factor)
     frozen: AutoencoderKL = vae.eval().requires_grad_(requires_grad=False)
     return frozen

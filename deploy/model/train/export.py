@@ -43,5 +43,7 @@ def run(folder: Path, target: Path) -> None:
     )
     pipeline.to(dtype=torch.bfloat16)
     pipeline.save_pretrained(target, safe_serialization=True)
+    for weights in target.rglob("*.safetensors"):
+        weights.chmod(0o644)  # safetensors writes for the owner alone; services run as others
     defaults = ServingDefaults(steps=STEPS)
     (target / SERVING).write_text(defaults.model_dump_json(exclude_none=True) + "\n", encoding="utf-8")

@@ -23,7 +23,7 @@ GREATEST: Final = 60.0
 UNITS_PER_SCALE: Final = 12.0
 USUAL: Final = 30.0
 """What requests get that do not say: the default of Fill."""
-SHARES: Final = {48: 0.3, 96: 0.3, 128: 0.3, 256: 0.1}
+SHARES: Final = {48: 0.1, 96: 0.3, 128: 0.3, 256: 0.3}
 GUIDANCE: Final = Course("guidance", (Stage(1.01, SHARES),), rate=0.35, guidance=USUAL)
 
 
@@ -49,7 +49,7 @@ def _loss(
 ) -> torch.Tensor:
     noise = torch.randn_like(batch.clean)
     rows = len(noise)
-    times = torch.sigmoid(torch.randn(rows, device=noise.device))
+    times = painter.random_times(noise)
     noisy = batch.clean + times[:, None, None] * (noise - batch.clean)
     guidance = UNGUIDED + (GREATEST - UNGUIDED) * torch.rand(rows, device=noise.device)
     unguided = torch.full_like(guidance, UNGUIDED)

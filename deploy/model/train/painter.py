@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from diffusers import FluxFillPipeline
 from torch import nn
 
 from deploy.model import architecture
@@ -53,10 +54,10 @@ class Stage:
 
 STAGES: Final = (
     Stage(0.6, {48: 1.0}),
-    Stage(0.85, {48: 0.35, 96: 0.65}),
-    Stage(1.01, {48: 0.1, 96: 0.3, 128: 0.4, 256: 0.2}),
+    Stage(0.75, {48: 0.2, 96: 0.45, 128: 0.25, 256: 0.1}),
+    Stage(1.01, {96: 0.3, 128: 0.35, 256: 0.35}),
 )
-ROWS: Final = {48: 64, 64: 40, 96: 20, 128: 12, 256: 3}
+ROWS: Final = {48: 64, 64: 40, 96: 20, 128: 12, 256: 4}
 """Rows of a batch by side: about the same number of tokens."""
 
 
@@ -98,11 +99,21 @@ class Run:
             for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
                 optimiser.load_state_dict(saved)
             self.step, self._rendered = state["step"], state["rendered"]
+        elif plan.start:
+            self._take(plan.start)
 
     @property
     def path(self) -> Path:
         """Of the state."""
         return self.plan.folder / f"{self.course.title}.pt"
+
+    def _take(self, checkpoint: Path) -> None:
+        """The weights of a checkpoint of this architecture."""
+        pipeline = FluxFillPipeline.from_pretrained(checkpoint, dtype=torch.float32)
+        for model in (self.painter, self.average):
+            model.transformer.load_state_dict(pipeline.transformer.state_dict())
+            model.clip.load_state_dict(pipeline.text_encoder.state_dict())
+            model.t5.load_state_dict(pipeline.text_encoder_2.state_dict())
 
     def save(self) -> None:
         """Write the state beside the last one, then put it in its place; the first rank does."""
@@ -192,7 +203,7 @@ def train(state: Run, loss_of: Callable[[Batch], torch.Tensor]) -> None:
 def flow_loss(painter: Painter, batch: Batch) -> torch.Tensor:
     """Squared error of the velocity at a logit-normal time (Esser et al., 2024, 3.1), weighted towards the mask."""
     noise = torch.randn_like(batch.clean)
-    times = torch.sigmoid(torch.randn(len(noise), device=noise.device))
+    times = random_times(noise)
     t = times[:, None, None]
     velocity = painter(
         (1 - t) * batch.clean + t * noise,
@@ -203,6 +214,12 @@ def flow_loss(painter: Painter, batch: Batch) -> torch.Tensor:
         corner=random_corner(noise),
     )
     return weighted_error(velocity, noise - batch.clean, batch.masked)
+
+
+def random_times(tokens: torch.Tensor) -> torch.Tensor:
+    """(rows,) logit-normal times for (rows, tokens, channels), noisier for more tokens."""
+    times = torch.sigmoid(torch.randn(len(tokens), device=tokens.device))
+    return architecture.shifted(times, tokens.shape[1])
 
 
 def random_corner(tokens: torch.Tensor) -> tuple[int, int]:

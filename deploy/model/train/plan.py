@@ -21,4 +21,6 @@ class Plan:
     seed: int
     """Of weights, scenes and noise."""
     device: torch.device
+    start: Path | None = None
+    """A checkpoint whose weights are learnt on from, where `folder` holds no state; None for random ones."""
     ranks: Ranks = field(default_factory=Ranks)

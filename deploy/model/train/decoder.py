@@ -1,0 +1,104 @@
+"""Last stage: the autoencoder's decoder once more; the encoder stays, and what was trained on its latents stays valid.
+
+The first stage learns from small crops, whose norms see other statistics than whole pictures do. What remains is a
+smooth offset of a few 8-bit levels, which shows as a seam where the patch meets the original. Here whole pictures are
+decoded, and the mean of every `PATCH` pixels counts besides the pixels.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL
+from torch import nn
+
+from deploy.model import architecture
+from deploy.model.scenes import sample
+from deploy.model.train import autoencoder, checkpointing
+from deploy.model.train.muon import Muon
+from deploy.model.train.plan import Plan
+
+BATCHES: Final = ((96, 4), (128, 2), (256, 1))
+"""Side in pixels and pictures a step, in turn; the last one every `LARGE_EVERY` steps."""
+LARGE_EVERY: Final = 8
+PATCH: Final = 8
+PATCH_WEIGHT: Final = 3.0
+PEAK_RATES: Final = (1e-3, 5e-4)
+"""Of Muon and of AdamW."""
+WARM_UP: Final = 20
+NOISE: Final = 0.05
+"""Standard deviation of what is added to normalised latents: those that the transformer paints are not exact either."""
+TELL_EVERY: Final = 50
+SAVE_EVERY: Final = 100
+
+
+def run(plan: Plan) -> None:
+    """Go on from ``decoder.pt`` or ``vae`` in the plan's folder, and write ``vae`` anew; one rank does it all."""
+    if not plan.ranks.first:
+        return
+    path, device = plan.folder / "decoder.pt", plan.device
+    vae = autoencoder.load(plan.folder).to(device, memory_format=torch.channels_last)
+    optimisers = _optimisers(vae)
+    first = 0
+    if state := checkpointing.load(path):
+        vae.decoder.load_state_dict(state["decoder"])
+        for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        first = state["step"]
+    began = time.perf_counter()
+    for step in range(first, plan.steps):
+        torch.manual_seed(int(np.random.default_rng((plan.seed, step)).integers(2**31)))
+        loss = _loss(vae, _pictures(plan.seed + 2, step).to(device))
+        vae.decoder.zero_grad()
+        loss["loss"].backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(vae.decoder.parameters(), 1.0)
+        factor = min(1.0, (step + 1) / WARM_UP, (plan.steps - step) / plan.steps * 1.5)
+        for optimiser, peak in zip(optimisers, PEAK_RATES, strict=True):
+            optimiser.param_groups[0]["lr"] = peak * factor
+            optimiser.step()
+        if step % TELL_EVERY == TELL_EVERY - 1:
+            rate = (step + 1 - first) / (time.perf_counter() - began)
+            numbers = " ".join(f"{name} {float(value.detach()):.4f}" for name, value in loss.items())
+            print(f"decoder {step + 1}/{plan.steps} {numbers} {rate:.2f} steps/s", flush=True)
+        if step % SAVE_EVERY == SAVE_EVERY - 1 or step + 1 == plan.steps:
+            states = [optimiser.state_dict() for optimiser in optimisers]
+            checkpointing.save(
+                path, {"step": step + 1, "decoder": vae.decoder.state_dict(), "optimisers": states}
+            )
+    architecture.bfloat16_exact(vae)
+    vae.to(torch.bfloat16).save_pretrained(plan.folder / "vae")
+
+
+def _loss(vae: AutoencoderKL, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    with torch.no_grad():
+        z = vae.encode(x).latent_dist.mode()
+        z = z + NOISE / vae.config.scaling_factor * torch.randn_like(z) * torch.rand(len(z), 1, 1, 1).to(z)
+    gap = vae.decode(z).sample - x
+    pixels = gap.abs().mean()
+    edges = gap.diff(dim=2).abs().mean() + gap.diff(dim=3).abs().mean()
+    patches = nn.functional.avg_pool2d(gap, PATCH).abs().mean()
+    loss = pixels + autoencoder.GRADIENT_WEIGHT * edges + PATCH_WEIGHT * patches
+    return {"loss": loss, "l1": pixels, "edges": edges, "patches": patches}
+
+
+def _pictures(seed: int, step: int) -> torch.Tensor:
+    """A batch (count, 3, side, side) in [-1, 1]."""
+    side, count = BATCHES[2] if step % LARGE_EVERY == LARGE_EVERY - 1 else BATCHES[step % 2]
+    scenes = [sample(np.random.default_rng((seed, step, i)), side) for i in range(count)]
+    pictures = torch.from_numpy(np.stack([scene.after for scene in scenes]))
+    whole: torch.Tensor = pictures.permute(0, 3, 1, 2).float() / 127.5 - 1
+    return whole.contiguous(memory_format=torch.channels_last)
+
+
+def _optimisers(vae: AutoencoderKL) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    """As in the first stage, for the decoder alone."""
+    vae.decoder.requires_grad_(requires_grad=True)
+    ends = {id(vae.decoder.conv_in.weight), id(vae.decoder.conv_out.weight)}
+    kernels = [p for p in vae.decoder.parameters() if p.ndim == 4 and id(p) not in ends]
+    others = [p for p in vae.decoder.parameters() if p.ndim != 4 or id(p) in ends]
+    return Muon(kernels, PEAK_RATES[0]), torch.optim.AdamW(
+        others, PEAK_RATES[1], betas=(0.9, 0.99), weight_decay=0.0
+    )
