@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deploy.launcher.exhibits import exhibits
+from deploy.launcher.exhibits import PHOTOGRAPH_PADDING, exhibits
 from deploy.launcher.samples import FOLDER, PLACES, SCENES, drawn
 from deploy.model.scenes import Task, sample
 from deploy.model.scenes.captions import REMOVE, words
@@ -61,7 +61,7 @@ def test_a_sample_asks_for_what_the_built_in_model_knows(one: dict[str, Any]) ->
         pixels = np.asarray(picture).astype(float)[masked > 0]
         photograph = max(picture.size) > 256
     assert 0.005 < masked.mean() < 0.2
-    assert (one.get("padding_mask_crop", 0) > 0) is photograph
+    assert one.get("padding_mask_crop") == (PHOTOGRAPH_PADDING if photograph else None), "as in the demo"
     if photograph:
         assert pixels.std(axis=0).mean() < 30, "the place is plain"
 

@@ -35,7 +35,7 @@ function openPicture(opened, rgba = null) {
   at("invitation").hidden = true;
   showError(at("picture-error"), null);
   editor.open(opened.width, opened.height, rgba);
-  settings.fitToPicture(opened.width, opened.height);
+  settings.fitToPicture(opened);
   at("picture-note").textContent = `${opened.width} × ${opened.height}`;
   for (const thumb of at("samples").children) thumb.setAttribute("aria-pressed", String(thumb.dataset.title === opened.name));
   view("mask");
@@ -105,7 +105,7 @@ async function startEdit() {
   const [before, mask] = [picture, await editor.png()];
   await carry(before, fields.prompt, (running) =>
     running.start(before.blob, mask, fields, (jobId) =>
-      remember(jobId, { image: before.blob, mask, name: before.name, prompt: fields.prompt }),
+      remember(jobId, { image: before.blob, mask, name: before.name, margin: before.margin, prompt: fields.prompt }),
     ),
   );
 }
@@ -158,7 +158,7 @@ async function collect(edit, status) {
 async function resume() {
   const saved = await recall();
   if (saved === null) return;
-  const before = await decode(saved.image, saved.name);
+  const before = { ...(await decode(saved.image, saved.name)), margin: saved.margin };
   openPicture(before, await pixels(saved.mask, before.width, before.height));
   settings.setPrompt(saved.prompt);
   await carry(before, saved.prompt, async (running) => {
@@ -173,8 +173,8 @@ async function resume() {
 
 async function useResult() {
   const { blob } = results.picture;
-  const name = results.current.before.name;
-  openPicture(await decode(blob, name));
+  const { name, margin } = results.current.before;
+  openPicture({ ...(await decode(blob, name)), margin });
   canvas.focus();
 }
 

@@ -1,4 +1,5 @@
-// Pictures from files, the clipboard, a drop or the strip of samples, as {blob, bitmap, name, width, height}, upright.
+// Pictures from files, the clipboard, a drop or the strip of samples, as {blob, bitmap, name, width, height, margin}, upright.
+// `margin` is a crop's, in pixels, that suits the picture; null where nothing is known.
 
 import { ApiError, request, requestJson } from "./api.js";
 import { MAX_PIXELS } from "./mask.js";
@@ -26,13 +27,13 @@ export async function decode(blob, name) {
       message: `“${name}” has ${width} × ${height} pixels; at most ${MAX_PIXELS / 1e6} million can be edited here.`,
     });
   }
-  return { blob, bitmap, name, width, height };
+  return { blob, bitmap, name, width, height, margin: null };
 }
 
 /** A sample and its mask's pixels (or null), from an entry of samples.json. */
 export async function sample(entry) {
   const fetched = async (file) => (await request(`studio/samples/${file}`)).blob();
-  const picture = await decode(await fetched(entry.file), entry.title);
+  const picture = { ...(await decode(await fetched(entry.file), entry.title)), margin: entry.padding_mask_crop ?? null };
   if (!entry.mask) return { picture, rgba: null };
   return { picture, rgba: await pixels(await fetched(entry.mask), picture.width, picture.height) };
 }

@@ -10,7 +10,7 @@ export async function remember(jobId, edit) {
   await act("readwrite", (store) => store.put({ ...edit, savedMs: Date.now() }, jobId));
 }
 
-/** {jobId, image, mask, name, prompt} of this tab's last edit, or null. */
+/** {jobId, image, mask, name, margin, prompt} of this tab's last edit, or null. */
 export async function recall() {
   const jobId = sessionStorage.getItem(TAB);
   const edit = jobId && (await act("readonly", (store) => store.get(jobId)));

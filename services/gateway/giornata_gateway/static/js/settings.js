@@ -4,11 +4,12 @@ import { requestJson } from "./api.js";
 import { at, element, showError } from "./page.js";
 
 const PREVIEWS = 8;
+const LARGE = 1.5; // times the model's own side
 const form = at("edit");
 const numbers = ["num_inference_steps", "guidance_scale", "strength", "n", "seed", "mask_blur", "padding_mask_crop"];
 
 let models = [];
-let size = null; // of the picture
+let opened = null; // the picture, as in picture.js
 
 /** Asks which models are served, and makes the form fit the chosen one. */
 export async function loadModels() {
@@ -31,7 +32,8 @@ export function listenToSettings() {
     });
   }
   at("crop").addEventListener("change", () => {
-    at("padding").disabled = !at("crop").checked;
+    at("crop").dataset.touched = "true";
+    crop(at("crop").checked);
   });
   at("die").addEventListener("click", () => rollSeeds(at("die").getAttribute("aria-pressed") !== "true"));
   at("seed").addEventListener("input", () => at("die").setAttribute("aria-pressed", String(at("seed").value === "")));
@@ -73,13 +75,27 @@ export function clearBlame() {
   form.querySelectorAll("[name]").forEach((input) => mark(input, null));
 }
 
-/** Tells what cropping is good for where a picture is much larger than what the model paints. */
-export function fitToPicture(width, height) {
-  size = { width, height };
-  const native = chosen()?.native_size;
-  const larger = native !== undefined && width * height > 1.5 * native * native;
+/**
+ * Presets the crop, and says why, where a picture is much larger than the model's own; where it is larger at all, if it
+ * names the margin that suits it. A person's choice stays.
+ */
+export function fitToPicture(picture) {
+  opened = picture;
+  const model = chosen();
+  const limit = model ? model.native_size * (picture.margin === null ? LARGE : 1) : Infinity;
+  const larger = Math.max(picture.width, picture.height) > limit;
   at("crop-why").hidden = !larger;
-  at("crop-why").textContent = larger ? `${chosen().id} is made for pictures of about ${native} × ${native} pixels; a crop keeps detail.` : "";
+  at("crop-why").textContent = larger
+    ? `Best left on here: ${model.id} is made for pictures of about ${model.native_size} × ${model.native_size} pixels; cropped, it paints the mask's surroundings at that size.`
+    : "";
+  suggest(at("padding"), picture.margin ?? at("padding").defaultValue);
+  if (!at("crop").dataset.touched) crop(larger);
+}
+
+function crop(on) {
+  at("crop").checked = on;
+  at("padding").disabled = !on;
+  check(at("padding"));
 }
 
 export function setPrompt(text) {
@@ -105,7 +121,7 @@ function chosen() {
 
 function fitToModel() {
   const model = chosen();
-  if (size) fitToPicture(size.width, size.height);
+  if (opened) fitToPicture(opened);
   at("model-note").textContent = model ? model.id : "No model is served now";
   if (!model) return;
   suggest(at("steps"), model.default_steps);
@@ -128,6 +144,7 @@ function check(input) {
 function mistake(input) {
   if (input.disabled) return null;
   if (input.id === "prompt") return input.value.trim() ? null : { message: "Say what belongs into the mask." };
+  if (input.id === "padding" && input.value === "" && !input.validity.badInput) return { message: "How many pixels; 0 for none." };
   const { validity, min, max } = input;
   if (validity.badInput) return { message: "This is not a number." };
   if (validity.rangeUnderflow || validity.rangeOverflow) return { message: `From ${min} to ${max}.` };
