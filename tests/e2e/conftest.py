@@ -31,7 +31,7 @@ from giornata.workers import ServiceName
 from tests.e2e.browsing import launched, visiting
 from tests.e2e.easel import Visit
 
-READY_S = 90.0
+READY_S = 240.0
 RESULT_S = 60.0
 
 NO_REPLICAS: Mapping[ServiceName, int] = MappingProxyType({})
