@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from skimage import data
 
-from deploy.model.scenes import Task, sample
+from deploy.model.scenes import Scene, Task, sample
 from giornata.requests import EditParameters
 
 Point: TypeAlias = tuple[float, float]
@@ -63,8 +63,13 @@ def _photograph(name: str, prompt: str, pixels: NDArray[np.uint8], outline: Sequ
     return Exhibit(name, picture, paint(*picture.size, outline), asked)
 
 
+def scene_of(task: Task) -> Scene:
+    """The scene of the demo and of the studio's samples."""
+    return sample(np.random.default_rng(SCENE_SEEDS[task]), SCENE_SIDE, task, least_mask_px=64.0, clear=True)
+
+
 def _scene(name: str, task: Task) -> Exhibit:
-    scene = sample(np.random.default_rng(SCENE_SEEDS[task]), SCENE_SIDE, task, least_mask_px=64.0, clear=True)
+    scene = scene_of(task)
     mask = Image.fromarray(scene.mask.astype(np.uint8) * np.uint8(255))
     return Exhibit(name, Image.fromarray(scene.before), mask, EditParameters(prompt=scene.caption))
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from deploy.launcher.exhibits import SCENE_SEEDS, SCENE_SIDE
-from deploy.model.scenes import Task, sample
+from deploy.launcher.exhibits import scene_of
+from deploy.model.scenes import Task
 
 Marked: TypeAlias = NDArray[np.bool_]
 """(height, width); True is repainted."""
@@ -53,8 +53,7 @@ def drawn(folder: Path = FOLDER) -> dict[str, Image.Image]:
     """
     pictures: dict[str, Image.Image] = {}
     for name, task in SCENES.items():
-        rng = np.random.default_rng(SCENE_SEEDS[task])
-        scene = sample(rng, SCENE_SIDE, task, least_mask_px=64.0, clear=True)
+        scene = scene_of(task)
         pictures[f"{name}.png"] = Image.fromarray(scene.before)
         pictures[f"{name}-mask.png"] = _mask(scene.mask)
     for name, place in PLACES.items():

@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deploy.model.scenes import COLOURS, GROUNDS, SHAPES, Scene, Task, masks
+from deploy.model.scenes.captions import article
 from deploy.model.scenes.grounds import ground
 from deploy.model.scenes.masks import Mask
 from deploy.model.scenes.outlines import Thing, coverage
 from deploy.model.scenes.palette import rgb
-from deploy.model.scenes.scene import MARGIN, MIN_RADIUS, TILT_DEG, paint
+from deploy.model.scenes.scene import MARGIN, MIN_RADIUS, TILT_DEG, paint, to_uint8
 
 ENTROPY: Final = 0x47494F52
 """First word of every case's seed. Training's is a small number, so that no scene is in both."""
@@ -138,10 +139,8 @@ def _compose(rng: np.random.Generator, slot: Slot) -> Scene:
     mask = _mask(rng, side, x, y, half)
     adding = slot.task is Task.ADD
     before, after = (bare, picture) if adding else (picture, bare)
-    caption = (
-        f"{'an' if slot.colour[0] in 'aeiou' else 'a'} {slot.colour} {slot.shape}" if adding else "remove it"
-    )
-    return Scene(slot.task, slot.ground, _to_uint8(before), _to_uint8(after), mask, caption, (thing,))
+    caption = f"{article(slot.colour)} {slot.colour} {slot.shape}" if adding else "remove it"
+    return Scene(slot.task, slot.ground, to_uint8(before), to_uint8(after), mask, caption, (thing,))
 
 
 def _others(rng: np.random.Generator, side: int, x: float, y: float, half: float) -> list[Thing]:
@@ -180,7 +179,3 @@ def _is_fit(scene: Scene) -> bool:
     place = slice(cover.top, cover.top + height), slice(cover.left, cover.left + width)
     gap = np.linalg.norm((scene.after[place].astype(np.float32) - scene.before[place]) / 255, axis=2)
     return bool((gap[cover.alpha == 1] >= LEAST_CONTRAST).mean() >= VISIBLE_PART)
-
-
-def _to_uint8(picture: NDArray[np.float32]) -> NDArray[np.uint8]:
-    return (picture * 255 + 0.5).astype(np.uint8)

@@ -43,9 +43,9 @@ def add_caption(rng: np.random.Generator, things: list[tuple[str, str]]) -> str:
     """Asks for `things`, (colour, shape) each: "put a teal ring here", "two blue squares", "a red star and a cross"."""
     if len(things) == 1:
         colour, shape = _spell(rng, things[0][0]), things[0][1]
-        return _pick(rng, ADD).format(a=_article(colour), one=f"{colour} {shape}")
+        return _pick(rng, ADD).format(a=article(colour), one=f"{colour} {shape}")
     groups = [
-        f"{_article(name) if count == 1 else COUNTS[count]} {name} {shape if count == 1 else PLURALS[shape]}"
+        f"{article(name) if count == 1 else COUNTS[count]} {name} {shape if count == 1 else PLURALS[shape]}"
         for (colour, shape), count in Counter(things).items()
         for name in [_spell(rng, colour)]
     ]
@@ -61,7 +61,8 @@ def _spell(rng: np.random.Generator, colour: str) -> str:
     return _pick(rng, SPELLINGS.get(colour, (colour,)))
 
 
-def _article(colour: str) -> str:
+def article(colour: str) -> str:
+    """That of a thing whose colour is named first."""
     return "an" if colour[0] in "aeiou" else "a"
 
 

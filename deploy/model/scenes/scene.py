@@ -107,7 +107,7 @@ def sample(
     mask = _mask(rng, task, asked, region, clear=clear)
     before, after = (bare, picture) if task in {Task.ADD, Task.ADD_SEVERAL} else (picture, bare)
     return Scene(
-        task, kind, _to_uint8(before), _to_uint8(after), mask, _caption(rng, task, asked), tuple(asked)
+        task, kind, to_uint8(before), to_uint8(after), mask, _caption(rng, task, asked), tuple(asked)
     )
 
 
@@ -173,5 +173,6 @@ def _caption(rng: np.random.Generator, task: Task, asked: list[Thing]) -> str:
     return captions.add_caption(rng, [(t.colour, t.shape) for t in asked])
 
 
-def _to_uint8(picture: Picture) -> NDArray[np.uint8]:
+def to_uint8(picture: Picture) -> NDArray[np.uint8]:
+    """[0, 1] rounded to 8 bits."""
     return (picture * 255 + 0.5).astype(np.uint8)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,11 +46,11 @@ def run(plan: Plan) -> None:
     path, steps, seed, device = plan.folder / "autoencoder.pt", plan.steps, plan.seed, plan.device
     torch.manual_seed(seed)
     vae = architecture.autoencoder().to(device, memory_format=torch.channels_last)
-    optimisers = _optimisers(vae)
+    both = optimisers((vae.encoder, vae.decoder), PEAK_RATES)
     first = 0
     if state := checkpointing.load(path):
         vae.load_state_dict(state["vae"])
-        for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
+        for optimiser, saved in zip(both, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
         first = state["step"]
     pictures = _pictures((seed, first), POOL).to(device)
@@ -63,7 +64,7 @@ def run(plan: Plan) -> None:
         vae.zero_grad()
         loss["loss"].backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-        for optimiser, peak in zip(optimisers, PEAK_RATES, strict=True):
+        for optimiser, peak in zip(both, PEAK_RATES, strict=True):
             optimiser.param_groups[0]["lr"] = peak * _schedule(step, steps)
             optimiser.step()
         if step % TELL_EVERY == TELL_EVERY - 1:
@@ -71,20 +72,25 @@ def run(plan: Plan) -> None:
             numbers = " ".join(f"{name} {float(value.detach()):.4f}" for name, value in loss.items())
             print(f"autoencoder {step + 1}/{steps} {numbers} {rate:.2f} steps/s", flush=True)
         if step % SAVE_EVERY == SAVE_EVERY - 1 or step + 1 == steps:
-            states = [optimiser.state_dict() for optimiser in optimisers]
+            states = [optimiser.state_dict() for optimiser in both]
             checkpointing.save(path, {"step": step + 1, "vae": vae.state_dict(), "optimisers": states})
     _finish(vae, pictures[:MEASURED], plan.folder / "vae")
 
 
-def _optimisers(vae: AutoencoderKL) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-    """Muon for the kernels between hidden layers, AdamW for the first and last ones, norms and biases."""
-    coders = (vae.encoder, vae.decoder)
+def optimisers(
+    coders: Sequence[Any], rates: tuple[float, float]
+) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    """Muon for the kernels between hidden layers, AdamW for the first and last ones, norms and biases.
+
+    Args:
+        coders: modules, the encoder, the decoder or both.
+        rates: of Muon and of AdamW.
+    """
     ends = {id(layer.weight) for coder in coders for layer in (coder.conv_in, coder.conv_out)}
-    kernels = [p for p in vae.parameters() if p.ndim == 4 and id(p) not in ends]
-    others = [p for p in vae.parameters() if p.ndim != 4 or id(p) in ends]
-    return Muon(kernels, PEAK_RATES[0]), torch.optim.AdamW(
-        others, PEAK_RATES[1], betas=(0.9, 0.99), weight_decay=0.0
-    )
+    weights = [p for coder in coders for p in coder.parameters()]
+    kernels = [p for p in weights if p.ndim == 4 and id(p) not in ends]
+    others = [p for p in weights if p.ndim != 4 or id(p) in ends]
+    return Muon(kernels, rates[0]), torch.optim.AdamW(others, rates[1], betas=(0.9, 0.99), weight_decay=0.0)
 
 
 def _schedule(step: int, steps: int) -> float:

@@ -18,7 +18,6 @@ from torch import nn
 from deploy.model import architecture
 from deploy.model.scenes import sample
 from deploy.model.train import autoencoder, checkpointing
-from deploy.model.train.muon import Muon
 from deploy.model.train.plan import Plan
 
 BATCHES: Final = ((96, 4), (128, 2), (256, 1))
@@ -41,11 +40,12 @@ def run(plan: Plan) -> None:
         return
     path, device = plan.folder / "decoder.pt", plan.device
     vae = autoencoder.load(plan.folder).to(device, memory_format=torch.channels_last)
-    optimisers = _optimisers(vae)
+    vae.decoder.requires_grad_(requires_grad=True)
+    both = autoencoder.optimisers((vae.decoder,), PEAK_RATES)
     first = 0
     if state := checkpointing.load(path):
         vae.decoder.load_state_dict(state["decoder"])
-        for optimiser, saved in zip(optimisers, state["optimisers"], strict=True):
+        for optimiser, saved in zip(both, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
         first = state["step"]
     began = time.perf_counter()
@@ -56,7 +56,7 @@ def run(plan: Plan) -> None:
         loss["loss"].backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(vae.decoder.parameters(), 1.0)
         factor = min(1.0, (step + 1) / WARM_UP, (plan.steps - step) / plan.steps * 1.5)
-        for optimiser, peak in zip(optimisers, PEAK_RATES, strict=True):
+        for optimiser, peak in zip(both, PEAK_RATES, strict=True):
             optimiser.param_groups[0]["lr"] = peak * factor
             optimiser.step()
         if step % TELL_EVERY == TELL_EVERY - 1:
@@ -64,7 +64,7 @@ def run(plan: Plan) -> None:
             numbers = " ".join(f"{name} {float(value.detach()):.4f}" for name, value in loss.items())
             print(f"decoder {step + 1}/{plan.steps} {numbers} {rate:.2f} steps/s", flush=True)
         if step % SAVE_EVERY == SAVE_EVERY - 1 or step + 1 == plan.steps:
-            states = [optimiser.state_dict() for optimiser in optimisers]
+            states = [optimiser.state_dict() for optimiser in both]
             checkpointing.save(
                 path, {"step": step + 1, "decoder": vae.decoder.state_dict(), "optimisers": states}
             )
@@ -91,14 +91,3 @@ def _pictures(seed: int, step: int) -> torch.Tensor:
     pictures = torch.from_numpy(np.stack([scene.after for scene in scenes]))
     whole: torch.Tensor = pictures.permute(0, 3, 1, 2).float() / 127.5 - 1
     return whole.contiguous(memory_format=torch.channels_last)
-
-
-def _optimisers(vae: AutoencoderKL) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-    """As in the first stage, for the decoder alone."""
-    vae.decoder.requires_grad_(requires_grad=True)
-    ends = {id(vae.decoder.conv_in.weight), id(vae.decoder.conv_out.weight)}
-    kernels = [p for p in vae.decoder.parameters() if p.ndim == 4 and id(p) not in ends]
-    others = [p for p in vae.decoder.parameters() if p.ndim != 4 or id(p) in ends]
-    return Muon(kernels, PEAK_RATES[0]), torch.optim.AdamW(
-        others, PEAK_RATES[1], betas=(0.9, 0.99), weight_decay=0.0
-    )
