@@ -8,16 +8,11 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import structlog
-
-from deploy.launcher import signals
+from deploy.launcher import program
 from deploy.launcher.demo import DemoOptions, demo
-from deploy.launcher.process import LaunchError
+from deploy.launcher.program import count
 from deploy.launcher.up import UpOptions, up
-from giornata import runtime
 from giornata.models import Family
-
-log = structlog.get_logger(__name__)
 
 ENVIRONMENT = """\
 environment:
@@ -45,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     shared.add_argument(
         "--torch-threads",
-        type=_count,
+        type=count,
         default=1,
         metavar="N",
         help="of each process, whatever OMP_NUM_THREADS says (%(default)s)",
@@ -84,18 +79,18 @@ def _add_up_flags(up_: argparse.ArgumentParser) -> None:
         default=os.environ.get("GIORNATA_PORT") or "8000",
         help="port of the REST API, 0 for any free one, also GIORNATA_PORT (%(default)s)",
     )
-    up_.add_argument("--denoisers", type=_count, default=1, metavar="N", help="(%(default)s)")
+    up_.add_argument("--denoisers", type=count, default=1, metavar="N", help="(%(default)s)")
     up_.add_argument(
-        "--routers", type=_count, default=1, metavar="N", help="one is active, others stand by (%(default)s)"
+        "--routers", type=count, default=1, metavar="N", help="one is active, others stand by (%(default)s)"
     )
-    up_.add_argument("--prepost", type=_count, default=1, metavar="N", help="(%(default)s)")
+    up_.add_argument("--prepost", type=count, default=1, metavar="N", help="(%(default)s)")
 
 
 def _add_demo_flags(demo_: argparse.ArgumentParser) -> None:
     demo_.add_argument(
         "--out", type=Path, default=Path("out/demo"), help="folder of pictures and report (%(default)s)"
     )
-    demo_.add_argument("--steps", type=_count, default=20, help="denoising steps (%(default)s)")
+    demo_.add_argument("--steps", type=count, default=20, help="denoising steps (%(default)s)")
     demo_.add_argument("--seed", type=int, default=7, help="(%(default)s)")
     demo_.add_argument(
         "--no-oracle", action="store_true", help="skip the comparison with diffusers, for large models"
@@ -105,25 +100,10 @@ def _add_demo_flags(demo_: argparse.ArgumentParser) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 with a sentence on standard error, 130 after a signal."""
     flags = vars(parser().parse_args(argv))
-    runtime.configure_logs("error", "console", "launcher")
     verb = flags.pop("verb")
-    try:
-        if verb == "up":
-            return signals.run(partial(up, UpOptions(**flags), partial(print, flush=True)))
-        return signals.run(partial(demo, DemoOptions(**flags)))
-    except LaunchError as error:
-        sys.stderr.write(f"{error}\n")
-    except Exception as error:  # the program's edge: whatever it was, a person reads a sentence last
-        log.exception("unforeseen")
-        sys.stderr.write(f"{verb} failed: {type(error).__name__}: {error}\n")
-    return 1
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, received {number}")
-    return number
+    if verb == "up":
+        return program.run(verb, partial(up, UpOptions(**flags), partial(print, flush=True)))
+    return program.run(verb, partial(demo, DemoOptions(**flags)))
 
 
 if __name__ == "__main__":

@@ -8,14 +8,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import structlog
-
-from deploy.launcher import signals
-from deploy.launcher.process import LaunchError
+from deploy.launcher import program
+from deploy.launcher.program import count
 from deploy.quality.evaluation import Options, evaluate
-from giornata import runtime
-
-log = structlog.get_logger(__name__)
 
 EPILOG = """\
 gates, each over the whole set:
@@ -55,17 +50,13 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument(
         "--against", type=Path, metavar="FOLDER", help="an earlier run's --out, to compare with"
     )
-    root.add_argument(
-        "--limit", type=_count, metavar="N", help="a quick look at N edits, spread over the set"
-    )
-    root.add_argument("--steps", type=_count, metavar="N", help="denoising steps (the model card's)")
+    root.add_argument("--limit", type=count, metavar="N", help="a quick look at N edits, spread over the set")
+    root.add_argument("--steps", type=count, metavar="N", help="denoising steps (the model card's)")
     root.add_argument("--guidance", type=float, metavar="G", help="guidance scale (the model card's)")
     root.add_argument(
         "--mask-blur", type=float, default=0.0, metavar="PX", help="feather of the paste (%(default)g)"
     )
-    root.add_argument(
-        "--in-flight", type=_count, default=8, metavar="N", help="edits at a time (%(default)s)"
-    )
+    root.add_argument("--in-flight", type=count, default=8, metavar="N", help="edits at a time (%(default)s)")
     root.add_argument(
         "--timeout-s",
         type=float,
@@ -75,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument(
         "--torch-threads",
-        type=_count,
+        type=count,
         default=1,
         metavar="N",
         help="of each process that is started (%(default)s)",
@@ -96,22 +87,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0; 1 where a gate fails, or with a sentence on standard error; 130 after a signal."""
     options = Options(**vars(parser().parse_args(argv)))
-    runtime.configure_logs("error", "console", "quality")
-    try:
-        return signals.run(partial(evaluate, options))
-    except LaunchError as error:
-        sys.stderr.write(f"{error}\n")
-    except Exception as error:  # the program's edge: whatever it was, a person reads a sentence last
-        log.exception("unforeseen")
-        sys.stderr.write(f"quality failed: {type(error).__name__}: {error}\n")
-    return 1
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, received {number}")
-    return number
+    return program.run("quality", partial(evaluate, options))
 
 
 if __name__ == "__main__":

@@ -58,6 +58,11 @@ def parser() -> argparse.ArgumentParser:
         "--threads", type=int, default=torch.get_num_threads(), help="CPU threads (%(default)s)"
     )
     root.add_argument(
+        "--compile",
+        action="store_true",
+        help="fuse the transformer's operations (needs a C++ compiler on a CPU; minutes at first, then faster)",
+    )
+    root.add_argument(
         "--checkpoint", type=Path, default=CHECKPOINT, help="folder that export writes (%(default)s)"
     )
     return root
@@ -75,9 +80,8 @@ def main(argv: list[str] | None = None) -> int:
         with joined(device) as ranks:
             for name, stage in STAGES.items():
                 if flags.stage in {"all", name}:
-                    stage(
-                        Plan(flags.folder, flags.steps or STEPS[name], flags.seed, device, flags.start, ranks)
-                    )
+                    steps = flags.steps or STEPS[name]
+                    stage(Plan(flags.folder, steps, flags.seed, device, flags.start, ranks, flags.compile))
             if ranks.first and flags.stage in {"all", "export"}:
                 export.run(flags.folder, flags.checkpoint)
     except FileNotFoundError as error:

@@ -53,9 +53,9 @@ class Stage:
 
 
 STAGES: Final = (
-    Stage(0.6, {48: 1.0}),
-    Stage(0.75, {48: 0.2, 96: 0.45, 128: 0.25, 256: 0.1}),
-    Stage(1.01, {96: 0.3, 128: 0.35, 256: 0.35}),
+    Stage(0.4, {48: 1.0}),
+    Stage(0.5, {48: 0.2, 96: 0.45, 128: 0.25, 256: 0.1}),
+    Stage(1.01, {96: 0.2, 128: 0.45, 256: 0.35}),
 )
 ROWS: Final = {48: 64, 64: 40, 96: 20, 128: 12, 256: 4}
 """Rows of a batch by side: about the same number of tokens."""
@@ -101,6 +101,8 @@ class Run:
             self.step, self._rendered = state["step"], state["rendered"]
         elif plan.start:
             self._take(plan.start)
+        if plan.compiled:
+            self.painter.transformer.compile(dynamic=False)
 
     @property
     def path(self) -> Path:

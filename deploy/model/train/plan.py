@@ -24,3 +24,5 @@ class Plan:
     start: Path | None = None
     """A checkpoint whose weights are learnt on from, where `folder` holds no state; None for random ones."""
     ranks: Ranks = field(default_factory=Ranks)
+    compiled: bool = False
+    """Fuse the transformer's operations, one compilation a size: pays for itself within some hundred steps."""
