@@ -47,7 +47,7 @@ $(READY): $(LOCK)
 		--requirement requirements-dev.txt --editable 'shared[cli]' $(SERVICES:%=--editable %)
 	@echo '$(TORCH_INDEX)' >$@
 
-demo: setup ## edit a photograph with the whole system and write out/demo/
+demo: setup ## edit two photographs and two scenes with the whole system and write out/demo/
 	$(BIN)/python -m deploy.launcher demo $(ARGS)
 
 up: setup ## run the whole system in the foreground; Ctrl-C drains it

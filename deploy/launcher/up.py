@@ -75,7 +75,7 @@ def addresses(stack: Stack, chosen: model.Model) -> str:
         f"  Logs    {stack.plan.logs}\n\n"
         f"Edit a picture:\n"
         f"  curl --fail-with-body -sS {stack.url}/v1/images/edits -F response_format=image -o edited.png \\\n"
-        f"    -F image=@photo.png -F mask=@mask.png -F prompt='a red balloon' -F num_inference_steps=8\n\n"
+        f"    -F image=@photo.png -F mask=@mask.png -F prompt='a red star' -F padding_mask_crop=88\n\n"
         f"Ctrl-C drains and stops.\n"
     )
 

@@ -142,7 +142,7 @@ def text_encoders() -> TextEncoders:
 
 
 def scheduler() -> FlowMatchEulerDiscreteScheduler:
-    """Flux's own kind, with the shift of `time_shift` at 128 and at 256 px and between them."""
+    """Flux's own kind, with the shift of `time_shift` at 128 and at 256 px, and near it between them."""
     few, many = (NATIVE_PIXELS // 2 // TOKEN_PIXELS) ** 2, (NATIVE_PIXELS // TOKEN_PIXELS) ** 2
     return FlowMatchEulerDiscreteScheduler(
         num_train_timesteps=1000,

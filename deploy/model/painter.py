@@ -78,7 +78,7 @@ def denoise(
     steps: int,
     guidance: float,
 ) -> torch.Tensor:
-    """Euler's method from `noise` (rows, tokens, 32), as the checkpoint's scheduler goes at 128 px and above."""
+    """Euler's method from `noise` (rows, tokens, 32), as the checkpoint's scheduler goes at 128 and at 256 px."""
     rows = noise.shape[0]
     scale = torch.full((rows,), guidance, device=noise.device)
     sigmas = shifted(torch.linspace(1, 1 / steps, steps, device=noise.device), noise.shape[1])

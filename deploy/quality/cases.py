@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deploy.model.scenes import COLOURS, GROUNDS, SHAPES, Scene, Task, masks
-from deploy.model.scenes.captions import article
+from deploy.model.scenes.captions import plain
 from deploy.model.scenes.grounds import ground
 from deploy.model.scenes.masks import Mask
 from deploy.model.scenes.outlines import Thing, coverage
@@ -139,7 +139,7 @@ def _compose(rng: np.random.Generator, slot: Slot) -> Scene:
     mask = _mask(rng, side, x, y, half)
     adding = slot.task is Task.ADD
     before, after = (bare, picture) if adding else (picture, bare)
-    caption = f"{article(slot.colour)} {slot.colour} {slot.shape}" if adding else "remove it"
+    caption = plain(slot.colour, slot.shape) if adding else "remove it"
     return Scene(slot.task, slot.ground, to_uint8(before), to_uint8(after), mask, caption, (thing,))
 
 

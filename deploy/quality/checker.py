@@ -32,6 +32,8 @@ EVENNESS: Final = 0.13
 """Farthest that three quarters of a thing's pixels may lie from its colour: noise has a median, too, but no colour."""
 SECOND_PART: Final = 0.3
 """A second thing of this part of the first one's area is one too many."""
+FLOODED_PART: Final = 0.85
+"""Of the mask's area: a larger thing shows the mask's shape and none of its own. True renders reach 0.63."""
 SPECK_PART: Final = 0.06
 """Holes below this part of the thing's area are noise; a ring's hole is 43 % of it."""
 SHADES: Final = (0.85, 1.0, 1.15)
@@ -91,6 +93,7 @@ def check(edit: NDArray[np.uint8], bare: NDArray[np.uint8], mask: Mask) -> Found
     name = _nearest_colour(np.median(painted[core], axis=0)) if even else None
     shape, overlap = _nearest_shape(thing)
     known = overlap >= LEAST_OVERLAP and rest_px < SECOND_PART * thing.sum()
+    known = known and thing.sum() <= FLOODED_PART * mask.sum()
     return Found(name, shape if known else None, int(thing.sum()), overlap)
 
 

@@ -27,7 +27,7 @@ from rich.progress import (
 from deploy.launcher.process import LaunchError
 from deploy.quality import cases, classifier, pictures, report, tables
 from deploy.quality.cases import Case
-from deploy.quality.metrics import Pixels, frechet
+from deploy.quality.metrics import Features, Pixels, frechet
 from deploy.quality.page import page
 from deploy.quality.report import Closeness, Frechet, Report, Run
 from deploy.quality.runner import Setting, edit_all
@@ -92,6 +92,8 @@ async def evaluate(options: Options) -> int:
         path.unlink(missing_ok=True)  # nothing of an earlier run may pass for this one's
     every = cases.slots()
     drawn = await asyncio.to_thread(lambda: [cases.draw(slot) for slot in cases.spread(every, options.limit)])
+    if earlier:
+        earlier.check(drawn)
     pictures.empty(options.out)
 
     async with _system(options, console) as system:
@@ -218,15 +220,19 @@ def _frechet(additions: Sequence[Addition]) -> Frechet | None:
     return Frechet(
         edit_to_truth=frechet(edits, truths),
         unedited_to_truth=frechet(before, truths),
-        between_halves=frechet(truths[::2], truths[1::2]),
+        between_halves=frechet(*_halves(truths)),
     )
+
+
+def _halves(features: Features) -> tuple[Features, Features]:
+    """Two random halves, the same at every call: the set itself is ordered by colour and shape."""
+    shuffled = np.random.default_rng(0).permutation(features)
+    return shuffled[::2], shuffled[1::2]
 
 
 def _closeness(scored: Sequence[Scored], earlier: pictures.Earlier) -> Closeness:
     found = [(one, earlier.picture(one.case)) for one in scored]
     pairs = [(one, theirs) for one, theirs in found if theirs is not None]
-    if not pairs:
-        raise LaunchError(f"{earlier.folder} holds none of this run's {len(scored)} edits.")
     distance = None
     if len(pairs) > 1:
         model = classifier.load()

@@ -53,7 +53,6 @@ def page(report: Report, scored: Sequence[Scored]) -> str:
 {"".join(_gate(gate) for gate in report.gates)}</ul>
 <div class="tables">
 {"".join(_table(sheet) for sheet in tables.sheets(report))}</div>
-<p></p>
 <p>Each picture: before, with the mask outlined; the edit; the truth. In an addition the edit may place and size the
 thing differently from the truth.</p>
 {_section("Additions that are wrong", wrong, is_open=True)}

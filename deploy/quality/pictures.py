@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,15 @@ class Earlier(BaseModel):
 
     folder: Path
     manifest: Manifest
+
+    def check(self, cases: Sequence[Case]) -> None:
+        """Whether these can be compared with it, before hours go into making them.
+
+        Raises:
+            LaunchError: a scene was another one, a file cannot be read, or there is none of them.
+        """
+        if all([self.picture(case) is None for case in cases]):  # noqa: C419 - every one is looked at
+            raise LaunchError(f"{self.folder} holds none of this run's {len(cases)} edits.")
 
     def picture(self, case: Case) -> Pixels | None:
         """(height, width, 3) the earlier edit of `case`, or None where that run did not make it.

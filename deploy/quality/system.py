@@ -18,7 +18,7 @@ from deploy.launcher.up import MODELS
 from deploy.launcher.watch import FleetWatch
 from giornata.errors import ServiceUnavailable
 from giornata.fleet import Fleet
-from giornata.models import Family, ModelCard
+from giornata.models import ModelCard
 
 HEARD_S: Final = 10.0
 """How long a running system's telemetry is waited for; it comes 2-4 times a second."""
@@ -65,7 +65,7 @@ async def started(logs: Path, torch_threads: int, say: Say) -> AsyncIterator[Sys
     Raises:
         LaunchError: something did not start, or did not end in order.
     """
-    chosen = await model.choose(os.environ, Family.FLUX_FILL, MODELS, say)
+    chosen = await model.choose(os.environ, None, MODELS, say)
     with tempfile.TemporaryDirectory(prefix="giornata-", dir=socket_folder()) as state:
         plan = environment.plan(chosen, Path(state), logs, torch_threads)
         say("Starting NATS, Valkey and six services.")

@@ -62,7 +62,7 @@ def accepted(gate: Gate) -> str:
 
 def measured(gate: Gate) -> str:
     """What was measured for a gate, in words."""
-    return "not measured" if gate.measured is None else f"{gate.measured:.3g}"
+    return "not measured" if gate.measured is None else f"{gate.measured:.4g}"
 
 
 def described(report: Report) -> str:

@@ -1,4 +1,4 @@
-"""Edit a picture over NATS: ``python edit_over_nats.py photo.png mask.png "a red scarf"`` writes edited.png."""
+"""Edit a picture over NATS: ``python edit_over_nats.py photo.png mask.png "a red star"`` writes edited.png."""
 
 import asyncio
 import os
@@ -10,7 +10,8 @@ import giornata.client
 
 async def main(image: str, mask: str, prompt: str) -> None:
     async with giornata.client.connect(os.environ["GIORNATA_NATS_URL"]) as client:
-        edit = await client.edit(image=Path(image).read_bytes(), mask=Path(mask).read_bytes(), prompt=prompt)
+        picture, marks = Path(image).read_bytes(), Path(mask).read_bytes()
+        edit = await client.edit(image=picture, mask=marks, prompt=prompt, padding_mask_crop=88)
         async for progress in edit:
             print(progress)
         Path("edited.png").write_bytes((await edit).pictures[0].data)

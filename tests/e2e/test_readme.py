@@ -32,7 +32,7 @@ async def test_an_example_of_the_readme_edits_a_picture(
     (tmp_path / "photo.png").write_bytes(file(scene()))
     (tmp_path / "mask.png").write_bytes(file(box()))
     code = code.replace("http://127.0.0.1:8000", stack.url)
-    arguments = ("photo.png", "mask.png", "a red scarf")
+    arguments = ("photo.png", "mask.png", "a red star")
     program = ["bash", "-euo", "pipefail", "-c"] if language == "sh" else [sys.executable, "-c"]
     process = await asyncio.create_subprocess_exec(
         *program,

@@ -45,7 +45,7 @@ class Stage:
         form.add_field("image", io.BytesIO(image), filename="image.png", content_type="image/png")
         if mask is not None:
             form.add_field("mask", io.BytesIO(mask), filename="mask.png", content_type="image/png")
-        for name, value in ({"prompt": "a red scarf"} | fields).items():
+        for name, value in ({"prompt": "a red star"} | fields).items():
             form.add_field(name, value)
         return form
 

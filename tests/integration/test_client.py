@@ -177,7 +177,7 @@ async def test_the_example_edits_a_picture(
     (tmp_path / "photo.png").write_bytes(b"picture")
     (tmp_path / "mask.png").write_bytes(b"mask")
     process = await asyncio.create_subprocess_exec(
-        sys.executable, EXAMPLE, "photo.png", "mask.png", "a red scarf", cwd=tmp_path,
+        sys.executable, EXAMPLE, "photo.png", "mask.png", "a red star", cwd=tmp_path,
         env=os.environ | {"GIORNATA_NATS_URL": nats_url}, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     out, _ = await process.communicate()

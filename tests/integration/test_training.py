@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +11,17 @@ import pytest
 import torch
 from diffusers import FluxFillPipeline
 from PIL import Image
+from torch import distributed
 
+from deploy.launcher.model import TRAINED
 from deploy.model.architecture import TEXT_TOKENS
 from deploy.model.painter import denoise
 from deploy.model.scenes import Task, sample
-from deploy.model.train import autoencoder, decoder, export, guidance, painter, pool
+from deploy.model.train import autoencoder, checkpointing, decoder, guidance, painter, pool
+from deploy.model.train.__main__ import main
+from deploy.model.train.checkpointing import Unusable
 from deploy.model.train.plan import Plan
+from deploy.model.train.ranks import Ranks
 from giornata.models import Family, read_model_card
 
 
@@ -37,14 +44,14 @@ def plan(folder: Path, steps: int) -> Plan:
 @pytest.mark.usefixtures("small")
 def test_the_recipe_goes_on_where_it_stopped_and_ends_in_a_checkpoint(tmp_path: Path) -> None:
     autoencoder.run(plan(tmp_path, 2))
-    encoder = (tmp_path / "vae" / "config.json").read_text()
+    first = vae_files(tmp_path)
+    autoencoder.run(plan(tmp_path, 2))
+    assert vae_files(tmp_path) == first, "what is done stays as it is: the painter learns on its latents"
 
     painter.run(plan(tmp_path, 2))
-    stopped = painter.Run(plan(tmp_path, 3), painter.PAINTER)
-    assert stopped.step == 2
-    assert any(p.any() for p in stopped.painter.transformer.proj_out.parameters()), "it has learnt something"
+    _everything_is_restored(tmp_path)
     painter.run(plan(tmp_path, 3))
-    assert painter.Run(plan(tmp_path, 3), painter.PAINTER).step == 3
+    assert painter.Run(plan(tmp_path, 3)).step == 3
 
     guidance.run(plan(tmp_path, 1))
     before = autoencoder.load(tmp_path).state_dict()
@@ -52,23 +59,98 @@ def test_the_recipe_goes_on_where_it_stopped_and_ends_in_a_checkpoint(tmp_path: 
     after = autoencoder.load(tmp_path).state_dict()
     changed = {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"decoder"}, "latents stay what the transformer was trained on"
-    assert (tmp_path / "vae" / "config.json").read_text() == encoder
+    assert vae_files(tmp_path)["config.json"] == first["config.json"]
 
-    export.run(tmp_path, tmp_path / "checkpoint")
+    assert main(["export", "--folder", str(tmp_path), "--checkpoint", str(tmp_path / "checkpoint")]) == 0
     card = read_model_card(tmp_path / "checkpoint")
     assert card.family is Family.FLUX_FILL
     assert (card.native_size, card.default_steps, card.max_text_tokens) == (256, 20, TEXT_TOKENS)
-    _same_as_the_pipeline(tmp_path)
+    for side in (128, 256):
+        _same_as_the_pipeline(tmp_path, side)
+
+    painter.run(plan(tmp_path, 4))
+    with pytest.raises(Unusable, match="learnt from another painter"):
+        guidance.run(plan(tmp_path, 2))
 
 
-def _same_as_the_pipeline(folder: Path) -> None:
+def vae_files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "vae").iterdir()}
+
+
+def _everything_is_restored(folder: Path) -> None:
+    """Weights, averages, both optimisers' moments and the count of scenes are those of the file."""
+    state = checkpointing.load(folder / "painter.pt")
+    assert state is not None
+    run = painter.Run(plan(folder, 3))
+    assert run.step == state["step"] == 2
+    assert any(p.any() for p in run.painter.transformer.proj_out.parameters()), "it has learnt something"
+    for module, saved in ((run.painter, state["painter"]), (run.average, state["average"])):
+        torch.testing.assert_close(module.state_dict(), saved, rtol=0, atol=0)
+    moments = [optimiser.state_dict()["state"] for optimiser in run.optimisers]
+    assert all(moments)
+    torch.testing.assert_close(moments, [saved["state"] for saved in state["optimisers"]], rtol=0, atol=0)
+    run.save()
+    again = checkpointing.load(folder / "painter.pt")
+    assert again is not None
+    assert again["rendered"] == state["rendered"]
+    assert sum(again["rendered"].values()) > 0
+
+
+@pytest.mark.usefixtures("small")
+def test_a_stage_without_what_it_builds_on_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ("--folder", str(tmp_path))
+    assert main(["export", *folder]) == 1
+    assert "train first" in capsys.readouterr().err
+    shutil.copytree(TRAINED / "vae", tmp_path / "vae")
+    assert main(["guidance", *folder, "--steps", "1"]) == 1
+    assert "painter.pt is missing" in capsys.readouterr().err
+    painter.Run(plan(tmp_path, 2)).save()
+    assert main(["export", *folder]) == 1
+    assert "stopped at step 0 of 2" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["all", *folder, "--start", str(TRAINED)])
+
+
+@pytest.mark.usefixtures("small")
+def test_learning_on_begins_with_the_checkpoints_weights(tmp_path: Path) -> None:
+    """And compiles on request: what is compiled is the same module, under the same names."""
+    shutil.copytree(TRAINED / "vae", tmp_path / "vae")
+    run = painter.Run(replace(plan(tmp_path, 1), start=TRAINED, compiled=True))
+    shipped = FluxFillPipeline.from_pretrained(TRAINED, dtype=torch.float32)
+    torch.testing.assert_close(
+        run.painter.transformer.state_dict(), shipped.transformer.state_dict(), rtol=0, atol=0
+    )
+    assert run.painter.transformer._compiled_call_impl is not None
+    assert painter.Run(plan(tmp_path, 1)).painter.transformer._compiled_call_impl is None
+
+
+@pytest.mark.slow
+def test_ranks_share_the_mean_of_their_gradients(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_share, args=(f"file://{tmp_path / 'meeting'}",), nprocs=2)
+
+
+def _share(rank: int, address: str) -> None:
+    """In a process of its own: gradients of both are the mean, and those that are not there stay so."""
+    distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    layer = torch.nn.Linear(3, 2)
+    layer.weight.grad = torch.full_like(layer.weight, float(rank))
+    Ranks(rank, 2).share_gradients(layer)
+    assert torch.equal(layer.weight.grad, torch.full_like(layer.weight, 0.5))
+    assert layer.bias.grad is None
+    Ranks(rank, 2).meet()
+    distributed.destroy_process_group()
+
+
+def _same_as_the_pipeline(folder: Path, side: int) -> None:
     """What training samples with is what diffusers computes, for equal noise."""
     pipeline = FluxFillPipeline.from_pretrained(folder / "checkpoint", dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     with torch.no_grad():  # the pipeline samples the posterior, training takes its mode: here they are one
         pipeline.vae.encoder.conv_out.weight[8:] = 0
         pipeline.vae.encoder.conv_out.bias[8:] = -30
-    scene = sample(np.random.default_rng(1), 128, Task.ADD, 24.0)
+    scene = sample(np.random.default_rng(1), side, Task.ADD, 24.0)
     run = painter.Run(plan(folder, 1), guidance.GUIDANCE)
     run.average.transformer.load_state_dict(pipeline.transformer.state_dict())
     run.average.clip.load_state_dict(pipeline.text_encoder.state_dict())
@@ -76,15 +158,15 @@ def _same_as_the_pipeline(folder: Path) -> None:
     batch = run.encoder.encode(
         torch.from_numpy(scene.before)[None], torch.from_numpy(scene.mask)[None], [scene.caption]
     ).to(torch.device("cpu"))
-    noise = torch.randn(1, 256, 32, generator=torch.Generator().manual_seed(5))
+    noise = torch.randn(1, (side // 8) ** 2, 32, generator=torch.Generator().manual_seed(5))
     read = run.average.read(batch.clip_ids, batch.t5_ids)
     ours = denoise(run.average, batch.condition, read, noise, steps=3, guidance=30.0)
     theirs = pipeline(
         prompt=scene.caption,
         image=Image.fromarray(scene.before),
         mask_image=Image.fromarray(scene.mask.astype(np.uint8) * np.uint8(255)),
-        height=128,
-        width=128,
+        height=side,
+        width=side,
         num_inference_steps=3,
         guidance_scale=30.0,
         max_sequence_length=TEXT_TOKENS,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from deploy.model.scenes import COLOURS, SHAPES, Task
+from deploy.model.scenes import COLOURS, SHAPES, Task, masks
 from deploy.quality.cases import Case, draw, slots, spread
 from deploy.quality.checker import NOTHING, check
 from deploy.quality.metrics import Pixels
@@ -109,6 +109,19 @@ def test_a_colour_far_from_every_name_has_none() -> None:
     edit, bare = on_flat((slice(40, 90), slice(40, 90)))
     edit[40:90, 40:90] = (0, 255, 0)
     assert check(edit, bare, ALL).colour is None
+
+
+@pytest.mark.parametrize("kind", ["box", "ellipse", "brush"])
+def test_a_flooded_mask_shows_no_shape(kind: str) -> None:
+    """Else every box would pass for a square and every ellipse for a circle."""
+    mask = {
+        "box": lambda: masks.box(128, 60, 64, 30, 27),
+        "ellipse": lambda: masks.ellipse(128, 60, 64, 32, 29),
+        "brush": lambda: masks.brush(np.random.default_rng(0), 128, 60, 64, 32),
+    }[kind]()
+    bare = np.full((128, 128, 3), 150, np.uint8)
+    found = check(np.where(mask[..., None], np.uint8(COLOURS["red"]), bare), bare, mask)
+    assert (found.colour, found.shape) == ("red", None)
 
 
 def test_noise_over_the_whole_patch_has_no_colour() -> None:

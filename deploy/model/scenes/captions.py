@@ -52,6 +52,11 @@ def add_caption(rng: np.random.Generator, things: list[tuple[str, str]]) -> str:
     return _pick(rng, ADD_SEVERAL).format(many=" and ".join(groups))
 
 
+def plain(colour: str, shape: str) -> str:
+    """The plainest request for one thing: "a red star"."""
+    return f"{article(colour)} {colour} {shape}"
+
+
 def remove_caption(rng: np.random.Generator) -> str:
     """Asks for the background alone."""
     return _pick(rng, REMOVE)

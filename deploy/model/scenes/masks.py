@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFilter
 
 Mask = NDArray[np.bool_]
 """(side, side); True is repainted."""
@@ -58,9 +58,5 @@ def around(alpha: NDArray[np.float32], left: int, top: int, side: int, margin: i
     """Every pixel within `margin` (a square's half side) of a thing's coverage."""
     mask = np.zeros((side, side), bool)
     mask[top : top + alpha.shape[0], left : left + alpha.shape[1]] = alpha > 0
-    for axis in (0, 1):
-        grown = mask.copy()
-        for shift in range(1, margin + 1):
-            grown |= np.roll(mask, shift, axis) | np.roll(mask, -shift, axis)
-        mask = grown
-    return mask
+    grown = Image.fromarray(mask.astype(np.uint8)).filter(ImageFilter.MaxFilter(2 * margin + 1))
+    return np.asarray(grown, bool)

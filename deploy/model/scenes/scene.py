@@ -45,7 +45,7 @@ class Scene:
     before: NDArray[np.uint8]
     """(side, side, 3), the picture that is edited."""
     after: NDArray[np.uint8]
-    """(side, side, 3), the picture that the caption asks for; equal to `before` outside of the mask."""
+    """(side, side, 3), the picture that the caption asks for; a corner of a thing may stick out of the mask."""
     mask: Mask
     caption: str
     asked: tuple[Thing, ...]

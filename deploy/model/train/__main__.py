@@ -17,6 +17,7 @@ from typing import Final
 import torch
 
 from deploy.model.train import autoencoder, decoder, export, guidance, painter
+from deploy.model.train.checkpointing import Unusable
 from deploy.model.train.plan import Plan
 from deploy.model.train.ranks import joined
 
@@ -69,22 +70,26 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, 1 when there is nothing to export, 130 after Ctrl-C (the state of the last save stays)."""
+    """Exit status: 0, 1 with a sentence, 2 for flags that contradict, 130 after Ctrl-C (the last save stays)."""
     flags = parser().parse_args(argv)
+    if flags.start and flags.stage == "all":
+        parser().error("--start goes with one stage: all of them begin with an autoencoder of their own")
     torch.set_num_threads(flags.threads)
     device = torch.device(flags.device)
     flags.folder.mkdir(parents=True, exist_ok=True)
-    if flags.start and not (flags.folder / "vae").exists():
-        shutil.copytree(flags.start / "vae", flags.folder / "vae")
     try:
         with joined(device) as ranks:
+            if flags.start and ranks.first and not (flags.folder / "vae").exists():
+                shutil.copytree(flags.start / "vae", flags.folder / "vae")
+            ranks.meet()
             for name, stage in STAGES.items():
                 if flags.stage in {"all", name}:
                     steps = flags.steps or STEPS[name]
                     stage(Plan(flags.folder, steps, flags.seed, device, flags.start, ranks, flags.compile))
+                    ranks.meet()
             if ranks.first and flags.stage in {"all", "export"}:
                 export.run(flags.folder, flags.checkpoint)
-    except FileNotFoundError as error:
+    except Unusable as error:
         sys.stderr.write(f"{error}\n")
         return 1
     except KeyboardInterrupt:

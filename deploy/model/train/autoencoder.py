@@ -7,7 +7,7 @@ pictures has its mask blanked, since Fill's conditioning encodes such pictures.
 from __future__ import annotations
 
 import math
-import time
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from diffusers import AutoencoderKL
 from deploy.model import architecture
 from deploy.model.scenes import sample
 from deploy.model.train import checkpointing
+from deploy.model.train.coder_loop import CoderLoop, Losses
 from deploy.model.train.muon import Muon
 from deploy.model.train.plan import Plan
 
@@ -34,13 +35,15 @@ POOL: Final = 4096
 REFRESH_EVERY: Final = 16
 REFRESHED: Final = 32
 """Every so many steps, so many pictures of the pool are rendered anew."""
-TELL_EVERY: Final = 50
 SAVE_EVERY: Final = 200
 MEASURED: Final = 512
 
 
 def run(plan: Plan) -> None:
-    """Train, going on from ``autoencoder.pt`` in the plan's folder, and write ``vae`` there; one rank does it all."""
+    """Train, going on from ``autoencoder.pt`` in the plan's folder, and write ``vae`` there; one rank does it all.
+
+    Does nothing where that is done: measuring the latents again would move what was trained on them.
+    """
     if not plan.ranks.first:
         return
     path, steps, seed, device = plan.folder / "autoencoder.pt", plan.steps, plan.seed, plan.device
@@ -49,32 +52,36 @@ def run(plan: Plan) -> None:
     both = optimisers((vae.encoder, vae.decoder), PEAK_RATES)
     first = 0
     if state := checkpointing.load(path):
+        if state["step"] >= steps and (plan.folder / "vae").exists():
+            return
         vae.load_state_dict(state["vae"])
         for optimiser, saved in zip(both, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
         first = state["step"]
     pictures = _pictures((seed, first), POOL).to(device)
-    began = time.perf_counter()
-    for step in range(first, steps):
+
+    def save(step: int) -> None:
+        states = [optimiser.state_dict() for optimiser in both]
+        checkpointing.save(path, {"step": step, "vae": vae.state_dict(), "optimisers": states})
+
+    def loss_of(step: int) -> Losses:
         if step % REFRESH_EVERY == 0 and step > first:
             place = (step // REFRESH_EVERY * REFRESHED) % POOL
             pictures[place : place + REFRESHED] = _pictures((seed + 1, step), REFRESHED).to(device)
-        torch.manual_seed(int(np.random.default_rng((seed, step)).integers(2**31)))
-        loss = _loss(vae, _crops(pictures, step / steps).float() / 127.5 - 1)
-        vae.zero_grad()
-        loss["loss"].backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-        for optimiser, peak in zip(both, PEAK_RATES, strict=True):
-            optimiser.param_groups[0]["lr"] = peak * _schedule(step, steps)
-            optimiser.step()
-        if step % TELL_EVERY == TELL_EVERY - 1:
-            rate = (step + 1 - first) / (time.perf_counter() - began)
-            numbers = " ".join(f"{name} {float(value.detach()):.4f}" for name, value in loss.items())
-            print(f"autoencoder {step + 1}/{steps} {numbers} {rate:.2f} steps/s", flush=True)
-        if step % SAVE_EVERY == SAVE_EVERY - 1 or step + 1 == steps:
-            states = [optimiser.state_dict() for optimiser in both]
-            checkpointing.save(path, {"step": step + 1, "vae": vae.state_dict(), "optimisers": states})
-    _finish(vae, pictures[:MEASURED], plan.folder / "vae")
+        return _loss(vae, _crops(pictures, step / steps).float() / 127.5 - 1)
+
+    CoderLoop(
+        "autoencoder",
+        seed,
+        steps,
+        vae,
+        both,
+        PEAK_RATES,
+        lambda step: _schedule(step, steps),
+        SAVE_EVERY,
+        save,
+    ).run(first, loss_of)
+    _finish(vae, pictures[:MEASURED], plan.folder)
 
 
 def optimisers(
@@ -108,7 +115,7 @@ def _crops(pictures: torch.Tensor, progress: float) -> torch.Tensor:
     )
 
 
-def _loss(vae: AutoencoderKL, x: torch.Tensor) -> dict[str, torch.Tensor]:
+def _loss(vae: AutoencoderKL, x: torch.Tensor) -> Losses:
     x = x.contiguous(memory_format=torch.channels_last)
     posterior = vae.encode(x).latent_dist  # float32: small convolutions are slower in bfloat16 on a CPU
     y = vae.decode(posterior.sample()).sample
@@ -144,8 +151,16 @@ def _finish(vae: AutoencoderKL, pictures: torch.Tensor, folder: Path) -> None:
         f"autoencoder PSNR {psnr:.2f} dB, latent std per channel {latents.std((0, 2, 3)).tolist()}",
         flush=True,
     )
-    vae.to(torch.bfloat16).save_pretrained(folder)
-    vae.float()
+    write(vae, folder)
+
+
+def write(vae: AutoencoderKL, folder: Path) -> None:
+    """Put ``vae`` into `folder`, in bfloat16; a kill leaves the old one or none."""
+    unfinished = folder / "vae.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    vae.to(torch.bfloat16).save_pretrained(unfinished)
+    shutil.rmtree(folder / "vae", ignore_errors=True)
+    unfinished.rename(folder / "vae")
 
 
 def load(folder: Path) -> AutoencoderKL:

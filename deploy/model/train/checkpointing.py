@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+
+
+class Unusable(Exception):
+    """A state on disk that the stage at hand cannot go on from, or build on."""
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -22,3 +28,11 @@ def load(path: Path) -> dict[str, Any] | None:
         return None
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
+
+
+def digest(module: nn.Module) -> str:
+    """12 hex digits of the sha-256 over a module's weights."""
+    total = hashlib.sha256()
+    for name, weights in sorted(module.state_dict().items()):
+        total.update(name.encode() + b"\0" + weights.detach().cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()[:12]

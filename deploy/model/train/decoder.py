@@ -7,7 +7,6 @@ decoded, and the mean of every `PATCH` pixels counts besides the pixels.
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import nn
 from deploy.model import architecture
 from deploy.model.scenes import sample
 from deploy.model.train import autoencoder, checkpointing
+from deploy.model.train.coder_loop import CoderLoop, Losses
 from deploy.model.train.plan import Plan
 
 BATCHES: Final = ((96, 4), (128, 2), (256, 1))
@@ -30,7 +30,6 @@ PEAK_RATES: Final = (1e-3, 5e-4)
 WARM_UP: Final = 20
 NOISE: Final = 0.05
 """Standard deviation of what is added to normalised latents: those that the transformer paints are not exact either."""
-TELL_EVERY: Final = 50
 SAVE_EVERY: Final = 100
 
 
@@ -48,31 +47,22 @@ def run(plan: Plan) -> None:
         for optimiser, saved in zip(both, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
         first = state["step"]
-    began = time.perf_counter()
-    for step in range(first, plan.steps):
-        torch.manual_seed(int(np.random.default_rng((plan.seed, step)).integers(2**31)))
-        loss = _loss(vae, _pictures(plan.seed + 2, step).to(device))
-        vae.decoder.zero_grad()
-        loss["loss"].backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(vae.decoder.parameters(), 1.0)
-        factor = min(1.0, (step + 1) / WARM_UP, (plan.steps - step) / plan.steps * 1.5)
-        for optimiser, peak in zip(both, PEAK_RATES, strict=True):
-            optimiser.param_groups[0]["lr"] = peak * factor
-            optimiser.step()
-        if step % TELL_EVERY == TELL_EVERY - 1:
-            rate = (step + 1 - first) / (time.perf_counter() - began)
-            numbers = " ".join(f"{name} {float(value.detach()):.4f}" for name, value in loss.items())
-            print(f"decoder {step + 1}/{plan.steps} {numbers} {rate:.2f} steps/s", flush=True)
-        if step % SAVE_EVERY == SAVE_EVERY - 1 or step + 1 == plan.steps:
-            states = [optimiser.state_dict() for optimiser in both]
-            checkpointing.save(
-                path, {"step": step + 1, "decoder": vae.decoder.state_dict(), "optimisers": states}
-            )
+
+    def save(step: int) -> None:
+        states = [optimiser.state_dict() for optimiser in both]
+        checkpointing.save(path, {"step": step, "decoder": vae.decoder.state_dict(), "optimisers": states})
+
+    def rate_factor(step: int) -> float:
+        return min(1.0, (step + 1) / WARM_UP, (plan.steps - step) / plan.steps * 1.5)
+
+    CoderLoop(
+        "decoder", plan.seed, plan.steps, vae.decoder, both, PEAK_RATES, rate_factor, SAVE_EVERY, save
+    ).run(first, lambda step: _loss(vae, _pictures(plan.seed + 2, step).to(device)))
     architecture.bfloat16_exact(vae)
-    vae.to(torch.bfloat16).save_pretrained(plan.folder / "vae")
+    autoencoder.write(vae, plan.folder)
 
 
-def _loss(vae: AutoencoderKL, x: torch.Tensor) -> dict[str, torch.Tensor]:
+def _loss(vae: AutoencoderKL, x: torch.Tensor) -> Losses:
     with torch.no_grad():
         z = vae.encode(x).latent_dist.mode()
         z = z + NOISE / vae.config.scaling_factor * torch.randn_like(z) * torch.rand(len(z), 1, 1, 1).to(z)

@@ -11,6 +11,7 @@ from diffusers import FluxFillPipeline
 from deploy.model import architecture
 from deploy.model.painter import Painter
 from deploy.model.train import autoencoder, checkpointing, guidance, painter
+from deploy.model.train.checkpointing import Unusable
 from giornata.models import SERVING, ServingDefaults
 
 STEPS: Final = 20
@@ -18,16 +19,18 @@ STEPS: Final = 20
 
 
 def run(folder: Path, target: Path) -> None:
-    """Write the averaged weights of the last finished stage in `folder` as a checkpoint into `target`.
+    """Write the averaged weights of the last stage in `folder` as a checkpoint into `target`.
 
     Raises:
-        FileNotFoundError: no stage was trained.
+        Unusable: no stage was trained, or the last one was stopped on its way.
     """
     titles = (guidance.GUIDANCE.title, painter.PAINTER.title)
     states = [state for title in titles if (state := checkpointing.load(folder / f"{title}.pt"))]
     if not states:
-        raise FileNotFoundError(
-            f"{folder} holds the state of no stage of {' and '.join(titles)}: train first"
+        raise Unusable(f"{folder} holds the state of no stage of {' and '.join(titles)}: train first")
+    if states[0]["step"] < states[0]["steps"]:
+        raise Unusable(
+            f"the last stage stopped at step {states[0]['step']} of {states[0]['steps']}: let it end"
         )
     text = architecture.text_encoders()
     trained = Painter(architecture.transformer(), text)

@@ -14,6 +14,7 @@ import torch
 
 from deploy.model.painter import UNGUIDED, Painter
 from deploy.model.train import painter
+from deploy.model.train.checkpointing import Unusable, digest
 from deploy.model.train.painter import Course, Run, Stage
 from deploy.model.train.plan import Plan
 from deploy.model.train.pool import Batch
@@ -33,12 +34,24 @@ def classifier_free_scale(guidance: torch.Tensor) -> torch.Tensor:
 
 
 def run(plan: Plan) -> None:
-    """Distil from the average in ``painter.pt``, going on from ``guidance.pt``, both in the plan's folder."""
-    teacher = Run(plan).average
+    """Distil from the average in ``painter.pt``, going on from ``guidance.pt``, both in the plan's folder.
+
+    Raises:
+        Unusable: there is no painter to learn from, or ``guidance.pt`` learnt from another one.
+    """
+    taught = Run(plan)
+    if taught.step == 0 and plan.start is None:
+        raise Unusable(f"{taught.path} is missing: train the painter first, or name a checkpoint by --start")
+    teacher = taught.average
     student = Run(replace(plan, seed=plan.seed + 1), GUIDANCE)
     if student.step == 0:
         student.painter.load_state_dict(teacher.state_dict())
         student.average.load_state_dict(teacher.state_dict())
+        student.taught_by = digest(teacher)
+    elif student.taught_by != digest(teacher):
+        raise Unusable(
+            f"{student.path} learnt from another painter than the present one: remove it to begin anew"
+        )
     clip_ids, t5_ids = (ids.to(plan.device) for ids in student.encoder.tokenize([""]))
     nothing = teacher.read(clip_ids, t5_ids)
     painter.train(student, lambda batch: _loss(teacher, student.painter, batch, nothing))

@@ -39,7 +39,7 @@ FRESH_PER_STEP: Final = 8
 """One in this many rows of a batch is rendered anew."""
 SAVE_EVERY: Final = 250
 SHOW_EVERY: Final = 500
-SHOWN_SIDE: Final = 64
+SHOWN_SIDE: Final = 128
 TELL_EVERY: Final = 50
 
 
@@ -78,7 +78,11 @@ PAINTER: Final = Course("painter")
 
 
 class Run:
-    """A course on its way: everything that a restart needs."""
+    """A course on its way.
+
+    A restart goes on with the same weights, optimisers and schedule, and with scenes that no batch has shown yet; the
+    pool of scenes that batches are drawn from begins anew, so that the batches themselves are others.
+    """
 
     def __init__(self, plan: Plan, course: Course = PAINTER) -> None:
         torch.manual_seed(plan.seed)
@@ -89,6 +93,8 @@ class Run:
         self.average = copy.deepcopy(self.painter).eval().requires_grad_(requires_grad=False)
         self.optimisers = optimisers(self.painter)
         self.step = 0
+        self.taught_by = ""
+        """Digest of the teacher's weights, where there is one."""
         self._rendered: dict[int, int] = {}
         self._pools: dict[int, Pool] = {}
         vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
@@ -99,6 +105,7 @@ class Run:
             for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
                 optimiser.load_state_dict(saved)
             self.step, self._rendered = state["step"], state["rendered"]
+            self.taught_by = state["taught_by"]
         elif plan.start:
             self._take(plan.start)
         if plan.compiled:
@@ -124,6 +131,8 @@ class Run:
         self._rendered |= {side: pool.rendered for side, pool in self._pools.items()}
         state: dict[str, Any] = {
             "step": self.step,
+            "steps": self.plan.steps,
+            "taught_by": self.taught_by,
             "rendered": self._rendered,
             "painter": self.painter.state_dict(),
             "average": self.average.state_dict(),

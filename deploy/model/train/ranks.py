@@ -27,6 +27,11 @@ class Ranks:
         """The one that writes files and speaks."""
         return self.rank == 0
 
+    def meet(self) -> None:
+        """Wait until every process has come here: what the first one wrote is there for all."""
+        if self.count > 1:
+            distributed.barrier()
+
     def share_gradients(self, module: nn.Module) -> None:
         """Replace every gradient by its mean over all processes."""
         if self.count == 1:

@@ -3,7 +3,7 @@
 Example::
 
     async with giornata.client.connect("nats://127.0.0.1:4222") as client:
-        edit = await client.edit(image=photo, mask=mask, prompt="a red scarf")
+        edit = await client.edit(image=photo, mask=mask, prompt="a red star")
         async for progress in edit:
             print(progress)
         result = await edit
