@@ -57,7 +57,7 @@ quality: setup ## measure the model's edits on held-out scenes and write out/qua
 	$(BIN)/python -m deploy.quality $(ARGS)
 
 test: setup ## run every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 check: setup ## lint, format, types, import rules and the Compose schema
 	$(BIN)/ruff check .
