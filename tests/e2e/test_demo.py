@@ -1,0 +1,41 @@
+"""`make demo`, with fewer steps: four edits through a stack of its own, pictures, report, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from deploy.launcher.exhibits import exhibits
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_the_demo_edits_four_pictures_and_reports(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "deploy.launcher", "demo", "--out", str(out), "--steps", "2",
+        cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
+
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    assert report["model"] == "fresco"
+    assert {edit["name"] for edit in report["edits"]} == {"astronaut", "coffee", "scene", "removal"}
+    for edit in report["edits"]:
+        assert edit["outside_mask_max_abs_diff"] == 0
+        assert edit["oracle_max_abs_diff"] <= 2 / 255, "another picture than diffusers' own"
+    for exhibit in exhibits():
+        with Image.open(out / exhibit.name / "output.png") as edited:
+            assert edited.size == exhibit.picture.size
+            assert (np.asarray(edited.convert("RGB")) != np.asarray(exhibit.picture)).any()
+    with Image.open(out / "comparison.png") as sheet:
+        assert sheet.width > 2 * sheet.height / 4
