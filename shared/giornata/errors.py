@@ -8,6 +8,7 @@
     │   ├── ImageUnreadable, UnsupportedImageFormat, MaskRejected, MaskEmpty, MaskSizeMismatch, SizeMismatch
     │   ├── PayloadTooLarge, TooManyPixels                    413
     │   ├── Unauthorized                                      401
+    │   ├── CrossSite                                         403
     │   └── JobNotFound, ModelNotFound                        404
     │       ResultExpired                                     410
     │       JobNotFinished, JobCancelled                      409
@@ -173,6 +174,13 @@ class Unauthorized(BadRequest):
 
     code = "unauthorized"
     status = 401
+
+
+class CrossSite(BadRequest):
+    """The request comes from a page of another web site, and this gateway asks nobody for an API key."""
+
+    code = "cross_site"
+    status = 403
 
 
 class MalformedMessage(BadRequest):

@@ -14,10 +14,14 @@ from giornata.errors import BY_CODE
 from giornata.events import PreviewEvent
 from giornata.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, Row
 from giornata.requests import EditParameters, OutputFormat
+from giornata.workers import ServiceName, ServiceState, WorkerState
 from giornata_gateway.answers import images_answer
+from giornata_gateway.fleet_views import EVENT, fleet_view
+from giornata_gateway.forecast import Pace
 from giornata_gateway.forms import EditForm, JobForm
 from giornata_gateway.http_app import ROUTES
 from giornata_gateway.openapi import document
+from giornata_gateway.sse import frame
 from giornata_gateway.stream_events import completed_event, partial_image_event
 
 BLOB = BlobRef(key="default/x", size_bytes=1, sha256="0" * 64)
@@ -101,3 +105,33 @@ def test_the_document_is_valid_and_has_every_field_and_code() -> None:
         assert set(schemas[form.__name__]["properties"]) == {*form.model_fields, "image", "mask"}
         assert schemas[form.__name__]["additionalProperties"] is False
     assert all(f"`{code}`" in described["info"]["description"] for code in BY_CODE)
+
+
+def test_what_changes_something_may_be_refused_to_pages_of_other_sites() -> None:
+    for path, item in document("")["paths"].items():
+        for method in {"get", "post", "delete"} & item.keys():
+            refused = "`cross_site`" in item[method]["responses"].get("403", {}).get("description", "")
+            assert refused == (method != "get"), (method, path)
+
+
+def test_the_fleets_stream_leaves_out_nothing_that_the_document_requires() -> None:
+    idle = WorkerState(capacity_rows=1, capacity_tokens=1)
+    states = [
+        ServiceState(
+            service=ServiceName.ROUTER, instance="r", host="h", version="1", ready=True, active=False
+        ),
+        ServiceState(
+            service=ServiceName.DENOISER, instance="d", host="h", version="1", ready=True, worker=idle
+        ),
+    ]
+    told = frame(EVENT, fleet_view(states, Pace(), 0.0)).decode().partition("data: ")[2]
+    data, schemas = json.loads(told), document("")["components"]["schemas"]
+    assert data.keys() < schemas["FleetView"]["properties"].keys(), "nothing is unknown in this test"
+    router, denoiser = data["instances"]
+    for name, value in (
+        ("FleetView", data),
+        ("InstanceView", router),
+        ("InstanceView", denoiser),
+        ("WorkerView", denoiser["worker"]),
+    ):
+        assert set(schemas[name]["required"]) <= value.keys() <= schemas[name]["properties"].keys()

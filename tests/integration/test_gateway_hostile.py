@@ -177,6 +177,43 @@ async def test_every_route_wants_a_key(
             assert (await response.json())["error"]["type"] == "authentication_error"
 
 
+async def test_a_page_of_another_site_changes_nothing_where_no_key_is_asked_for(stage: Stage) -> None:
+    stage.router.hold = asyncio.Event()
+    job_id = await submit(stage)
+    foreign = {"Sec-Fetch-Site": "cross-site"}
+    for method, path in (
+        ("POST", "/v1/images/edits"),
+        ("POST", "/v1/jobs"),
+        ("DELETE", f"/v1/jobs/{job_id}"),
+    ):
+        async with stage.http.request(
+            method, path, data=stage.form() if method == "POST" else None, headers=foreign
+        ) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (403, "cross_site")
+    assert list(stage.router.jobs) == [job_id]
+    assert not (await stage.record()).cancel
+    async with stage.http.get(f"/v1/jobs/{job_id}", headers=foreign) as response:
+        assert response.status == 200  # a link to it; a page cannot read the answer
+    for site in ("same-origin", "same-site", "none"):
+        async with stage.http.post(
+            "/v1/jobs", data=stage.form(), headers={"Sec-Fetch-Site": site}
+        ) as response:
+            assert response.status == 202
+    stage.router.hold.set()
+
+
+async def test_a_page_of_another_site_that_has_a_key_may_edit(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    keys = json.dumps({"sk-alice-123": "alice"})
+    headers = {"Sec-Fetch-Site": "cross-site", "Authorization": "Bearer sk-alice-123"}
+    async with (
+        open_stage(nats_url, redis_url, tmp_path, api_keys=keys) as stage,
+        stage.http.post("/v1/jobs", data=stage.form(), headers=headers) as response,
+    ):
+        assert response.status == 202
+
+
 async def test_other_tenants_see_nothing_of_a_job(nats_url: str, redis_url: str, tmp_path: Path) -> None:
     keys = json.dumps({"sk-alice-123": "alice", "sk-robert-12": "bob"})
     async with open_stage(nats_url, redis_url, tmp_path, api_keys=keys) as stage:

@@ -12,6 +12,7 @@ import torch
 from diffusers import FluxFillPipeline
 from PIL import Image
 from torch import distributed
+from torch.multiprocessing.spawn import spawn
 
 from deploy.launcher.model import TRAINED
 from deploy.model.architecture import TEXT_TOKENS
@@ -128,7 +129,7 @@ def test_learning_on_begins_with_the_checkpoints_weights(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_ranks_share_the_mean_of_their_gradients(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_share, args=(f"file://{tmp_path / 'meeting'}",), nprocs=2)
+    spawn(_share, args=(f"file://{tmp_path / 'meeting'}",), nprocs=2)  # type: ignore[no-untyped-call]
 
 
 def _share(rank: int, address: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import click
@@ -86,6 +88,40 @@ def test_a_mistake_in_the_command_line_ends_with_2(photo: str, arguments: list[s
     done = CliRunner().invoke(cli, ["edit", photo, "--prompt", "a hat", *arguments])
     assert done.exit_code == 2
     assert told in done.output
+
+
+NOBODY = ("--url", "http://127.0.0.1:1")
+"""No gateway listens there: an edit that is handed in says so."""
+
+
+def test_what_cannot_be_written_is_told_before_the_edit_is_handed_in(photo: str) -> None:
+    done = CliRunner().invoke(
+        cli, ["edit", photo, "--prompt", "a hat", "-o", "/sys/edited.png", "--json", *NOBODY]
+    )
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["error"]["code"] == "output_not_written"
+    assert done.stderr.startswith("Error: /sys/edited.png cannot be written: ")
+    assert done.stderr.endswith("[output_not_written]\n")
+
+
+def test_a_full_disk_is_told_before_the_edit_is_handed_in(
+    photo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("wb"))  # noqa: SIM115 - whoever asks for it closes it
+    out = str(tmp_path / "edited.png")
+    done = CliRunner().invoke(cli, ["edit", photo, "--prompt", "a hat", "-o", out, *NOBODY])
+    assert (done.exit_code, "No space left on device. [output_not_written]" in done.stderr) == (1, True)
+
+
+def test_looking_whether_files_can_be_written_leaves_no_trace(photo: str, tmp_path: Path) -> None:
+    old = tmp_path / "edited-0.png"
+    old.write_bytes(b"an older picture")
+    there = sorted(tmp_path.iterdir())
+    arguments = ["edit", photo, "--prompt", "a hat", "-n", "2", "-o", str(tmp_path / "edited.png"), *NOBODY]
+    done = CliRunner().invoke(cli, arguments)
+    assert (done.exit_code, "[service_unavailable]" in done.stderr) == (1, True)
+    assert sorted(tmp_path.iterdir()) == there
+    assert old.read_bytes() == b"an older picture"
 
 
 def test_the_parts_of_an_edit_are_not_both_standard_input() -> None:

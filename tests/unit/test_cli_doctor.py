@@ -9,11 +9,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from huggingface_hub import try_to_load_from_cache
 
 from giornata.cli import doctor
 from giornata.cli.checks import accelerator, machine, packages, servers
 from giornata.cli.checks.accelerator import Torch
 from giornata.cli.checks.finding import Finding, Verdict, fail, ok, warn, worst
+from tests.e2e import browsing
 
 ROOT = Path(__file__).parents[2]
 CPU = Torch("2.13.0+cpu", None, None, ())
@@ -104,18 +106,64 @@ def test_memory() -> None:
     assert "GiB" in machine.memory().sentence
 
 
-def test_a_browser_is_found_on_the_path_or_in_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", browsing.NAMES)
+def test_a_browser_is_what_the_tests_of_the_page_find_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    (tmp_path / "chromium-1187").mkdir()  # Playwright's own, which they do not look at
+    monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert machine.browser(tmp_path).verdict is Verdict.WARN
-    (tmp_path / "chromium-1187").mkdir()
-    assert machine.browser(tmp_path).verdict is Verdict.OK
+    assert machine.browser().verdict is Verdict.WARN
+    program = tmp_path / name
+    program.touch(mode=0o700)
+    assert machine.browser() == ok("Browser", str(program))
+    assert browsing.find_browser() == str(program)
+    assert machine.BROWSERS == browsing.NAMES
+
+
+@pytest.fixture
+def hub_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Home of a hub that nothing was fetched from and nobody has logged in to."""
+    for name in (
+        "HF_HUB_CACHE",
+        "HUGGINGFACE_HUB_CACHE",
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+        "HF_TOKEN_PATH",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_repository_that_may_be_gated_wants_a_token(
+    hub_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = servers.model("owner/name")
+    assert (found.verdict, "HF_TOKEN" in (found.remedy or "")) == (Verdict.WARN, True)
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    assert servers.model("owner/name").verdict is Verdict.OK
+    monkeypatch.delenv("HF_TOKEN")
+    (hub_home / "token").write_text("hf_x")  # hf auth login
+    assert servers.model("owner/name").verdict is Verdict.OK
+
+
+def test_a_repository_that_the_hub_has_in_its_cache_wants_nothing(hub_home: Path) -> None:
+    folder = hub_home / "hub" / "models--owner--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("c0ffee")
+    (folder / "snapshots" / "c0ffee").mkdir(parents=True)
+    assert servers.model("owner/name").verdict is Verdict.WARN  # begun, and no more
+    index = folder / "snapshots" / "c0ffee" / "model_index.json"
+    index.touch()
+    assert servers.model("owner/name").verdict is Verdict.OK
+    assert servers.model("owner/other").verdict is Verdict.WARN
+    asked = try_to_load_from_cache("owner/name", index.name, cache_dir=hub_home / "hub")
+    assert asked == str(index), "the hub keeps its cache otherwise"
 
 
 def test_the_model(tmp_path: Path) -> None:
     assert servers.model(None).verdict is Verdict.OK
-    assert servers.model("black-forest-labs/FLUX.1-Fill-dev").verdict is Verdict.OK
     assert servers.model("./nowhere").verdict is Verdict.FAIL
     empty = servers.model(str(tmp_path))
     assert (empty.verdict, "model_index.json is missing" in empty.sentence) == (Verdict.FAIL, True)

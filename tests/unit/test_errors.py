@@ -21,6 +21,7 @@ CODES = {
     "attempts_exhausted",
     "bad_request",
     "blob_store_full",
+    "cross_site",
     "deadline_exceeded",
     "error",
     "failed",

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from giornata.errors import GiornataError, InvalidField, Unauthorized
+from giornata.errors import CrossSite, GiornataError, InvalidField, Unauthorized
 from giornata.requests import MaskMode
 from giornata_gateway.envelopes import REPLY_MARGIN_BYTES, inline_pictures
 from giornata_gateway.forms import EditForm, JobForm, ResponseFormat, prefers_image, read_form
-from giornata_gateway.tenants import bearer, tenant_of
+from giornata_gateway.tenants import bearer, check_site, tenant_of
 
 
 def test_texts_become_values() -> None:
@@ -86,3 +86,11 @@ def test_partial_images_need_something_to_travel_in() -> None:
     assert read_form(EditForm, [*asked, ("stream", "true")]).parameters().partial_images == 3
     assert read_form(JobForm, asked).parameters().partial_images == 3  # its events can be followed
     assert read_form(EditForm, [("prompt", "x"), ("partial_images", "0")]).partial_images == 0
+
+
+def test_pages_of_other_sites_are_refused_unless_a_key_is_asked_for() -> None:
+    with pytest.raises(CrossSite, match="cross-site"):
+        check_site("cross-site", {})
+    check_site("cross-site", {"sk-12345678": "alice"})
+    for site in (None, "", "none", "same-origin", "same-site"):
+        check_site(site, {})

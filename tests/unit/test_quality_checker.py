@@ -115,12 +115,14 @@ def test_a_colour_far_from_every_name_has_none() -> None:
 def test_a_flooded_mask_shows_no_shape(kind: str) -> None:
     """Else every box would pass for a square and every ellipse for a circle."""
     mask = {
-        "box": lambda: masks.box(128, 60, 64, 30, 27),
-        "ellipse": lambda: masks.ellipse(128, 60, 64, 32, 29),
-        "brush": lambda: masks.brush(np.random.default_rng(0), 128, 60, 64, 32),
-    }[kind]()
+        "box": masks.box(128, 60, 64, 30, 27),
+        "ellipse": masks.ellipse(128, 60, 64, 32, 29),
+        "brush": masks.brush(np.random.default_rng(0), 128, 60, 64, 32),
+    }[kind]
     bare = np.full((128, 128, 3), 150, np.uint8)
-    found = check(np.where(mask[..., None], np.uint8(COLOURS["red"]), bare), bare, mask)
+    edit = bare.copy()
+    edit[mask] = COLOURS["red"]
+    found = check(edit, bare, mask)
     assert (found.colour, found.shape) == ("red", None)
 
 

@@ -28,7 +28,8 @@ class GatewayConfig(ServiceConfig):
     api_keys: Secret[Json[dict[str, str]]] = Field(
         Secret({}),
         validate_default=False,  # the default is not text
-        description='JSON object of API keys and their tenants, {"sk-…": "alice"}; empty: open to everyone.',
+        description='JSON object of API keys and their tenants, {"sk-…": "alice"}; empty: open to everyone '
+        "but pages of other web sites.",
     )
     max_concurrent_rows: int = Field(
         64, ge=1, le=100_000, description="Pictures in progress at a time; more get 429."
@@ -41,7 +42,10 @@ class GatewayConfig(ServiceConfig):
         description="Bytes of pictures in memory, uploads and answers each; more uploads get 429, answers wait.",
     )
     max_streams: int = Field(
-        1024, ge=1, le=100_000, description="Event streams of jobs open at a time; more get 429."
+        1024,
+        ge=1,
+        le=100_000,
+        description="Event streams of jobs and of the fleet open at a time; more get 429.",
     )
     max_parts: int = Field(48, ge=2, le=1000, description="Parts of a multipart request.")
     max_field_bytes: int = Field(16 << 10, ge=256, description="Size of one form field that is not a file.")

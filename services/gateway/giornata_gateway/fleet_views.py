@@ -22,9 +22,9 @@ class WorkerView(View):
     free_rows: int
     """Pictures that it would take now."""
     capacity_rows: int
-    steps_per_s: float | None
+    steps_per_s: float | None = None
     """Row steps per second over the last seconds; null while it is unknown."""
-    step_ms: float | None
+    step_ms: float | None = None
     """Median time of its recent steps, in each of which every running row advances by one; null without any."""
 
 
@@ -42,12 +42,15 @@ class InstanceView(View):
     models: list[str]
     running_rows: int
     waiting_rows: int
-    worker: WorkerView | None
+    worker: WorkerView | None = None
     """Of a denoiser."""
 
 
 class FleetView(View):
-    """Answer of ``GET /v1/fleet``, and the data of each event of its stream. Null is: unknown."""
+    """Answer of ``GET /v1/fleet``, and the data of each event of its stream, which leaves out what is null here.
+
+    Null is: unknown.
+    """
 
     instances: list[InstanceView]
     workers: int
@@ -56,13 +59,13 @@ class FleetView(View):
     waiting_rows: int
     """Pictures that a worker has taken and that are not in its batch yet."""
     free_rows: int
-    queued_jobs: int | None
+    queued_jobs: int | None = None
     """Jobs that are prepared and that no worker has taken yet; null while no router is active."""
-    queued_rows: int | None
+    queued_rows: int | None = None
     """Their pictures."""
-    steps_per_s: float | None
+    steps_per_s: float | None = None
     """Row steps per second over the last seconds."""
-    predicted_wait_s: float | None
+    predicted_wait_s: float | None = None
     """Seconds until the denoising of one more picture would begin, by the steps that are left and their recent pace."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, TypeVar
@@ -95,24 +95,11 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = ""
     Raises:
         InvalidField, UnknownField, NotSupported: names the field at fault.
     """
-    values: dict[str, str] = {}
-    for name, value in fields:
-        if name in values:
-            raise InvalidField(
-                "A field is given twice.", field=name, received=value, accepted="each field once"
-            )
-        values[name] = value
+    values = _once_each(fields)
     if kind is EditForm and prefers_image(accept):
         values.setdefault("response_format", ResponseFormat.IMAGE)
     if kind is JobForm:
-        for name in NOT_FOR_JOBS:
-            if name in values:
-                raise InvalidField(
-                    "A job has no open connection to answer on.",
-                    field=name,
-                    received=values[name],
-                    accepted=f"leave {name} out; see /v1/jobs/{{id}}/events and /image",
-                )
+        _check_job(values)
     try:
         form = kind.model_validate(values)
     except ValidationError as error:
@@ -126,6 +113,28 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = ""
             accepted="0, or stream=true, or POST /v1/jobs and the event stream of the job",
         )
     return form
+
+
+def _once_each(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for name, value in fields:
+        if name in values:
+            raise InvalidField(
+                "A field is given twice.", field=name, received=value, accepted="each field once"
+            )
+        values[name] = value
+    return values
+
+
+def _check_job(values: Mapping[str, str]) -> None:
+    for name in NOT_FOR_JOBS:
+        if name in values:
+            raise InvalidField(
+                "A job has no open connection to answer on.",
+                field=name,
+                received=values[name],
+                accepted=f"leave {name} out; see /v1/jobs/{{id}}/events and /image",
+            )
 
 
 def prefers_image(accept: str) -> bool:

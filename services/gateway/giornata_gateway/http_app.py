@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from giornata_gateway import http_edits, http_fleet, http_jobs, http_status, http_studio
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.http_errors import GATEWAY, errors_as_json
+from giornata_gateway.http_errors import GATEWAY, Handler, errors_as_json
+from giornata_gateway.tenants import check_site
 
 ROUTES: Final = (
     web.post("/v1/images/edits", http_edits.edit),
@@ -31,11 +32,24 @@ PAGES: Final = (
     web.get("/studio/{path:.+}", http_studio.asset),
 )
 """For people."""
+ACTING: Final = frozenset({hdrs.METH_POST, hdrs.METH_DELETE})
+"""Methods that change something; what the others answer, a page of another site cannot read."""
+
+
+@web.middleware
+async def own_site(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let nothing be changed by pages of other web sites, where no API key keeps them out."""
+    if request.method in ACTING:
+        keys = request.app[GATEWAY].config.api_keys.get_secret_value()
+        check_site(request.headers.get("Sec-Fetch-Site"), keys)
+    return await handler(request)
 
 
 def build_app(gateway: Gateway) -> web.Application:
     """Routes, errors and limits; everything a handler needs is in `gateway`."""
-    app = web.Application(middlewares=[errors_as_json], client_max_size=gateway.config.max_request_bytes)
+    app = web.Application(
+        middlewares=[errors_as_json, own_site], client_max_size=gateway.config.max_request_bytes
+    )
     app[GATEWAY] = gateway
     app[http_studio.ASSETS] = http_studio.load_assets()
     app.add_routes((*ROUTES, *PAGES))

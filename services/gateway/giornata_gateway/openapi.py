@@ -35,6 +35,8 @@ with `mask_mode` `auto`, and refused with the others.
 
 **Errors** have one form, `{"error": {...}}`, with a stable `code`; 429 and 503 carry Retry-After.
 
+**Browsers.** A gateway without API keys refuses POST and DELETE from pages of other web sites, by `Sec-Fetch-Site`.
+
 **Jobs** belong to the tenant of the API key that submitted them; links to pictures need that key too. A synchronous \
 edit is cancelled when its client leaves.
 
@@ -110,21 +112,7 @@ def _paths() -> Json:
         ),
         **_job_paths(pictures),
         "/v1/models": _get("listModels", "Served models.", ModelList, 401),
-        "/v1/fleet": {
-            "get": _operation(
-                "getFleet",
-                "What the fleet is doing; a live stream of it where the Accept header asks for text/event-stream.",
-                {
-                    "200": _answer(
-                        "Every live instance and their sums; null is unknown. In the stream, the data of each event "
-                        "`fleet`, where what is unknown is left out.",
-                        {"application/json": _ref(FleetView), "text/event-stream": _ref(FleetView)},
-                    )
-                },
-                401,
-                429,
-            )
-        },
+        "/v1/fleet": _fleet(),
         "/healthz": _get(
             "getHealth", "200 while process, NATS and blob store answer, else 503.", HealthView, own_503=True
         ),
@@ -144,6 +132,18 @@ def _paths() -> Json:
             )
         },
     }
+
+
+def _fleet() -> Json:
+    told = _answer(
+        "Every live instance and their sums; null is unknown. In the stream, the data of each event `fleet`, where "
+        "what is null is left out.",
+        {"application/json": _ref(FleetView), "text/event-stream": _ref(FleetView)},
+    )
+    summary = (
+        "What the fleet is doing; a live stream of it where the Accept header asks for text/event-stream."
+    )
+    return {"get": _operation("getFleet", summary, {"200": told}, 401, 429)}
 
 
 def _job_paths(pictures: Json) -> Json:
@@ -168,7 +168,7 @@ def _job_paths(pictures: Json) -> Json:
             "get": _operation(
                 "getJob", "How far a job is.", {"200": _answer("Its status.", status)}, 401, 404
             ),
-            "delete": _operation("cancelJob", "Cancel a job.", cancelled, 401, 404),
+            "delete": _operation("cancelJob", "Cancel a job.", cancelled, 401, 403, 404),
         },
         "/v1/jobs/{job_id}/events": {
             "parameters": [job, last],

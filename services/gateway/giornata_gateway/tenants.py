@@ -1,4 +1,4 @@
-"""Who is asking: API keys and the tenants they stand for. Pure."""
+"""Who is asking: API keys and the tenants they stand for; pages of other web sites. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hmac
 from collections.abc import Mapping
 from typing import Final
 
-from giornata.errors import Unauthorized
+from giornata.errors import CrossSite, Unauthorized
 
 DEFAULT_TENANT: Final = "default"
 """Owner of every job where no API keys are configured."""
@@ -32,6 +32,23 @@ def tenant_of(key: str | None, keys: Mapping[str, str]) -> str:
     if found is None:
         raise Unauthorized
     return found
+
+
+def check_site(site: str | None, keys: Mapping[str, str]) -> None:
+    """A page of any web site can have its visitor's browser send a form to this machine; a key it does not know.
+
+    Args:
+        site: the ``Sec-Fetch-Site`` header, which browsers set and pages cannot; other clients send none.
+        keys: the configured ones.
+
+    Raises:
+        CrossSite: no keys are configured and the page is one of another site.
+    """
+    if not keys and site == "cross-site":
+        raise CrossSite(
+            received=f"Sec-Fetch-Site: {site}",
+            accepted="requests from pages of the gateway's own site, from programs, or to a gateway with API keys",
+        )
 
 
 def bearer(authorization: str | None) -> str | None:

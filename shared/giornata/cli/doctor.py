@@ -110,23 +110,28 @@ async def examine(around: Surroundings) -> list[Finding]:
         ("Distributions", _threaded(lambda: packages.distributions(want))),
         ("Packages", _threaded(lambda: packages.requirements(want))),
     ]
-    system: list[Check] = [
-        ("torch", _threaded(accelerator.torch)),
-        ("nats-server", _threaded(lambda: machine.nats_server(needed=around.nats_url is None))),
-        ("valkey-server", _threaded(lambda: machine.valkey_server(needed=around.redis_url is None))),
-        ("Disk", _threaded(lambda: machine.disk(around.root or Path.cwd()))),
-        ("Memory", _threaded(machine.memory)),
-        ("Model", _threaded(lambda: servers.model(around.model))),
-        ("Port", port),
-        ("Browser", _threaded(machine.browser)),
-    ]
     outside: list[Check] = [
         ("NATS", lambda: servers.nats_server(around.nats_url)),
         ("Redis", lambda: servers.blob_store(around.redis_url)),
         ("Services", lambda: serving),
     ]
-    checks = [*client, *(system if around.root else ()), *outside]
+    system = _system(around, around.root, port) if around.root else []
+    checks = [*client, *system, *outside]
     return await asyncio.gather(*(_guarded(name, check) for name, check in checks))
+
+
+def _system(around: Surroundings, root: Path, port: Callable[[], Awaitable[Finding]]) -> list[Check]:
+    """What the checkout `root` needs of this machine to run everything."""
+    return [
+        ("torch", _threaded(accelerator.torch)),
+        ("nats-server", _threaded(lambda: machine.nats_server(needed=around.nats_url is None))),
+        ("valkey-server", _threaded(lambda: machine.valkey_server(needed=around.redis_url is None))),
+        ("Disk", _threaded(lambda: machine.disk(root))),
+        ("Memory", _threaded(machine.memory)),
+        ("Model", _threaded(lambda: servers.model(around.model))),
+        ("Port", port),
+        ("Browser", _threaded(machine.browser)),
+    ]
 
 
 def table(findings: Sequence[Finding]) -> Table:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,14 @@ from giornata.cli.connecting import api_key_option, door_of, nats_option, redis_
 from giornata.cli.edits import Door, Order, Outcome, Preview, Refused, Stopped, Told
 from giornata.cli.parameters import options, validated
 from giornata.cli.progress import bar
-from giornata.cli.report import Report
+from giornata.cli.report import Report, not_written
 from giornata.errors import DeadlineExceeded
 from giornata.requests import EditParameters, OutputFormat
 
 NATS_TIMEOUT_S: Final = 120.0
 """What the NATS door allows unless told otherwise; over HTTP the gateway decides."""
+PROBE_BYTES: Final = 1 << 20
+"""About a picture."""
 
 SOURCE: Final = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
 
@@ -116,12 +118,7 @@ def edit(
         for name, value in parameters.items()
         if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
     }
-    try:
-        chosen = given.get("output_format")
-        given["output_format"] = outputs.format_of(out, OutputFormat(chosen) if chosen else None)
-        files = outputs.files(out, parameters["n"])
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="-o") from error
+    files, given["output_format"] = _destinations(out, parameters["n"], given.get("output_format"))
     validated(given)
     if out == outputs.STDOUT and parameters.get("partial_images"):
         raise click.UsageError("--partial-images are files beside OUT, which -o - has none of.")
@@ -129,10 +126,9 @@ def edit(
         raise click.UsageError("--json and -o - both write to standard output; give one.")
     if image == mask == outputs.STDOUT:
         raise click.UsageError("Standard input holds one picture, not IN and the mask.")
-    _check_writable(files)
     reach = Reach(door_of(ctx, url, nats_url), redis_url, api_key, tenant, timeout_s)
     order = Order(_read(image), None if mask is None else _read(mask), given)
-    report = Report(tuple(files), as_json, quiet)
+    report = Report(files, as_json, quiet)
     ctx.exit(interrupts.run(lambda: run(reach, order, report, progress=progress and not quiet)))
 
 
@@ -144,6 +140,7 @@ async def run(reach: Reach, order: Order, report: Report, *, progress: bool) -> 
     """Hand the order in, write its pictures, report; the exit status."""
     started_s = time.monotonic()
     try:
+        _probe(report.files)
         async with asyncio.timeout(reach.timeout_s) as limit:
             outcome = await _carried_out(reach, order, report, progress=progress)
     except TimeoutError:
@@ -172,14 +169,42 @@ async def _carried_out(reach: Reach, order: Order, report: Report, *, progress: 
             return await door.edit(order, tell)
 
 
-def _check_writable(files: Sequence[str]) -> None:
-    """A picture that took a minute is not to be lost for a folder that is missing."""
-    for name in files:
-        path = Path(name)
-        if name != outputs.STDOUT and path.is_dir():
+def _destinations(out: str, n: int, chosen: str | None) -> tuple[tuple[str, ...], OutputFormat]:
+    """A file for each of `n` pictures, and their format.
+
+    Raises:
+        click.BadParameter: `out` is no name for them.
+    """
+    try:
+        output_format = outputs.format_of(out, OutputFormat(chosen) if chosen else None)
+        files = tuple(outputs.files(out, n))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="-o") from error
+    for path in map(Path, files if out != outputs.STDOUT else ()):
+        if path.is_dir():
             raise click.BadParameter(f"{path} is a folder.", param_hint="-o")
-        if name != outputs.STDOUT and not path.parent.is_dir():
+        if not path.parent.is_dir():
             raise click.BadParameter(f"There is no folder {path.parent}.", param_hint="-o")
+    return files, output_format
+
+
+def _probe(files: tuple[str, ...]) -> None:
+    """A picture that took a minute is not to be lost for a disk that is full or a folder that takes no files.
+
+    Leaves no trace: files that exist are opened and not changed, beside others a nameless one lives for a moment.
+
+    Raises:
+        Refused: one of `files` cannot be written.
+    """
+    for path in map(Path, files if files != (outputs.STDOUT,) else ()):
+        try:
+            if path.is_file():
+                path.open("ab").close()
+            elif not path.exists():  # pipes and devices are left alone
+                with tempfile.TemporaryFile(dir=path.parent) as beside:
+                    beside.write(bytes(PROBE_BYTES))
+        except OSError as error:
+            raise Refused(not_written(str(path), error)) from error
 
 
 def _read(name: str) -> bytes:

@@ -19,6 +19,8 @@ from giornata.cli.checks.packages import SETUP
 
 GIB: Final = 1 << 30
 RUN_S: Final = 20
+BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+"""What the tests of the studio page look for; they take no other."""
 
 
 def nats_server(*, needed: bool) -> Finding:
@@ -104,19 +106,15 @@ def memory(total_bytes: int | None = None) -> Finding:
     return ok("Memory", shown)
 
 
-def browser(folder: Path | None = None) -> Finding:
+def browser() -> Finding:
     """The tests of the studio page have a browser; everything else works without."""
     name = "Browser"
-    names = ("chromium", "chromium-browser", "google-chrome")
-    program = next((found for one in names if (found := shutil.which(one))), None)
-    cache = folder or Path(
-        os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache" / "ms-playwright"
-    )
-    if program is None and not any(cache.glob("chromium*")):
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
         return warn(
             name, "No Chromium; the tests of the page are skipped.", "apt-get install chromium, if you test."
         )
-    return ok(name, program or f"Chromium in {cache}")
+    return ok(name, program)
 
 
 def _memory_bytes() -> int:

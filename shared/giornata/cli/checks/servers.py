@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import environ
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,7 @@ import redis.exceptions
 
 from giornata import bus
 from giornata.cli.addresses import nats_urls, without_password
+from giornata.cli.checks import hub
 from giornata.cli.checks.finding import Finding, fail, ok, warn
 from giornata.cli.edits import Refused, Unreachable
 from giornata.cli.http_door import open_http
@@ -120,7 +122,7 @@ def model(source: str | None) -> Finding:
                 f"There is no folder {source}.",
                 "Name a diffusers folder, or an id of the hub like owner/name.",
             )
-        return ok(name, f"{source} comes from the hub, or from its cache")
+        return judge_hub_model(source, cached=hub.cached(source, environ), token=hub.has_token(environ))
     try:
         card = read_model_card(folder)
     except (ValueError, OSError) as error:
@@ -128,6 +130,19 @@ def model(source: str | None) -> Finding:
             name, f"{error}.", "Name the folder of a diffusers checkpoint, the one with model_index.json."
         )
     return ok(name, f"{card.name}: {card.family}, {card.default_steps} steps by default")
+
+
+def judge_hub_model(source: str, *, cached: bool, token: bool) -> Finding:
+    """The verdict on a repository of the hub, which is not asked."""
+    if cached:
+        return ok("Model", f"{source} is in the hub's cache")
+    if token:
+        return ok("Model", f"{source} is to be fetched from the hub, with the token of this machine")
+    return warn(
+        "Model",
+        f"{source} is not in the hub's cache, and there is no token: it can be fetched only if it is not gated.",
+        "If it is gated, accept its terms on the hub and set HF_TOKEN.",
+    )
 
 
 async def gateway(url: str, *, named: bool) -> Finding:
