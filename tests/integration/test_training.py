@@ -114,6 +114,7 @@ def test_a_stage_without_what_it_builds_on_says_so(
         main(["all", *folder, "--start", str(TRAINED)])
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own compiler imports it
 @pytest.mark.usefixtures("small")
 def test_learning_on_begins_with_the_checkpoints_weights(tmp_path: Path) -> None:
     """And compiles on request: what is compiled is the same module, under the same names."""

@@ -12,7 +12,6 @@ from deploy.model.scenes import COLOURS, GROUNDS, SHAPES, Task
 from deploy.quality import cases, train_classifier
 from deploy.quality.cases import LEAST_MASK_PX, Case, digest, draw, slots, spread
 
-
 FIXED = (
     ("051-add-128-orange-heart", 1927, 163.11, 161.91),
     ("153-add-128-teal-diamond", 1568, 108.63, 109.06),
