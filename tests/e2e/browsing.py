@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, Request, Route, async_playwright
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 FLAGS: Final = (
@@ -87,13 +87,22 @@ class Watch:
 
 @asynccontextmanager
 async def visiting(
-    browser: Browser, origin: str, path: str = "/", **context: Any
+    browser: Browser,
+    origin: str,
+    path: str = "/",
+    serve: Callable[[Route], Awaitable[None]] | None = None,
+    **context: Any,
 ) -> AsyncIterator[tuple[Page, Watch]]:
-    """A page of `origin` in a fresh browser context, whose options are `context`; on leaving, it has behaved."""
+    """A page of `origin` in a fresh browser context, whose options are `context`; on leaving, it has behaved.
+
+    `serve` answers its requests where there is no server.
+    """
     options: dict[str, Any] = {"viewport": {"width": 1280, "height": 860}, "color_scheme": "light", **context}
     opened = await browser.new_context(**options)
     try:
         opened.set_default_timeout(LIMIT_MS)
+        if serve is not None:
+            await opened.route("**/*", serve)
         page, watch = await opened.new_page(), Watch(origin)
         watch.attach(page)
         await page.goto(origin + path)

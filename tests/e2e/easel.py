@@ -74,6 +74,21 @@ async def running(page: Page, steps: str = LONG) -> None:
     await expect(page.locator("#run-text")).to_have_text(re.compile(rf"Step \d+ of {steps}"))
 
 
+async def color_at(page: Page, x: float, y: float) -> tuple[int, int, int]:
+    """What the canvas shows at a point relative to its middle, once the next frame is drawn."""
+    red, green, blue, _ = await page.evaluate(
+        """([x, y]) => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(() => {
+            const canvas = document.getElementById("stage");
+            const [left, top] = [canvas.width / 2 + x * devicePixelRatio, canvas.height / 2 + y * devicePixelRatio];
+            const pixel = new OffscreenCanvas(1, 1).getContext("2d");
+            pixel.drawImage(canvas, -Math.round(left), -Math.round(top));
+            resolve([...pixel.getImageData(0, 0, 1, 1).data]);
+        })))""",
+        [x, y],
+    )
+    return red, green, blue
+
+
 async def finished(page: Page) -> None:
     await expect(page.locator("#result")).to_be_visible()
 

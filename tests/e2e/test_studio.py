@@ -17,6 +17,7 @@ from tests.e2e.easel import (
     CANCELLED,
     LONG,
     Visit,
+    color_at,
     downloaded,
     drag,
     edit,
@@ -39,9 +40,14 @@ async def test_a_mask_drawn_by_mouse_is_repainted_and_the_rest_is_kept(visit: Vi
         await expect(page.locator("#stage-note")).to_have_text(
             re.compile(r"^\d+(\.\d)? % of the picture is masked")
         )
+        inside, outside = (0, 0), (0, 150)
+        before = [await color_at(page, *place) for place in (inside, outside)]
         await edit(page, prompt="a red star", steps=24, blur=0, seed=7)
         await running(page, "24")
         await page.wait_for_selector("#stage[data-previews]")
+        preview = [await color_at(page, *place) for place in (inside, outside)]
+        assert preview[0] != before[0]  # no longer the mask's own colour
+        assert preview[1] == before[1]
         await screenshot(page, "editing")
         await finished(page)
         await expect(page.locator("#result-note")).to_have_text("Seed 7")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from playwright.async_api import Route
 
 import giornata_gateway
+from giornata_prepost.config import PrepostConfig
 from tests.e2e.browsing import find_browser, launched
 
 ORIGIN = "http://studio.test"
@@ -44,6 +46,11 @@ async def test_the_modules_keep_their_promises() -> None:
         outcome = await page.evaluate(RUN)
     assert outcome["failures"] == []
     assert outcome["ran"] > 20
+
+
+def test_the_page_takes_pictures_as_large_as_the_service_does() -> None:
+    (said,) = re.findall(r"MAX_PIXELS = ([\d_]+);", (STATIC / "js" / "mask.js").read_text("utf-8"))
+    assert int(said) == PrepostConfig.model_fields["max_pixels"].default
 
 
 def test_without_a_browser_tests_skip_and_say_how_to_get_one_unless_that_is_forbidden(

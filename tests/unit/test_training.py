@@ -10,6 +10,7 @@ import torch
 from diffusers import FluxFillPipeline
 
 from deploy.model import architecture, latents
+from deploy.model.painter import Painter
 from deploy.model.scenes import captions, sample
 from deploy.model.train import checkpointing, guidance
 from deploy.model.train.muon import Muon, orthogonalise
@@ -118,6 +119,24 @@ def test_guidance_of_one_is_none_and_thirty_is_usual() -> None:
     assert scales[0] == 1
     assert 3 < scales[1] < 4
     assert scales[2] < 6.5
+
+
+def test_levelled_guidance_is_everywhere_what_it_was_at_one() -> None:
+    torch.manual_seed(0)
+    painter = Painter(architecture.transformer(), architecture.text_encoders())
+    embed = painter.transformer.time_text_embed
+    torch.nn.init.normal_(embed.guidance_embedder.linear_2.weight)
+    time, pooled = torch.tensor([500.0]), torch.randn(1, architecture.POOLED_WIDTH)
+
+    def embedded(scale: float) -> torch.Tensor:
+        found: torch.Tensor = embed(time, torch.tensor([1000 * scale]), pooled)
+        return found
+
+    before = embedded(1.0)
+    assert not torch.allclose(embedded(30.0), before)
+    guidance.level_guidance(painter)
+    for scale in (1.0, 30.0, 60.0):
+        torch.testing.assert_close(embedded(scale), before)
 
 
 def test_a_state_is_written_whole_and_read_without_unpickling(tmp_path: Path) -> None:

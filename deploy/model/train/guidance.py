@@ -22,6 +22,8 @@ from deploy.model.train.pool import Batch
 GREATEST: Final = 60.0
 """Guidance is learnt from `UNGUIDED` up to this."""
 UNITS_PER_SCALE: Final = 12.0
+GUIDANCE_UNITS: Final = 1000.0
+"""`FluxTransformer2DModel.forward` scales guidance by this before it embeds it."""
 USUAL: Final = 30.0
 """What requests get that do not say: the default of Fill."""
 SHARES: Final = {48: 0.1, 96: 0.3, 128: 0.3, 256: 0.3}
@@ -45,8 +47,9 @@ def run(plan: Plan) -> None:
     teacher = taught.average
     student = Run(replace(plan, seed=plan.seed + 1), GUIDANCE)
     if student.step == 0:
-        student.painter.load_state_dict(teacher.state_dict())
-        student.average.load_state_dict(teacher.state_dict())
+        for model in (student.painter, student.average):
+            model.load_state_dict(teacher.state_dict())
+            level_guidance(model)
         student.taught_by = digest(teacher)
     elif student.taught_by != digest(teacher):
         raise Unusable(
@@ -55,6 +58,17 @@ def run(plan: Plan) -> None:
     clip_ids, t5_ids = (ids.to(plan.device) for ids in student.encoder.tokenize([""]))
     nothing = teacher.read(clip_ids, t5_ids)
     painter.train(student, lambda batch: _loss(teacher, student.painter, batch, nothing))
+
+
+@torch.no_grad()
+def level_guidance(painter: Painter) -> None:
+    """Have every guidance embedded as `UNGUIDED` is, the only one seen so far, so that no other begins as noise."""
+    embed = painter.transformer.time_text_embed
+    last = embed.guidance_embedder.linear_2
+    scaled = torch.tensor([UNGUIDED * GUIDANCE_UNITS]).to(last.bias)
+    seen = embed.guidance_embedder(embed.time_proj(scaled).to(last.bias.dtype))
+    last.bias.copy_(seen[0])
+    last.weight.zero_()
 
 
 def _loss(

@@ -1,5 +1,6 @@
 // The gateway as the page talks to it. Every failure is an ApiError with the stable code of the gateway, or one of ours:
-// `gateway_unreachable` where no answer came, `answer_unreadable` where it made no sense.
+// `gateway_unreachable` where no answer came, or only a part of one; `answer_unreadable` where it made no sense;
+// `page_failed` where the page itself is at fault.
 
 import { EventParser } from "./sse.js";
 
@@ -23,33 +24,22 @@ export const apiKey = {
 };
 
 /** An answer of the gateway; throws ApiError for one that is not a success, and DOMException when aborted. */
-export async function request(path, options = {}) {
+async function request(path, options = {}) {
   const headers = new Headers(options.headers);
   const key = apiKey.get();
   if (key) headers.set("Authorization", `Bearer ${key}`);
-  let response;
-  try {
-    response = await fetch(path, { ...options, headers, cache: "no-store" });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw unreachable();
-  }
+  const response = await arriving(fetch(path, { ...options, headers, cache: "no-store" }));
   if (!response.ok) throw await failure(response);
   return response;
 }
 
 export async function requestJson(path, options) {
   const response = await request(path, options);
-  try {
-    return await response.json();
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new ApiError({
-      code: "answer_unreadable",
-      message: "The gateway's answer is not JSON.",
-      status: response.status,
-    });
-  }
+  return parsed(await body(response, "text"), response.status);
+}
+
+export async function requestBlob(path) {
+  return body(await request(path), "blob");
 }
 
 /** The events of a stream, as an asynchronous iterator of {type, data, id}; `data` is parsed JSON. */
@@ -62,15 +52,9 @@ export async function* events(path, { lastEventId = "", signal } = {}) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   try {
     for (;;) {
-      let piece;
-      try {
-        piece = await reader.read();
-      } catch (error) {
-        if (error.name === "AbortError") throw error;
-        throw unreachable();
-      }
+      const piece = await arriving(reader.read());
       if (piece.done) return;
-      for (const event of parser.push(piece.value)) yield { ...event, data: JSON.parse(event.data) };
+      for (const event of parser.push(piece.value)) yield { ...event, data: parsed(event.data, response.status) };
     }
   } finally {
     reader.cancel().catch(() => {}); // the connection may be gone already
@@ -88,6 +72,13 @@ export function known(error, status = 0, retryAfterS = null) {
   });
 }
 
+/** Any error as an ApiError, for a person to read; what nobody foresaw is `page_failed`. */
+export function inWords(error) {
+  if (error instanceof ApiError) return error;
+  const message = `The page failed: ${error?.message ?? error}. What you have drawn is kept.`;
+  return new ApiError({ code: "page_failed", message });
+}
+
 function unreachable() {
   const message = navigator.onLine
     ? "The gateway does not answer. It may be restarting; what you have drawn is kept."
@@ -95,17 +86,36 @@ function unreachable() {
   return new ApiError({ code: "gateway_unreachable", message });
 }
 
-async function failure(response) {
-  let body;
+/** What the network brings; a connection that is cut, at whatever byte, is a gateway that does not answer. */
+async function arriving(promise) {
   try {
-    body = await response.json();
-  } catch {
-    body = null;
+    return await promise;
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw unreachable();
   }
-  if (body?.error) return known(body.error, response.status, Number(response.headers.get("Retry-After")) || null);
-  return new ApiError({
-    code: "answer_unreadable",
-    message: `The gateway answered ${response.status} without saying why.`,
-    status: response.status,
-  });
+}
+
+/** All of an answer, as "text" or "blob". */
+function body(response, kind) {
+  return arriving(response[kind]());
+}
+
+function parsed(text, status) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    throw new ApiError({ code: "answer_unreadable", message: "The gateway's answer is not JSON.", status });
+  }
+}
+
+async function failure(response) {
+  const { status, headers } = response;
+  const text = await body(response, "text");
+  try {
+    return known(JSON.parse(text).error, status, Number(headers.get("Retry-After")) || null);
+  } catch {
+    const message = `The gateway answered ${status} without saying why.`;
+    return new ApiError({ code: "answer_unreadable", message, status });
+  }
 }

@@ -1,10 +1,10 @@
 // The studio: puts the parts together. Each part is a module of its own; this one says what follows from what.
 
-import { ApiError } from "./api.js";
 import { listenToDialogs, openHelp, openKey } from "./dialogs.js";
 import { Editor } from "./editor.js";
+import { attempt, listenToFailures } from "./failures.js";
 import { FleetPanel } from "./fleet.js";
-import * as job from "./job.js";
+import { errorOf } from "./job.js";
 import { listenToKeys } from "./keyboard.js";
 import { announce, at, showError } from "./page.js";
 import { decode, listenForPictures, pixels, sample, showSamples } from "./picture.js";
@@ -31,6 +31,7 @@ results.oncompare = (share) => {
 
 /** Opens a picture for editing, with the mask in `rgba` if there is one. */
 function openPicture(opened, rgba = null) {
+  const former = picture;
   picture = opened;
   at("invitation").hidden = true;
   showError(at("picture-error"), null);
@@ -39,7 +40,13 @@ function openPicture(opened, rgba = null) {
   at("picture-note").textContent = `${opened.width} × ${opened.height}`;
   for (const thumb of at("samples").children) thumb.setAttribute("aria-pressed", String(thumb.dataset.title === opened.name));
   view("mask");
+  former?.bitmap.close();
   announce(`${opened.name}, ${opened.width} by ${opened.height} pixels`);
+}
+
+/** A picture to be kept, without the pixels of what is open, which are freed when another is opened. */
+function asFile({ bitmap: _, ...kept }) {
+  return kept;
 }
 
 /** "mask", "run" or "result": what the stage shows and what the controls beside it are for. */
@@ -51,12 +58,17 @@ function view(name) {
   at("result").hidden = !result;
   at("film").hidden = !result || results.current.pictures.length < 2;
   at("stage-note").hidden = name !== "mask";
-  at("view-switch").hidden = results.current === null || picture === null || run !== null;
+  offerSwitch();
   for (const button of at("view-switch").children) button.setAttribute("aria-pressed", String((button.dataset.view === "result") === result));
-  if (result) stage.after = results.picture.bitmap;
-  const base = result ? results.current.before : picture;
+  const [before, after] = results.bitmaps;
+  if (result) stage.after = after;
+  const base = result ? { ...results.current.before, bitmap: before } : picture;
   if (base) stage.show(base);
   describe();
+}
+
+function offerSwitch() {
+  at("view-switch").hidden = results.current === null || picture === null || run !== null;
 }
 
 function describe() {
@@ -69,19 +81,6 @@ function describe() {
 
 function showResult() {
   view("result");
-}
-
-/** Does something that may fail with an ApiError, which is shown in words. */
-async function attempt(work, place) {
-  try {
-    return await work();
-  } catch (error) {
-    if (!(error instanceof ApiError)) throw error;
-    if (error.status === 401) openKey(error);
-    if (settings.blame(error)) announce(`${error.message} ${error.code}`);
-    else showError(["image", "mask"].includes(error.param) ? at("picture-error") : at(place), error);
-    return undefined;
-  }
 }
 
 async function startEdit() {
@@ -102,66 +101,90 @@ async function startEdit() {
   }
   const fields = settings.read();
   if (fields === null) return;
-  const [before, mask] = [picture, await editor.png()];
-  await carry(before, fields.prompt, (running) =>
-    running.start(before.blob, mask, fields, (jobId) =>
-      remember(jobId, { image: before.blob, mask, name: before.name, margin: before.margin, prompt: fields.prompt }),
-    ),
-  );
+  const before = asFile(picture);
+  await carry(before, fields.prompt, async (running) => {
+    const mask = await editor.png();
+    const kept = { image: before.blob, mask, name: before.name, margin: before.margin, prompt: fields.prompt };
+    return running.start(before.blob, mask, fields, (jobId) => attempt(() => remember(jobId, kept), "edit-error"));
+  });
 }
 
-/** Shows a run from its start to its end; `begin` starts or resumes it and returns the job's status. */
+/** Shows a run from its start to its end, one at a time; `begin` starts or resumes it and returns the job's status. */
 async function carry(before, prompt, begin) {
-  const edit = { before, prompt, bounds: editor.mask.bounds(), pictures: [], shown: 0 };
-  run = new Run(() => fleet.expectedWaitS, (data) => showPreview(data));
-  stage.preview = null;
-  view("run");
-  const status = await attempt(async () => {
-    const ended = await begin(run);
-    if (ended?.state === "completed") await collect(edit, ended);
-    return ended;
-  }, "edit-error");
-  run = null;
-  stage.preview = null;
-  if (edit.pictures.some((one) => one.bitmap)) {
-    results.add(edit);
-    announce("Finished");
+  const edit = { before, prompt, bounds: editor.mask.bounds(), pictures: [], shown: -1 };
+  const running = new Run({
+    expected: () => fleet.expectedWaitS,
+    preview: (data) => attempt(() => showPreview(running, data), "edit-error"),
+    completed: (status) => collect(edit, status),
+  });
+  run = running; // before anything is awaited: a second click finds the place taken
+  const status = await attempt(() => {
+    view("run");
+    return begin(running);
+  }, "edit-error").finally(leaveRun);
+  if (status === undefined) return; // told already
+  if (edit.shown < 0) {
+    showEnd(status);
+    await forget();
     return;
   }
-  view("mask");
-  if (status === undefined) return; // told already
-  showEnd(status);
-  await forget();
+  announce("Finished");
+  if (stage.showing === "mask") at("stage-note").textContent = "Finished. The edit is under “This visit”.";
 }
 
-/** The latest preview of the first picture, drawn through the mask. */
-async function showPreview({ b64_json: text, media_type: type, index, partial_image_index: number, box }) {
-  if (index !== 0 || number < (stage.preview?.number ?? 0)) return;
+/** Whether the run is what the stage shows; a person may have opened something else meanwhile, which is left alone. */
+function watched() {
+  return stage.showing === "run";
+}
+
+function leaveRun() {
+  run = null;
+  stage.preview?.bitmap.close();
+  stage.preview = null;
+  if (watched()) view("mask");
+  else offerSwitch();
+}
+
+/** The latest preview of the first picture, drawn through the mask; none that was overtaken while it was decoded. */
+async function showPreview(running, { b64_json: text, media_type: type, index, partial_image_index: number, box }) {
+  const late = () => running !== run || number < (stage.preview?.number ?? 0);
+  if (index !== 0 || late()) return;
   const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
   const bitmap = await createImageBitmap(new Blob([bytes], { type }));
-  if (stage.showing !== "run") return;
+  if (late() || !watched()) {
+    bitmap.close();
+    return;
+  }
+  stage.preview?.bitmap.close();
   stage.preview = { bitmap, box, number };
   canvas.dataset.previews = String(number + 1);
   stage.refresh();
 }
 
-/** Fetches the pictures of a job that is completed; those that failed have their error instead. */
+/** Takes the pictures of a job that is completed; those that failed have their error instead. */
 async function collect(edit, status) {
-  for (const { index, seed } of status.pictures) {
-    const error = job.errorOf(status, index);
-    edit.pictures[index] = error ? { error } : await finishedPicture(edit, await job.picture(status.id, index), seed);
+  for (const { index, seed, blob } of status.pictures) {
+    edit.pictures[index] = blob ? await finishedPicture(edit, blob, seed) : { error: errorOf(status, index) };
   }
-  edit.shown = Math.max(0, edit.pictures.findIndex((one) => one.bitmap));
+  edit.shown = edit.pictures.findIndex((one) => one.url);
+  if (edit.shown < 0) return;
+  results.add(edit);
+  if (watched()) await results.select(edit, edit.shown, watched);
 }
 
-/** After a reload: the picture, the mask and the edit that was under way or done. */
+/** After a reload: the picture, the mask and the edit that was under way or done; unless a person was faster. */
 async function resume() {
   const saved = await recall();
   if (saved === null) return;
-  const before = { ...(await decode(saved.image, saved.name)), margin: saved.margin };
-  openPicture(before, await pixels(saved.mask, before.width, before.height));
+  const opened = { ...(await decode(saved.image, saved.name)), margin: saved.margin };
+  const mask = await pixels(saved.mask, opened.width, opened.height);
+  if (picture !== null) {
+    opened.bitmap.close();
+    return;
+  }
+  openPicture(opened, mask);
   settings.setPrompt(saved.prompt);
-  await carry(before, saved.prompt, async (running) => {
+  await carry(asFile(opened), saved.prompt, async (running) => {
     try {
       return await running.resume(saved.jobId);
     } catch (error) {
@@ -178,9 +201,9 @@ async function useResult() {
   canvas.focus();
 }
 
-/** A change of the mask is seen: not while the result hides it, nor under a run that has begun. */
+/** A change of the mask is seen: not while the result hides it, nor under a run that is shown. */
 function drawn(change) {
-  if (run !== null) return;
+  if (watched()) return;
   change();
   if (stage.showing === "result" && picture) view("mask");
 }
@@ -204,6 +227,7 @@ async function connect() {
   await attempt(settings.loadModels, "edit-error");
 }
 
+listenToFailures("edit-error");
 settings.listenToSettings();
 listenToToolbar(stage, editor, commands);
 listenToPointers(canvas, stage, editor, (share) => results.compareTo(share));
@@ -218,7 +242,7 @@ at("edit").addEventListener("submit", (event) => {
   startEdit();
 });
 at("cancel").addEventListener("click", () => run?.cancel());
-at("use-result").addEventListener("click", useResult);
+at("use-result").addEventListener("click", () => attempt(useResult, "picture-error"));
 for (const button of at("view-switch").children) button.addEventListener("click", () => view(button.dataset.view));
 
 view("mask");

@@ -63,18 +63,20 @@ export class FleetPanel {
   }
 
   #pulse(fleet) {
-    const busy = fleet.running_rows + fleet.waiting_rows;
+    const waiting = fleet.waiting_rows + (fleet.queued_rows ?? 0);
+    const busy = [fleet.running_rows && `${fleet.running_rows} running`, waiting && `${waiting} waiting`].filter(Boolean).join(", ");
     const dot = at("pulse-dot").dataset;
     dot.state = !fleet.workers ? "gone" : busy ? "busy" : "ready";
     const workers = fleet.workers === 1 ? "1 worker" : `${fleet.workers} workers`;
-    write("pulse-text", !fleet.workers ? "No worker is ready" : busy ? `${workers}, ${busy} running` : `${workers}, free`);
+    write("pulse-text", fleet.workers ? `${workers}, ${busy || "free"}` : "No worker is ready");
   }
 
   #lost(error) {
     this.expectedWaitS = null;
     showError(at("fleet-error"), error);
     at("pulse-dot").dataset.state = "gone";
-    write("pulse-text", error.code === "unauthorized" ? "An API key is needed" : "The gateway does not answer");
+    const short = { unauthorized: "An API key is needed", gateway_unreachable: "The gateway does not answer" }[error.code];
+    showError(at("pulse-text"), short ? { message: short } : error);
     for (const id of ["fleet-running", "fleet-free", "fleet-queued", "fleet-steps", "fleet-wait"]) write(id, "unknown");
     write("fleet-note", "");
     at("fleet-workers").replaceChildren();

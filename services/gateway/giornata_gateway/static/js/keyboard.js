@@ -38,7 +38,7 @@ export function listenToKeys(workspace, canvas, stage, editor, commands) {
     if (!(event.ctrlKey || event.metaKey) || document.querySelector("dialog[open]")) return;
     const key = event.key.toLowerCase();
     const typing = event.target.matches("input:not([type=range]), textarea");
-    if (key === "enter") commands.edit();
+    if (key === "enter") event.repeat || commands.edit(); // once, however long it is held
     else if (key === "o") commands.choose();
     else if (key === "z" && !typing) event.shiftKey ? commands.redo() : commands.undo();
     else if (key === "y" && !typing) commands.redo();

@@ -3,7 +3,7 @@
 // Every change returns the rectangle that it may have touched, as {left, top, right, bottom} (right and bottom
 // exclusive), or null where it touched nothing.
 
-export const MAX_PIXELS = 64_000_000;
+export const MAX_PIXELS = 40_000_000; // what the service takes where nobody told it otherwise
 
 export class Mask {
   constructor(width, height) {

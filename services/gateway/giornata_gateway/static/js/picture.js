@@ -1,7 +1,7 @@
 // Pictures from files, the clipboard, a drop or the strip of samples, as {blob, bitmap, name, width, height, margin}, upright.
 // `margin` is a crop's, in pixels, that suits the picture; null where nothing is known.
 
-import { ApiError, request, requestJson } from "./api.js";
+import { ApiError, requestBlob, requestJson } from "./api.js";
 import { MAX_PIXELS } from "./mask.js";
 import { at, element } from "./page.js";
 
@@ -22,6 +22,7 @@ export async function decode(blob, name) {
   }
   const { width, height } = bitmap;
   if (width * height > MAX_PIXELS) {
+    bitmap.close();
     throw new ApiError({
       code: "picture_too_large",
       message: `“${name}” has ${width} × ${height} pixels; at most ${MAX_PIXELS / 1e6} million can be edited here.`,
@@ -32,7 +33,7 @@ export async function decode(blob, name) {
 
 /** A sample and its mask's pixels (or null), from an entry of samples.json. */
 export async function sample(entry) {
-  const fetched = async (file) => (await request(`studio/samples/${file}`)).blob();
+  const fetched = (file) => requestBlob(`studio/samples/${file}`);
   const picture = { ...(await decode(await fetched(entry.file), entry.title)), margin: entry.padding_mask_crop ?? null };
   if (!entry.mask) return { picture, rgba: null };
   return { picture, rgba: await pixels(await fetched(entry.mask), picture.width, picture.height) };
@@ -42,7 +43,9 @@ export async function sample(entry) {
 export async function pixels(blob, width, height) {
   const canvas = new OffscreenCanvas(width, height);
   const context = canvas.getContext("2d", { willReadFrequently: true });
-  context.drawImage(await createImageBitmap(blob), 0, 0, width, height);
+  const bitmap = await createImageBitmap(blob);
+  context.drawImage(bitmap, 0, 0, width, height);
+  bitmap.close();
   return context.getImageData(0, 0, width, height).data;
 }
 
@@ -57,7 +60,7 @@ export async function showSamples(take) {
       button.title = entry.credit ? `${entry.title} (${entry.credit})` : entry.title;
       button.dataset.title = entry.title;
       button.setAttribute("aria-pressed", "false");
-      button.addEventListener("click", () => take(entry, button));
+      button.addEventListener("click", () => take(entry));
       return button;
     }),
   );

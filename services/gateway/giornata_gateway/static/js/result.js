@@ -1,23 +1,30 @@
-// Finished pictures: before and after, the strip of one edit's pictures, and the edits of this visit.
+// Finished pictures: before and after, the strip of one edit's pictures, and the edits of this visit. They are kept as
+// files; those two that are seen are decoded, and no others.
 
-import { announce, at, element } from "./page.js";
+import { announce, at, element, showError } from "./page.js";
+import { decode } from "./picture.js";
 
 const KEPT = 12; // edits of this visit
 
 /** A finished picture, with a small one of its patch for the strips. */
 export async function finishedPicture(edit, blob, seed) {
-  const bitmap = await createImageBitmap(blob);
-  return { bitmap, seed, url: URL.createObjectURL(blob), blob, thumb: await patch(bitmap, edit.bounds) };
+  const { bitmap } = await decode(blob, "Finished picture");
+  const thumb = await patch(bitmap, edit.bounds);
+  bitmap.close();
+  return { seed, url: URL.createObjectURL(blob), blob, thumb };
 }
 
 /**
- * The edits of this visit. One is {before, prompt, bounds, pictures, shown}: `before` as in picture.js, `bounds` of its
- * mask, `pictures` of `finishedPicture`, or {error}. `show()` is called whenever another picture is to be seen.
+ * The edits of this visit. One is {before, prompt, bounds, pictures, shown}: `before` as in picture.js without its bitmap,
+ * `bounds` of its mask, `pictures` of `finishedPicture`, or {error}. `show()` is called whenever another picture is to be
+ * seen; until it returns, the bitmaps of the former one are there.
  */
 export class Results {
   current = null;
+  bitmaps = []; // of the original and of `picture`
   #edits = [];
   #show;
+  #turn = 0;
 
   constructor(show) {
     this.#show = show;
@@ -30,29 +37,39 @@ export class Results {
     return this.current?.pictures[this.current.shown] ?? null;
   }
 
-  /** Takes an edit whose pictures have come, or more of them. */
+  /** Takes an edit whose pictures have come. */
   add(edit) {
-    if (!this.#edits.includes(edit)) this.#edits.unshift(edit);
-    for (const old of this.#edits.splice(KEPT)) {
-      for (const picture of old.pictures) {
-        if (picture.url) [picture.url, picture.thumb].forEach((url) => URL.revokeObjectURL(url));
-        picture.bitmap?.close();
-      }
-    }
-    this.select(edit, edit.shown);
+    const edits = [edit, ...this.#edits];
+    this.#edits = edits.filter((one, place) => place < KEPT || one === this.current);
+    edits.filter((one) => !this.#edits.includes(one)).forEach(release);
+    this.#visit();
   }
 
-  select(edit, index) {
-    this.current = edit;
+  /** Shows a picture of an edit once it is decoded; false if another was selected meanwhile, or `wanted()` no longer holds. */
+  async select(edit, index, wanted = () => true) {
+    const turn = ++this.#turn;
+    const bitmaps = await Promise.all([edit.before, edit.pictures[index]].map(({ blob }) => createImageBitmap(blob)));
+    const former = this.bitmaps;
+    if (turn !== this.#turn || !wanted()) {
+      bitmaps.forEach((bitmap) => bitmap.close());
+      return false;
+    }
+    Object.assign(this, { current: edit, bitmaps });
     edit.shown = index;
-    const picture = this.picture;
+    this.#tell();
+    this.#show();
+    former.forEach((bitmap) => bitmap.close());
+    return true;
+  }
+
+  #tell() {
+    const { current: edit, picture } = this;
     at("download").href = picture.url;
     at("download").download = `${stem(edit.before.name)}-${picture.seed}.png`;
     at("result-note").textContent = `Seed ${picture.seed}`;
     this.#film();
     this.#visit();
     this.compareTo(0.5);
-    this.#show();
   }
 
   /** How much of the width shows the original, from 0 to 1. */
@@ -68,11 +85,9 @@ export class Results {
     const film = at("film");
     film.replaceChildren(
       ...edit.pictures.map((picture, index) => {
-        if (picture.error) {
-          return element("span", { className: "failed", title: picture.error.message, textContent: picture.error.code });
-        }
-        return thumb(picture, `Picture ${index + 1}, seed ${picture.seed}`, `${index + 1}`, index === edit.shown, () => {
-          this.select(edit, index);
+        if (picture.error) return failed(picture.error, `Picture ${index + 1} failed`);
+        return thumb(picture, `Picture ${index + 1}, seed ${picture.seed}`, `${index + 1}`, index === edit.shown, async () => {
+          if (!(await this.select(edit, index))) return;
           announce(`Picture ${index + 1}`);
           film.children[index].focus();
         });
@@ -86,9 +101,8 @@ export class Results {
     strip.replaceChildren(
       ...this.#edits.map((edit, position) => {
         const picture = edit.pictures.find((candidate) => candidate.url);
-        return thumb(picture, `Edit: ${edit.prompt}`, edit.prompt, edit === this.current, () => {
-          this.select(edit, edit.shown);
-          strip.children[position].focus();
+        return thumb(picture, `Edit: ${edit.prompt}`, edit.prompt, edit === this.current, async () => {
+          if (await this.select(edit, edit.shown)) strip.children[position].focus();
         });
       }),
     );
@@ -102,6 +116,22 @@ function thumb(picture, label, text, pressed, press) {
   button.setAttribute("aria-pressed", String(pressed));
   button.addEventListener("click", press);
   return button;
+}
+
+/** Lets go of an edit's files. */
+function release({ pictures }) {
+  for (const { url, thumb } of pictures) {
+    if (url) [url, thumb].forEach((one) => URL.revokeObjectURL(one));
+  }
+}
+
+/** What stands in the film for a picture that failed: focusable, since its words may have to be scrolled. */
+function failed(error, label) {
+  const place = element("p", { className: "failed", tabIndex: 0 });
+  place.setAttribute("role", "group");
+  place.setAttribute("aria-label", label);
+  showError(place, error);
+  return place;
 }
 
 function stem(name) {

@@ -12,60 +12,61 @@ const STATES = {
 };
 
 export class Run {
-  #abort = new AbortController();
   #jobId = null;
   #cancelled = false;
   #steps = new Map(); // by picture
   #timer = 0;
-  #expected;
+  #on;
   #state = "";
-  #preview;
+  #previews = []; // promises
+  #hear = {
+    event: (type, data) => this.#event(type, data),
+    lost: (error) => this.#link(error.message),
+    back: () => this.#link(""),
+  };
 
-  /** `expected()` is the predicted wait in seconds, or null; `preview(data)` is told of each partial image. */
-  constructor(expected, preview) {
-    this.#expected = expected;
-    this.#preview = preview;
+  /**
+   * `on.expected()` is the predicted wait in seconds, or null; `on.preview(data)` draws a partial image, and never fails;
+   * `on.completed(status)` takes the pictures, each with its `blob` or its error.
+   */
+  constructor(on) {
+    this.#on = on;
   }
 
-  /** Sends an edit and follows it to its end; the job's status, or null when it was cancelled before it was accepted. */
-  async start(image, mask, fields, accepted) {
-    this.#open(fields.n ?? 1, "Sending the picture");
-    try {
-      this.#jobId = await job.submit(image, mask, fields, this.#abort.signal);
+  /** Sends an edit and follows it to its end; the job's status. */
+  start(image, mask, fields, accepted) {
+    return this.#during(fields.n ?? 1, "Sending the picture", async () => {
+      this.#jobId = await job.submit(image, mask, fields);
       await accepted(this.#jobId);
-      return await this.#follow();
-    } catch (error) {
-      if (error.name === "AbortError") return null;
-      throw error;
-    } finally {
-      this.#close();
-    }
+      if (this.#cancelled) await this.#end();
+      return this.#follow();
+    });
   }
 
-  /** Follows a job that was sent before, as after a reload. */
-  async resume(jobId) {
+  /** Follows a job that was sent before, as after a reload; its status. */
+  resume(jobId) {
     this.#jobId = jobId;
-    try {
-      const status = await job.status(jobId, this.#abort.signal);
-      this.#open(status.pictures.length, "Finding the edit again");
-      return await this.#follow();
-    } finally {
-      this.#close();
-    }
+    return this.#during(1, "Finding the edit again", async () => {
+      const status = await job.status(jobId, this.#hear);
+      this.pictures = status.pictures.length;
+      return this.#follow();
+    });
   }
 
+  /** Asks for the edit's end; while it is being sent, as soon as there is a job to end. */
   async cancel() {
     if (this.#cancelled) return;
     this.#cancelled = true;
     at("cancel").disabled = true;
+    if (this.#jobId === null) this.#say("Cancelling; it ends as soon as it has been sent");
+    else await this.#end();
+  }
+
+  async #end() {
     this.#say("Cancelling; it ends at its next step");
-    if (this.#jobId === null) {
-      this.#abort.abort();
-      return;
-    }
     try {
       const status = await job.cancel(this.#jobId);
-      if (!status.cancelling) announce("The edit had already ended");
+      if (["completed", "failed"].includes(status.state)) this.#say("The edit had already ended");
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       this.#cancelled = false;
@@ -74,18 +75,19 @@ export class Run {
     }
   }
 
-  #follow() {
-    const hear = {
-      event: (type, data) => this.#event(type, data),
-      lost: (error) => this.#link(error.message),
-      back: () => this.#link(""),
-    };
-    return job.follow(this.#jobId, hear, this.#abort.signal);
+  async #follow() {
+    const status = await job.follow(this.#jobId, this.#hear);
+    if (status.state !== "completed") return status;
+    for (const picture of status.pictures) {
+      if (!picture.error) picture.blob = await job.picture(this.#jobId, picture.index, this.#hear);
+    }
+    await this.#on.completed(status);
+    return status;
   }
 
   #event(type, data) {
     if (type === "image_edit.progress") this.#progress(data);
-    else if (type === "image_edit.partial_image") this.#preview(data);
+    else if (type === "image_edit.partial_image") this.#previews.push(this.#on.preview(data));
   }
 
   #progress(data) {
@@ -109,8 +111,19 @@ export class Run {
   }
 
   #waiting(text) {
-    const wait = ["queued", "running"].includes(this.#state) ? this.#expected() : null;
+    const wait = ["queued", "running"].includes(this.#state) ? this.#on.expected() : null;
     return wait ? `${text}; about ${seconds(wait)}` : text;
+  }
+
+  /** Does `work` with the card open; nothing of it goes on afterwards. */
+  async #during(pictures, text, work) {
+    this.#open(pictures, text);
+    try {
+      return await work();
+    } finally {
+      await Promise.all(this.#previews);
+      this.#close();
+    }
   }
 
   #open(pictures, text) {
@@ -150,9 +163,8 @@ export class Run {
 
 /** What to say of an edit that ended without a picture. */
 export function showEnd(status) {
-  const cancelled = status === null || status.state === "cancelled";
-  const text = status === null ? "Cancelled before it was sent." : "Cancelled. The picture is as it was.";
-  if (cancelled) {
+  if (status.state === "cancelled") {
+    const text = "Cancelled. The picture is as it was.";
     announce(text);
     at("stage-note").textContent = text;
     return;

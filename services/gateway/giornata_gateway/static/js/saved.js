@@ -13,8 +13,11 @@ export async function remember(jobId, edit) {
 /** {jobId, image, mask, name, margin, prompt} of this tab's last edit, or null. */
 export async function recall() {
   const jobId = sessionStorage.getItem(TAB);
-  const edit = jobId && (await act("readonly", (store) => store.get(jobId)));
-  return edit ? { ...edit, jobId } : null;
+  const edit = await act("readwrite", (store) => {
+    purge(store);
+    return jobId && store.get(jobId);
+  });
+  return edit && !old(edit) ? { ...edit, jobId } : null;
 }
 
 export async function forget() {
@@ -22,14 +25,22 @@ export async function forget() {
   sessionStorage.removeItem(TAB);
   await act("readwrite", (store) => {
     if (jobId) store.delete(jobId);
-    const cursor = store.openCursor();
-    cursor.onsuccess = () => {
-      if (cursor.result === null) return;
-      if (Date.now() - cursor.result.value.savedMs > DAY_MS) cursor.result.delete();
-      cursor.result.continue();
-    };
+    purge(store);
     return null;
   });
+}
+
+function old(edit) {
+  return Date.now() - edit.savedMs > DAY_MS;
+}
+
+function purge(store) {
+  const cursor = store.openCursor();
+  cursor.onsuccess = () => {
+    if (cursor.result === null) return;
+    if (old(cursor.result.value)) cursor.result.delete();
+    cursor.result.continue();
+  };
 }
 
 /** One transaction. Where the browser keeps nothing (a private window), there is nothing to find again. */

@@ -9,22 +9,29 @@ const form = at("edit");
 const numbers = ["num_inference_steps", "guidance_scale", "strength", "n", "seed", "mask_blur", "padding_mask_crop"];
 
 let models = [];
+let wanted = null; // the model that a person chose, which may not be served now
 let opened = null; // the picture, as in picture.js
 
-/** Asks which models are served, and makes the form fit the chosen one. */
+/** Asks which models are served, and makes the form fit the chosen one. A person's choice stays, served or not. */
 export async function loadModels() {
   models = (await requestJson("v1/models")).data;
+  const ids = models.map((model) => model.id);
+  const missing = wanted !== null && !ids.includes(wanted);
+  at("model-field").hidden = ids.length < 2 && !missing;
+  if (missing) ids.push(wanted);
   const select = at("model");
-  const before = select.value;
-  select.replaceChildren(...models.map((model) => element("option", { value: model.id, textContent: model.id })));
-  if (models.some((model) => model.id === before)) select.value = before;
-  at("model-field").hidden = models.length < 2;
+  select.replaceChildren(...ids.map((id) => element("option", { value: id, textContent: id })));
+  if (wanted !== null) select.value = wanted;
+  check(select);
   fitToModel();
-  return models.length;
 }
 
 export function listenToSettings() {
-  at("model").addEventListener("change", fitToModel);
+  at("model").addEventListener("change", () => {
+    wanted = at("model").value;
+    check(at("model"));
+    fitToModel();
+  });
   for (const input of form.querySelectorAll("input[name], textarea")) {
     input.addEventListener("input", () => {
       input.dataset.touched = "true";
@@ -43,6 +50,7 @@ export function listenToSettings() {
 export function read() {
   const prompt = at("prompt");
   check(prompt);
+  check(at("model"));
   numbers.forEach((name) => check(form.elements[name]));
   const wrong = form.querySelector("[aria-invalid=true]");
   if (wrong) {
@@ -53,7 +61,7 @@ export function read() {
   const value = (name) => (form.elements[name].disabled || form.elements[name].value === "" ? null : Number(form.elements[name].value));
   return {
     prompt: prompt.value.trim(),
-    model: models.length > 1 ? at("model").value : null,
+    model: wanted ?? (models.length > 1 ? at("model").value : null),
     ...Object.fromEntries(numbers.map((name) => [name, value(name)])),
     mask_mode: "white",
     partial_images: PREVIEWS,
@@ -76,8 +84,8 @@ export function clearBlame() {
 }
 
 /**
- * Presets the crop, and says why, where a picture is much larger than the model's own; where it is larger at all, if it
- * names the margin that suits it. A person's choice stays.
+ * Advises the crop, and says why, where a picture is much larger than the model's own; where it is larger at all, if it
+ * names the margin that suits it, as a sample does; only then is the crop switched on. A person's choice stays.
  */
 export function fitToPicture(picture) {
   opened = picture;
@@ -86,10 +94,10 @@ export function fitToPicture(picture) {
   const larger = Math.max(picture.width, picture.height) > limit;
   at("crop-why").hidden = !larger;
   at("crop-why").textContent = larger
-    ? `Best left on here: ${model.id} is made for pictures of about ${model.native_size} × ${model.native_size} pixels; cropped, it paints the mask's surroundings at that size.`
+    ? `Best switched on here: ${model.id} is made for pictures of about ${model.native_size} × ${model.native_size} pixels; cropped, it paints the mask's surroundings at that size.`
     : "";
   suggest(at("padding"), picture.margin ?? at("padding").defaultValue);
-  if (!at("crop").dataset.touched) crop(larger);
+  if (!at("crop").dataset.touched) crop(larger && picture.margin !== null);
 }
 
 function crop(on) {
@@ -102,11 +110,6 @@ export function setPrompt(text) {
   if (at("prompt").dataset.touched && at("prompt").value.trim()) return; // what a person wrote stays
   at("prompt").value = text;
   check(at("prompt"));
-}
-
-export function useSeed(seed) {
-  at("seed").value = seed;
-  at("die").setAttribute("aria-pressed", "false");
 }
 
 function rollSeeds(pressed) {
@@ -122,7 +125,7 @@ function chosen() {
 function fitToModel() {
   const model = chosen();
   if (opened) fitToPicture(opened);
-  at("model-note").textContent = model ? model.id : "No model is served now";
+  at("model-note").textContent = model?.id ?? (wanted === null ? "No model is served now" : `${wanted} is not served now`);
   if (!model) return;
   suggest(at("steps"), model.default_steps);
   suggest(at("strength"), model.default_strength);
@@ -143,6 +146,7 @@ function check(input) {
 
 function mistake(input) {
   if (input.disabled) return null;
+  if (input.id === "model") return wanted === null || chosen() ? null : { message: `${wanted} is not served now. Wait for it, or choose another.` };
   if (input.id === "prompt") return input.value.trim() ? null : { message: "Say what belongs into the mask." };
   if (input.id === "padding" && input.value === "" && !input.validity.badInput) return { message: "How many pixels; 0 for none." };
   const { validity, min, max } = input;

@@ -1,0 +1,182 @@
+"""A gateway inside the browser, for what a real one does too seldom or too quickly: it answers one page's requests.
+
+The page's files are the package's own, and answers are made of the real gateway's models. A test that wants something
+else in one place says so with ``page.route``, which comes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import numpy as np
+from playwright.async_api import Route
+from pydantic import BaseModel
+
+import giornata_gateway
+from giornata.jobs import JobState, StageTimes
+from giornata.models import Family
+from giornata.requests import OutputFormat
+from giornata.workers import ServiceName
+from giornata_gateway.answers import ErrorDetail
+from giornata_gateway.catalog import ModelList, ModelView
+from giornata_gateway.fleet_views import FleetView, InstanceView
+from giornata_gateway.job_views import JobView, PictureView
+from giornata_gateway.sse import frame
+from giornata_gateway.stream_events import PARTIAL, PartialImageEvent
+from tests.e2e.pictures import file
+
+ORIGIN: Final = "http://studio.test"
+STATIC: Final = Path(giornata_gateway.__file__).parent / "static"
+JOB: Final = "job-1"
+SIDE: Final = 256
+"""Of the pictures that it finishes, in pixels."""
+STREAM: Final = "text/event-stream"
+
+
+def plain(color: tuple[int, int, int], side: int = SIDE) -> bytes:
+    """A picture of one colour, as a PNG."""
+    return file(np.full((side, side, 3), color, np.uint8))
+
+
+def model(name: str) -> ModelView:
+    return ModelView(
+        id=name,
+        family=Family.FLUX_FILL,
+        digest=name,
+        default_steps=4,
+        default_strength=1.0,
+        default_guidance_scale=30.0,
+        takes_guidance=True,
+        takes_true_cfg=False,
+        native_size=SIDE,
+    )
+
+
+def fleet(
+    *models: str, running: int = 0, waiting: int = 0, queued: int = 0, wait_s: float = 0.0
+) -> FleetView:
+    """One ready worker for each model; rows in batches, rows taken, jobs of two pictures each that nobody has taken."""
+    instances = [
+        InstanceView(
+            service=ServiceName.DENOISER,
+            instance=f"denoiser-{name}",
+            host="here",
+            version="1",
+            ready=True,
+            draining=False,
+            active=True,
+            models=[name],
+            running_rows=running,
+            waiting_rows=waiting,
+            worker=None,
+        )
+        for name in models
+    ]
+    return FleetView(
+        instances=instances,
+        workers=len(models),
+        running_rows=running,
+        waiting_rows=waiting,
+        free_rows=8 - running - waiting,
+        queued_jobs=queued,
+        queued_rows=2 * queued,
+        steps_per_s=2.5,
+        predicted_wait_s=wait_s,
+    )
+
+
+def preview(number: int, color: tuple[int, int, int]) -> bytes:
+    """The event of a preview of the whole picture."""
+    event = PartialImageEvent(
+        b64_json=base64.b64encode(plain(color, 8)).decode(),
+        partial_image_index=number,
+        created_at=0,
+        background="opaque",
+        output_format=OutputFormat.PNG,
+        size=f"{SIDE}x{SIDE}",
+        index=0,
+        job_id=JOB,
+        step=number + 1,
+        steps=4,
+        box=(0, 0, SIDE, SIDE),
+        media_type="image/png",
+    )
+    return frame(PARTIAL, event, number + 1)
+
+
+@dataclass
+class FakeGateway:
+    """Every edit becomes the job :data:`JOB`, which ends when `ends` is set."""
+
+    models: list[str] = field(default_factory=lambda: ["tiny"])
+    fleet: FleetView = field(default_factory=lambda: fleet("tiny"))
+    events: bytes = b""
+    """Of the job's stream."""
+    failures: dict[int, ErrorDetail] = field(default_factory=dict)
+    """By the index of the picture."""
+    pictures: int = 1
+    accepts: asyncio.Event = field(default_factory=asyncio.Event)
+    """While it is not set, an edit that is sent has no answer yet."""
+    ends: asyncio.Event = field(default_factory=asyncio.Event)
+    forms: list[bytes] = field(default_factory=list)
+    """Bodies of the edits that were sent."""
+    cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        self.accepts.set()
+        self.ends.set()
+
+    async def serve(self, route: Route) -> None:
+        """Answer a request."""
+        path = urlsplit(route.request.url).path
+        if path == "/":
+            await route.fulfill(path=STATIC / "index.html")
+        elif path.startswith("/studio/"):
+            await route.fulfill(path=STATIC / path.removeprefix("/studio/"))
+        elif path == "/v1/models":
+            await _json(route, ModelList(data=[model(name) for name in self.models]))
+        elif path == "/v1/fleet":
+            await route.fulfill(body=frame("fleet", self.fleet), content_type=STREAM)
+        else:
+            await self._job(route, path)
+
+    async def _job(self, route: Route, path: str) -> None:
+        if route.request.method == "POST":
+            self.forms.append(route.request.post_data_buffer or b"")
+            await self.accepts.wait()
+        elif route.request.method == "DELETE":
+            self.cancelled = True
+            self.ends.set()
+        elif path.endswith("/events"):
+            await route.fulfill(body=self.events, content_type=STREAM)
+            return
+        elif path.endswith("/image"):
+            await route.fulfill(body=plain((200, 30, 30)), content_type="image/png")
+            return
+        else:
+            await self.ends.wait()
+        await _json(route, self._status())
+
+    def _status(self) -> JobView:
+        return JobView(
+            id=JOB,
+            state=JobState.CANCELLED if self.cancelled else JobState.COMPLETED,
+            cancelling=False,
+            model="tiny",
+            attempt=1,
+            steps=4,
+            size=f"{SIDE}x{SIDE}",
+            stage_ms=StageTimes(),
+            pictures=[
+                PictureView(index=i, seed=40 + i, error=self.failures.get(i)) for i in range(self.pictures)
+            ],
+        )
+
+
+async def _json(route: Route, body: BaseModel) -> None:
+    await route.fulfill(body=body.model_dump_json(), content_type="application/json")
