@@ -29,7 +29,7 @@ from deploy.quality import cases, classifier, pictures, report, tables
 from deploy.quality.cases import Case
 from deploy.quality.metrics import Features, Pixels, frechet
 from deploy.quality.page import page
-from deploy.quality.report import Closeness, Frechet, Report, Run
+from deploy.quality.report import Closeness, Frechet, MaskBlur, Report, Run
 from deploy.quality.runner import Setting, edit_all
 from deploy.quality.scoring import Addition, Removal, Scored, score, strayed_px
 from deploy.quality.system import System, attached, started
@@ -56,7 +56,7 @@ class Options:
     limit: int | None
     steps: int | None
     guidance: float | None
-    mask_blur: float
+    mask_blur: float | None
     in_flight: int
     timeout_s: float
     torch_threads: int
@@ -122,14 +122,14 @@ def _system(options: Options, console: Console) -> AbstractAsyncContextManager[S
 
 
 def _setting(options: Options, system: System) -> Setting:
-    card = system.card
+    card, blur = system.card, options.mask_blur
     if options.guidance is not None and not card.takes_guidance:
         raise LaunchError(f"--guidance {options.guidance:g}: the model {card.name} takes none; leave it out.")
     guidance = card.default_guidance_scale if options.guidance is None else options.guidance
     return Setting(
         steps=options.steps or card.default_steps,
         guidance_scale=guidance if card.takes_guidance else None,
-        mask_blur=options.mask_blur,
+        mask_blur=MaskBlur() if blur is None else MaskBlur(add=blur, remove=blur),
         in_flight=options.in_flight,
         timeout_s=options.timeout_s,
     )
@@ -192,7 +192,7 @@ def assess(run: Run, scored: Sequence[Scored], closeness: Closeness | None) -> R
     additions = [s for s in scored if isinstance(s, Addition)]
     adherence = report.adherence(additions)
     completion = report.completion([s for s in scored if isinstance(s, Removal)])
-    strayed = sum(strayed_px(s.case, s.edit, run.mask_blur) for s in scored)
+    strayed = sum(strayed_px(s.case, s.edit, run.mask_blur.of(s.case.slot.task)) for s in scored)
     return Report(
         run=run,
         gates=report.gates(adherence, completion, strayed),

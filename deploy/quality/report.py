@@ -8,8 +8,10 @@ from typing import Final, TypeVar
 import numpy as np
 from pydantic import BaseModel, computed_field
 
+from deploy.model.scenes import Task
 from deploy.quality.metrics import Pixels, psnr_db, ssim, together
 from deploy.quality.scoring import Addition, Removal, Scored
+from giornata.requests import EditParameters
 
 S = TypeVar("S")
 M = TypeVar("M")
@@ -17,6 +19,21 @@ M = TypeVar("M")
 LEAST_BOTH_RIGHT: Final = 0.90
 LEAST_PSNR_DB: Final = 24.0
 SEAM_RATIO: Final = (0.8, 1.2)
+
+
+class MaskBlur(BaseModel):
+    """Feather of the paste in pixels, by what an edit is to do.
+
+    The feather goes outward, and the model paints below it: a thing to be added may then reach beyond the mask, inside of
+    which the checker looks. So things are added with a hard edge, unless told otherwise, and removed as users get it.
+    """
+
+    add: float = 0.0
+    remove: float = EditParameters.model_fields["mask_blur"].default
+
+    def of(self, task: Task) -> float:
+        """For an edit of that kind."""
+        return self.remove if task is Task.REMOVE else self.add
 
 
 class Run(BaseModel):
@@ -28,8 +45,7 @@ class Run(BaseModel):
     steps: int
     guidance_scale: float | None
     """None where the model takes none."""
-    mask_blur: float
-    """Feather of the paste, in pixels; at 0 the seams are the model's own."""
+    mask_blur: MaskBlur
     cases: int
     of_cases: int
     """Size of the whole set; more than `cases` in a quick look."""

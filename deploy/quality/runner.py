@@ -15,6 +15,7 @@ from PIL import Image
 from deploy.launcher.process import LaunchError
 from deploy.quality.cases import Case
 from deploy.quality.metrics import Pixels
+from deploy.quality.report import MaskBlur
 from deploy.quality.system import System
 from giornata import client
 from giornata.errors import GiornataError
@@ -29,8 +30,7 @@ class Setting:
     steps: int
     guidance_scale: float | None
     """None where the model takes none."""
-    mask_blur: float
-    """Feather of the paste, in pixels."""
+    mask_blur: MaskBlur
     in_flight: int
     timeout_s: float
     """For one edit, waiting included."""
@@ -92,7 +92,7 @@ async def _edit(to: client.Client, model: str, case: Case, setting: Setting) -> 
         seed=case.slot.index,
         num_inference_steps=setting.steps,
         mask_mode=MaskMode.WHITE,
-        mask_blur=setting.mask_blur,
+        mask_blur=setting.mask_blur.of(case.slot.task),
         **guidance,
     )
     result = await accepted

@@ -18,8 +18,9 @@ from deploy.quality.checker import Found
 from deploy.quality.evaluation import assess
 from deploy.quality.metrics import PSNR_CEILING_DB
 from deploy.quality.page import outlined, page, panels
-from deploy.quality.report import Gate, Report, Run
+from deploy.quality.report import Gate, MaskBlur, Report, Run
 from deploy.quality.scoring import Addition, Removal, Scored, score, strayed_px
+from giornata.requests import EditParameters
 
 RUN = Run(
     model="fresco",
@@ -27,7 +28,7 @@ RUN = Run(
     family="flux-fill",
     steps=8,
     guidance_scale=4.0,
-    mask_blur=0.0,
+    mask_blur=MaskBlur(),
     cases=8,
     of_cases=612,
     cases_digest="x",
@@ -255,3 +256,9 @@ def test_flags_are_refused_where_they_make_no_sense() -> None:
     for flags in (["--limit", "0"], ["--steps", "-1"], ["--in-flight", "x"]):
         with pytest.raises(SystemExit):
             parser().parse_args(flags)
+
+
+def test_things_are_added_with_a_hard_edge_and_removed_as_users_get_it() -> None:
+    assert (MaskBlur().of(Task.ADD), MaskBlur().of(Task.REMOVE)) == (0, EditParameters(prompt="x").mask_blur)
+    asked = MaskBlur(add=2, remove=1)
+    assert (asked.of(Task.ADD), asked.of(Task.REMOVE)) == (2, 1)
