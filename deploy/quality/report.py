@@ -24,8 +24,8 @@ SEAM_RATIO: Final = (0.8, 1.2)
 class MaskBlur(BaseModel):
     """Feather of the paste in pixels, by what an edit is to do.
 
-    The feather goes outward, and the model paints below it: a thing to be added may then reach beyond the mask, inside of
-    which the checker looks. So things are added with a hard edge, unless told otherwise, and removed as users get it.
+    The feather goes outward, and the model paints below it: a thing to be added may then reach beyond the mask, where
+    the checker does not look. So things are added with a hard edge, unless told otherwise, and removed as users get it.
     """
 
     add: float = 0.0
