@@ -8,13 +8,12 @@ from pathlib import Path
 import giornata.client
 
 
-async def main(image: str, mask: str, prompt: str) -> None:
+async def main(image: bytes, mask: bytes, prompt: str) -> None:
     async with giornata.client.connect(os.environ["GIORNATA_NATS_URL"]) as client:
-        picture, marks = Path(image).read_bytes(), Path(mask).read_bytes()
-        edit = await client.edit(image=picture, mask=marks, prompt=prompt, padding_mask_crop=88)
+        edit = await client.edit(image=image, mask=mask, prompt=prompt, padding_mask_crop=88)
         async for progress in edit:
             print(progress)
         Path("edited.png").write_bytes((await edit).pictures[0].data)
 
 
-asyncio.run(main(*sys.argv[1:4]))
+asyncio.run(main(Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]).read_bytes(), sys.argv[3]))
