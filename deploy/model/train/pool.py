@@ -14,7 +14,7 @@ from deploy.model.architecture import PATCH_CHANNELS, TEXT_TOKENS, TextEncoders
 from deploy.model.scenes import sample
 from deploy.model.train.ranks import Ranks
 
-FIRST: Final = {48: 2048, 64: 512, 96: 512, 128: 384, 256: 96}
+FIRST: Final = {48: 2048, 64: 512, 96: 512, 128: 512, 256: 192}
 """Scenes encoded before the first batch, by side in pixels."""
 CAPACITY: Final = {48: 30_000, 64: 8_000, 96: 10_000, 128: 8_000, 256: 1_200}
 LEAST_MASK_PX: Final = {48: 25.0, 64: 25.0, 96: 25.0, 128: 24.0, 256: 24.0}
