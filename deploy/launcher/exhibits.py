@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from skimage import data
 
-from deploy.model.scenes import Scene, Task, sample
+from deploy.model.scenes import Scene, Task, masks, sample
 from deploy.model.scenes.captions import plain
 from giornata.requests import EditParameters
 
@@ -71,10 +71,11 @@ def scene_of(task: Task) -> Scene:
 
 def _scene(name: str, task: Task) -> Exhibit:
     scene = scene_of(task)
-    mask = Image.fromarray(scene.mask.astype(np.uint8) * np.uint8(255))
     (thing,) = scene.asked
     prompt = "remove it" if task is Task.REMOVE else plain(thing.colour, thing.shape)
-    return Exhibit(name, Image.fromarray(scene.before), mask, EditParameters(prompt=prompt))
+    return Exhibit(
+        name, Image.fromarray(scene.before), masks.image(scene.mask), EditParameters(prompt=prompt)
+    )
 
 
 def paint(width: int, height: int, outline: Sequence[Point]) -> Image.Image:

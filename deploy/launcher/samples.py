@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from deploy.launcher.exhibits import scene_of
-from deploy.model.scenes import Task
+from deploy.model.scenes import Task, masks
 
 Marked: TypeAlias = NDArray[np.bool_]
 """(height, width); True is repainted."""
@@ -55,10 +55,10 @@ def drawn(folder: Path = FOLDER) -> dict[str, Image.Image]:
     for name, task in SCENES.items():
         scene = scene_of(task)
         pictures[f"{name}.png"] = Image.fromarray(scene.before)
-        pictures[f"{name}-mask.png"] = _mask(scene.mask)
+        pictures[f"{name}-mask.png"] = masks.image(scene.mask)
     for name, place in PLACES.items():
         with Image.open(folder / f"{name}.jpg") as photograph:
-            pictures[f"{name}-mask.png"] = _mask(_inside(place, *photograph.size))
+            pictures[f"{name}-mask.png"] = masks.image(_inside(place, *photograph.size))
     return pictures
 
 
@@ -68,10 +68,6 @@ def _inside(place: Ellipse, width: int, height: int) -> Marked:
     down = (np.arange(height) + 0.5) / height - place.y
     inside: Marked = ((down / place.half_height)[:, None] ** 2 + (across / place.half_width)[None] ** 2) <= 1
     return inside
-
-
-def _mask(inside: Marked) -> Image.Image:
-    return Image.fromarray(inside.astype(np.uint8) * np.uint8(255))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from deploy.launcher.process import LaunchError
+from deploy.model.scenes import masks
 from deploy.quality.cases import Case
 from deploy.quality.metrics import Pixels
 from deploy.quality.report import MaskBlur
@@ -83,8 +84,8 @@ async def _edit(to: client.Client, model: str, case: Case, setting: Setting) -> 
         {} if setting.guidance_scale is None else {"guidance_scale": setting.guidance_scale}
     )
     accepted = await to.edit(
-        image=_png(case.scene.before),
-        mask=_png(case.scene.mask.astype(np.uint8) * 255),
+        image=_png(Image.fromarray(case.scene.before)),
+        mask=_png(masks.image(case.scene.mask)),
         prompt=case.scene.caption,
         timeout_s=setting.timeout_s,
         priority=Priority.BATCH,
@@ -104,7 +105,7 @@ async def _edit(to: client.Client, model: str, case: Case, setting: Setting) -> 
     return picture
 
 
-def _png(picture: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
+def _png(picture: Image.Image) -> bytes:
     buffer = BytesIO()
-    Image.fromarray(picture).save(buffer, "PNG")
+    picture.save(buffer, "PNG")
     return buffer.getvalue()

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from deploy.launcher.model import TRAINED
 from deploy.model.architecture import TEXT_TOKENS
-from deploy.model.scenes import Task
+from deploy.model.scenes import Task, masks
 from deploy.quality import cases, checker
 from deploy.quality.cases import Case
 from deploy.quality.metrics import psnr_db
@@ -40,7 +40,7 @@ def edit(pipeline: Any, case: Case, seed: int) -> NDArray[np.uint8]:
     painted = pipeline(
         prompt=scene.caption,
         image=Image.fromarray(scene.before),
-        mask_image=Image.fromarray(scene.mask.astype(np.uint8) * np.uint8(255)),
+        mask_image=masks.image(scene.mask),
         height=side,
         width=side,
         num_inference_steps=STEPS,

@@ -17,7 +17,7 @@ from torch.multiprocessing.spawn import spawn
 from deploy.launcher.model import TRAINED
 from deploy.model.architecture import TEXT_TOKENS
 from deploy.model.painter import denoise
-from deploy.model.scenes import Task, sample
+from deploy.model.scenes import Task, masks, sample
 from deploy.model.train import autoencoder, checkpointing, decoder, guidance, painter, pool
 from deploy.model.train.__main__ import main
 from deploy.model.train.checkpointing import Unusable
@@ -166,7 +166,7 @@ def _same_as_the_pipeline(folder: Path, side: int) -> None:
     theirs = pipeline(
         prompt=scene.caption,
         image=Image.fromarray(scene.before),
-        mask_image=Image.fromarray(scene.mask.astype(np.uint8) * np.uint8(255)),
+        mask_image=masks.image(scene.mask),
         height=side,
         width=side,
         num_inference_steps=3,

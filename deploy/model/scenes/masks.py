@@ -54,6 +54,11 @@ def brush(rng: np.random.Generator, side: int, x: float, y: float, half: float) 
     return np.asarray(canvas, bool)
 
 
+def image(mask: NDArray[np.bool_]) -> Image.Image:
+    """(height, width) as files and requests hold it: mode L, white is repainted."""
+    return Image.fromarray(mask.astype(np.uint8) * np.uint8(255))
+
+
 def around(alpha: NDArray[np.float32], left: int, top: int, side: int, margin: int) -> Mask:
     """Every pixel within `margin` (a square's half side) of a thing's coverage."""
     mask = np.zeros((side, side), bool)

@@ -45,13 +45,14 @@ def run(plan: Plan) -> None:
     if taught.step == 0 and plan.start is None:
         raise Unusable(f"{taught.path} is missing: train the painter first, or name a checkpoint by --start")
     teacher = taught.average
+    weights = digest(teacher)
     student = Run(replace(plan, seed=plan.seed + 1), GUIDANCE)
     if student.step == 0:
         for model in (student.painter, student.average):
             model.load_state_dict(teacher.state_dict())
             level_guidance(model)
-        student.taught_by = digest(teacher)
-    elif student.taught_by != digest(teacher):
+        student.taught_by = weights
+    elif student.taught_by != weights:
         raise Unusable(
             f"{student.path} learnt from another painter than the present one: remove it to begin anew"
         )
