@@ -6,7 +6,10 @@ import asyncio
 import base64
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from giornata.blobs import RedisBlobs
 from giornata.errors import MaskEmpty, RowPoisoned
@@ -69,7 +72,9 @@ async def test_a_job_from_submission_to_picture(stage: Stage) -> None:
             assert (response.status, (await response.json())["error"]["param"]) == (400, "index")
 
 
-async def test_events_are_replayed_from_where_a_client_left(stage: Stage) -> None:
+async def test_events_are_replayed_from_where_a_client_left(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job_id = await submit(stage)
     frames = await frames_of(stage, job_id)
     told = [(frame["data"].get("state"), frame["data"].get("step")) for frame in frames[:-1]]
@@ -77,10 +82,8 @@ async def test_events_are_replayed_from_where_a_client_left(stage: Stage) -> Non
     ids = [int(frame["id"]) for frame in frames]
     assert ids == sorted(set(ids))
     assert frames[-1]["data"]["url"].endswith(f"/v1/jobs/{job_id}/image?index=0")
-    assert await frames_of(stage, job_id, str(ids[2])) == [
-        *frames[3:-1],
-        {**frames[-1], "data": frames[-1]["data"]},
-    ]
+    monkeypatch.setattr("giornata_gateway.http_stream.time", SimpleNamespace(time=lambda: 0.0))
+    assert await frames_of(stage, job_id, str(ids[2])) == frames[3:]  # told when it happened, not when read
     async with stage.http.get(
         f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(ids[-1])}
     ) as response:

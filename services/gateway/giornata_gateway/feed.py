@@ -43,6 +43,8 @@ class Told:
     """One event and its place in the stream."""
 
     sequence: int
+    time: int
+    """Unix time in seconds at which the stream took it: the same for whoever reads it, and whenever."""
     event: News
 
 
@@ -62,13 +64,14 @@ async def open_feed(
 
     async def receive(message: Msg) -> None:
         nonlocal last
-        sequence = message.metadata.sequence.stream
+        metadata = message.metadata
+        sequence = metadata.sequence.stream
         if sequence <= last:
             return
         last = sequence
         event = _event(message)
         if event is not None:
-            told.put_nowait(Told(sequence, event))
+            told.put_nowait(Told(sequence, int(metadata.timestamp.timestamp()), event))
 
     config = ConsumerConfig(
         deliver_policy=DeliverPolicy.BY_START_SEQUENCE if after else DeliverPolicy.ALL,

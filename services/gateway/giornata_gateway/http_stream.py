@@ -56,8 +56,8 @@ class Stream:
             response = web.StreamResponse(headers=HEADERS)
             await response.prepare(self.request)  # a few headers: they fit the socket's buffer
             try:
-                sequence = await self._tell_progress(response, told, ended, deadline)
-                await self._tell_end(response, ended, sequence)
+                last = await self._tell_progress(response, told, ended, deadline)
+                await self._tell_end(response, ended, last)
             except ConnectionError:
                 raise
             except Exception as error:  # noqa: BLE001 - the answer has begun: logged, and told inside it
@@ -73,29 +73,28 @@ class Stream:
         told: asyncio.Queue[Told | None],
         ended: asyncio.Future[None],
         deadline: Deadline,
-    ) -> int | None:
-        """Relay states and steps; the sequence of the job's last event, or None where the stream lost it."""
+    ) -> Told | None:
+        """Relay states, steps and previews; the job's last event, or None where the stream lost it."""
         async for item in until_done(told, ended, self.gateway.config.heartbeat_s, deadline):
             if item is None:
                 await self._write(response, HEARTBEAT)
                 if await self._has_ended():
                     return None  # its last event was lost
             elif isinstance(item.event, DoneEvent):
-                return item.sequence
+                return item
             elif isinstance(item.event, PreviewEvent):
-                await self._tell_preview(response, item.event, item.sequence)
+                await self._tell_preview(response, item.event, item)
             else:
                 await self._write(response, frame(PROGRESS, progress_event(item.event), item.sequence))
         return None
 
-    async def _tell_preview(self, response: web.StreamResponse, event: PreviewEvent, sequence: int) -> None:
+    async def _tell_preview(self, response: web.StreamResponse, event: PreviewEvent, item: Told) -> None:
         try:
             record = await self.gateway.submission.read(self.job_id)
         except nats.errors.Error:
             return  # a preview is not worth the stream
-        await self._write(
-            response, frame(PARTIAL, partial_image_event(record, event, int(time.time())), sequence)
-        )
+        partial = partial_image_event(record, event, item.time)
+        await self._write(response, frame(PARTIAL, partial, item.sequence))
 
     async def _has_ended(self) -> bool:
         try:
@@ -104,7 +103,7 @@ class Stream:
             return False  # the stream outlives an outage
 
     async def _tell_end(
-        self, response: web.StreamResponse, ended: asyncio.Future[None], sequence: int | None
+        self, response: web.StreamResponse, ended: asyncio.Future[None], last: Told | None
     ) -> None:
         """Completed pictures first, since OpenAI's clients stop at the first error; the last frame has the id."""
         record = await self.gateway.submission.read(self.job_id)
@@ -112,6 +111,7 @@ class Stream:
             if ended.done():
                 ended.result()  # raises why this gateway stopped waiting
             raise DeadlineExceeded
+        sequence, at = (None, int(time.time())) if last is None else (last.sequence, last.time)
         error = error_of(record)
         if error is not None:
             self.request[OUTCOME] = error.code
@@ -119,10 +119,10 @@ class Stream:
             return
         rows = [*record.images, *(row for row in record.rows if row.error is not None)]
         for row in rows:
-            await self._tell_row(response, record, row, sequence if row is rows[-1] else None)
+            await self._tell_row(response, record, row, at, sequence if row is rows[-1] else None)
 
     async def _tell_row(
-        self, response: web.StreamResponse, record: JobRecord, row: Row, sequence: int | None
+        self, response: web.StreamResponse, record: JobRecord, row: Row, at: int, sequence: int | None
     ) -> None:
         if row.image is None:
             error = from_body(row.error) if row.error is not None else Failed()
@@ -131,9 +131,7 @@ class Stream:
         size_bytes = row.image.size_bytes * JSON_COPIES if self.inline else 0
         async with self.gateway.answers.room(size_bytes):
             picture = await self.gateway.picture(row.image) if self.inline else None
-            event = await asyncio.to_thread(
-                completed_event, record, row, picture, self.base_url, int(time.time())
-            )
+            event = await asyncio.to_thread(completed_event, record, row, picture, self.base_url, at)
             await self._write(response, await asyncio.to_thread(frame, COMPLETED, event, sequence))
 
     async def _write(self, response: web.StreamResponse, data: bytes) -> None:

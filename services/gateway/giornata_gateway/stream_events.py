@@ -56,7 +56,7 @@ class PartialImageEvent(View):
         "latent pixel, to be scaled up to `box`. The finished picture alone has the size and format asked for."
     )
     partial_image_index: int = Field(description="0 for the first preview of this picture.")
-    created_at: int
+    created_at: int = Field(description="Unix time in seconds; the same in every replay.")
     background: Literal["opaque", "transparent"] = Field(
         description="Of the finished picture, as the next three."
     )
@@ -82,6 +82,7 @@ class CompletedEvent(View):
     url: str | None = None
     """In the event stream of an asynchronous job."""
     created_at: int
+    """Unix time in seconds at which the job ended; the same in every replay."""
     background: Literal["opaque", "transparent"]
     output_format: OutputFormat
     quality: Literal["auto"] = "auto"
@@ -116,12 +117,12 @@ def progress_event(event: StateEvent | StepEvent) -> ProgressEvent:
     )
 
 
-def partial_image_event(record: JobRecord, event: PreviewEvent, now: int) -> PartialImageEvent:
+def partial_image_event(record: JobRecord, event: PreviewEvent, created_at: int) -> PartialImageEvent:
     """A preview as it is told; the record has been inspected."""
     return PartialImageEvent(
         b64_json=base64.b64encode(event.image).decode(),
         partial_image_index=event.partial_image_index,
-        created_at=now,
+        created_at=created_at,
         background=background_of(record),
         output_format=record.job.parameters.output_format,
         size=size_of(record),
@@ -135,13 +136,13 @@ def partial_image_event(record: JobRecord, event: PreviewEvent, now: int) -> Par
 
 
 def completed_event(
-    record: JobRecord, row: Row, picture: bytes | None, base_url: str, now: int
+    record: JobRecord, row: Row, picture: bytes | None, base_url: str, created_at: int
 ) -> CompletedEvent:
     """A finished picture: inline when its bytes are given, else as a link."""
     return CompletedEvent(
         b64_json=None if picture is None else base64.b64encode(picture).decode(),
         url=image_url(base_url, record.job.job_id, row.index) if picture is None else None,
-        created_at=now,
+        created_at=created_at,
         background=background_of(record),
         output_format=record.job.parameters.output_format,
         size=size_of(record),
