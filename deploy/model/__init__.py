@@ -1,1 +1,1 @@
-"""The built-in model: a small checkpoint with random weights, and how it is built."""
+"""The models that come with the project: fresco, its data and its training; small ones of random weights for tests."""

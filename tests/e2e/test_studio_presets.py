@@ -16,7 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.mark.parametrize(
-    ("title", "prompt"), [("Add a circle", "a purple circle"), ("Remove a ring", "remove it")]
+    ("title", "prompt"), [("Add a star", "a blue star"), ("Remove a circle", "remove it")]
 )
 async def test_a_scene_of_the_strip_needs_nothing_but_the_button(
     visit: Visit, tmp_path: Path, title: str, prompt: str
@@ -46,7 +46,7 @@ async def test_a_crop_is_advised_for_a_picture_much_larger_than_the_models_own_a
         await expect(crop).not_to_be_checked()
         await expect(padding).to_have_value("32")
         await expect(page.locator("#crop-why")).to_contain_text("Best switched on here")
-        await open_sample(page, "Add a circle")
+        await open_sample(page, "Add a star")
         await expect(crop).not_to_be_checked()
         await open_sample(page, "Astronaut")
         await expect(crop).to_be_checked()

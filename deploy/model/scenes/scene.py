@@ -22,7 +22,7 @@ MARGIN: Final = (1.15, 1.3)
 TILT_DEG: Final = 5.0
 SHADING: Final = 0.12
 """How much darker the bottom and brighter the top of a thing are."""
-TASKS: Final = {"add": 0.6, "add_several": 0.08, "remove": 0.27, "empty": 0.05}
+TASKS: Final = {"add": 0.56, "add_several": 0.06, "remove": 0.34, "empty": 0.04}
 
 
 class Task(StrEnum):

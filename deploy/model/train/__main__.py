@@ -21,7 +21,7 @@ from deploy.model.train.checkpointing import Unusable
 from deploy.model.train.plan import Plan
 from deploy.model.train.ranks import joined
 
-STEPS: Final = {"autoencoder": 1600, "painter": 11_000, "guidance": 500, "decoder": 400}
+STEPS: Final = {"autoencoder": 1600, "painter": 20_000, "guidance": 500, "decoder": 400}
 """Of the shipped weights."""
 STAGES: Final = {
     "autoencoder": autoencoder.run,
