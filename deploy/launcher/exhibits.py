@@ -52,7 +52,7 @@ def exhibits() -> tuple[Exhibit, ...]:
     """The four edits; equal at every call."""
     return (
         _photograph("astronaut", "a red star", data.astronaut(), BESIDE_THE_ASTRONAUT),  # NASA, public domain
-        _photograph("coffee", "a white heart", data.coffee(), BESIDE_THE_CUP),  # Rachel Michetti, CC0
+        _photograph("coffee", "a white diamond", data.coffee(), BESIDE_THE_CUP),  # Rachel Michetti, CC0
         _scene("scene", Task.ADD),
         _scene("removal", Task.REMOVE),
     )

@@ -68,21 +68,25 @@ def test_it_is_small_bfloat16_and_says_what_it_is() -> None:
 def test_the_pipeline_paints_what_the_prompt_says(pipeline: FluxFillPipeline, side: int) -> None:
     right = 0
     slots = [slot for slot in cases.slots() if slot.task is Task.ADD and slot.side == side]
-    chosen = cases.spread(slots, 8)
+    chosen = cases.spread(slots, 12)
     for slot in chosen:
         case = cases.draw(slot)
         found = checker.check(edit(pipeline, case, slot.index), case.bare, case.scene.mask)
         right += found.is_a(slot.colour, slot.shape)
-    assert right >= len(chosen) // 2, f"{right} of {len(chosen)} edits were right"
+    assert right >= len(chosen) * 3 / 4, f"{right} of {len(chosen)} edits were right"
 
 
-def test_the_pipeline_completes_the_background(pipeline: FluxFillPipeline) -> None:
-    slots = [slot for slot in cases.slots() if slot.task is Task.REMOVE and slot.side == 128]
-    for slot in cases.spread(slots, 4):
+@pytest.mark.parametrize("side", [128, 256])
+def test_the_pipeline_completes_the_background(pipeline: FluxFillPipeline, side: int) -> None:
+    slots = [slot for slot in cases.slots() if slot.task is Task.REMOVE and slot.side == side]
+    found = []
+    for slot in cases.spread(slots, 6):
         case = cases.draw(slot)
         scene = case.scene
-        found = psnr_db(edit(pipeline, case, slot.index), scene.after, scene.mask)
-        assert found > psnr_db(scene.before, scene.after, scene.mask) + 3, f"{slot.name}: {found:.1f} dB"
+        found.append(psnr_db(edit(pipeline, case, slot.index), scene.after, scene.mask))
+        untouched = psnr_db(scene.before, scene.after, scene.mask)
+        assert found[-1] > untouched + 3, f"{slot.name}: {found[-1]:.1f} dB"
+    assert np.mean(found) >= 24, f"{found} dB"
 
 
 def test_the_seed_decides(pipeline: FluxFillPipeline) -> None:

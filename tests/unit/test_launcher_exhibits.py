@@ -39,7 +39,7 @@ def test_a_mask_scales_with_the_picture() -> None:
 def test_two_photographs_and_two_scenes_one_of_them_a_removal() -> None:
     shown = exhibits()
     assert [e.name for e in shown] == ["astronaut", "coffee", "scene", "removal"]
-    assert [e.parameters.prompt for e in shown][:2] == ["a red star", "a white heart"]
+    assert [e.parameters.prompt for e in shown][:2] == ["a red star", "a white diamond"]
     assert shown[3].parameters.prompt == "remove it"
     for exhibit in shown:
         assert exhibit.picture.mode == "RGB"
