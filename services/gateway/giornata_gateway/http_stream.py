@@ -83,18 +83,19 @@ class Stream:
             elif isinstance(item.event, DoneEvent):
                 return item
             elif isinstance(item.event, PreviewEvent):
-                await self._tell_preview(response, item.event, item)
+                await self._tell_preview(response, item.event, item.time, item.sequence)
             else:
                 await self._write(response, frame(PROGRESS, progress_event(item.event), item.sequence))
         return None
 
-    async def _tell_preview(self, response: web.StreamResponse, event: PreviewEvent, item: Told) -> None:
+    async def _tell_preview(
+        self, response: web.StreamResponse, event: PreviewEvent, at: int, sequence: int
+    ) -> None:
         try:
             record = await self.gateway.submission.read(self.job_id)
         except nats.errors.Error:
             return  # a preview is not worth the stream
-        partial = partial_image_event(record, event, item.time)
-        await self._write(response, frame(PARTIAL, partial, item.sequence))
+        await self._write(response, frame(PARTIAL, partial_image_event(record, event, at), sequence))
 
     async def _has_ended(self) -> bool:
         try:

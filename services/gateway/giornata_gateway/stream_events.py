@@ -82,7 +82,7 @@ class CompletedEvent(View):
     url: str | None = None
     """In the event stream of an asynchronous job."""
     created_at: int
-    """Unix time in seconds at which the job ended; the same in every replay."""
+    """Unix time in seconds at which the job ended, the same in every replay; of telling, where its end was lost."""
     background: Literal["opaque", "transparent"]
     output_format: OutputFormat
     quality: Literal["auto"] = "auto"
