@@ -1,0 +1,126 @@
+"""Plans of rows that share one forward and one link: exact for each row given the others, in turns. Pure.
+
+All rows meet at every block, so that a row's best plan depends on the others'. The joint optimum has 3^(rows * blocks)
+candidates; `plan_batch` improves one row at a time, from several beginnings, until no row can improve alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from giornata.planning.blocks import Block, Link, Mode, Timeline, timeline
+from giornata.planning.planner import always, exact
+
+ROUNDS: Final = 8
+"""Turns over all rows; a round that improves nothing is the last one anyway."""
+BEGINNINGS: Final = (exact, always(Mode.KV), always(Mode.HIDDEN))
+Modes = tuple[Mode, ...]
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """One row of a batch at the planner: as many blocks as every other row's."""
+
+    blocks: tuple[Block, ...]
+    """What the row costs by itself; `others_ms` is 0."""
+    template: Hashable
+    """Rows of one template load each entry once."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The modes of every row."""
+
+    modes: tuple[Modes, ...]
+    timeline: Timeline
+
+
+def plan_batch(rows: Sequence[BatchRow], link: Link) -> BatchPlan:
+    """Modes for every row, by coordinate descent over exact plans; the exact plan where there is one row.
+
+    Raises:
+        ValueError: rows differ in their number of blocks.
+    """
+    if len({len(row.blocks) for row in rows}) > 1:
+        raise ValueError(f"rows have {[len(row.blocks) for row in rows]} blocks; all need as many")
+    plans = []
+    for beginning in BEGINNINGS[: 1 if len(rows) < 2 else None]:
+        modes = [beginning(row.blocks, link).modes for row in rows]
+        plans.append(_improved(rows, modes, link) if len(rows) > 1 else evaluate(rows, modes, link))
+    return min(plans, key=lambda plan: (plan.timeline.finish_ms, plan.timeline.slabs))
+
+
+def evaluate(rows: Sequence[BatchRow], modes: Sequence[Modes], link: Link) -> BatchPlan:
+    """When the batch ends with these `modes`."""
+    if not rows:
+        return BatchPlan((), timeline((), (), link))
+    alone = _beside(rows, modes, None)
+    nothing = (Block(0.0, 0.0, 0.0, 0, 0, fresh=True),) * len(rows[0].blocks)
+    merged = [
+        replace(block, others_ms=ms, others_slabs=sum(entries.values()))
+        for block, (ms, entries) in zip(nothing, alone, strict=True)
+    ]
+    return BatchPlan(tuple(modes), timeline(merged, (Mode.FULL,) * len(merged), link))
+
+
+def _improved(rows: Sequence[BatchRow], modes: list[Modes], link: Link) -> BatchPlan:
+    best = evaluate(rows, modes, link)
+    for _ in range(ROUNDS):
+        before = best
+        for index, row in enumerate(rows):
+            candidate = list(best.modes)
+            candidate[index] = exact(_given(row, _beside(rows, best.modes, index)), link).modes
+            plan = evaluate(rows, candidate, link)
+            if _rank(plan) < _rank(best):
+                best = plan
+        if best is before:
+            break
+    return best
+
+
+def _rank(plan: BatchPlan) -> tuple[float, int]:
+    return plan.timeline.finish_ms, plan.timeline.slabs
+
+
+Entries = dict[tuple[Hashable, Mode], int]
+"""Slabs by template and form: `HIDDEN` for the hidden state, whichever mode reads it, and `KV`."""
+
+
+def _beside(
+    rows: Sequence[BatchRow], modes: Sequence[Modes], left_out: int | None
+) -> list[tuple[float, Entries]]:
+    """For every block, what all rows but one compute, in ms, and load."""
+    sums: list[tuple[float, Entries]] = [(0.0, {}) for _ in rows[0].blocks]
+    for index, (row, chosen) in enumerate(zip(rows, modes, strict=True)):
+        if index == left_out:
+            continue
+        live = False
+        for place, (block, mode) in enumerate(zip(row.blocks, chosen, strict=True)):
+            ms, entries = sums[place]
+            if slabs := block.slabs(mode, live=live):
+                entries[row.template, _form(mode)] = slabs
+            sums[place] = ms + block.compute_ms(mode), entries
+            live = mode is Mode.FULL
+    return sums
+
+
+def _given(row: BatchRow, others: Sequence[tuple[float, Entries]]) -> list[Block]:
+    """The row's blocks beside the others': what they load of its template is there for nothing."""
+    given = []
+    for block, (ms, entries) in zip(row.blocks, others, strict=True):
+        given.append(
+            replace(
+                block,
+                hidden_slabs=0 if (row.template, Mode.HIDDEN) in entries else block.hidden_slabs,
+                kv_slabs=0 if (row.template, Mode.KV) in entries else block.kv_slabs,
+                others_ms=ms,
+                others_slabs=sum(entries.values()),
+            )
+        )
+    return given
+
+
+def _form(mode: Mode) -> Mode:
+    return Mode.KV if mode is Mode.KV else Mode.HIDDEN

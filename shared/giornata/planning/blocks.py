@@ -1,0 +1,105 @@
+"""What a block may do, what it costs, and when a sequence of blocks ends. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Mode(StrEnum):
+    """How one block treats the tokens outside of the compute set."""
+
+    FULL = "full"
+    """Computes them too. Needs their hidden state."""
+    HIDDEN = "hidden"
+    """Projects their keys and values again. Needs their hidden state, which is gone afterwards."""
+    KV = "kv"
+    """Takes their keys and values from the cache. Their hidden state is gone afterwards."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of one step: what each mode takes, and what has to be loaded for it first."""
+
+    full_ms: float
+    hidden_ms: float
+    kv_ms: float
+    hidden_slabs: int
+    """Of the outside tokens' input; 0 where it is on the device already."""
+    kv_slabs: int
+    """Of their keys and values; 0 likewise."""
+    fresh: bool = False
+    """A step's first block: the outside tokens' hidden state is at hand whatever was before."""
+    others_ms: float = 0.0
+    """What other rows of the batch add to this block, whatever this one does."""
+    others_slabs: int = 0
+    """What this block waits for on their account."""
+
+    def compute_ms(self, mode: Mode) -> float:
+        """Of this row and the others."""
+        return (
+            self.others_ms + {Mode.FULL: self.full_ms, Mode.HIDDEN: self.hidden_ms, Mode.KV: self.kv_ms}[mode]
+        )
+
+    def slabs(self, mode: Mode, *, live: bool) -> int:
+        """What this row has to load, `live` telling whether the outside tokens' hidden state is at hand."""
+        if mode is Mode.KV:
+            return self.kv_slabs
+        return 0 if live or self.fresh else self.hidden_slabs
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way over which the loader moves slabs, one after the other, in the order of the blocks."""
+
+    slab_ms: float
+    busy_ms: float = 0.0
+    """From now until it is free for this plan's first slab."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When each block of a plan begins and ends, and when what it waited for was there. All from now."""
+
+    loaded_ms: tuple[float, ...]
+    """0 for a block that loads nothing."""
+    began_ms: tuple[float, ...]
+    ended_ms: tuple[float, ...]
+    slabs: int
+    """Loaded in total."""
+
+    @property
+    def finish_ms(self) -> float:
+        """End of the last block."""
+        return self.ended_ms[-1] if self.ended_ms else 0.0
+
+
+def timeline(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> Timeline:
+    """Run `modes`: a block begins when the one before has ended and all of its slabs are there.
+
+    Raises:
+        ValueError: not one mode a block.
+    """
+    if len(blocks) != len(modes):
+        raise ValueError(f"received {len(modes)} modes for {len(blocks)} blocks")
+    loaded, began, ended = [], [], []
+    slabs, now, live = 0, 0.0, False
+    for block, mode in zip(blocks, modes, strict=True):
+        needed = block.slabs(mode, live=live) + block.others_slabs
+        slabs += needed
+        there = link.busy_ms + slabs * link.slab_ms if needed else 0.0
+        begin = max(now, there)
+        now = begin + block.compute_ms(mode)
+        live = mode is Mode.FULL
+        loaded.append(there)
+        began.append(begin)
+        ended.append(now)
+    return Timeline(tuple(loaded), tuple(began), tuple(ended), slabs)
+
+
+def sequential(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> float:
+    """When `modes` end if nothing is computed before everything is loaded: FlashPS's naive loading (figure 9), in ms."""
+    run = timeline(blocks, modes, link)
+    computing = sum(block.compute_ms(mode) for block, mode in zip(blocks, modes, strict=True))
+    return (link.busy_ms + run.slabs * link.slab_ms if run.slabs else 0.0) + computing

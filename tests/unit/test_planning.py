@@ -1,0 +1,141 @@
+"""The planner against brute force: the best of all sequences of modes, run by the same timeline."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.planning.batch import BatchRow, evaluate, plan_batch
+from giornata.planning.blocks import Block, Link, Mode, sequential, timeline
+from giornata.planning.planner import always, exact, greedy
+
+MS = st.floats(0.1, 10, allow_nan=False)
+LINKS = st.builds(Link, slab_ms=st.floats(0, 8), busy_ms=st.floats(0, 10))
+
+
+@st.composite
+def blocks(draw: st.DrawFn, most: int = 6) -> list[Block]:
+    """Up to `most` blocks, every few of them a step."""
+    steps = draw(st.integers(1, 2))
+    count = draw(st.integers(1, most))
+    found = []
+    for index in range(count):
+        full = draw(MS)
+        found.append(
+            Block(
+                full,
+                full * draw(st.floats(0.2, 1)),
+                full * draw(st.floats(0.05, 1)),
+                draw(st.integers(0, 2)),
+                draw(st.integers(0, 3)),
+                fresh=index % (-(-count // steps)) == 0,
+                others_ms=draw(st.sampled_from([0.0, 1.5])),
+                others_slabs=draw(st.sampled_from([0, 0, 1])),
+            )
+        )
+    return found
+
+
+def best(found: list[Block], link: Link) -> float:
+    return min(timeline(found, modes, link).finish_ms for modes in product(Mode, repeat=len(found)))
+
+
+@given(blocks(), LINKS)
+def test_exact_is_the_best_of_all(found: list[Block], link: Link) -> None:
+    plan = exact(found, link)
+    assert plan.timeline == timeline(found, plan.modes, link)
+    assert plan.timeline.finish_ms == pytest.approx(best(found, link), rel=1e-9)
+
+
+@given(blocks(most=12), LINKS)
+def test_nothing_else_is_better_than_exact(found: list[Block], link: Link) -> None:
+    finish = exact(found, link).timeline.finish_ms
+    for planner in (greedy, *(always(mode) for mode in Mode)):
+        plan = planner(found, link)
+        assert plan.timeline.finish_ms >= finish - 1e-9
+        assert sequential(found, plan.modes, link) >= plan.timeline.finish_ms - 1e-9
+
+
+@given(blocks(most=10), LINKS)
+def test_a_full_block_has_its_hidden_state(found: list[Block], link: Link) -> None:
+    """Wherever the outside tokens' state is gone, a mode that needs it has paid for it."""
+    plan = exact(found, link)
+    slabs, live = 0, False
+    for block, mode in zip(found, plan.modes, strict=True):
+        if mode is Mode.KV:
+            slabs += block.kv_slabs
+        elif not (live or block.fresh):
+            slabs += block.hidden_slabs
+        slabs += block.others_slabs
+        live = mode is Mode.FULL
+    assert plan.timeline.slabs == slabs
+
+
+@pytest.mark.parametrize(("load", "greedy_ms", "exact_ms"), [(8, 458, 290), (6, 344, 248), (2, 116, 116)])
+def test_where_loading_dominates_the_paper_loses(load: int, greedy_ms: float, exact_ms: float) -> None:
+    """57 equal blocks with cache 2, without 10 (FACTS of the design); loads without liveness, as the paper has them."""
+    equal = [Block(10, 10, 2, 0, load)] * 57
+    link = Link(slab_ms=1)
+    assert greedy(equal, link).timeline.finish_ms == pytest.approx(greedy_ms)
+    assert exact(equal, link).timeline.finish_ms == pytest.approx(exact_ms)
+
+
+def test_what_is_loaded_ahead_costs_nothing() -> None:
+    cold = [Block(10, 6, 2, 2, 4, fresh=i == 0) for i in range(8)]
+    ahead = [Block(10, 6, 2, 2, 0 if i < 4 else 4, fresh=i == 0) for i in range(8)]
+    link = Link(slab_ms=1.5)
+    assert exact(ahead, link).timeline.finish_ms < exact(cold, link).timeline.finish_ms
+    assert exact(ahead, link).modes[:4] == (Mode.KV,) * 4
+    assert exact(cold, Link(1.5, busy_ms=50)).timeline.finish_ms > exact(cold, link).timeline.finish_ms
+
+
+def test_nothing_to_plan() -> None:
+    assert exact([], Link(1.0)).timeline.finish_ms == 0
+    with pytest.raises(ValueError, match="received 1 modes for 0 blocks"):
+        timeline([], [Mode.FULL], Link(1.0))
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[BatchRow]:
+    count = draw(st.integers(1, 3))
+    rows = []
+    for index in range(draw(st.integers(1, 2))):
+        found = []
+        for place in range(count):
+            full = draw(MS)
+            found.append(
+                Block(
+                    full, full * 0.6, full * 0.3, draw(st.integers(0, 2)), draw(st.integers(0, 3)), place == 0
+                )
+            )
+        rows.append(BatchRow(tuple(found), draw(st.sampled_from(["one", index]))))
+    return rows
+
+
+@given(batches(), LINKS)
+def test_a_batch_is_planned_near_the_best(rows: list[BatchRow], link: Link) -> None:
+    plan = plan_batch(rows, link)
+    assert plan == evaluate(rows, plan.modes, link)
+    every = product(product(Mode, repeat=len(rows[0].blocks)), repeat=len(rows))
+    least = min(evaluate(rows, modes, link).timeline.finish_ms for modes in every)
+    assert plan.timeline.finish_ms >= least - 1e-9
+    assert plan.timeline.finish_ms <= 1.5 * least + 1e-9
+    if len(rows) == 1:
+        assert plan.timeline.finish_ms == pytest.approx(least)
+
+
+def test_rows_of_one_template_load_once() -> None:
+    row = tuple(Block(10, 6, 2, 2, 4, i == 0) for i in range(4))
+    link = Link(slab_ms=1)
+    together = plan_batch([BatchRow(row, "t"), BatchRow(row, "t")], link).timeline
+    apart = plan_batch([BatchRow(row, "t"), BatchRow(row, "u")], link).timeline
+    assert together.slabs < apart.slabs or together.finish_ms < apart.finish_ms
+
+
+def test_unequal_rows_are_refused() -> None:
+    block = Block(1, 1, 1, 0, 0)
+    with pytest.raises(ValueError, match=r"rows have \[1, 2\] blocks"):
+        plan_batch([BatchRow((block,), 0), BatchRow((block, block), 0)], Link(1))
