@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giornata_denoiser.attention import choose, grouped
+from giornata_denoiser.attention import Outside, choose, grouped
 from giornata_denoiser.packing import layout, segment_index, segments
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9)), min_size=1, max_size=6)
@@ -57,19 +57,31 @@ def test_unequal_numbers_of_lengths_are_refused() -> None:
         layout([1], [2, 3])
 
 
-@given(LENGTHS)
+def random_heads(length: int, heads: int = 2, head_dim: int = 8) -> torch.Tensor:
+    return torch.randn(length, heads, head_dim)
+
+
+@given(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 9), st.booleans()), min_size=1, max_size=6))
 @settings(max_examples=50)
-def test_grouped_attention_equals_each_sequence_alone(lengths: list[tuple[int, int]]) -> None:
+def test_grouped_attention_equals_each_sequence_alone(sequences: list[tuple[int, int, bool]]) -> None:
+    """Sequences of some own tokens and some outside, whose keys are kept with room in front of them or without."""
     torch.manual_seed(0)
-    queries, keys = segments([q for q, _ in lengths]), segments([k for _, k in lengths])
-    query = torch.randn(sum(queries.lengths), 2, 8)
-    key, value = torch.randn(2, sum(keys.lengths), 2, 8)
-    attended = grouped(query, key, value, queries, keys)
-    for (q0, q1), (k0, k1) in zip(queries.bounds, keys.bounds, strict=True):
+    own = segments([tokens for tokens, _, _ in sequences])
+    query, key, value = (random_heads(sum(own.lengths)) for _ in range(3))
+    outside, wanted = {}, []
+    for index, (start, end) in enumerate(own.bounds):
+        keys, values = key[start:end], value[start:end]
+        _, beyond, room = sequences[index]
+        if beyond:
+            more = random_heads(beyond), random_heads(beyond)
+            keys, values = torch.cat((keys, more[0])), torch.cat((values, more[1]))
+            kept = [torch.cat((random_heads(end - start), part)) if room else part for part in more]
+            outside[index] = Outside(*kept, room=end - start if room else 0)
         alone = F.scaled_dot_product_attention(
-            query[q0:q1].transpose(0, 1), key[k0:k1].transpose(0, 1), value[k0:k1].transpose(0, 1)
+            query[start:end].transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1)
         )
-        torch.testing.assert_close(attended[q0:q1], alone.transpose(0, 1), atol=1e-6, rtol=0)
+        wanted.append(alone.transpose(0, 1))
+    torch.testing.assert_close(grouped(query, key, value, own, outside), torch.cat(wanted), atol=1e-6, rtol=0)
 
 
 def test_the_cpu_attends_in_groups() -> None:
@@ -79,8 +91,12 @@ def test_the_cpu_attends_in_groups() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_varlen_equals_grouped_on_cuda() -> None:
     device = torch.device("cuda")
-    queries, keys = segments([5, 130, 64], device), segments([9, 130, 200], device)
-    query = torch.randn(sum(queries.lengths), 4, 64, device=device, dtype=torch.bfloat16)
-    key, value = torch.randn(2, sum(keys.lengths), 4, 64, device=device, dtype=torch.bfloat16)
-    fast = choose(device, torch.bfloat16)(query, key, value, queries, keys)
-    torch.testing.assert_close(fast, grouped(query, key, value, queries, keys), atol=2e-2, rtol=0)
+    own = segments([5, 130, 64], device)
+    shape = {"device": device, "dtype": torch.bfloat16}
+    query, key, value = torch.randn(3, sum(own.lengths), 4, 64, **shape)
+    outside = {
+        0: Outside(*torch.randn(2, 4, 4, 64, **shape)),
+        2: Outside(*torch.randn(2, 200, 4, 64, **shape), room=64),
+    }
+    fast = choose(device, torch.bfloat16)(query, key, value, own, outside)
+    torch.testing.assert_close(fast, grouped(query, key, value, own, outside), atol=2e-2, rtol=0)

@@ -36,7 +36,12 @@ class Segments:
     @property
     def bounds(self) -> list[tuple[int, int]]:
         """(start, end) of every segment."""
-        return list(pairwise(accumulate(self.lengths, initial=0)))
+        return bounds(self.lengths)
+
+
+def bounds(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """(start, end) of contiguous segments of the given `lengths`."""
+    return list(pairwise(accumulate(lengths, initial=0)))
 
 
 def segments(lengths: Sequence[int], device: torch.device | str = "cpu") -> Segments:
@@ -51,6 +56,8 @@ def segments(lengths: Sequence[int], device: torch.device | str = "cpu") -> Segm
 class Layout:
     """Where the tokens of several sequences lie in the three orders; indices are int64, on its device."""
 
+    text_lengths: tuple[int, ...]
+    image_lengths: tuple[int, ...]
     joint: Segments
     """Segments of the joint order: text then image of each sequence."""
     text_sequence: Tensor
@@ -105,6 +112,8 @@ def layout(
     from_joint[to_joint] = torch.arange(len(to_joint))
     joint = segments([t + i for t, i in zip(text.lengths, image.lengths, strict=True)], device)
     return Layout(
+        text_lengths=text.lengths,
+        image_lengths=image.lengths,
         joint=joint,
         text_sequence=segment_index(text.lengths, device),
         image_sequence=segment_index(image.lengths, device),

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from giornata.errors import SchemaMismatch
 from giornata_denoiser.batch import RowKey
-from giornata_denoiser.families.protocol import Family, Rotary
+from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.sequences import Rotary
 from giornata_denoiser.previews import preview_steps
+from giornata_denoiser.reuse.region import Region
 from giornata_denoiser.sigmas import SigmaGrid, scale_noise
 
 
@@ -59,6 +61,8 @@ class Row:
     """(tokens, channels) each; the names and channels are the family's."""
     partial_images: int = 0
     """Previews asked for."""
+    region: Region | None = None
+    """What of the picture is computed; None for all of it. Outside, the latent is the noised template's."""
 
     @property
     def steps(self) -> int:
@@ -87,6 +91,11 @@ class Row:
     def image_tokens(self) -> int:
         """Tokens of the picture."""
         return self.grid[0] * self.grid[1]
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens of the picture that are computed."""
+        return self.image_tokens if self.region is None else len(self.region.computed)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -118,6 +127,7 @@ def build_row(
     guidance_scale: float,
     true_cfg_scale: float = 1.0,
     partial_images: int = 0,
+    region: Region | None = None,
     resume: Snapshot | None = None,
 ) -> Row:
     """A row from the tensors that prepost made.
@@ -133,6 +143,7 @@ def build_row(
         guidance_scale: distilled guidance.
         true_cfg_scale: above 1 and with a negative prompt, classifier-free guidance is computed.
         partial_images: previews asked for.
+        region: what of the picture is computed; default all of it.
         resume: where an interrupted row goes on; default its beginning.
 
     Raises:
@@ -165,6 +176,7 @@ def build_row(
         true_cfg_scale=true_cfg_scale,
         conditioning=fields,
         partial_images=partial_images,
+        region=region,
     )
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from giornata_denoiser.assembly import Assembly
 from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.reuse.uses import Use
 from giornata_denoiser.row import Row
-from giornata_denoiser.sigmas import combine_guidance, euler_step
+from giornata_denoiser.sigmas import combine_guidance, euler_step, scale_noise
 
 
 class Stepped(NamedTuple):
@@ -23,59 +24,86 @@ class Stepped(NamedTuple):
     """Likewise, of the picture that the step predicts as the end; None for rows that are not shown after it."""
 
 
-def denoise_step(family: Family, assembly: Assembly, rows: Sequence[Row]) -> Stepped:
+def denoise_step(
+    family: Family, assembly: Assembly, rows: Sequence[Row], uses: Sequence[Use] = ()
+) -> Stepped:
     """Every row's latent after its next step.
+
+    Outside a row's region the latent is the template's at the row's noise level: the straight line between picture
+    and noise, which a rectified flow follows where nothing is repainted.
 
     Args:
         family: the checkpoint's.
         assembly: of the same rows, in the same order.
         rows: none of them done.
+        uses: what each sequence does with a template; see :meth:`Family.velocity`.
     """
     sigma = torch.stack([row.sigmas.sigmas[row.step] for row in rows])
     next_sigma = torch.stack([row.sigmas.sigmas[row.step + 1] for row in rows])
     timestep = torch.stack([row.sigmas.timesteps[row.step] for row in rows])
-    levels = torch.stack((next_sigma - sigma, next_sigma, timestep)).to(family.device)
-    delta, next_sigma, timestep = levels
+    levels = torch.stack((next_sigma - sigma, next_sigma, sigma, timestep)).to(family.device)
+    delta, next_sigma, sigma, timestep = levels
     latent = torch.cat([row.latent for row in rows])
     image = family.model_input(latent, [row.conditioning for row in rows])
-    velocity = _velocity(family, assembly, image, timestep)
-    stepped = euler_step(latent, velocity, delta.index_select(0, assembly.row_of_token).unsqueeze(1))
-    parts = torch.split(stepped, list(assembly.row_lengths))
+    velocity = _velocity(family, assembly, image, timestep, uses)
+    computed = latent if assembly.computed is None else latent.index_select(0, assembly.computed)
+    stepped = euler_step(computed, velocity, delta.index_select(0, assembly.row_of_computed).unsqueeze(1))
     latents = tuple(
-        family.after_step(part, row.conditioning, reached)
-        for part, row, reached in zip(parts, rows, torch.split(next_sigma, 1), strict=True)
+        _completed(family, row, part, reached)
+        for row, part, reached in zip(
+            rows,
+            torch.split(stepped, list(assembly.computed_lengths)),
+            torch.split(next_sigma, 1),
+            strict=True,
+        )
     )
-    velocities = torch.split(velocity, list(assembly.row_lengths))
+    parts = zip(
+        rows,
+        torch.split(computed, list(assembly.computed_lengths)),
+        torch.split(velocity, list(assembly.computed_lengths)),
+        torch.split(sigma, 1),
+        strict=True,
+    )
     clean = tuple(
-        None if row.next_preview is None else _clean(family, row, part, level)
-        for row, part, level in zip(rows, velocities, torch.split(sigma, 1), strict=True)
+        None if row.next_preview is None else _clean(family, row, now, part, level)
+        for row, now, part, level in parts
     )
     return Stepped(latents, clean)
 
 
-def _clean(family: Family, row: Row, velocity: Tensor, sigma: Tensor) -> Tensor:
+def _completed(family: Family, row: Row, computed: Tensor, sigma: Tensor) -> Tensor:
+    """The row's whole latent, (tokens, channels), of noise level `sigma` (1,), from what was computed of it."""
+    latent = computed
+    if row.region is not None:
+        latent = scale_noise(row.conditioning["image_latents"], sigma, row.conditioning["noise"])
+        latent[row.region.computed] = computed
+    return family.after_step(latent, row.conditioning, sigma)
+
+
+def _clean(family: Family, row: Row, latent: Tensor, velocity: Tensor, sigma: Tensor) -> Tensor:
     """x0 = x - sigma * v, as the family leaves a latent after its last step: outside the mask, the template."""
-    sigma = sigma.to(velocity.device)
-    clean = euler_step(row.latent, velocity, -sigma.unsqueeze(1))
-    return family.after_step(clean, row.conditioning, torch.zeros_like(sigma))
+    clean = euler_step(latent, velocity, -sigma.unsqueeze(1))
+    return _completed(family, row, clean, torch.zeros_like(sigma))
 
 
-def _velocity(family: Family, assembly: Assembly, image: Tensor, timestep: Tensor) -> Tensor:
-    """Velocity of every row, (row_tokens, channels).
+def _velocity(
+    family: Family, assembly: Assembly, image: Tensor, timestep: Tensor, uses: Sequence[Use]
+) -> Tensor:
+    """Velocity of every row's region, (computed_tokens, channels).
 
     Args:
         family: the checkpoint's.
         assembly: of the batch.
         image: (row_tokens, in_channels), packed by row.
         timestep: (rows,) float32.
+        uses: by sequence.
     """
     guided = assembly.guided
     if guided is None:
-        return family.velocity(assembly.sequences, image, timestep)
-    row_tokens = len(image)
+        return family.velocity(assembly.sequences, image, timestep, uses)
     image = torch.cat((image, image.index_select(0, guided.tokens)))
     timestep = torch.cat((timestep, timestep.index_select(0, guided.rows)))
-    velocity = family.velocity(assembly.sequences, image, timestep)
-    positive, negative = torch.split(velocity, [row_tokens, len(guided.tokens)])
-    combined = combine_guidance(positive.index_select(0, guided.tokens), negative, guided.scale)
-    return positive.index_copy(0, guided.tokens, combined)
+    velocity = family.velocity(assembly.sequences, image, timestep, uses)
+    positive, negative = torch.split(velocity, [len(velocity) - len(guided.computed), len(guided.computed)])
+    combined = combine_guidance(positive.index_select(0, guided.computed), negative, guided.scale)
+    return positive.index_copy(0, guided.computed, combined)

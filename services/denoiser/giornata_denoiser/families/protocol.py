@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from giornata_denoiser.packing import Layout
-
-Rotary = tuple[Tensor, Tensor]
-"""Cosine and sine, (tokens, head_dim) float32 each."""
-
-
-@dataclass(frozen=True, eq=False)
-class Sequences:
-    """What the transformer sees of every step of a batch besides latents and timesteps; packed by sequence.
-
-    A row is one sequence, or two with true classifier-free guidance.
-    """
-
-    layout: Layout
-    text: Tensor
-    """(text_tokens, joint_dim), the text stream."""
-    pooled: Tensor
-    """(sequences, pooled_dim)"""
-    guidance: Tensor
-    """(sequences,) float32, distilled guidance scale."""
-    rotary: Rotary
-    """In joint order."""
+from giornata_denoiser.families.sequences import Rotary, Sequences
+from giornata_denoiser.reuse.uses import Use
 
 
 class Family(Protocol):
@@ -66,16 +45,27 @@ class Family(Protocol):
             (row_tokens, in_channels), packed by row.
         """
 
-    def velocity(self, sequences: Sequences, image: Tensor, timestep: Tensor) -> Tensor:
+    @property
+    def blocks(self) -> int:
+        """Blocks of the transformer, each of which may take from a template or record for one."""
+
+    def touched(self, conditioning: Mapping[str, Tensor]) -> Tensor:
+        """(tokens,) bool: the tokens of one row's picture that its mask touches."""
+
+    def velocity(
+        self, sequences: Sequences, image: Tensor, timestep: Tensor, uses: Sequence[Use] = ()
+    ) -> Tensor:
         """One forward over all sequences.
 
         Args:
             sequences: the batch.
-            image: (image_tokens, in_channels), the image stream.
+            image: (image_tokens, in_channels), the image stream of all tokens, whether computed or not.
             timestep: (sequences,) float32, sigma * 1000.
+            uses: by sequence, what it does with a template; none does anything by default. Sequences that take
+                from one have a region.
 
         Returns:
-            (image_tokens, 4 * latent_channels): velocity of the image stream.
+            (computed_tokens, 4 * latent_channels): velocity of the regions' tokens, all tokens of sequences without.
         """
 
     def unpacked(self, latent: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -1,0 +1,163 @@
+"""Mask-aware forwards: equal to computing everything where they must be, in every form and mixture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from giornata.planning.blocks import Mode
+from giornata_denoiser.assembly import assemble
+from giornata_denoiser.attention import Outside
+from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.reuse.region import Region, region
+from giornata_denoiser.reuse.uses import Reuse, Use
+from giornata_denoiser.row import Row
+from giornata_denoiser.sigmas import scale_noise
+from giornata_denoiser.stepping import denoise_step
+from tests.fakes import tiny_flux
+from tests.fakes.tiny_flux import Spec
+
+BLOCKS = 4
+FLOAT32 = 1e-5
+
+
+class Everything:
+    """A recorder that keeps all it is shown."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[int, Tensor] = {}
+        self.heads: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def hidden(self, block: int, hidden: Tensor) -> None:
+        self.inputs[block] = hidden.clone()
+
+    def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
+        self.heads[block] = key.clone(), value.clone()
+
+
+class Recorded:
+    """What `Everything` kept, for the tokens outside a region; with room for the sequence's own or without."""
+
+    def __init__(self, of: Everything, where: Region, room: int = 0) -> None:
+        self.of, self.where, self.room = of, where, room
+
+    def keys_values(self, block: int) -> Outside:
+        parts = []
+        for heads in self.of.heads[block]:
+            outside = heads[self.where.outside]
+            parts.append(torch.cat((outside.new_full((self.room, *outside.shape[1:]), torch.nan), outside)))
+        return Outside(*parts, room=self.room)
+
+    def hidden(self, block: int) -> Tensor:
+        return self.of.inputs[block][self.where.outside]
+
+
+def on_the_line(row: Row) -> Row:
+    """`row` with the latent that its template's run has at its step."""
+    sigma = row.sigmas.sigmas[row.step : row.step + 1]
+    return replace(
+        row, latent=scale_noise(row.conditioning["image_latents"], sigma, row.conditioning["noise"])
+    )
+
+
+def uses_of(rows: Sequence[Row], reuse: dict[int, Sequence[Use]]) -> list[Use]:
+    """By sequence: the positive ones of all rows, then the negative ones."""
+    positive = [reuse.get(index, [None])[0] for index in range(len(rows))]
+    return positive + [
+        reuse[i][1] if i in reuse else None for i, row in enumerate(rows) if row.negative is not None
+    ]
+
+
+def step(of: Family, rows: Sequence[Row], uses: Sequence[Use] = ()) -> tuple[Tensor, ...]:
+    return denoise_step(of, assemble(of, rows), rows, uses).latents
+
+
+def recorded(of: Family, row: Row) -> tuple[Tensor, list[Everything]]:
+    """The row's latent after a full step, and what each of its sequences was in it."""
+    recorders = [Everything() for _ in row.prompts]
+    (latent,) = step(of, [row], recorders)
+    return latent, recorders
+
+
+def reusing(row: Row, recorders: list[Everything], modes: Sequence[Mode], *, room: bool) -> list[Use]:
+    assert row.region is not None
+    lengths = [len(prompt.embeds) + len(row.region.computed) for prompt in row.prompts]
+    return [
+        Reuse(tuple(modes), Recorded(recorder, row.region, length if room else 0))
+        for recorder, length in zip(recorders, lengths, strict=True)
+    ]
+
+
+def masked(of: Family, spec: Spec, tokens: list[int], halo: int = 0) -> Row:
+    """A row whose region is `tokens`, as on its template's trajectory."""
+    row = on_the_line(tiny_flux.row(of, spec))
+    touched = torch.zeros(row.image_tokens, dtype=torch.bool)
+    touched[tokens] = True
+    return replace(row, region=region(touched.view(row.grid), halo))
+
+
+@pytest.mark.parametrize("fill", [False, True])
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("scale", [1.0, 2.5])
+def test_masked_equals_full_on_the_compute_set(mode: Mode, fill: bool, scale: float) -> None:
+    of = tiny_flux.family(fill=fill)
+    row = masked(of, Spec(grid=(4, 5), true_cfg_scale=scale), [6, 7, 11])
+    assert row.region is not None
+    whole, recorders = recorded(of, replace(row, region=None))
+    (latent,) = step(of, [row], reusing(row, recorders, [mode] * BLOCKS, room=False))
+    torch.testing.assert_close(latent[row.region.computed], whole[row.region.computed], atol=FLOAT32, rtol=0)
+    after = scale_noise(row.conditioning["image_latents"], row.sigmas.sigmas[1:2], row.conditioning["noise"])
+    after = of.after_step(after, row.conditioning, row.sigmas.sigmas[1:2])
+    torch.testing.assert_close(latent[row.region.outside], after[row.region.outside], atol=0, rtol=0)
+
+
+def test_what_is_reused_matters() -> None:
+    # Otherwise the test above would prove nothing.
+    of = tiny_flux.family()
+    row = masked(of, Spec(grid=(4, 5)), [6, 7, 11])
+    assert row.region is not None
+    whole, recorders = recorded(of, replace(row, region=None))
+    _, others = recorded(of, on_the_line(tiny_flux.row(of, Spec(grid=(4, 5), seed=9))))
+    for mode in (Mode.KV, Mode.HIDDEN):
+        (latent,) = step(of, [row], reusing(row, others, [mode] * BLOCKS, room=False))
+        assert (latent - whole)[row.region.computed].abs().max() > 100 * FLOAT32
+    del recorders
+
+
+PLANS = st.lists(st.sampled_from(Mode), min_size=BLOCKS, max_size=BLOCKS)
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_rows_that_differ_in_everything_equal_full_computation(data: st.DataObject) -> None:
+    """Templates, plans, masks, halos, sizes, guidance, prompt lengths, rows in full: all in one batch."""
+    of = tiny_flux.family(fill=data.draw(st.booleans()))
+    rows, wanted, reuse = [], [], {}
+    for index in range(data.draw(st.integers(1, 4))):
+        grid = data.draw(st.integers(2, 4)), data.draw(st.integers(2, 4))
+        spec = Spec(
+            f"job {index}",
+            grid=grid,
+            text_tokens=data.draw(st.integers(1, 6)),
+            true_cfg_scale=data.draw(st.sampled_from([1.0, 3.0])),
+            guidance_scale=data.draw(st.sampled_from([1.0, 30.0])),
+            steps=data.draw(st.integers(1, 5)),
+            seed=index,
+        )
+        tokens = data.draw(st.sets(st.integers(0, grid[0] * grid[1] - 1), min_size=1))
+        row = masked(of, spec, sorted(tokens), halo=data.draw(st.integers(0, 1)))
+        whole, recorders = recorded(of, replace(row, region=None))
+        if row.region is not None and data.draw(st.booleans()):
+            reuse[index] = reusing(row, recorders, data.draw(PLANS), room=data.draw(st.booleans()))
+        rows.append(row)
+        wanted.append(whole)
+    latents = step(of, rows, uses_of(rows, reuse))
+    for row, latent, whole in zip(rows, latents, wanted, strict=True):
+        inside = slice(None) if row.region is None else row.region.computed
+        torch.testing.assert_close(latent[inside], whole[inside], atol=FLOAT32, rtol=0)
