@@ -20,6 +20,8 @@ from giornata_denoiser.batch import Batch, Capacity
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.preview_map import PreviewMap
 from giornata_denoiser.previews import RowPreview
+from giornata_denoiser.reuse.recording import EntryRecorder
+from giornata_denoiser.reuse.sources import Sources
 from giornata_denoiser.row import Row
 from giornata_denoiser.stepping import denoise_step
 
@@ -68,6 +70,7 @@ class Engine:
         self.batch: Batch[Row] = Batch(capacity)
         self._clock = clock
         self._assembled: tuple[tuple[Row, ...], Assembly] | None = None
+        self._sources = Sources(family)
 
     def step(self) -> StepReport | None:
         """One step for all running rows; None when there is nothing to do."""
@@ -129,14 +132,18 @@ class Engine:
         with torch.inference_mode():
             assembly = self._assembly_of(rows)
             assembled = self._clock()
-            latents, clean = denoise_step(self.family, assembly, rows)
+            uses = self._sources.uses(rows)
+            latents, clean = denoise_step(self.family, assembly, rows, uses)
             pictures = self._pictures(rows, clean)
             finite = torch.stack(
                 [latent.isfinite().all() for latent in latents]
             ).tolist()  # waits for the device
         ended = self._clock()
+        entries = [use.entry() if isinstance(use, EntryRecorder) else None for use in uses[: len(rows)]]
         advanced = [
-            row.advanced(latent) for row, latent, good in zip(rows, latents, finite, strict=True) if good
+            row.advanced(latent, entry)
+            for row, latent, entry, good in zip(rows, latents, entries, finite, strict=True)
+            if good
         ]
         poisoned = [FailedRow(row, RowPoisoned()) for row, good in zip(rows, finite, strict=True) if not good]
         previews = [

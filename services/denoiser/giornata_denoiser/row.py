@@ -14,6 +14,7 @@ from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.families.sequences import Rotary
 from giornata_denoiser.previews import preview_steps
 from giornata_denoiser.reuse.region import Region
+from giornata_denoiser.reuse.template import Entry, Form, Template
 from giornata_denoiser.sigmas import SigmaGrid, scale_noise
 
 
@@ -37,6 +38,15 @@ class Snapshot:
     """Steps already computed."""
     latent: Tensor
     """(tokens, 4 * latent_channels) float32 on the CPU; holds every bfloat16 value exactly."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a template run keeps of every block."""
+
+    forms: frozenset[Form]
+    bits: int
+    """See :mod:`giornata_denoiser.reuse.stored`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +73,15 @@ class Row:
     """Previews asked for."""
     region: Region | None = None
     """What of the picture is computed; None for all of it. Outside, the latent is the noised template's."""
+    template: Template | None = None
+    """What the outside tokens' activations are taken from; without one, or an entry of this noise level, everything is
+    computed. Read only where there is a region."""
+    tolerance: float = 1.0
+    """How far the noise level of an entry may be from the row's."""
+    recording: Recording | None = None
+    """Of a template run: what its steps leave behind."""
+    entries: tuple[Entry, ...] = ()
+    """What they have left so far."""
 
     @property
     def steps(self) -> int:
@@ -93,6 +112,11 @@ class Row:
         return self.grid[0] * self.grid[1]
 
     @property
+    def sigma(self) -> float:
+        """Noise level of the next step."""
+        return float(self.sigmas.sigmas[self.step])
+
+    @property
     def computed_tokens(self) -> int:
         """Tokens of the picture that are computed."""
         return self.image_tokens if self.region is None else len(self.region.computed)
@@ -103,13 +127,19 @@ class Row:
         return tuple(len(prompt.embeds) + self.image_tokens for prompt in self.prompts)
 
     @property
+    def own_tokens(self) -> tuple[int, ...]:
+        """Tokens that each sequence computes: text and image."""
+        return tuple(len(prompt.embeds) + self.computed_tokens for prompt in self.prompts)
+
+    @property
     def tokens(self) -> int:
         """Tokens the row adds to a step."""
         return sum(self.lengths)
 
-    def advanced(self, latent: Tensor) -> Row:
-        """The row after one more step."""
-        return replace(self, latent=latent, step=self.step + 1)
+    def advanced(self, latent: Tensor, entry: Entry | None = None) -> Row:
+        """The row after one more step, which may have left an entry behind."""
+        entries = self.entries if entry is None else (*self.entries, entry)
+        return replace(self, latent=latent, step=self.step + 1, entries=entries)
 
     def export(self) -> Snapshot:
         """The row's state as a value; :func:`build_row` makes an equal row from it and the same inputs."""
@@ -128,6 +158,9 @@ def build_row(
     true_cfg_scale: float = 1.0,
     partial_images: int = 0,
     region: Region | None = None,
+    template: Template | None = None,
+    tolerance: float = 1.0,
+    recording: Recording | None = None,
     resume: Snapshot | None = None,
 ) -> Row:
     """A row from the tensors that prepost made.
@@ -144,6 +177,9 @@ def build_row(
         true_cfg_scale: above 1 and with a negative prompt, classifier-free guidance is computed.
         partial_images: previews asked for.
         region: what of the picture is computed; default all of it.
+        template: what the rest is taken from.
+        tolerance: how far the noise level of an entry may be from the row's.
+        recording: what a template run keeps.
         resume: where an interrupted row goes on; default its beginning.
 
     Raises:
@@ -177,6 +213,9 @@ def build_row(
         conditioning=fields,
         partial_images=partial_images,
         region=region,
+        template=template,
+        tolerance=tolerance,
+        recording=recording,
     )
 
 

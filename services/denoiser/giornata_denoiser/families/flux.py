@@ -53,6 +53,11 @@ class PackedFlux:
         """See :attr:`giornata_denoiser.families.protocol.Family.blocks`."""
         return len(self.transformer.transformer_blocks) + len(self.transformer.single_transformer_blocks)
 
+    @property
+    def heads(self) -> int:
+        """See :attr:`giornata_denoiser.families.protocol.Family.heads`."""
+        return int(self.transformer.config.num_attention_heads)
+
     def touched(self, conditioning: Mapping[str, Tensor]) -> Tensor:
         """See :meth:`giornata_denoiser.families.protocol.Family.touched`."""
         return conditioning["mask"].amax(dim=1) > 0

@@ -49,6 +49,10 @@ class Family(Protocol):
     def blocks(self) -> int:
         """Blocks of the transformer, each of which may take from a template or record for one."""
 
+    @property
+    def heads(self) -> int:
+        """Of every block's attention."""
+
     def touched(self, conditioning: Mapping[str, Tensor]) -> Tensor:
         """(tokens,) bool: the tokens of one row's picture that its mask touches."""
 

@@ -20,7 +20,7 @@ class Region:
 
 
 def region(touched: Tensor, halo: int, device: torch.device | str = "cpu") -> Region | None:
-    """The region of a mask; None where nothing is left outside, or nothing is touched, so that there is nothing to gain.
+    """The region of a mask; None where there is nothing to gain: nothing is left outside of it, or nothing is touched.
 
     Args:
         touched: (height, width) bool, in tokens: what the model's mask touches after grow and blur.

@@ -1,0 +1,116 @@
+"""Templates as files: safetensors with a checksum. What is not whole, or not ours, is no template."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from giornata_denoiser.reuse.stored import Stored
+from giornata_denoiser.reuse.template import Entry, Kept, Template
+
+FORMAT: Final = 1
+"""Of the files; another one is not read."""
+SUFFIX: Final = ".template.safetensors"
+TENSORS: Final = ("data", "scale", "low")
+
+
+class NotATemplate(Exception):
+    """A file is truncated, changed, of another format or of something else."""
+
+
+def write(template: Template, path: Path) -> int:
+    """Write `template` to `path`, whole or not at all; returns the file's size in bytes."""
+    tensors = {name: tensor.contiguous() for name, tensor in _named(template)}
+    header = {
+        "format": str(FORMAT),
+        "id": template.id,
+        "grid": json.dumps(template.grid),
+        "sigmas": json.dumps([entry.sigma for entry in template.entries]),
+        "blocks": json.dumps([len(entry.blocks) for entry in template.entries]),
+    }
+    header["checksum"] = str(_checksum(header, tensors))
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    os.close(handle)
+    beside = Path(name)
+    try:
+        save_file(tensors, beside, metadata=header)
+        size = beside.stat().st_size
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return size
+
+
+def read(path: Path, template_id: str) -> Template:
+    """The template of this id in `path`, every byte checked.
+
+    Raises:
+        NotATemplate: it is none.
+        OSError: the file cannot be read.
+    """
+    try:
+        with safe_open(path, framework="pt", device="cpu") as opened:
+            header: dict[str, str] = dict(opened.metadata() or {})
+            tensors: dict[str, Tensor] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
+        found = int(header.pop("checksum"))
+        whole = (header["format"], header["id"], found) == (
+            str(FORMAT),
+            template_id,
+            _checksum(header, tensors),
+        )
+        template = _template(header, tensors) if whole else None
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise NotATemplate(f"{path} is no template: {error}") from error
+    if template is None:
+        raise NotATemplate(f"{path} was changed, or is of another version or template")
+    return template
+
+
+def _named(template: Template) -> Iterator[tuple[str, Tensor]]:
+    for number, entry in enumerate(template.entries):
+        for block, kept in enumerate(entry.blocks):
+            for part in ("key", "value", "hidden"):
+                stored = getattr(kept, part)
+                for name in TENSORS if stored is not None else ():
+                    tensor = getattr(stored, name)
+                    if tensor is not None:
+                        yield f"{number}.{block}.{part}.{name}", tensor
+
+
+def _template(header: dict[str, str], tensors: dict[str, Tensor]) -> Template:
+    """The inverse of :func:`_named`."""
+    kept: dict[tuple[int, int], dict[str, Stored]] = {}
+    ordered = sorted(tensors, key=lambda name: name.rpartition(".")[0])
+    for place, names in groupby(ordered, key=lambda name: name.rpartition(".")[0]):
+        number, block, part = place.split(".")
+        stored = Stored(**{name.rpartition(".")[2]: tensors[name] for name in names})
+        kept.setdefault((int(number), int(block)), {})[part] = stored
+    height, width = json.loads(header["grid"])
+    sigmas: list[float] = json.loads(header["sigmas"])
+    blocks: list[int] = json.loads(header["blocks"])
+    entries = tuple(
+        Entry(sigma, tuple(Kept(**kept.get((number, block), {})) for block in range(count)))
+        for number, (sigma, count) in enumerate(zip(sigmas, blocks, strict=True))
+    )
+    return Template(header["id"], (int(height), int(width)), entries)
+
+
+def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> int:
+    """CRC-32 of the header and of every tensor's name, shape, dtype and bytes: against accidents, not attackers."""
+    value = zlib.crc32(json.dumps(header, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor: Any = tensors[name].detach().cpu()
+        value = zlib.crc32(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode(), value)
+        value = zlib.crc32(tensor.view(torch.uint8).numpy().data, value)
+    return value

@@ -1,0 +1,77 @@
+"""Who stays in a tier of limited size: least recently used out first, pinned ones never. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+
+class Ledger:
+    """Names and their sizes, in the order of last use.
+
+    Args:
+        budget_bytes: what unpinned names may fill; pinned ones may exceed it, since they cannot go.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self._sizes: dict[str, int] = {}
+        """In order of use, the oldest first."""
+        self._pins: Counter[str] = Counter()
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all names."""
+        return sum(self._sizes.values())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sizes
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def add(self, name: str, size_bytes: int) -> tuple[str, ...]:
+        """Enter `name` as the last used; returns who has to go for it, oldest first.
+
+        That is `name` itself, alone, where it is larger than the whole budget and not pinned.
+        """
+        self._sizes.pop(name, None)
+        if size_bytes > self.budget_bytes and not self._pins[name]:
+            return (name,)
+        self._sizes[name] = size_bytes
+        return self._evicted(keep=name)
+
+    def use(self, name: str) -> None:
+        """`name`, which is here, is used now."""
+        self._sizes[name] = self._sizes.pop(name)
+
+    def pin(self, name: str) -> None:
+        """`name` stays until it is unpinned as often."""
+        self._pins[name] += 1
+
+    def unpin(self, name: str) -> tuple[str, ...]:
+        """Take one pin back; returns who has to go now that they may.
+
+        Raises:
+            ValueError: there is no pin.
+        """
+        if self._pins[name] < 1:
+            raise ValueError(f"{name} is not pinned")
+        self._pins[name] -= 1
+        self._pins += Counter()  # drops zeros
+        return self._evicted(keep=None)
+
+    def remove(self, name: str) -> bool:
+        """Forget `name`, pinned or not; whether it was here."""
+        return self._sizes.pop(name, None) is not None
+
+    def _evicted(self, keep: str | None) -> tuple[str, ...]:
+        gone = []
+        excess = self.size_bytes - self.budget_bytes
+        for name, size in list(self._sizes.items()):
+            if excess <= 0:
+                break
+            if name != keep and not self._pins[name]:
+                del self._sizes[name]
+                gone.append(name)
+                excess -= size
+        return tuple(gone)

@@ -1,0 +1,47 @@
+"""Recording a template run: every step leaves an entry."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import Tensor
+
+from giornata_denoiser.reuse.stored import Stored, store
+from giornata_denoiser.reuse.template import Entry, Form, Kept
+
+
+class EntryRecorder:
+    """Keeps what one forward shows of one sequence; satisfies :class:`giornata_denoiser.reuse.uses.Recorder`.
+
+    Args:
+        sigma: noise level of the forward.
+        blocks: how many the transformer has.
+        forms: what each block keeps.
+        bits: of what is kept; see :mod:`giornata_denoiser.reuse.stored`.
+    """
+
+    def __init__(self, sigma: float, blocks: int, forms: Collection[Form], bits: int) -> None:
+        self._sigma, self._blocks, self._forms, self._bits = sigma, blocks, frozenset(forms), bits
+        self._hidden: dict[int, Stored] = {}
+        self._heads: dict[int, tuple[Stored, Stored]] = {}
+
+    def hidden(self, block: int, hidden: Tensor) -> None:
+        """(tokens, inner_dim): the input of `block`."""
+        if Form.HIDDEN in self._forms:
+            self._hidden[block] = store(hidden, self._bits)
+
+    def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
+        """(tokens, heads, head_dim) each."""
+        if Form.KV in self._forms:
+            self._heads[block] = store(key.flatten(1), self._bits), store(value.flatten(1), self._bits)
+
+    def entry(self) -> Entry:
+        """What was kept, once the forward is over."""
+        none: tuple[None, None] = (None, None)
+        return Entry(
+            self._sigma,
+            tuple(
+                Kept(*self._heads.get(block, none), hidden=self._hidden.get(block))
+                for block in range(self._blocks)
+            ),
+        )

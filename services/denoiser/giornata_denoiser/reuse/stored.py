@@ -1,0 +1,85 @@
+"""Activations as a template keeps them: as they were, or in 8 or 4 bits per channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+EXACT: Final = 0
+"""Bits of a tensor that is kept in the dtype that it was computed in."""
+BITS: Final = (EXACT, 8, 4)
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """One (tokens, channels) tensor.
+
+    Quantised channels are affine: value = low + level * scale, each channel (of each head) with its own, since keys
+    have a few channels that are much larger than the others.
+    """
+
+    data: Tensor
+    """(tokens, channels) as computed; (tokens, channels) uint8 in 8 bits; in 4 bits (tokens, channels / 2) uint8, a
+    level of the channels' first half in the low nibble and one of the second half in the high nibble."""
+    scale: Tensor | None = None
+    """(channels,) float32; None where the data are exact."""
+    low: Tensor | None = None
+    """(channels,) float32."""
+
+    @property
+    def bits(self) -> int:
+        """0 for exact data."""
+        if self.scale is None:
+            return EXACT
+        return 8 if len(self.scale) == self.data.shape[1] else 4
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all its tensors."""
+        parts = [self.data, *(part for part in (self.scale, self.low) if part is not None)]
+        return sum(part.numel() * part.element_size() for part in parts)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Tokens and channels."""
+        return self.data.shape[0], self.data.shape[1] if self.scale is None else len(self.scale)
+
+    def gather(self, index: Tensor, out: Tensor) -> None:
+        """Write the tokens `index` (n,), int64 on this tensor's device, into `out` (n, channels) on any device."""
+        chosen = self.data.index_select(0, index)
+        if self.scale is None or self.low is None:
+            out.copy_(chosen, non_blocking=True)
+            return
+        chosen = chosen.to(out.device, non_blocking=True)
+        scale, low = (part.to(out.device, out.dtype) for part in (self.scale, self.low))
+        if self.bits == 8:
+            torch.addcmul(low, chosen.to(out.dtype), scale, out=out)
+            return
+        half = chosen.shape[1]
+        torch.addcmul(low[:half], (chosen & 15).to(out.dtype), scale[:half], out=out[:, :half])
+        torch.addcmul(low[half:], (chosen >> 4).to(out.dtype), scale[half:], out=out[:, half:])
+
+
+def store(tensor: Tensor, bits: int) -> Stored:
+    """A copy of (tokens, channels) in `bits`, on its device.
+
+    Raises:
+        ValueError: other bits than :data:`BITS`, or 4 bits of an odd number of channels.
+    """
+    if bits not in BITS or (bits == 4 and tensor.shape[1] % 2):
+        raise ValueError(
+            f"received {bits} bits for {tensor.shape[1]} channels; accepted are 0, 8, and 4 for even numbers"
+        )
+    if bits == EXACT:
+        return Stored(tensor.detach().clone(memory_format=torch.contiguous_format))
+    values = tensor.detach().float()
+    low, high = values.amin(dim=0), values.amax(dim=0)
+    scale = ((high - low) / (2**bits - 1)).clamp_min(torch.finfo(torch.float32).tiny)
+    levels = ((values - low) / scale).round_().clamp_(0, 2**bits - 1).to(torch.uint8)
+    if bits == 4:
+        first, second = levels.chunk(2, dim=1)
+        levels = first | (second << 4)
+    return Stored(levels, scale, low)

@@ -1,0 +1,69 @@
+"""What a template run left behind: entries by noise level, each with what its blocks kept. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from giornata_denoiser.reuse.stored import Stored
+
+
+class Form(StrEnum):
+    """What a block keeps of every token."""
+
+    KV = "kv"
+    """Keys, after norm and rotary embedding, and values."""
+    HIDDEN = "hidden"
+    """The block's input: half the bytes, projected again by every edit."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What one block kept at one noise level: all, one form, or nothing."""
+
+    key: Stored | None = None
+    """(tokens, heads * head_dim)"""
+    value: Stored | None = None
+    """As `key`."""
+    hidden: Stored | None = None
+    """(tokens, inner_dim)"""
+
+    @property
+    def parts(self) -> Iterator[Stored]:
+        """Whatever there is."""
+        return (part for part in (self.key, self.value, self.hidden) if part is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One noise level of a template run."""
+
+    sigma: float
+    blocks: tuple[Kept, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all that its blocks kept."""
+        return sum(part.size_bytes for block in self.blocks for part in block.parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """The entries of one template run."""
+
+    id: str
+    grid: tuple[int, int]
+    """Height and width in tokens."""
+    entries: tuple[Entry, ...]
+    """In the order of the run, sigma falling."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all entries."""
+        return sum(entry.size_bytes for entry in self.entries)
+
+    def at(self, sigma: float, tolerance: float = 1.0) -> Entry | None:
+        """The entry of the nearest noise level; None if none lies within `tolerance`."""
+        nearest = min(self.entries, key=lambda entry: abs(entry.sigma - sigma), default=None)
+        return None if nearest is None or abs(nearest.sigma - sigma) > tolerance else nearest

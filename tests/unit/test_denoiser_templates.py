@@ -1,0 +1,233 @@
+"""The ledger, template files and the store: nothing beyond its budget, nothing wrong ever read."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from giornata_denoiser.reuse import files
+from giornata_denoiser.reuse.ledger import Ledger
+from giornata_denoiser.reuse.store import TemplateStore
+from giornata_denoiser.reuse.stored import BITS, store
+from giornata_denoiser.reuse.template import Entry, Kept, Template
+
+NAMES = st.sampled_from("abcdef")
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), NAMES, st.integers(0, 12)),
+        st.tuples(st.sampled_from(["use", "pin", "unpin", "remove"]), NAMES, st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(ACTIONS, st.integers(0, 20))
+def test_a_ledger_keeps_to_its_budget_and_to_the_order_of_use(  # noqa: C901 - a model, action by action
+    actions: list[tuple[str, str, int]], budget: int
+) -> None:
+    """Beside a model of it: a list in order of use."""
+    ledger, order, sizes, pins = Ledger(budget), [], {}, {}
+    for action, name, size in actions:
+        gone: tuple[str, ...] = ()
+        if action == "add":
+            gone = ledger.add(name, size)
+            if name in order:
+                order.remove(name)
+            if size <= budget or pins.get(name):
+                order.append(name)
+                sizes[name] = size
+            else:
+                assert gone == (name,)
+                assert name not in ledger
+                continue
+        elif action == "use" and name in order:
+            ledger.use(name)
+            order.append(order.pop(order.index(name)))
+        elif action == "pin":
+            ledger.pin(name)
+            pins[name] = pins.get(name, 0) + 1
+        elif action == "unpin" and pins.get(name):
+            gone = ledger.unpin(name)
+            pins[name] -= 1
+        elif action == "remove":
+            assert ledger.remove(name) == (name in order)
+            if name in order:
+                order.remove(name)
+        made_room = action in {"add", "unpin"}
+        free = [n for n in order if not pins.get(n) and not (action == "add" and n == name)]
+        expected = []
+        while made_room and sum(sizes[n] for n in order) > budget and free:
+            expected.append(free.pop(0))
+            order.remove(expected[-1])
+        assert list(gone) == expected
+        assert ledger.size_bytes == sum(sizes[n] for n in order)
+        assert [n in ledger for n in "abcdef"] == [n in order for n in "abcdef"]
+
+
+def test_a_pin_that_is_not_there_is_not_taken_back() -> None:
+    with pytest.raises(ValueError, match="a is not pinned"):
+        Ledger(1).unpin("a")
+
+
+def template(name: str, bits: int = 8, tokens: int = 6, seed: int = 0) -> Template:
+    generator = torch.Generator().manual_seed(seed)
+
+    def random() -> torch.Tensor:
+        return torch.randn(tokens, 8, generator=generator).bfloat16()
+
+    entries = tuple(
+        Entry(
+            sigma,
+            (
+                Kept(key=store(random(), bits), value=store(random(), bits)),
+                Kept(hidden=store(random(), bits)),
+                Kept(),
+            ),
+        )
+        for sigma in (1.0, 0.51234567891)
+    )
+    return Template(name, (2, tokens // 2), entries)
+
+
+def same(one: Template, other: Template) -> bool:
+    parts = [
+        [
+            part
+            for entry in t.entries
+            for block in entry.blocks
+            for part in (block.key, block.value, block.hidden)
+        ]
+        for t in (one, other)
+    ]
+    return (one.id, one.grid, [e.sigma for e in one.entries]) == (
+        other.id,
+        other.grid,
+        [e.sigma for e in other.entries],
+    ) and all(
+        (a is None and b is None)
+        or (
+            a is not None
+            and b is not None
+            and torch.equal(a.data, b.data)
+            and (a.scale is None) == (b.scale is None)
+            and (a.scale is None or (torch.equal(a.scale, b.scale) and torch.equal(a.low, b.low)))
+        )
+        for a, b in zip(*parts, strict=True)
+    )
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_file_gives_back_the_template(tmp_path: Path, bits: int) -> None:
+    made = template("t", bits)
+    size = files.write(made, tmp_path / "f")
+    assert size == (tmp_path / "f").stat().st_size >= made.size_bytes
+    assert same(files.read(tmp_path / "f", "t"), made)
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_no_changed_byte_of_a_file_goes_unnoticed(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    files.write(template("t", tokens=2), path)
+    whole = path.read_bytes()
+    for index in range(0, len(whole), 7):
+        path.write_bytes(whole[:index] + bytes([whole[index] ^ 4]) + whole[index + 1 :])
+        with pytest.raises(files.NotATemplate):
+            files.read(path, "t")
+    for length in (0, 3, 8, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(files.NotATemplate):
+            files.read(path, "t")
+    save_file({"weight": torch.zeros(2)}, path)
+    with pytest.raises(files.NotATemplate):
+        files.read(path, "t")
+
+
+def test_a_store_goes_from_memory_to_disk_to_nothing(tmp_path: Path) -> None:
+    one = template("one")
+    room = files.write(one, tmp_path / "x") * 3 + 100  # names are of different lengths
+    tiers = TemplateStore(one.size_bytes * 2, tmp_path, disk_bytes=room)
+    (tmp_path / "x").unlink()
+    for name in ("one", "two", "three", "four"):
+        tiers.put(template(name))
+    assert [name in tiers for name in ("one", "two", "three", "four")] == [False, True, True, True]
+    assert tiers.memory_bytes == one.size_bytes * 2
+    assert tiers.find("one") is None
+    found = tiers.find("two")
+    assert found is not None
+    assert same(found, template("two"))
+    assert tiers.find("four") is not None
+    assert dict(tiers.counters) == {"miss": 1, "disk": 1, "memory": 1, "evicted_memory": 3, "evicted_disk": 1}
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_restart_keeps_what_is_on_disk(tmp_path: Path) -> None:
+    TemplateStore(0, tmp_path, 10**6).put(template("one"))
+    found = TemplateStore(10**6, tmp_path, 10**6).find("one")
+    assert found is not None
+    assert same(found, template("one"))
+    assert "one" not in TemplateStore(10**6, tmp_path, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_template_is_a_miss_and_removed(tmp_path: Path) -> None:
+    TemplateStore(0, tmp_path, 10**6).put(template("one"))
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-3])
+    tiers = TemplateStore(10**6, tmp_path, 10**6)
+    assert tiers.find("one") is None
+    assert list(tmp_path.iterdir()) == []
+    files.write(template("other"), path)
+    assert TemplateStore(10**6, tmp_path, 10**6).find("one") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_removed_template_is_in_no_tier(tmp_path: Path) -> None:
+    tiers = TemplateStore(10**6, tmp_path, 10**6)
+    tiers.put(template("one"))
+    assert tiers.remove("one")
+    assert not tiers.remove("one")
+    assert tiers.find("one") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pins_keep_a_template_in_memory() -> None:
+    size = template("one").size_bytes
+    tiers = TemplateStore(size)
+    tiers.put(template("one"))
+    with tiers.pinned("one"):
+        tiers.put(template("two"))
+        assert tiers.find("one") is not None
+        assert tiers.find("two") is not None
+    assert tiers.find("one") is None
+    assert tiers.memory_bytes == size
+
+
+def test_threads_share_a_store(tmp_path: Path) -> None:
+    size = template("t0").size_bytes
+    tiers = TemplateStore(3 * size, tmp_path, 10**6)
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        for turn in range(25):
+            name = f"t{(seed * 7 + turn * 3) % 6}"
+            number = int(name[1])
+            if turn % 3 == 0:
+                tiers.put(template(name, seed=number))
+            elif turn % 11 == 10:
+                tiers.remove(name)
+            elif (found := tiers.find(name)) is not None and not same(found, template(name, seed=number)):
+                wrong.append(name)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert tiers.memory_bytes <= 3 * size
