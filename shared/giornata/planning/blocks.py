@@ -99,7 +99,7 @@ def timeline(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> Time
 
 
 def sequential(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> float:
-    """When `modes` end if nothing is computed before everything is loaded: FlashPS's naive loading (figure 9), in ms."""
+    """When `modes` end if all is loaded before anything is computed: FlashPS's naive loading (figure 9), in ms."""
     run = timeline(blocks, modes, link)
     computing = sum(block.compute_ms(mode) for block, mode in zip(blocks, modes, strict=True))
     return (link.busy_ms + run.slabs * link.slab_ms if run.slabs else 0.0) + computing

@@ -1,9 +1,9 @@
 """Which mode each block takes: the exact planner, the paper's greedy one and the constant ones. Pure.
 
-FlashPS (EuroSys '26, section 4.2) decides block by block, by its Algorithm 1, whether to load or to compute. That is not
-optimal: a load that pays for its own block can delay every later one. `exact` keeps, for every number of slabs loaded so
-far and for both states of the outside tokens' hidden state (at hand or gone), the earliest end of computing; two plans
-that agree in these differ in nothing that matters later, so the later one is dropped and no optimum is lost.
+FlashPS (EuroSys '26, section 4.2) decides block by block, by its Algorithm 1, whether to load or to compute. That is
+not optimal: a load that pays for its own block can delay every later one. `exact` keeps, for every number of slabs
+loaded so far and for both states of the outside tokens' hidden state (at hand or gone), the earliest end of computing;
+two plans that agree in these differ in nothing that matters later, so the later one is dropped and no optimum is lost.
 """
 
 from __future__ import annotations

@@ -1,25 +1,21 @@
 """Step times as linear functions of what is computed and moved: fitted offline, refined online. Pure.
 
-FlashPS (EuroSys '26, section 4.4) estimates computing by the number of masked tokens and loading by bytes, with R² = 0.99.
-Coefficients are costs, so that none may be negative: where least squares wants one below zero, it is left out.
+FlashPS (EuroSys '26, section 4.4) estimates computing by the number of masked tokens and loading by bytes, with
+R² = 0.99. Coefficients are costs, so that none may be negative (Lawson and Hanson's non-negative least squares).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
-Features = NDArray[np.float64]
-"""(samples, features) or (features,); a constant 1 is one of them where there is an offset."""
-Times = NDArray[np.float64]
-"""(samples,) in ms."""
+Array = NDArray[np.float64]
 
-FIRST_UNCERTAINTY: Final = 1e4
-"""Relative variance of weights that nothing is known of."""
 SURPRISE: Final = 6.0
 """A sample this many times farther from the prediction than usual is an outlier."""
 USUAL_DECAY: Final = 0.95
@@ -46,12 +42,12 @@ class Fit:
         return float(np.dot(self.weights, features))
 
 
-def fit(names: Sequence[str], features: Features, times: Times) -> Fit:
+def fit(names: Sequence[str], features: Array, times: Array) -> Fit:
     """Least squares without negative weights.
 
     Args:
         names: of the columns.
-        features: (samples, features).
+        features: (samples, features); a constant 1 is one of them where there is an offset.
         times: (samples,) ms.
 
     Raises:
@@ -62,7 +58,9 @@ def fit(names: Sequence[str], features: Features, times: Times) -> Fit:
             f"received features {features.shape} and {len(times)} times for {len(names)} names; "
             "one row a time and at least as many rows as names are needed"
         )
-    weights = _non_negative(features, times)
+    scale = np.abs(features).max(0)
+    scale[scale == 0] = 1.0
+    weights = nnls(features / scale, times)[0] / scale
     residuals = times - features @ weights
     spread = float(((times - times.mean()) ** 2).sum())
     missed = float((residuals**2).sum())
@@ -71,66 +69,65 @@ def fit(names: Sequence[str], features: Features, times: Times) -> Fit:
     return Fit(tuple(names), tuple(weights.tolist()), r2, float(p50), float(p95), len(times))
 
 
-def _non_negative(features: Features, times: Times) -> NDArray[np.float64]:
-    """Least squares over the columns that are left after those with negative weights were dropped, one at a time."""
-    scale = np.abs(features).max(0)
-    scale[scale == 0] = 1.0
-    kept = list(range(features.shape[1]))
-    while kept:
-        solution, *_ = np.linalg.lstsq(features[:, kept] / scale[kept], times, rcond=None)
-        worst = int(solution.argmin())
-        if solution[worst] >= 0:
-            weights = np.zeros(features.shape[1])
-            weights[kept] = solution / scale[kept]
-            return weights
-        del kept[worst]
-    return np.zeros(features.shape[1])
-
-
-@dataclass
 class Online:
-    """Recursive least squares with forgetting (Ljung, System Identification, 11.2), robust to single outliers.
+    """A fit that follows its machine: least squares with forgetting, drawn to the offline weights where nothing is new.
+
+    Minimises the sum over samples of forgetting^age * (time - w x)², plus `trust` samples' worth of (w - offline)²
+    per weight, without negative weights. Single outliers (a page fault, another process) are left out.
 
     Args:
-        weights: (features,) to begin with, of an offline `Fit`.
+        offline: to begin with.
         forgetting: weight of the past at each sample; 1 forgets nothing.
+        trust: in the offline weights, in samples.
     """
 
-    weights: NDArray[np.float64]
-    forgetting: float = 0.99
-    samples: int = 0
-    outliers: int = 0
-    _covariance: NDArray[np.float64] = field(init=False)
-    _usual_ms: float = field(init=False, default=0.0)
-    _in_a_row: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.forgetting <= 1:
-            raise ValueError(f"forgetting must be above 0 and at most 1, received {self.forgetting}")
-        self.weights = np.asarray(self.weights, np.float64).copy()
-        self._covariance = np.diag(FIRST_UNCERTAINTY * np.maximum(self.weights, 1e-9) ** 2)
+    def __init__(self, offline: Fit, forgetting: float = 0.99, trust: float = 0.1) -> None:
+        if not 0 < forgetting <= 1 or trust <= 0:
+            raise ValueError(
+                f"received forgetting {forgetting}, trust {trust}; forgetting is above 0 and at most 1, trust above 0"
+            )
+        self._offline = np.asarray(offline.weights)
+        self._forgetting, self._trust = forgetting, trust
+        count = len(offline.weights)
+        self.weights: Array = self._offline.copy()
+        """(features,) ms per unit."""
+        self.samples = 0
+        self.outliers = 0
+        self._mass = 0.0
+        self._products = np.zeros((count, count))
+        self._answers = np.zeros(count)
+        self._usual_ms = 0.0
+        self._in_a_row = 0
 
     def predict(self, features: Sequence[float]) -> float:
         """Milliseconds."""
-        return float(np.dot(self.weights, features))
+        return float(self.weights @ np.asarray(features))
 
     def update(self, features: Sequence[float], time_ms: float) -> bool:
         """Take in a sample; False where it was an outlier and changed nothing but their count."""
         x = np.asarray(features, np.float64)
-        residual = time_ms - float(self.weights @ x)
-        if self._is_outlier(abs(residual)):
+        residual = abs(time_ms - float(self.weights @ x))
+        if self._is_outlier(residual):
             self.outliers += 1
             self._in_a_row += 1
             return False
         self._in_a_row = 0
         self.samples += 1
-        self._usual_ms = USUAL_DECAY * self._usual_ms + (1 - USUAL_DECAY) * abs(residual)
-        leverage = self._covariance @ x
-        noise = max(self._usual_ms, 1e-6) ** 2
-        gain = leverage / (self.forgetting * noise + float(x @ leverage))
-        self.weights = np.maximum(self.weights + gain * residual, 0.0)
-        self._covariance = (self._covariance - np.outer(gain, leverage)) / self.forgetting
+        self._usual_ms = USUAL_DECAY * self._usual_ms + (1 - USUAL_DECAY) * residual
+        self._mass = self._forgetting * self._mass + 1
+        self._products = self._forgetting * self._products + np.outer(x, x)
+        self._answers = self._forgetting * self._answers + x * time_ms
+        self._solve()
         return True
+
+    def _solve(self) -> None:
+        """Non-negative least squares from the normal equations, by their Cholesky factor."""
+        size = np.sqrt(np.diag(self._products) / self._mass)
+        size[size == 0] = 1.0
+        scaled = self._products / np.outer(size, size) + self._trust * np.eye(len(size))
+        answers = self._answers / size + self._trust * self._offline * size
+        factor = np.linalg.cholesky(scaled)
+        self.weights = nnls(factor.T, np.linalg.solve(factor, answers))[0] / size
 
     def _is_outlier(self, distance_ms: float) -> bool:
         known = self.samples > len(self.weights) and self._usual_ms > 0

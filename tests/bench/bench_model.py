@@ -1,0 +1,125 @@
+"""One checkpoint in this process: template runs and edits by the engine, without services around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from giornata.models import read_model_card
+from giornata_denoiser.batch import Capacity, RowKey
+from giornata_denoiser.checkpoint import Checkpoint, load
+from giornata_denoiser.engine import Engine
+from giornata_denoiser.reuse.noise import shared_noise, template_noise
+from giornata_denoiser.reuse.region import Region, region
+from giornata_denoiser.reuse.template import Template
+from giornata_denoiser.row import Recording, Row, build_row
+from giornata_denoiser.sigmas import sigma_grid
+from giornata_prepost.encoding import ImageModel
+from giornata_prepost.geometry import Size
+from giornata_prepost.masks import effective_alpha, model_mask
+from giornata_prepost.pictures import Pixels
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One edit."""
+
+    name: str
+    image: Pixels
+    mask: np.ndarray
+    """(height, width) bool."""
+    prompt: str
+    seed: int
+    mask_blur: float = 0.0
+
+
+class BenchModel:
+    """Encoders, autoencoder and transformer of one checkpoint folder, on the CPU in float32."""
+
+    def __init__(self, folder: Path, *, steps: int, guidance: float) -> None:
+        card = read_model_card(folder, None)
+        device = torch.device("cpu")
+        self.images = ImageModel(folder, card, device, torch.float32)
+        self.checkpoint: Checkpoint = load(folder, dtype=torch.float32, device=device)
+        self.family = self.checkpoint.family
+        self.steps, self.guidance = steps, guidance
+        self._empty = self.images.encode_text("")
+
+    def template(self, request: Request, recording: Recording, steps: int) -> Template:
+        """A run over the request's picture with an empty mask and an empty prompt, recorded at each of its steps."""
+        (tensors,) = self.images.encode_rows(request.image, np.zeros(request.mask.shape, np.uint8), [0])
+        tensors = {**tensors, "noise": template_noise(*tensors["noise"].shape)}
+        row = self._row(request, self._empty, tensors, steps)
+        (done,) = self.run([replace(row, recording=recording)])
+        return Template(request.name, row.grid, done.entries)
+
+    def edit(self, request: Request, halo: int) -> Row:
+        """A row that shares its template's noise outside of its region, which is not set: it computes everything."""
+        alpha = effective_alpha(request.mask, 0, request.mask_blur)
+        height, width = request.mask.shape
+        (tensors,) = self.images.encode_rows(
+            request.image, model_mask(alpha, Size(width, height)), [request.seed]
+        )
+        row = self._row(request, self.images.encode_text(request.prompt), tensors, self.steps)
+        where = self.region(row, halo)
+        if where is None:
+            return row
+        tensors = {**tensors, "noise": shared_noise(tensors["noise"], where)}
+        return self._row(request, self.images.encode_text(request.prompt), tensors, self.steps)
+
+    def region(self, row: Row, halo: int) -> Region | None:
+        """The compute set of a row."""
+        return region(self.family.touched(row.conditioning).view(row.grid), halo)
+
+    def run(self, rows: Iterable[Row], at_once: int = 8) -> list[Row]:
+        """The rows when they are done, in order."""
+        ticks = count()
+        engine = Engine(self.family, Capacity(at_once, 1 << 20), lambda: float(next(ticks)))
+        every = [replace(row, key=RowKey(str(index), 1, 0)) for index, row in enumerate(rows)]
+        engine.batch.submit(every)
+        done: dict[RowKey, Row] = {}
+        while (report := engine.step()) is not None:
+            if report.failed:
+                raise report.failed[0].error
+            done |= {row.key: row for row in report.advanced if row.done}
+        return [done[row.key] for row in every]
+
+    def decode(self, row: Row) -> Pixels:
+        """The model's picture of a finished row."""
+        multiple = self.checkpoint.card.pixel_multiple
+        return self.images.decode(row.latent, Size(row.grid[1] * multiple, row.grid[0] * multiple))
+
+    def _row(self, request: Request, text: dict[str, Tensor], tensors: dict[str, Tensor], steps: int) -> Row:
+        multiple = self.checkpoint.card.pixel_multiple
+        height, width = (side // multiple for side in request.mask.shape)
+        return build_row(
+            self.family,
+            RowKey(request.name, 1, 0),
+            grid=(height, width),
+            sigmas=sigma_grid(
+                self.checkpoint.scheduler, steps=steps, strength=1.0, image_tokens=height * width
+            ),
+            text=text,
+            conditioning=tensors,
+            guidance_scale=self.guidance,
+        )
+
+
+def box_of(mask: np.ndarray) -> np.ndarray:
+    """(height, width) bool: the mask's bounding box."""
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    box = np.zeros_like(mask)
+    box[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] = True
+    return box
+
+
+def spread_over(requests: Sequence[Request], limit: int) -> list[Request]:
+    """`limit` of them, evenly spread."""
+    step = max(1, len(requests) // limit)
+    return list(requests)[::step][:limit]
