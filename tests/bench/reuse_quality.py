@@ -1,6 +1,6 @@
 """What reuse costs in picture: accelerated against full computation with the same noise, on held-out edits.
 
-Every switch beside the default: form, bits, recorded noise levels, halo. ``python -m tests.bench.reuse_quality --help``.
+Every switch beside the default: form, bits, recorded levels, halo. ``python -m tests.bench.reuse_quality --help``.
 """
 
 from __future__ import annotations

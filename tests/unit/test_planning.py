@@ -34,6 +34,8 @@ def blocks(draw: st.DrawFn, most: int = 6) -> list[Block]:
                 fresh=index % (-(-count // steps)) == 0,
                 others_ms=draw(st.sampled_from([0.0, 1.5])),
                 others_slabs=draw(st.sampled_from([0, 0, 1])),
+                hidden_kept=draw(st.sampled_from([True, True, False])),
+                kv_kept=draw(st.sampled_from([True, True, False])),
             )
         )
     return found

@@ -20,6 +20,7 @@ from giornata_denoiser.batch import Batch, Capacity
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.preview_map import PreviewMap
 from giornata_denoiser.previews import RowPreview
+from giornata_denoiser.reuse.loader import Loader
 from giornata_denoiser.reuse.recording import EntryRecorder
 from giornata_denoiser.reuse.sources import Sources
 from giornata_denoiser.row import Row
@@ -60,17 +61,23 @@ class Engine:
         capacity: of one step.
         clock: monotonic seconds.
         preview_map: what previews are seen through; without it rows are not shown, whatever they ask for.
+        loader: loads what rows take from templates ahead of its use.
     """
 
     def __init__(
-        self, family: Family, capacity: Capacity, clock: Clock, preview_map: PreviewMap | None = None
+        self,
+        family: Family,
+        capacity: Capacity,
+        clock: Clock,
+        preview_map: PreviewMap | None = None,
+        loader: Loader | None = None,
     ) -> None:
         self.family = family
         self._preview_map = preview_map
         self.batch: Batch[Row] = Batch(capacity)
         self._clock = clock
         self._assembled: tuple[tuple[Row, ...], Assembly] | None = None
-        self._sources = Sources(family)
+        self._sources = Sources(family, loader)
 
     def step(self) -> StepReport | None:
         """One step for all running rows; None when there is nothing to do."""

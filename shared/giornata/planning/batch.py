@@ -101,7 +101,7 @@ def _beside(
             ms, entries = sums[place]
             if slabs := block.slabs(mode, live=live):
                 entries[row.template, _form(mode)] = slabs
-            sums[place] = ms + block.compute_ms(mode), entries
+            sums[place] = ms + block.compute_ms(mode, live=live), entries
             live = mode is Mode.FULL
     return sums
 

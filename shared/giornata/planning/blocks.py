@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -35,12 +36,16 @@ class Block:
     """What other rows of the batch add to this block, whatever this one does."""
     others_slabs: int = 0
     """What this block waits for on their account."""
+    hidden_kept: bool = True
+    """Whether there is a hidden state to be loaded at all."""
+    kv_kept: bool = True
+    """Likewise keys and values."""
 
-    def compute_ms(self, mode: Mode) -> float:
-        """Of this row and the others."""
-        return (
-            self.others_ms + {Mode.FULL: self.full_ms, Mode.HIDDEN: self.hidden_ms, Mode.KV: self.kv_ms}[mode]
-        )
+    def compute_ms(self, mode: Mode, *, live: bool) -> float:
+        """Of this row and the others; infinite for a mode that needs what is neither at hand (`live`) nor kept."""
+        kept = self.kv_kept if mode is Mode.KV else live or self.fresh or self.hidden_kept
+        own = {Mode.FULL: self.full_ms, Mode.HIDDEN: self.hidden_ms, Mode.KV: self.kv_ms}[mode]
+        return self.others_ms + (own if kept else math.inf)
 
     def slabs(self, mode: Mode, *, live: bool) -> int:
         """What this row has to load, `live` telling whether the outside tokens' hidden state is at hand."""
@@ -90,7 +95,7 @@ def timeline(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> Time
         slabs += needed
         there = link.busy_ms + slabs * link.slab_ms if needed else 0.0
         begin = max(now, there)
-        now = begin + block.compute_ms(mode)
+        now = begin + block.compute_ms(mode, live=live)
         live = mode is Mode.FULL
         loaded.append(there)
         began.append(begin)
@@ -101,5 +106,5 @@ def timeline(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> Time
 def sequential(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> float:
     """When `modes` end if all is loaded before anything is computed: FlashPS's naive loading (figure 9), in ms."""
     run = timeline(blocks, modes, link)
-    computing = sum(block.compute_ms(mode) for block, mode in zip(blocks, modes, strict=True))
+    computing = timeline(blocks, modes, Link(0.0)).finish_ms
     return (link.busy_ms + run.slabs * link.slab_ms if run.slabs else 0.0) + computing

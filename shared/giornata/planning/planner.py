@@ -68,7 +68,7 @@ def _advance(
             reached[slabs:] = ends[before][: len(arrival) - slabs]
             if slabs or block.others_slabs:
                 reached = np.maximum(reached, arrival)
-            reached = reached + block.compute_ms(mode)
+            reached = reached + block.compute_ms(mode, live=before == LIVE)
             better = reached < after[target]
             after[target] = np.where(better, reached, after[target])
             chosen[target][better] = 2 * number + before
@@ -100,7 +100,7 @@ def greedy(blocks: Sequence[Block], link: Link) -> Plan:
         for mode in reversed(MODES):
             needed = block.slabs(mode, live=live) + block.others_slabs
             there = link.busy_ms + (slabs + needed) * link.slab_ms if needed else 0.0
-            options.append((max(now, there) + block.compute_ms(mode), mode, needed))
+            options.append((max(now, there) + block.compute_ms(mode, live=live), mode, needed))
         now, mode, needed = min(options, key=lambda option: option[0])
         slabs += needed
         live = mode is Mode.FULL

@@ -1,0 +1,127 @@
+"""Loading ahead: the same pictures, slabs in the order of their use, nobody left waiting."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from giornata.planning.blocks import Mode
+from giornata_denoiser.batch import Capacity
+from giornata_denoiser.engine import Engine
+from giornata_denoiser.reuse.loader import Load, Loaded, Loader
+from giornata_denoiser.reuse.recording import EntryRecorder
+from giornata_denoiser.reuse.region import region
+from giornata_denoiser.reuse.slabs import Slabs
+from giornata_denoiser.reuse.template import Entry, Form, Template
+from giornata_denoiser.row import Recording, Row
+from tests.fakes import tiny_flux
+from tests.fakes.tiny_flux import Spec
+
+BLOCKS = 4
+
+
+def entry(sigma: float = 0.5, blocks: int = BLOCKS) -> Entry:
+    recorder = EntryRecorder(sigma, blocks, [Form.KV], 8)
+    for block in range(blocks):
+        recorder.keys_values(block, torch.randn(6, 4, 16), torch.randn(6, 4, 16))
+    return recorder.entry()
+
+
+def slabs(of: Entry) -> Slabs:
+    where = region(torch.tensor([[True, False, False], [False, False, False]]), 0)
+    assert where is not None
+    return Slabs(of, where, own=2, family=tiny_flux.family())
+
+
+def done(rows: list[Row], loader: Loader | None) -> dict[str, Row]:
+    made = Engine(tiny_flux.family(), Capacity(8, 10_000), lambda: 0.0, loader=loader)
+    made.batch.submit(rows)
+    ended: dict[str, Row] = {}
+    while (report := made.step()) is not None:
+        assert report.failed == ()
+        ended |= {row.key.job_id: row for row in report.advanced if row.done}
+    return ended
+
+
+def test_loading_ahead_changes_no_picture() -> None:
+    of = tiny_flux.family()
+    run = replace(
+        tiny_flux.row(of, Spec("t", grid=(4, 4), steps=3)), recording=Recording(frozenset({Form.KV}), 8)
+    )
+    template = Template("t", (4, 4), done([run], None)["t"].entries)
+    where = region(torch.eye(4, dtype=torch.bool), 0)
+    rows = [
+        replace(tiny_flux.row(of, spec), region=where, template=template)
+        for spec in (
+            Spec("a", grid=(4, 4), steps=5, seed=1),
+            Spec("b", grid=(4, 4), steps=7, true_cfg_scale=2.0, seed=2),
+        )
+    ]
+    heard: list[Loaded] = []
+    with Loader(on_loaded=heard.append) as loader:
+        ahead = done(rows, loader)
+    inline = done(rows, None)
+    assert all(torch.equal(ahead[name].latent, inline[name].latent) for name in "ab")
+    # Three entries, each gathered once for a's one sequence and once for each of b's two.
+    assert len(heard) == 3 * BLOCKS * 3
+    first = [load.load.block for load in heard[: 3 * BLOCKS]]
+    assert first == sorted(first)
+
+
+def test_who_asks_waits_for_what_is_expected() -> None:
+    of = slabs(entry())
+    hold = threading.Event()
+    began = threading.Event()
+
+    def held(_: Loaded) -> None:
+        began.set()
+        assert hold.wait(10)
+
+    found: list[object] = []
+    with Loader(on_loaded=held) as loader:
+        loader.ask(Load(of, block, Mode.KV) for block in (0, 1))
+        assert began.wait(10)
+        waiting = threading.Thread(target=lambda: found.append(of.keys_values(1)))
+        waiting.start()
+        assert found == []
+        hold.set()
+        waiting.join(10)
+    assert found == [of.keys_values(1)]
+
+
+def test_a_loader_that_stops_leaves_nobody_waiting() -> None:
+    of = slabs(entry())
+    with Loader(rate_bytes_s=1.0) as loader:  # hours for the first slab
+        loader.ask(Load(of, block, Mode.KV) for block in range(BLOCKS))
+        loader.ask([Load(of, 0, Mode.KV)])  # is expected already
+    assert all(of.keys_values(block).room == 2 for block in range(BLOCKS))
+
+
+def test_what_cannot_be_loaded_is_told_to_who_asks() -> None:
+    of = slabs(entry())
+    with Loader() as loader:
+        loader.ask([Load(of, 0, Mode.HIDDEN), Load(of, 1, Mode.KV)])
+        with pytest.raises(LookupError, match="does not hold"):
+            of.hidden(0)
+        assert of.keys_values(1).room == 2
+
+
+def test_what_nobody_wants_any_more_is_not_loaded() -> None:
+    one, other = slabs(entry()), slabs(entry())
+    heard: list[Loaded] = []
+    hold = threading.Event()
+
+    def held(loaded: Loaded) -> None:
+        heard.append(loaded)
+        assert hold.wait(10)
+
+    with Loader(on_loaded=held) as loader:
+        loader.ask([Load(other, 0, Mode.KV), Load(one, 0, Mode.KV), Load(other, 1, Mode.KV)])
+        other.keys_values(0)
+        loader.forget(lambda of: of is one)
+        hold.set()
+        other.keys_values(1)
+    assert [(load.load.slabs, load.load.block) for load in heard] == [(other, 0), (other, 1)]
