@@ -143,6 +143,8 @@ class Encoding(Wire):
     text: BlobRef
     text_tokens: int
     rows: tuple[BlobRef, ...]
+    empty_text: BlobRef | None = None
+    """Of the empty prompt, which template runs have; only where the job may reuse."""
     compute_ms: float = 0.0
     """In the model's thread."""
 

@@ -25,6 +25,7 @@ MAX_SEED: Final = 2**32 - 1
 MAX_PARTIAL_IMAGES: Final = 16
 """Previews of one picture; OpenAI's own limit is 3."""
 MAX_PADDING: Final = 4096
+MAX_HALO: Final = 8
 ADAPTER_FIELDS: Final = frozenset(
     {"adapters", "lora", "loras", "lora_scale", "controlnet", "controlnets", "control_image"}
 )
@@ -50,6 +51,17 @@ class OutputFormat(StrEnum):
     PNG = "png"
     JPEG = "jpeg"
     WEBP = "webp"
+
+
+class Reuse(StrEnum):
+    """What an edit may take from a template run."""
+
+    AUTO = "auto"
+    """Entries of the nearest noise level."""
+    STRICT = "strict"
+    """Entries of the edit's own noise levels."""
+    OFF = "off"
+    """Nothing."""
 
 
 class EditParameters(BaseModel):
@@ -112,6 +124,18 @@ class EditParameters(BaseModel):
         le=MAX_PARTIAL_IMAGES,
         description="Previews of each picture while it is denoised, spread evenly over its steps; fewer where it "
         "has fewer steps. Needs a stream to travel in.",
+    )
+    reuse: Reuse = Field(
+        Reuse.AUTO,
+        description="Whether what was computed for the picture outside the mask may be taken from earlier edits of it: "
+        "`auto`; `strict`, only at this edit's own noise levels; `off`, everything is computed, exactly as diffusers "
+        "does.",
+    )
+    halo: int = Field(
+        1,
+        ge=0,
+        le=MAX_HALO,
+        description="Tokens around the mask that are computed with it, where others are reused.",
     )
     user: Annotated[str, StringConstraints(max_length=256)] | None = Field(
         None, description="The application's end user; kept in the job's record and log."

@@ -38,9 +38,10 @@ class StepSample(Wire):
     sequences: int
     """Rows, counted twice where true classifier-free guidance runs a negative branch."""
     image_tokens: int
+    """Computed ones; the others are taken from templates."""
     text_tokens: int
     attention_pairs: int
-    """Sum over sequences of the square of their length."""
+    """Sum over sequences of their computed tokens times all of their tokens."""
     assemble_ms: float
     """Putting the batch together."""
     step_ms: float

@@ -31,6 +31,10 @@ class Member(Protocol):
     def tokens(self) -> int:
         """Tokens it adds to a step: text and image, of all its sequences."""
 
+    @property
+    def background(self) -> bool:
+        """Nobody waits for it: it joins a step that has room left, and is left out of one that has none."""
+
 
 @dataclass(frozen=True)
 class Capacity:
@@ -51,13 +55,15 @@ M = TypeVar("M", bound=Member)
 class Batch(Generic[M]):
     """Rows of one worker: first come, first served.
 
-    A row that is larger than the whole capacity is not refused for ever: it runs alone.
+    A row that is larger than the whole capacity is not refused for ever: it runs alone. Background rows yield: one of
+    them shares a step while nobody waits and it fits, or there is nobody else.
     """
 
     def __init__(self, capacity: Capacity) -> None:
         self.capacity = capacity
         self._waiting: dict[RowKey, M] = {}
         self._running: dict[RowKey, M] = {}
+        self._background: dict[RowKey, M] = {}
 
     @property
     def waiting(self) -> tuple[M, ...]:
@@ -66,11 +72,19 @@ class Batch(Generic[M]):
 
     @property
     def running(self) -> tuple[M, ...]:
-        """Rows of the next step, in order of joining."""
+        """Rows that have joined, in that order; background rows are not among them."""
         return tuple(self._running.values())
 
+    @property
+    def background(self) -> tuple[M, ...]:
+        """Background rows, begun or not, in order of arrival."""
+        return tuple(self._background.values())
+
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._running)
+        return len(self._waiting) + len(self._running) + len(self._background)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._waiting or key in self._running or key in self._background
 
     def submit(self, members: Iterable[M]) -> None:
         """Let rows wait for the next step.
@@ -79,16 +93,17 @@ class Batch(Generic[M]):
             ValueError: a row with this key is here already.
         """
         for member in members:
-            if member.key in self._waiting or member.key in self._running:
+            if member.key in self:
                 raise ValueError(f"row {member.key} is in the batch already")
-            self._waiting[member.key] = member
+            (self._background if member.background else self._waiting)[member.key] = member
 
     def admit(self) -> tuple[M, ...]:
         """Let waiting rows join, in order and while they fit, and return the rows of the next step."""
         for member in list(self._joining(self._waiting.values())):
             del self._waiting[member.key]
             self._running[member.key] = member
-        return self.running
+        beside = () if self._waiting else islice(self._joining(self._background.values()), 1)
+        return (*self.running, *beside)
 
     def settle(self, advanced: Iterable[M], left: Iterable[RowKey]) -> None:
         """Take in a step's results: the rows as they are now, and the keys of those that have left.
@@ -96,28 +111,30 @@ class Batch(Generic[M]):
         Rows that were cancelled while the step ran are no longer here and stay away.
         """
         for member in advanced:
-            if member.key in self._running:
-                self._running[member.key] = member
+            for rows in (self._running, self._background):
+                if member.key in rows:
+                    rows[member.key] = member
         for key in left:
             self._running.pop(key, None)
+            self._background.pop(key, None)
 
     def cancel(self, job_id: str, attempt: int | None = None) -> tuple[M, ...]:
         """Drop a job's rows, waiting and running, of one attempt or all; return them as of the last step."""
         gone = [
             member
-            for member in (*self._running.values(), *self._waiting.values())
+            for member in (*self._running.values(), *self._waiting.values(), *self._background.values())
             if member.key.job_id == job_id and attempt in (None, member.key.attempt)
         ]
         for member in gone:
-            self._running.pop(member.key, None)
-            self._waiting.pop(member.key, None)
+            for rows in (self._running, self._waiting, self._background):
+                rows.pop(member.key, None)
         return tuple(gone)
 
     def take_all(self) -> tuple[M, ...]:
-        """Drop and return every row, running ones first, as of the last step."""
+        """Drop every row; return those that somebody waits for, running ones first, as of the last step."""
         gone = (*self._running.values(), *self._waiting.values())
-        self._running.clear()
-        self._waiting.clear()
+        for rows in (self._running, self._waiting, self._background):
+            rows.clear()
         return gone
 
     def _joining(self, queue: Iterable[M]) -> Iterable[M]:

@@ -117,9 +117,8 @@ class Engine:
 
     def settle(self, report: StepReport) -> StepReport:
         """Take in what :meth:`compute` reported, without the rows that were cancelled meanwhile."""
-        running = {row.key for row in self.batch.running}
-        advanced = tuple(row for row in report.advanced if row.key in running)
-        failed = tuple(failure for failure in report.failed if failure.row.key in running)
+        advanced = tuple(row for row in report.advanced if row.key in self.batch)
+        failed = tuple(failure for failure in report.failed if failure.row.key in self.batch)
         left = [row.key for row in advanced if row.done] + [failure.row.key for failure in failed]
         self.batch.settle(advanced, left)
         alive = {row.key for row in advanced}
@@ -187,14 +186,15 @@ def _preview(row: Row, picture: Tensor) -> RowPreview:
 
 def step_sample(rows: Sequence[Row], *, assemble_ms: float, step_ms: float) -> StepSample:
     """What a step of `rows` computed, for the router's regressions."""
-    lengths = [length for row in rows for length in row.lengths]
-    image_tokens = sum(row.image_tokens * len(row.prompts) for row in rows)
+    lengths = [length for row in rows for length in row.own_tokens]
+    image_tokens = sum(row.computed_tokens * len(row.prompts) for row in rows)
+    pairs = sum(own * keys for row in rows for own, keys in zip(row.own_tokens, row.lengths, strict=True))
     return StepSample(
         rows=len(rows),
         sequences=len(lengths),
         image_tokens=image_tokens,
         text_tokens=sum(lengths) - image_tokens,
-        attention_pairs=sum(length * length for length in lengths),
+        attention_pairs=pairs,
         assemble_ms=assemble_ms,
         step_ms=step_ms,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import structlog
@@ -15,10 +16,25 @@ from giornata.errors import InputLost, SchemaMismatch
 from giornata.messages import RunRequest
 from giornata_denoiser.batch import RowKey
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.row import Row, Snapshot, build_row
+from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.reuse.noise import shared_noise
+from giornata_denoiser.reuse.region import region
+from giornata_denoiser.reuse.template import Template
+from giornata_denoiser.row import Row, Snapshot, build_row, with_noise
 from giornata_denoiser.sigmas import sigma_grid
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Reusing:
+    """How a job's rows reuse."""
+
+    halo: int
+    tolerance: float
+    """How far the noise level of an entry may be from a row's."""
+    template: Template | None
+    """What is taken from; None where it has not been recorded: everything is computed, from the same noise."""
 
 
 class Blobs(NamedTuple):
@@ -30,8 +46,16 @@ class Blobs(NamedTuple):
     """Where it goes on."""
 
 
-async def rows_of(request: RunRequest, checkpoint: Checkpoint, blobs: BlobStore) -> tuple[Row, ...]:
+async def rows_of(
+    request: RunRequest, checkpoint: Checkpoint, blobs: BlobStore, reusing: Reusing | None = None
+) -> tuple[Row, ...]:
     """The rows of `request`, on the transformer's device.
+
+    Args:
+        request: what the router asks for.
+        checkpoint: that computes it.
+        blobs: where its inputs are.
+        reusing: how it reuses; None for not at all.
 
     Raises:
         InputLost: an input is no longer in the blob store; a lost latent only means to begin again.
@@ -44,8 +68,21 @@ async def rows_of(request: RunRequest, checkpoint: Checkpoint, blobs: BlobStore)
         if row.index >= len(request.encoding.rows):
             raise SchemaMismatch("A row has no encoding.", received=row.index)
         found = Blobs(text, await blobs.get(request.encoding.rows[row.index]), await _resumed(row, blobs))
-        rows.append(await asyncio.to_thread(_build, request, checkpoint, row, found))
+        built = await asyncio.to_thread(_build, request, checkpoint, row, found)
+        rows.append(built if reusing is None else reused(built, reusing, checkpoint.family))
     return tuple(rows)
+
+
+def reused(row: Row, how: Reusing, family: Family) -> Row:
+    """`row` as it reuses: with its template's noise outside of its region and, with a template, no computing there."""
+    where = region(family.touched(row.conditioning).view(row.grid), how.halo, family.device)
+    if where is None:
+        return row
+    noise = shared_noise(row.conditioning["noise"], where)
+    row = with_noise(row, noise)
+    if how.template is None:
+        return row
+    return replace(row, region=where, template=how.template, tolerance=how.tolerance)
 
 
 async def _resumed(row: jobs.Row, blobs: BlobStore) -> bytes | None:

@@ -112,6 +112,11 @@ class Row:
         return self.grid[0] * self.grid[1]
 
     @property
+    def background(self) -> bool:
+        """Template runs yield to edits."""
+        return self.recording is not None
+
+    @property
     def sigma(self) -> float:
         """Noise level of the next step."""
         return float(self.sigmas.sigmas[self.step])
@@ -134,7 +139,7 @@ class Row:
     @property
     def tokens(self) -> int:
         """Tokens the row adds to a step."""
-        return sum(self.lengths)
+        return sum(self.lengths if self.template is None else self.own_tokens)
 
     def advanced(self, latent: Tensor, entry: Entry | None = None) -> Row:
         """The row after one more step, which may have left an entry behind."""
@@ -144,6 +149,16 @@ class Row:
     def export(self) -> Snapshot:
         """The row's state as a value; :func:`build_row` makes an equal row from it and the same inputs."""
         return Snapshot(self.step, self.latent.detach().to("cpu", torch.float32, copy=True))
+
+
+def with_noise(row: Row, noise: Tensor) -> Row:
+    """`row` with other noise, (tokens, channels): one that has not begun begins from it."""
+    conditioning = {**row.conditioning, "noise": noise}
+    if row.step:
+        return replace(row, conditioning=conditioning)
+    level = row.sigmas.sigmas[:1].to(noise.device)
+    latent = scale_noise(row.conditioning["image_latents"], level, noise)
+    return replace(row, conditioning=conditioning, latent=latent)
 
 
 def build_row(

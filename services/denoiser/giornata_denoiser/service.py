@@ -34,7 +34,9 @@ from giornata_denoiser.inputs import rows_of
 from giornata_denoiser.loop import EngineLoop
 from giornata_denoiser.outcomes import Outcomes
 from giornata_denoiser.previews import RowPreview, preview_event
+from giornata_denoiser.reuse.store import TemplateStore
 from giornata_denoiser.row import Row
+from giornata_denoiser.templating import Templates
 
 MAX_SAMPLES: Final = 16
 """Step samples that one telemetry message carries."""
@@ -49,6 +51,7 @@ class Denoiser:
 
     _engine: EngineLoop
     _carrier: Carrier
+    _templates: Templates
 
     def __init__(
         self, config: DenoiserConfig, bus: Bus, blobs: BlobStore, records: Records, checkpoint: Checkpoint
@@ -77,6 +80,8 @@ class Denoiser:
         async with AsyncExitStack() as stack:
             self._engine = stack.enter_context(self._engine_loop(stop))
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
+            self._templates = self._make_templates(tasks)
+            stack.callback(self._templates.close)
             self._carrier = self._make_carrier(tasks)
             stack.callback(tasks.create_task(self._relay(), name="relay").cancel)
             stack.callback(tasks.create_task(self._show(), name="show").cancel)
@@ -102,9 +107,17 @@ class Denoiser:
             on_crash=lambda error: loop.call_soon_threadsafe(crashed, error),
         )
 
+    def _make_templates(self, tasks: asyncio.TaskGroup) -> Templates:
+        config = self._config
+        store = TemplateStore(
+            config.template_memory_mb << 20, config.template_folder, config.template_disk_mb << 20
+        )
+        return Templates(config, self._checkpoint, store, engine=self._engine, blobs=self._blobs, tasks=tasks)
+
     def _make_carrier(self, tasks: asyncio.TaskGroup) -> Carrier:
         async def fetch(request: RunRequest) -> tuple[Row, ...]:
-            return await rows_of(request, self._checkpoint, self._blobs)
+            reusing = await self._templates.of(request)
+            return await rows_of(request, self._checkpoint, self._blobs, reusing)
 
         return Carrier(
             self._config.instance,
@@ -136,6 +149,7 @@ class Denoiser:
             self._steps_total += len(report.advanced)
             if report.sample is not None:
                 self._samples.append(report.sample)
+            self._templates.advance(report)
             carried = [(self._carrier.assignments.get(preview.key), preview) for preview in report.previews]
             await self._carrier.advance(report)
             for assignment, preview in carried:

@@ -5,6 +5,9 @@ the order in which the family's pipeline draws, so that a full computation equal
 seed:
 
 1. the posterior sample of the picture, 2. the noise, 3. (Fill) the posterior sample of the masked picture.
+
+An edit that may reuse what was computed for others takes the posteriors' modes instead, which are the same for all
+edits of a picture; the noise is then drawn first.
 """
 
 from __future__ import annotations
@@ -34,6 +37,9 @@ PIPELINES: Final[dict[Family, Any]] = {
 }
 
 
+SAMPLED: Final = "sample"
+MODE: Final = "argmax"
+"""How `retrieve_latents` takes latents from a posterior."""
 REHEARSAL_TOKENS: Final = 16
 """A side of the rehearsal's picture: 256 pixels for Flux."""
 
@@ -74,7 +80,7 @@ class ImageModel:
 
     @torch.no_grad()
     def encode_rows(
-        self, image: Pixels, mask: npt.NDArray[np.uint8], seeds: Sequence[int]
+        self, image: Pixels, mask: npt.NDArray[np.uint8], seeds: Sequence[int], *, sampled: bool = True
     ) -> Iterator[Tensors]:
         """Conditioning of each row of a job, in the order of the seeds; the picture is encoded once.
 
@@ -82,6 +88,7 @@ class ImageModel:
             image: (height, width, 3) uint8 at the model's size.
             mask: (height, width) uint8, 255 = edit, 0 = keep.
             seeds: one a row.
+            sampled: whether latents are drawn from their posteriors, as the pipeline does, or are the modes.
 
         Yields:
             Packed, row-major, of the loaded dtype: `noise` and `image_latents` (tokens, 4 * latent_channels)
@@ -93,11 +100,12 @@ class ImageModel:
         holes = self.pipeline.mask_processor.preprocess(Image.fromarray(mask), height=height, width=width)
         picture = picture.to(torch.float32)
         config = self.pipeline.vae.config
+        how = SAMPLED if sampled else MODE
         posterior = self.posterior(picture)
-        condition = CONDITIONS[self.card.family](self, picture, holes)
+        condition = CONDITIONS[self.card.family](self, picture, holes, how)
         for seed in seeds:
             generator = torch.Generator("cpu").manual_seed(seed)
-            sample = retrieve_latents(posterior, generator=generator)
+            sample = retrieve_latents(posterior, generator=generator, sample_mode=how)
             image_latents = (sample - config.shift_factor) * config.scaling_factor
             noise = randn_tensor(
                 image_latents.shape, generator=generator, device=self.device, dtype=self.dtype
@@ -188,7 +196,12 @@ Condition = Callable[[torch.Generator], Tensors]
 """What a family adds to a row, batched by one; draws from the row's generator, after the noise."""
 
 
-def _inpaint_condition(model: ImageModel, picture: torch.Tensor, holes: torch.Tensor) -> Condition:
+def _inpaint_condition(
+    model: ImageModel,
+    picture: torch.Tensor,
+    holes: torch.Tensor,
+    how: str,  # noqa: ARG001 - as the other
+) -> Condition:
     """FluxInpaintPipeline: the mask at latent size. It encodes the masked picture too; nobody reads that."""
     shape = (1, 16, *(side // model.card.vae_scale_factor for side in holes.shape[-2:]))
     taken_as_encoded = model.card.latent_channels == 16
@@ -197,19 +210,19 @@ def _inpaint_condition(model: ImageModel, picture: torch.Tensor, holes: torch.Te
     return lambda _generator: {"mask": mask}
 
 
-def _fill_condition(model: ImageModel, picture: torch.Tensor, holes: torch.Tensor) -> Condition:
-    """FluxFillPipeline: a posterior sample of the masked picture, and the mask in pixels."""
+def _fill_condition(model: ImageModel, picture: torch.Tensor, holes: torch.Tensor, how: str) -> Condition:
+    """FluxFillPipeline: a posterior sample, or the mode, of the masked picture, and the mask in pixels."""
     posterior = model.posterior(picture * (1 - holes))
 
     def condition(generator: torch.Generator) -> Tensors:
-        sample = retrieve_latents(posterior, generator=generator)
+        sample = retrieve_latents(posterior, generator=generator, sample_mode=how)
         mask, masked_image_latents = model.mask_latents(holes, sample, generator)
         return {"masked_image_latents": masked_image_latents, "mask": mask}
 
     return condition
 
 
-CONDITIONS: Final[dict[Family, Callable[[ImageModel, torch.Tensor, torch.Tensor], Condition]]] = {
+CONDITIONS: Final[dict[Family, Callable[[ImageModel, torch.Tensor, torch.Tensor, str], Condition]]] = {
     Family.FLUX_INPAINT: _inpaint_condition,
     Family.FLUX_FILL: _fill_condition,
 }

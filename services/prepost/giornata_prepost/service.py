@@ -22,6 +22,7 @@ from giornata.bus import Bus, Endpoint
 from giornata.errors import InputLost, ServiceUnavailable
 from giornata.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest
+from giornata.requests import Reuse
 from giornata.telemetry import state_of, telemetry
 from giornata.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
@@ -38,6 +39,9 @@ R = TypeVar("R", bound=BaseModel)
 EDITS_PER_PROCESS: Final = 2
 """Edits whose pictures are held at a time, per process: one is worked on while the next one's arrives."""
 
+EMPTY_TEXT_TTL_S: Final = 24 * 3600
+"""How long the empty prompt's conditioning is kept; it is written again when it is gone."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -53,6 +57,8 @@ class Prepost:
         self._held = asyncio.Semaphore(EDITS_PER_PROCESS * config.image_processes)
         self._thread = ModelThread()
         self._answering: set[asyncio.Timeout] = set()
+        self._empty_text: bytes | None = None
+        self._empty_text_ref: BlobRef | None = None
         self._cut_off_s: float | None = None
         """On the loop's clock: when draining has taken its time."""
 
@@ -103,10 +109,12 @@ class Prepost:
             Turn.BEGIN, self._encode, job, prepared
         )
         ttl_s = job.intermediate_ttl_s
+        reuses = job.parameters.reuse is not Reuse.OFF
         return Encoding(
             text=await self._store(job, "text", text, ttl_s),
             text_tokens=text_tokens,
             rows=tuple([await self._store(job, f"row-{i}", row, ttl_s) for i, row in enumerate(rows)]),
+            empty_text=await self._keep_empty_text() if reuses else None,
             compute_ms=compute_ms,
         )
 
@@ -136,8 +144,20 @@ class Prepost:
         pixels = tensors.unpack(prepared)
         text = self._model.encode_text(parameters.prompt, parameters.negative_prompt)
         seeds = range(parameters.seed, parameters.seed + parameters.n)
-        rows = self._model.encode_rows(pixels["image"].numpy(), pixels["mask"].numpy(), seeds)
+        rows = self._model.encode_rows(
+            pixels["image"].numpy(), pixels["mask"].numpy(), seeds, sampled=parameters.reuse is Reuse.OFF
+        )
         return tensors.pack(text), text["prompt_embeds"].shape[0], [tensors.pack(row) for row in rows]
+
+    async def _keep_empty_text(self) -> BlobRef:
+        """The empty prompt's conditioning, encoded once and kept for all jobs."""
+        if self._empty_text is None:
+            text, _ = await self._thread.timed(Turn.BEGIN, self._model.encode_text, "")
+            self._empty_text = await asyncio.to_thread(tensors.pack, text)
+        if self._empty_text_ref is None or not await self._blobs.has(self._empty_text_ref):
+            key = f"shared/{self._config.instance}/empty-text"
+            self._empty_text_ref = await self._blobs.put(key, self._empty_text, EMPTY_TEXT_TTL_S)
+        return self._empty_text_ref
 
     def _until_cut_off(self, handler: Callable[[Q], Awaitable[R]]) -> Callable[[Q], Awaitable[R]]:
         """`handler`, ended when draining has taken its time."""

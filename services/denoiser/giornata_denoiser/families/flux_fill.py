@@ -33,6 +33,14 @@ class FluxFill(PackedFlux):
         torch.cat([row["mask"] for row in conditioning], out=image[:, 2 * width :])
         return image
 
+    def unmasked(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The masked picture is the picture."""
+        return {
+            **conditioning,
+            "masked_image_latents": conditioning["image_latents"],
+            "mask": torch.zeros_like(conditioning["mask"]),
+        }
+
     def after_step(self, latent: Tensor, conditioning: Mapping[str, Tensor], next_sigma: Tensor) -> Tensor:  # noqa: ARG002 - protocol
         """Nothing: Fill never blends."""
         return latent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from giornata_denoiser.families.flux import PackedFlux
@@ -21,6 +22,10 @@ class FluxInpaint(PackedFlux):
     def model_input(self, latent: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:  # noqa: ARG002 - protocol
         """The latent alone."""
         return latent
+
+    def unmasked(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Nothing is repainted."""
+        return {**conditioning, "mask": torch.zeros_like(conditioning["mask"])}
 
     def after_step(self, latent: Tensor, conditioning: Mapping[str, Tensor], next_sigma: Tensor) -> Tensor:
         """Outside the mask, the template at the next noise level; after the last step, the template."""

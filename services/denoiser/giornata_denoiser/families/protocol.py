@@ -53,6 +53,9 @@ class Family(Protocol):
     def heads(self) -> int:
         """Of every block's attention."""
 
+    def unmasked(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The conditioning of an edit with an empty mask, from that of any edit of the picture."""
+
     def touched(self, conditioning: Mapping[str, Tensor]) -> Tensor:
         """(tokens,) bool: the tokens of one row's picture that its mask touches."""
 

@@ -1,0 +1,31 @@
+"""Which templates are recorded: those that are edited again. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+REMEMBERED: Final = 100_000
+"""Templates whose edits are counted."""
+
+
+class Admission:
+    """Counts edits by template; a template that is seen for the second time is worth a run.
+
+    FlashPS's production trace (section 2) has 970 templates for 34 million requests: what comes back comes back often.
+
+    Args:
+        edits: which edit of a template, counted from 1, has it recorded.
+    """
+
+    def __init__(self, edits: int = 2) -> None:
+        self._edits = edits
+        self._seen: OrderedDict[str, int] = OrderedDict()
+
+    def see(self, template_id: str) -> bool:
+        """Count an edit that found no template; whether there should be one."""
+        count = self._seen.pop(template_id, 0) + 1
+        self._seen[template_id] = count
+        while len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+        return count >= self._edits
