@@ -53,7 +53,7 @@ class BenchModel:
 
     def template(self, request: Request, recording: Recording, steps: int) -> Template:
         """A run over the request's picture with an empty mask and an empty prompt, recorded at each of its steps."""
-        (tensors,) = self.images.encode_rows(request.image, np.zeros(request.mask.shape, np.uint8), [0])
+        (tensors,) = self.images.encode_rows(request.image, np.zeros(request.mask.shape, np.uint8), [0], sampled=False)
         tensors = {**tensors, "noise": template_noise(*tensors["noise"].shape)}
         row = self._row(request, self._empty, tensors, steps)
         (done,) = self.run([replace(row, recording=recording)])
@@ -63,9 +63,8 @@ class BenchModel:
         """A row that shares its template's noise outside of its region, which is not set: it computes everything."""
         alpha = effective_alpha(request.mask, 0, request.mask_blur)
         height, width = request.mask.shape
-        (tensors,) = self.images.encode_rows(
-            request.image, model_mask(alpha, Size(width, height)), [request.seed]
-        )
+        holes = model_mask(alpha, Size(width, height)).astype(np.uint8) * np.uint8(255)
+        (tensors,) = self.images.encode_rows(request.image, holes, [request.seed], sampled=False)
         row = self._row(request, self.images.encode_text(request.prompt), tensors, self.steps)
         where = self.region(row, halo)
         if where is None:

@@ -17,6 +17,7 @@ class Seat:
     key: RowKey
     tokens: int = 1
     step: int = field(default=0)
+    background: bool = False
 
 
 def seat(name: str, tokens: int = 1, *, attempt: int = 1, index: int = 0) -> Seat:
@@ -48,6 +49,39 @@ def test_a_row_larger_than_the_capacity_runs_alone() -> None:
     assert names(batch.admit()) == ["small"]
     batch.settle([], [RowKey("small", 1, 0)])
     assert names(batch.admit()) == ["huge"]
+
+
+def test_one_background_row_shares_a_step_that_has_room() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=3, tokens=10))
+    runs = [replace(seat(name, 4), background=True) for name in ("x", "y")]
+    batch.submit([*runs, seat("a", 3)])
+    assert len(batch) == 3
+    assert names(batch.admit()) == ["a", "x"]
+    assert (names(batch.running), names(batch.background)) == (["a"], ["x", "y"])
+    batch.settle([replace(runs[0], step=1)], [])
+    assert [member.step for member in batch.background] == [1, 0]
+    batch.submit([seat("b", 4)])
+    assert names(batch.admit()) == ["a", "b"]
+    batch.settle([], [RowKey("a", 1, 0), RowKey("b", 1, 0)])
+    assert names(batch.admit()) == ["x"]
+    batch.settle([], [RowKey("x", 1, 0)])
+    assert names(batch.admit()) == ["y"]
+
+
+def test_no_background_row_runs_while_somebody_waits() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=10))
+    batch.submit([replace(seat("x", 1), background=True), seat("a", 6), seat("b", 6)])
+    assert names(batch.admit()) == ["a"]
+    assert RowKey("x", 1, 0) in batch
+    assert names(batch.cancel("x")) == ["x"]
+    assert RowKey("x", 1, 0) not in batch
+
+
+def test_nobody_takes_background_rows_over() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=10))
+    batch.submit([replace(seat("x"), background=True), seat("a")])
+    assert names(batch.take_all()) == ["a"]
+    assert len(batch) == 0
 
 
 def test_the_same_row_twice_is_refused() -> None:

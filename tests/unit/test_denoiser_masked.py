@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -56,7 +56,7 @@ class Recorded:
         for heads in self.of.heads[block]:
             outside = heads[self.where.outside]
             parts.append(torch.cat((outside.new_full((self.room, *outside.shape[1:]), torch.nan), outside)))
-        return Outside(*parts, room=self.room)
+        return Outside(parts[0], parts[1], self.room)
 
     def hidden(self, block: int) -> Tensor:
         return self.of.inputs[block][self.where.outside]
@@ -70,7 +70,7 @@ def on_the_line(row: Row) -> Row:
     )
 
 
-def uses_of(rows: Sequence[Row], reuse: dict[int, Sequence[Use]]) -> list[Use]:
+def uses_of(rows: Sequence[Row], reuse: Mapping[int, Sequence[Use]]) -> list[Use]:
     """By sequence: the positive ones of all rows, then the negative ones."""
     positive = [reuse.get(index, [None])[0] for index in range(len(rows))]
     return positive + [
@@ -226,7 +226,8 @@ class Unpacked:
         kept = self.entry.blocks[block]
         assert kept.key is not None
         assert kept.value is not None
-        return Outside(*(part.data[self.where.outside].view(-1, 4, 16) for part in (kept.key, kept.value)))
+        key, value = (part.data[self.where.outside].view(-1, 4, 16) for part in (kept.key, kept.value))
+        return Outside(key, value)
 
     def hidden(self, block: int) -> Tensor:
         stored = self.entry.blocks[block].hidden

@@ -76,7 +76,7 @@ def test_grouped_attention_equals_each_sequence_alone(sequences: list[tuple[int,
             more = random_heads(beyond), random_heads(beyond)
             keys, values = torch.cat((keys, more[0])), torch.cat((values, more[1]))
             kept = [torch.cat((random_heads(end - start), part)) if room else part for part in more]
-            outside[index] = Outside(*kept, room=end - start if room else 0)
+            outside[index] = Outside(kept[0], kept[1], end - start if room else 0)
         alone = F.scaled_dot_product_attention(
             query[start:end].transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1)
         )
@@ -92,11 +92,11 @@ def test_the_cpu_attends_in_groups() -> None:
 def test_varlen_equals_grouped_on_cuda() -> None:
     device = torch.device("cuda")
     own = segments([5, 130, 64], device)
-    shape = {"device": device, "dtype": torch.bfloat16}
-    query, key, value = torch.randn(3, sum(own.lengths), 4, 64, **shape)
-    outside = {
-        0: Outside(*torch.randn(2, 4, 4, 64, **shape)),
-        2: Outside(*torch.randn(2, 200, 4, 64, **shape), room=64),
-    }
+
+    def random(tokens: int) -> torch.Tensor:
+        return torch.randn(tokens, 4, 64, device=device, dtype=torch.bfloat16)
+
+    query, key, value = (random(sum(own.lengths)) for _ in range(3))
+    outside = {0: Outside(random(4), random(4)), 2: Outside(random(200), random(200), room=64)}
     fast = choose(device, torch.bfloat16)(query, key, value, own, outside)
     torch.testing.assert_close(fast, grouped(query, key, value, own, outside), atol=2e-2, rtol=0)

@@ -32,7 +32,10 @@ def test_a_ledger_keeps_to_its_budget_and_to_the_order_of_use(  # noqa: C901 - a
     actions: list[tuple[str, str, int]], budget: int
 ) -> None:
     """Beside a model of it: a list in order of use."""
-    ledger, order, sizes, pins = Ledger(budget), [], {}, {}
+    ledger = Ledger(budget)
+    order: list[str] = []
+    sizes: dict[str, int] = {}
+    pins: dict[str, int] = {}
     for action, name, size in actions:
         gone: tuple[str, ...] = ()
         if action == "add":

@@ -123,9 +123,8 @@ def _extended(key: Tensor, value: Tensor, outside: Outside | None) -> tuple[Tens
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attention of sequences of one shape, (length, sequences, heads, head_dim) each."""
-    return F.scaled_dot_product_attention(
-        *(tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-    ).permute(2, 0, 1, 3)
+    query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+    return F.scaled_dot_product_attention(query, key, value).permute(2, 0, 1, 3)
 
 
 def _stacked(packed: Tensor, spans: list[tuple[int, int]]) -> Tensor:

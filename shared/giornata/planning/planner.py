@@ -48,7 +48,7 @@ def exact(blocks: Sequence[Block], link: Link) -> Plan:
     choices: list[tuple[NDArray[np.int8], NDArray[np.int8]]] = []
     for block in blocks:
         others += block.others_slabs
-        ends, chosen = _advance(block, ends, arrival + others * link.slab_ms)
+        ends, chosen = _advance(block, ends, np.add(arrival, others * link.slab_ms, dtype=np.float64))
         choices.append(chosen)
     modes = _traced(blocks, ends, choices)
     return Plan(modes, timeline(blocks, modes, link))

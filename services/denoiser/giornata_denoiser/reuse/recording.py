@@ -37,11 +37,8 @@ class EntryRecorder:
 
     def entry(self) -> Entry:
         """What was kept, once the forward is over."""
-        none: tuple[None, None] = (None, None)
-        return Entry(
-            self._sigma,
-            tuple(
-                Kept(*self._heads.get(block, none), hidden=self._hidden.get(block))
-                for block in range(self._blocks)
-            ),
-        )
+        return Entry(self._sigma, tuple(self._kept(block) for block in range(self._blocks)))
+
+    def _kept(self, block: int) -> Kept:
+        key, value = self._heads.get(block, (None, None))
+        return Kept(key, value, self._hidden.get(block))

@@ -95,7 +95,7 @@ class Slabs:
         if mode is Mode.HIDDEN:
             return self._gathered(kept.hidden, 0)
         key, value = (
-            self._gathered(part, self._own).unflatten(1, (self._family.heads, -1))
+            _heads(self._gathered(part, self._own), self._family.heads)
             for part in (kept.key, kept.value)
         )
         return Outside(key, value, self._own)
@@ -107,3 +107,8 @@ class Slabs:
         slab = torch.empty(room + len(self._index), stored.shape[1], dtype=family.dtype, device=family.device)
         stored.gather(self._index, slab[room:])
         return slab
+
+
+def _heads(slab: Tensor, heads: int) -> Tensor:
+    """(tokens, heads * head_dim) → (tokens, heads, head_dim)"""
+    return slab.view(len(slab), heads, -1)
