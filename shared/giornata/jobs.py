@@ -170,6 +170,8 @@ class Row(Wire):
     """Where a drained or migrated row goes on."""
     latents: BlobRef | None = None
     """Final latents, written by the denoiser."""
+    computed_tokens: int | None = None
+    """Image tokens that were computed at each step; fewer than there are where the others were reused."""
     image: BlobRef | None = None
     """The encoded picture, written by prepost's `finish`."""
     error: ErrorBody | None = None

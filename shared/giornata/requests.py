@@ -126,10 +126,10 @@ class EditParameters(BaseModel):
         "has fewer steps. Needs a stream to travel in.",
     )
     reuse: Reuse = Field(
-        Reuse.AUTO,
+        Reuse.OFF,
         description="Whether what was computed for the picture outside the mask may be taken from earlier edits of it: "
-        "`auto`; `strict`, only at this edit's own noise levels; `off`, everything is computed, exactly as diffusers "
-        "does.",
+        "`off`, everything is computed, exactly as diffusers does; `auto`, it is taken where it was recorded; "
+        "`strict`, only at this edit's own noise levels.",
     )
     halo: int = Field(
         1,

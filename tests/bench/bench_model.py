@@ -53,7 +53,9 @@ class BenchModel:
 
     def template(self, request: Request, recording: Recording, steps: int) -> Template:
         """A run over the request's picture with an empty mask and an empty prompt, recorded at each of its steps."""
-        (tensors,) = self.images.encode_rows(request.image, np.zeros(request.mask.shape, np.uint8), [0], sampled=False)
+        (tensors,) = self.images.encode_rows(
+            request.image, np.zeros(request.mask.shape, np.uint8), [0], sampled=False
+        )
         tensors = {**tensors, "noise": template_noise(*tensors["noise"].shape)}
         row = self._row(request, self._empty, tensors, steps)
         (done,) = self.run([replace(row, recording=recording)])

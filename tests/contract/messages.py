@@ -36,7 +36,7 @@ from giornata.messages import (
     SubmitRequest,
 )
 from giornata.models import Family, ModelCard
-from giornata.requests import EditParameters, OutputFormat
+from giornata.requests import EditParameters, OutputFormat, Reuse
 from giornata.workers import QueueState, RowProgress, ServiceName, ServiceState, StepSample, WorkerState
 
 REF = BlobRef(key="t/j/image", size_bytes=3, sha256="ab")
@@ -48,6 +48,8 @@ PARAMETERS = EditParameters(
     strength=1.0,
     padding_mask_crop=8,
     partial_images=2,
+    reuse=Reuse.STRICT,
+    halo=2,
 )
 JOB = Job(
     job_id="job_1",

@@ -44,15 +44,17 @@ def test_a_field_of_a_newer_version_is_ignored() -> None:
     assert codec.decode(CancelRows, data) == CancelRows(job_id="j", attempt=1)
 
 
-def test_what_was_sent_before_previews_and_crops_is_understood() -> None:
+def test_what_was_sent_before_previews_crops_and_reuse_is_understood() -> None:
     job = codec.unpack(codec.encode(JOB))
-    del job["parameters"]["partial_images"], job["parameters"]["padding_mask_crop"]
+    for newer in ("partial_images", "padding_mask_crop", "reuse", "halo"):
+        del job["parameters"][newer]
     inspection = codec.unpack(codec.encode(INSPECTION))
     del inspection["crop"]
     card = codec.unpack(codec.encode(CARD))
     del card["native_size"]
     earlier = codec.decode(Job, msgpack.packb(job)).parameters
     assert (earlier.partial_images, earlier.padding_mask_crop) == (0, None)
+    assert (earlier.reuse, earlier.halo) == ("off", 1)
     assert codec.decode(Inspection, msgpack.packb(inspection)).painted_box == (0, 0, 64, 48)
     assert codec.decode(ModelCard, msgpack.packb(card)).native_size == 1024
 

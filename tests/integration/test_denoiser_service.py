@@ -111,15 +111,24 @@ class Bench:
             if not worker.may_fail:
                 task.result()
 
-    async def job(self, worker: Worker, *, n: int = 1, steps: int = STEPS, **parameters: Any) -> RunRequest:
-        """A job whose record says that `worker` has it, with random inputs."""
+    async def job(
+        self,
+        worker: Worker,
+        *,
+        n: int = 1,
+        steps: int = STEPS,
+        tenant: str = "test",
+        painted: Sequence[int] = (),
+        **parameters: Any,
+    ) -> RunRequest:
+        """A job whose record says that `worker` has it, with random inputs; its mask touches the tokens `painted`."""
         card = self.checkpoint.card
         asked = EditParameters(
             prompt="a hat", n=n, num_inference_steps=steps, strength=1.0, guidance_scale=3.5, **parameters
         )
         job = Job(
             job_id=f"job-{secrets.token_hex(4)}",
-            tenant="test",
+            tenant=tenant,
             gateway="gateway-test",
             priority=Priority.INTERACTIVE,
             model=card.name,
@@ -130,14 +139,14 @@ class Bench:
             result_ttl_s=60,
         )
         rows = tuple(Row(index=i, seed=i) for i in range(n))
-        encoding = await self._encoding(job.job_id, n)
+        encoding = await self._encoding(job.job_id, n, painted)
         record = JobRecord(job=job, state=JobState.RUNNING, attempt=1, owner=worker.instance, rows=rows)
         assert await self.records.create(record)
         return RunRequest(
             job=job, attempt=1, inspection=INSPECTION, encoding=encoding, rows=rows, remaining_ms=60_000
         )
 
-    async def _encoding(self, job_id: str, n: int) -> Encoding:
+    async def _encoding(self, job_id: str, n: int, painted: Sequence[int]) -> Encoding:
         generator = torch.Generator().manual_seed(0)
         joint, pooled = self.checkpoint.family.prompt_channels
         text = {
@@ -149,9 +158,22 @@ class Bench:
             channels = self.checkpoint.family.conditioning
             row = {name: torch.randn(12, width, generator=generator) for name, width in channels.items()}
             row["mask"] = (row["mask"] > 0).float()
+            row["mask"][[token for token in range(12) if painted and token not in painted]] = 0
             refs.append(await self.blobs.put(f"{job_id}/row-{index}", tensors.pack(row), 60))
         text_ref = await self.blobs.put(f"{job_id}/text", tensors.pack(text), 60)
-        return Encoding(text=text_ref, text_tokens=6, rows=tuple(refs))
+        empty = {name: torch.zeros_like(tensor) for name, tensor in text.items()}
+        empty_ref = await self.blobs.put(f"{job_id}/empty-text", tensors.pack(empty), 60)
+        return Encoding(text=text_ref, text_tokens=6, rows=tuple(refs), empty_text=empty_ref)
+
+    async def edited(self, worker: Worker, **parameters: Any) -> int:
+        """How many tokens an edit of the one template computed; its mask touches one of twelve."""
+        asked = {"reuse": "auto", "halo": 0, **parameters}
+        request = await self.job(worker, painted=[0], **asked)
+        assert await self.run(worker, request) is RunAnswer.ACCEPTED
+        await self.report()
+        (row,) = (await self.records.get(request.job.job_id)).rows
+        assert row.computed_tokens is not None
+        return row.computed_tokens
 
     async def run(self, worker: Worker, request: RunRequest) -> RunAnswer:
         subject = subjects.worker_run(worker.instance)
@@ -473,3 +495,41 @@ async def test_a_process_whose_model_cannot_compute_never_serves(
     assert process.returncode == 1
     assert "cannot compute a picture" in errors.decode()
     assert "Traceback" not in errors.decode()
+
+
+async def test_edits_take_from_what_was_recorded_beside_an_earlier_one(bench: Bench) -> None:
+    async with bench.worker(template_levels=3) as worker:
+        assert [await bench.edited(worker) for _ in range(2)] == [12, 12]
+        async with asyncio.timeout(WAIT_S):
+            while await bench.edited(worker) == 12:
+                pass  # it is being recorded
+        assert await bench.edited(worker, halo=1) == 4
+        assert await bench.edited(worker, reuse="off") == 12
+        assert await bench.edited(worker, tenant="another") == 12
+        assert await bench.edited(worker, reuse="strict") == 12
+
+
+async def test_a_template_may_be_recorded_before_its_first_edit_and_outlives_its_worker(
+    bench: Bench, tmp_path: Path
+) -> None:
+    async with bench.worker(template_policy="inline", template_folder=tmp_path) as worker:
+        assert await bench.edited(worker, reuse="strict") == 1
+    async with bench.worker(template_policy="off", template_folder=tmp_path) as worker:
+        assert await bench.edited(worker, reuse="strict") == 1
+        assert await bench.edited(worker, reuse="auto") == 12
+
+
+async def test_hit_and_miss_begin_from_the_same_noise(bench: Bench) -> None:
+    async with bench.worker(template_policy="off") as worker:
+        request = await bench.job(worker, reuse="auto", painted=[0], steps=1)
+        await bench.run(worker, request)
+        await bench.report()
+        (missed,) = await bench.latents(request)
+    async with bench.worker(template_policy="inline", template_bits=0) as worker:
+        request = await bench.job(worker, reuse="strict", painted=[0], steps=1)
+        await bench.run(worker, request)
+        await bench.report()
+        (hit,) = await bench.latents(request)
+    torch.testing.assert_close(hit[1:], missed[1:], atol=1e-5, rtol=0)  # outside, the template
+    assert not torch.equal(hit[0], missed[0])  # the template run has the empty prompt
+    assert (hit[0] - missed[0]).abs().max() < 0.5

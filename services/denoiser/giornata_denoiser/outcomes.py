@@ -51,7 +51,8 @@ class Outcomes:
                 continue
             latents = await self._put(job, row)
             state = RowState(step=row.step, latents=latents)
-            changes[index] = {"latents": latents, "resume": None} if row.done else {"resume": state}
+            done = {"latents": latents, "resume": None, "computed_tokens": row.computed_tokens}
+            changes[index] = done if row.done else {"resume": state}
         return changes
 
     @retry(retry=retry_if_exception_type(Overloaded), wait=wait_random_exponential(multiplier=0.1, max=2))

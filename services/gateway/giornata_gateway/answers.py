@@ -93,6 +93,9 @@ class Extension(View):
     mask_ratio: float
     steps: int
     """Denoising steps that were computed per picture."""
+    computed_tokens: list[int]
+    """Image tokens that each step computed, of the pictures in `data`; fewer than the picture has where `reuse` took
+    the others from an earlier edit."""
     errors: list[PictureError]
 
 
@@ -212,6 +215,7 @@ def images_answer(
             compute_ms=record.compute_ms,
             mask_ratio=record.inspection.mask_ratio if record.inspection else 0.0,
             steps=record.job.parameters.denoising_steps,
+            computed_tokens=[row.computed_tokens or 0 for row in record.images],
             errors=picture_errors(record),
         ),
     )

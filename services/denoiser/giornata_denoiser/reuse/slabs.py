@@ -95,8 +95,7 @@ class Slabs:
         if mode is Mode.HIDDEN:
             return self._gathered(kept.hidden, 0)
         key, value = (
-            _heads(self._gathered(part, self._own), self._family.heads)
-            for part in (kept.key, kept.value)
+            _heads(self._gathered(part, self._own), self._family.heads) for part in (kept.key, kept.value)
         )
         return Outside(key, value, self._own)
 
@@ -110,5 +109,5 @@ class Slabs:
 
 
 def _heads(slab: Tensor, heads: int) -> Tensor:
-    """(tokens, heads * head_dim) → (tokens, heads, head_dim)"""
+    """(tokens, heads * head_dim) → (tokens, heads, head_dim)."""
     return slab.view(len(slab), heads, -1)
