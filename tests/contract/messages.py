@@ -78,7 +78,7 @@ INSPECTION = Inspection(
     prepared=REF,
     crop=(8, 4, 48, 40),
 )
-ENCODING = Encoding(text=REF, text_tokens=48, rows=(REF,))
+ENCODING = Encoding(text=REF, text_tokens=48, rows=(REF,), empty_text=REF)
 ROW = Row(index=0, seed=7, resume=RowState(step=2, latents=REF))
 CARD = ModelCard(
     name="tiny",
