@@ -1,0 +1,160 @@
+"""What a step costs, from what its blocks compute and load: the model that planner, admission and router share. Pure.
+
+Linear, as in FlashPS (EuroSys '26, section 4.4), but with attention's pairs and projections of their own, so that one
+set of weights serves every mixture of modes, masks and picture sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from giornata.planning.blocks import Block, Mode
+
+COMPUTE: Final = ("step", "sequences", "tokens", "projected", "pairs")
+"""Features of a step's computing, in the order of :attr:`Work.features`; `step` is 1."""
+LOAD: Final = ("slab", "bytes")
+"""Features of one load; `slab` is 1."""
+SLABS: Final = 8
+"""In how many slabs the planner counts the largest load of a block: enough to tell loads apart, few enough to plan."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is computed, summed over sequences, and over blocks where it is a whole step's."""
+
+    sequences: float = 0.0
+    tokens: float = 0.0
+    """Whose queries, feed-forward and residuals are computed: text and image."""
+    projected: float = 0.0
+    """Whose keys and values are projected from a hidden state, and nothing else."""
+    pairs: float = 0.0
+    """Queries times keys."""
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.sequences + other.sequences,
+            self.tokens + other.tokens,
+            self.projected + other.projected,
+            self.pairs + other.pairs,
+        )
+
+    @property
+    def features(self) -> tuple[float, ...]:
+        """In the order of :data:`COMPUTE`, as those of one step."""
+        return 1.0, self.sequences, self.tokens, self.projected, self.pairs
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The tokens of one sequence."""
+
+    text: int
+    image: int
+    computed: int
+    """Of the image: its region, or all of it."""
+
+    def work(self, mode: Mode) -> Work:
+        """Of one block."""
+        keys = self.text + self.image
+        own = keys if mode is Mode.FULL else self.text + self.computed
+        projected = self.image - self.computed if mode is Mode.HIDDEN else 0
+        return Work(1.0, own, projected, own * keys)
+
+
+def step_work(shapes: Iterable[Shape], modes: Iterable[Sequence[Mode]]) -> Work:
+    """Of a whole step; `modes` of every shape's blocks."""
+    works = (shape.work(mode) for shape, chosen in zip(shapes, modes, strict=True) for mode in chosen)
+    return sum(works, Work())
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Weights of the linear model, in milliseconds a unit; none is negative."""
+
+    compute: tuple[float, ...]
+    """By :data:`COMPUTE`."""
+    load: tuple[float, ...] = (0.0, 0.0)
+    """By :data:`LOAD`."""
+
+    def __post_init__(self) -> None:
+        if (len(self.compute), len(self.load)) != (len(COMPUTE), len(LOAD)):
+            raise ValueError(
+                f"received {len(self.compute)} and {len(self.load)} weights, needed are {COMPUTE} and {LOAD}"
+            )
+
+    def step_ms(self, work: Work) -> float:
+        """Of a step that computes `work` in all of its blocks together, if it waits for nothing."""
+        return sum(weight * feature for weight, feature in zip(self.compute, work.features, strict=True))
+
+    def block_ms(self, work: Work) -> float:
+        """What a sequence adds to one block."""
+        return self.step_ms(work) - self.compute[0]
+
+    def load_ms(self, size_bytes: float) -> float:
+        """Of one slab."""
+        return self.load[0] + self.load[1] * size_bytes if size_bytes else 0.0
+
+
+@dataclass(frozen=True)
+class Loads:
+    """Bytes that a row has to move for one block; 0 for what is here already."""
+
+    hidden_bytes: int = 0
+    kv_bytes: int = 0
+    hidden_kept: bool = True
+    """Whether there is a hidden state to be loaded at all."""
+    kv_kept: bool = True
+
+
+def slab_unit(loads: Iterable[Loads]) -> float:
+    """Bytes of a slab, for a plan over these loads together."""
+    return max((max(load.hidden_bytes, load.kv_bytes) for load in loads), default=0) / SLABS
+
+
+def row_blocks(
+    costs: StepCosts, shapes: Sequence[Shape], loads: Sequence[Loads], unit_bytes: float
+) -> tuple[Block, ...]:
+    """A row's blocks for the planner.
+
+    Args:
+        costs: of the machine.
+        shapes: of the row's sequences.
+        loads: of the row's blocks.
+        unit_bytes: of a slab; loads are rounded up to whole ones.
+    """
+    full, hidden, kv = (sum(costs.block_ms(shape.work(mode)) for shape in shapes) for mode in Mode)
+    return tuple(
+        Block(
+            full,
+            hidden,
+            kv,
+            _slabs(load.hidden_bytes, unit_bytes),
+            _slabs(load.kv_bytes, unit_bytes),
+            fresh=index == 0,
+            hidden_kept=load.hidden_kept,
+            kv_kept=load.kv_kept,
+        )
+        for index, load in enumerate(loads)
+    )
+
+
+def worth_reusing(costs: StepCosts, shapes: Sequence[Shape], blocks: int, bytes_a_step: float) -> bool:
+    """Whether a row with reuse ends its steps earlier than in full, loads behind computing: below the crossover.
+
+    Args:
+        costs: of the machine.
+        shapes: of the row's sequences.
+        blocks: of the transformer.
+        bytes_a_step: loaded, on average.
+    """
+    full, masked = (
+        costs.step_ms(step_work(shapes, [(mode,) * blocks] * len(shapes))) for mode in (Mode.FULL, Mode.KV)
+    )
+    return max(masked, costs.load_ms(bytes_a_step)) < full
+
+
+def _slabs(size_bytes: int, unit_bytes: float) -> int:
+    return math.ceil(size_bytes / unit_bytes) if size_bytes else 0
