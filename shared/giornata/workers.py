@@ -38,14 +38,22 @@ class StepSample(Wire):
     sequences: int
     """Rows, counted twice where true classifier-free guidance runs a negative branch."""
     image_tokens: int
-    """Computed ones; the others are taken from templates."""
+    """Computed ones, on average over blocks; the others are taken from templates."""
     text_tokens: int
+    projected_tokens: int = 0
+    """Those whose keys and values are projected again, on average over blocks."""
     attention_pairs: int
-    """Sum over sequences of their computed tokens times all of their tokens."""
+    """Sum over sequences of their computed tokens times all of their tokens, on average over blocks."""
+    loaded_bytes: int = 0
+    """From templates, loaded while the step ran or waited."""
     assemble_ms: float
     """Putting the batch together."""
     step_ms: float
     """The whole step, assembly included."""
+    waited_ms: float = 0.0
+    """Of it, waiting for loads."""
+    predicted_ms: float = 0.0
+    """What the denoiser expected it to take."""
 
 
 class WorkerState(Wire):

@@ -130,7 +130,7 @@ def _prepared(family: FluxInpaint, row: Row) -> Callable[[], object]:
     """A step whose slabs are kept from call to call, as an engine does."""
     sources = Sources(family)
     assembly = assemble(family, [row])
-    return lambda: denoise_step(family, assembly, [row], sources.uses([row]))
+    return lambda: denoise_step(family, assembly, [row], sources.step([row]).uses)
 
 
 def _step(family: FluxInpaint, rows: Sequence[Row], assembly: Any) -> object:

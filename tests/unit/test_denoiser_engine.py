@@ -12,7 +12,7 @@ from torch import Tensor
 
 from giornata.errors import InternalError, RowPoisoned, SchemaMismatch
 from giornata_denoiser.batch import Capacity, RowKey
-from giornata_denoiser.engine import Engine, StepReport, step_sample
+from giornata_denoiser.engine import Engine, StepReport
 from giornata_denoiser.families.flux_inpaint import FluxInpaint
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.row import build_row
@@ -101,12 +101,15 @@ def test_every_step_is_reported_with_its_sample() -> None:
     ]
     assert [(row.key.job_id, row.step, row.done) for row in second.advanced] == [("b", 2, True)]
     assert first.sample is not None
-    assert first.sample.model_dump(exclude={"assemble_ms", "step_ms"}) == {
+    assert first.sample.model_dump(exclude={"assemble_ms", "step_ms", "predicted_ms"}) == {
         "rows": 2,
         "sequences": 3,
         "image_tokens": 36,
         "text_tokens": 5 + 5 + 7,
+        "projected_tokens": 0,
         "attention_pairs": 17**2 + 17**2 + 19**2,
+        "loaded_bytes": 0,
+        "waited_ms": 0.0,
     }
     assert 0 < first.sample.assemble_ms < first.sample.step_ms
     assert first.began_s < first.ended_s < second.began_s
@@ -255,7 +258,7 @@ def test_negative_prompt_without_scale_above_one_is_not_computed() -> None:
     of = tiny_flux.family()
     row = tiny_flux.row(of, Spec(true_cfg_scale=2.0))
     assert len(row.prompts) == 2
-    assert step_sample([row], assemble_ms=0, step_ms=0).sequences == 2
+    assert len(row.shapes) == 2
     text, tensors = tiny_flux.inputs(of, Spec(true_cfg_scale=2.0))
     plain = build_row(
         of, row.key, grid=row.grid, sigmas=row.sigmas, text=text, conditioning=tensors, guidance_scale=3.5

@@ -5,8 +5,9 @@ Rows join at the next step and leave after their last; nothing here computes or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
@@ -49,6 +50,15 @@ class Capacity:
             raise ValueError(f"capacity needs at least one row and one token, received {self}")
 
 
+class Joining(StrEnum):
+    """When waiting rows may join."""
+
+    STEP = "step"
+    """At every step: continuous batching."""
+    REQUEST = "request"
+    """When all running rows have left: the batching of whole requests that continuous batching is measured against."""
+
+
 M = TypeVar("M", bound=Member)
 
 
@@ -57,10 +67,22 @@ class Batch(Generic[M]):
 
     A row that is larger than the whole capacity is not refused for ever: it runs alone. Background rows yield: one of
     them shares a step while nobody waits and it fits, or there is nobody else.
+
+    Args:
+        capacity: of one step.
+        fits: whether rows, in order of joining, may share a step as far as `capacity` does not say; asked of more rows
+            it never becomes true again.
+        joining: when waiting rows may join.
     """
 
-    def __init__(self, capacity: Capacity) -> None:
+    def __init__(
+        self,
+        capacity: Capacity,
+        fits: Callable[[Sequence[M]], bool] = lambda _: True,
+        joining: Joining = Joining.STEP,
+    ) -> None:
         self.capacity = capacity
+        self._fits, self._joining_when = fits, joining
         self._waiting: dict[RowKey, M] = {}
         self._running: dict[RowKey, M] = {}
         self._background: dict[RowKey, M] = {}
@@ -99,9 +121,10 @@ class Batch(Generic[M]):
 
     def admit(self) -> tuple[M, ...]:
         """Let waiting rows join, in order and while they fit, and return the rows of the next step."""
-        for member in list(self._joining(self._waiting.values())):
-            del self._waiting[member.key]
-            self._running[member.key] = member
+        if self._joining_when is Joining.STEP or not self._running:
+            for member in list(self._joining(self._waiting.values())):
+                del self._waiting[member.key]
+                self._running[member.key] = member
         beside = () if self._waiting else islice(self._joining(self._background.values()), 1)
         return (*self.running, *beside)
 
@@ -139,11 +162,11 @@ class Batch(Generic[M]):
 
     def _joining(self, queue: Iterable[M]) -> Iterable[M]:
         """The rows at the head of `queue` that fit beside the running ones. None overtakes another."""
-        tokens = sum(member.tokens for member in self._running.values())
-        empty = not self._running
-        for member in islice(queue, max(0, self.capacity.rows - len(self._running))):
+        sharing = list(self._running.values())
+        tokens = sum(member.tokens for member in sharing)
+        for member in islice(queue, max(0, self.capacity.rows - len(sharing))):
             tokens += member.tokens
-            if tokens > self.capacity.tokens and not empty:
+            sharing.append(member)
+            if len(sharing) > 1 and (tokens > self.capacity.tokens or not self._fits(sharing)):
                 return
-            empty = False
             yield member

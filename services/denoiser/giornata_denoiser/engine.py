@@ -8,23 +8,29 @@ are values: a row that is cancelled while a step runs is simply no longer there 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
 from giornata.errors import GiornataError, InternalError, RowPoisoned
+from giornata.planning.batch import BatchPlanner, plan_batch
+from giornata.planning.costs import StepCosts, Work
 from giornata.workers import StepSample
 from giornata_denoiser.assembly import Assembly, assemble
-from giornata_denoiser.batch import Batch, Capacity
+from giornata_denoiser.batch import Batch, Capacity, Joining
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.preview_map import PreviewMap
 from giornata_denoiser.previews import RowPreview
+from giornata_denoiser.reuse.device import Device
 from giornata_denoiser.reuse.loader import Loader
 from giornata_denoiser.reuse.recording import EntryRecorder
-from giornata_denoiser.reuse.sources import Sources
+from giornata_denoiser.reuse.slabs import Waits
+from giornata_denoiser.reuse.sources import UNKNOWN, Reuses, Sources
 from giornata_denoiser.row import Row
 from giornata_denoiser.stepping import denoise_step
+from giornata_denoiser.weighing import Budget, fits
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -53,15 +59,54 @@ class StepReport:
     """Of the rows that are shown after this step."""
 
 
+class CostModel(Protocol):
+    """What steps cost on this machine, and who is told what they did cost."""
+
+    @property
+    def costs(self) -> StepCosts:
+        """As they are known now."""
+
+    def observe_step(self, work: Work, step_ms: float) -> object:
+        """A step computed `work` in `step_ms`, waits for loads not counted."""
+
+
+class Guess:
+    """The costs of a machine that nobody measures."""
+
+    costs: Final = UNKNOWN
+
+    def observe_step(self, work: Work, step_ms: float) -> None:
+        """Nobody learns from it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reusing:
+    """How an engine reuses templates, and by what it knows their worth.
+
+    The baselines of the benchmarks are other values of these.
+    """
+
+    loader: Loader | None = None
+    """Loads ahead what rows take; without it a block's load is waited for when the block begins."""
+    model: CostModel = field(default_factory=Guess)
+    planner: BatchPlanner = plan_batch
+    device: Device | None = None
+    """How loads get to the engine's device; None where it is the CPU."""
+    ahead_bytes: int = 1 << 30
+    """Most slabs that are loaded for later steps."""
+
+
 class Engine:
     """Continuous batching over one checkpoint. Not thread-safe; :mod:`giornata_denoiser.loop` makes it so.
 
     Args:
         family: the checkpoint's.
-        capacity: of one step.
+        capacity: of one step, by counts.
         clock: monotonic seconds.
         preview_map: what previews are seen through; without it rows are not shown, whatever they ask for.
-        loader: loads what rows take from templates ahead of its use.
+        budget: of one step, by predicted time and memory.
+        joining: when waiting rows may join.
+        reusing: how templates are taken from.
     """
 
     def __init__(
@@ -70,14 +115,30 @@ class Engine:
         capacity: Capacity,
         clock: Clock,
         preview_map: PreviewMap | None = None,
-        loader: Loader | None = None,
+        *,
+        budget: Budget | None = None,
+        joining: Joining = Joining.STEP,
+        reusing: Reusing | None = None,
     ) -> None:
         self.family = family
         self._preview_map = preview_map
-        self.batch: Batch[Row] = Batch(capacity)
+        how, limit = reusing or Reusing(), budget or Budget()
+        self._model = how.model
+        self.batch: Batch[Row] = Batch(
+            capacity, lambda rows: fits(rows, limit, how.model.costs, family), joining
+        )
         self._clock = clock
         self._assembled: tuple[tuple[Row, ...], Assembly] | None = None
-        self._sources = Sources(family, loader)
+        self._waits = Waits(clock)
+        self._sources = Sources(
+            family,
+            how.loader,
+            costs=lambda: how.model.costs,
+            planner=how.planner,
+            device=how.device,
+            ahead_bytes=how.ahead_bytes,
+            waits=self._waits,
+        )
 
     def step(self) -> StepReport | None:
         """One step for all running rows; None when there is nothing to do."""
@@ -138,14 +199,16 @@ class Engine:
         with torch.inference_mode():
             assembly = self._assembly_of(rows)
             assembled = self._clock()
-            uses = self._sources.uses(rows)
-            latents, clean = denoise_step(self.family, assembly, rows, uses)
+            reuses = self._sources.step(rows)
+            self._waits.reset()
+            latents, clean = denoise_step(self.family, assembly, rows, reuses.uses)
             pictures = self._pictures(rows, clean)
             finite = torch.stack(
                 [latent.isfinite().all() for latent in latents]
             ).tolist()  # waits for the device
         ended = self._clock()
-        entries = [use.entry() if isinstance(use, EntryRecorder) else None for use in uses[: len(rows)]]
+        uses = reuses.uses[: len(rows)]
+        entries = [use.entry() if isinstance(use, EntryRecorder) else None for use in uses]
         advanced = [
             row.advanced(latent, entry)
             for row, latent, entry, good in zip(rows, latents, entries, finite, strict=True)
@@ -155,7 +218,15 @@ class Engine:
         previews = [
             _preview(row, picture) for row, picture in zip(rows, pictures, strict=True) if picture is not None
         ]
-        sample = step_sample(rows, assemble_ms=(assembled - began) * 1e3, step_ms=(ended - began) * 1e3)
+        self._model.observe_step(reuses.work, (ended - began - self._waits.total_s) * 1e3)
+        sample = step_sample(
+            rows,
+            reuses,
+            self.family.blocks,
+            assemble_ms=(assembled - began) * 1e3,
+            step_ms=(ended - began) * 1e3,
+            waited_ms=self._waits.total_s * 1e3,
+        )
         return StepReport(began, ended, tuple(advanced), tuple(poisoned), sample, tuple(previews))
 
     def _pictures(self, rows: tuple[Row, ...], clean: tuple[Tensor | None, ...]) -> list[Tensor | None]:
@@ -184,19 +255,24 @@ def _preview(row: Row, picture: Tensor) -> RowPreview:
     return RowPreview(row.key, row.step + 1, row.steps, index, picture.cpu().numpy())
 
 
-def step_sample(rows: Sequence[Row], *, assemble_ms: float, step_ms: float) -> StepSample:
-    """What a step of `rows` computed, for the router's regressions."""
-    lengths = [length for row in rows for length in row.own_tokens]
-    image_tokens = sum(row.computed_tokens * len(row.prompts) for row in rows)
-    pairs = sum(own * keys for row in rows for own, keys in zip(row.own_tokens, row.lengths, strict=True))
+def step_sample(
+    rows: Sequence[Row], reuses: Reuses, blocks: int, *, assemble_ms: float, step_ms: float, waited_ms: float
+) -> StepSample:
+    """What a step of `rows` computed, for the router's regressions; tokens and pairs are means over its blocks."""
+    work = reuses.work
+    text_tokens = sum(len(prompt.embeds) for row in rows for prompt in row.prompts)
     return StepSample(
         rows=len(rows),
-        sequences=len(lengths),
-        image_tokens=image_tokens,
-        text_tokens=sum(lengths) - image_tokens,
-        attention_pairs=pairs,
+        sequences=round(work.sequences / blocks),
+        image_tokens=round(work.tokens / blocks) - text_tokens,
+        text_tokens=text_tokens,
+        projected_tokens=round(work.projected / blocks),
+        attention_pairs=round(work.pairs / blocks),
+        loaded_bytes=reuses.missing_bytes,
         assemble_ms=assemble_ms,
         step_ms=step_ms,
+        waited_ms=waited_ms,
+        predicted_ms=reuses.predicted_ms,
     )
 
 

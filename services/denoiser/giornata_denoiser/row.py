@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from giornata.errors import SchemaMismatch
+from giornata.planning.costs import Shape
 from giornata_denoiser.batch import RowKey
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.families.sequences import Rotary
@@ -135,6 +136,13 @@ class Row:
     def own_tokens(self) -> tuple[int, ...]:
         """Tokens that each sequence computes: text and image."""
         return tuple(len(prompt.embeds) + self.computed_tokens for prompt in self.prompts)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Of its sequences, for the cost model."""
+        return tuple(
+            Shape(len(prompt.embeds), self.image_tokens, self.computed_tokens) for prompt in self.prompts
+        )
 
     @property
     def tokens(self) -> int:

@@ -6,16 +6,17 @@ candidates; `plan_batch` improves one row at a time, from several beginnings, un
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from giornata.planning.blocks import Block, Link, Mode, Timeline, timeline
-from giornata.planning.planner import always, exact
+from giornata.planning.planner import Planner, always, exact, greedy
 
 ROUNDS: Final = 8
 """Turns over all rows; a round that improves nothing is the last one anyway."""
-BEGINNINGS: Final = (exact, always(Mode.KV), always(Mode.HIDDEN))
+BEGINNINGS: Final = (always(Mode.KV), exact, always(Mode.HIDDEN))
 Modes = tuple[Mode, ...]
 
 
@@ -37,47 +38,85 @@ class BatchPlan:
     timeline: Timeline
 
 
-def plan_batch(rows: Sequence[BatchRow], link: Link) -> BatchPlan:
+BatchPlanner = Callable[[Sequence[BatchRow], Link, float], BatchPlan]
+"""Modes for every row; the last argument is what every block takes besides, in ms."""
+
+
+def plan_batch(rows: Sequence[BatchRow], link: Link, base_ms: float = 0.0) -> BatchPlan:
     """Modes for every row, by coordinate descent over exact plans; the exact plan where there is one row.
+
+    Where taking keys and values from the cache waits for nothing, nothing is faster, and nothing else is tried.
+
+    Args:
+        rows: with one number of blocks.
+        link: over which all of them load.
+        base_ms: of every block, whatever the rows do: rows without a template, and what a block costs by itself.
 
     Raises:
         ValueError: rows differ in their number of blocks.
     """
     if len({len(row.blocks) for row in rows}) > 1:
         raise ValueError(f"rows have {[len(row.blocks) for row in rows]} blocks; all need as many")
-    plans = []
-    for beginning in BEGINNINGS[: 1 if len(rows) < 2 else None]:
+    plans: list[BatchPlan] = []
+    for beginning in BEGINNINGS:
         modes = [beginning(row.blocks, link).modes for row in rows]
-        plans.append(_improved(rows, modes, link) if len(rows) > 1 else evaluate(rows, modes, link))
-    return min(plans, key=lambda plan: (plan.timeline.finish_ms, plan.timeline.slabs))
+        plan = evaluate(rows, modes, link, base_ms)
+        if plan.timeline.possible and not plan.timeline.waits and _cheapest(rows, modes):
+            return plan
+        plans.append(_improved(rows, plan, link, base_ms) if len(rows) > 1 or base_ms else plan)
+    return min(plans, key=_rank)
 
 
-def evaluate(rows: Sequence[BatchRow], modes: Sequence[Modes], link: Link) -> BatchPlan:
+def each(planner: Planner) -> BatchPlanner:
+    """Every row by itself, as if the others were not there; `plan_batch` where that takes what is not kept."""
+
+    def planned(rows: Sequence[BatchRow], link: Link, base_ms: float) -> BatchPlan:
+        plan = evaluate(rows, [planner(row.blocks, link).modes for row in rows], link, base_ms)
+        return plan if plan.timeline.possible else plan_batch(rows, link, base_ms)
+
+    return planned
+
+
+PLANNERS: Final[Mapping[str, BatchPlanner]] = MappingProxyType(
+    {"exact": plan_batch, "greedy": each(greedy)} | {str(mode): each(always(mode)) for mode in Mode}
+)
+"""`kv` and `hidden` are FlashPS's strawman loading (figure 9), `full` is no reuse."""
+
+
+def evaluate(rows: Sequence[BatchRow], modes: Sequence[Modes], link: Link, base_ms: float = 0.0) -> BatchPlan:
     """When the batch ends with these `modes`."""
     if not rows:
         return BatchPlan((), timeline((), (), link))
     alone = _beside(rows, modes, None)
     nothing = (Block(0.0, 0.0, 0.0, 0, 0, fresh=True),) * len(rows[0].blocks)
     merged = [
-        replace(block, others_ms=ms, others_slabs=sum(entries.values()))
+        replace(block, others_ms=base_ms + ms, others_slabs=sum(entries.values()))
         for block, (ms, entries) in zip(nothing, alone, strict=True)
     ]
     return BatchPlan(tuple(modes), timeline(merged, (Mode.FULL,) * len(merged), link))
 
 
-def _improved(rows: Sequence[BatchRow], modes: list[Modes], link: Link) -> BatchPlan:
-    best = evaluate(rows, modes, link)
+def _improved(rows: Sequence[BatchRow], best: BatchPlan, link: Link, base_ms: float) -> BatchPlan:
     for _ in range(ROUNDS):
         before = best
         for index, row in enumerate(rows):
             candidate = list(best.modes)
-            candidate[index] = exact(_given(row, _beside(rows, best.modes, index)), link).modes
-            plan = evaluate(rows, candidate, link)
+            candidate[index] = exact(_given(row, _beside(rows, best.modes, index), base_ms), link).modes
+            plan = evaluate(rows, candidate, link, base_ms)
             if _rank(plan) < _rank(best):
                 best = plan
         if best is before:
             break
     return best
+
+
+def _cheapest(rows: Sequence[BatchRow], modes: Sequence[Modes]) -> bool:
+    """Whether no block could compute less."""
+    return all(
+        mode is Mode.KV and block.kv_ms <= min(block.hidden_ms, block.full_ms)
+        for row, chosen in zip(rows, modes, strict=True)
+        for block, mode in zip(row.blocks, chosen, strict=True)
+    )
 
 
 def _rank(plan: BatchPlan) -> tuple[float, int]:
@@ -106,7 +145,7 @@ def _beside(
     return sums
 
 
-def _given(row: BatchRow, others: Sequence[tuple[float, Entries]]) -> list[Block]:
+def _given(row: BatchRow, others: Sequence[tuple[float, Entries]], base_ms: float) -> list[Block]:
     """The row's blocks beside the others': what they load of its template is there for nothing."""
     given = []
     for block, (ms, entries) in zip(row.blocks, others, strict=True):
@@ -115,7 +154,7 @@ def _given(row: BatchRow, others: Sequence[tuple[float, Entries]]) -> list[Block
                 block,
                 hidden_slabs=0 if (row.template, Mode.HIDDEN) in entries else block.hidden_slabs,
                 kv_slabs=0 if (row.template, Mode.KV) in entries else block.kv_slabs,
-                others_ms=ms,
+                others_ms=base_ms + ms,
                 others_slabs=sum(entries.values()),
             )
         )

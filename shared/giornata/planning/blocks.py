@@ -79,6 +79,16 @@ class Timeline:
         """End of the last block."""
         return self.ended_ms[-1] if self.ended_ms else 0.0
 
+    @property
+    def possible(self) -> bool:
+        """Whether every block finds what its mode takes."""
+        return math.isfinite(self.finish_ms)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a block begins later than the one before has ended."""
+        return any(began > ended for began, ended in zip(self.began_ms, (0.0, *self.ended_ms), strict=False))
+
 
 def timeline(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> Timeline:
     """Run `modes`: a block begins when the one before has ended and all of its slabs are there.

@@ -7,6 +7,7 @@ set of weights serves every mixture of modes, masks and picture sizes.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -41,6 +42,9 @@ class Work:
             self.pairs + other.pairs,
         )
 
+    def __mul__(self, times: float) -> Work:
+        return Work(self.sequences * times, self.tokens * times, self.projected * times, self.pairs * times)
+
     @property
     def features(self) -> tuple[float, ...]:
         """In the order of :data:`COMPUTE`, as those of one step."""
@@ -66,7 +70,11 @@ class Shape:
 
 def step_work(shapes: Iterable[Shape], modes: Iterable[Sequence[Mode]]) -> Work:
     """Of a whole step; `modes` of every shape's blocks."""
-    works = (shape.work(mode) for shape, chosen in zip(shapes, modes, strict=True) for mode in chosen)
+    works = (
+        shape.work(mode) * count
+        for shape, chosen in zip(shapes, modes, strict=True)
+        for mode, count in Counter(chosen).items()
+    )
     return sum(works, Work())
 
 
@@ -115,15 +123,16 @@ def slab_unit(loads: Iterable[Loads]) -> float:
 
 
 def row_blocks(
-    costs: StepCosts, shapes: Sequence[Shape], loads: Sequence[Loads], unit_bytes: float
+    costs: StepCosts, shapes: Sequence[Shape], loads: Sequence[Loads], unit_bytes: float, blocks: int
 ) -> tuple[Block, ...]:
     """A row's blocks for the planner.
 
     Args:
         costs: of the machine.
         shapes: of the row's sequences.
-        loads: of the row's blocks.
+        loads: of the row's blocks, of one step or of several.
         unit_bytes: of a slab; loads are rounded up to whole ones.
+        blocks: of one step.
     """
     full, hidden, kv = (sum(costs.block_ms(shape.work(mode)) for shape in shapes) for mode in Mode)
     return tuple(
@@ -133,7 +142,7 @@ def row_blocks(
             kv,
             _slabs(load.hidden_bytes, unit_bytes),
             _slabs(load.kv_bytes, unit_bytes),
-            fresh=index == 0,
+            fresh=index % blocks == 0,
             hidden_kept=load.hidden_kept,
             kv_kept=load.kv_kept,
         )

@@ -26,6 +26,8 @@ class Loaded(NamedTuple):
     """When one was."""
 
     load: Load
+    size_bytes: int
+    """Moved."""
     began_s: float
     ended_s: float
 
@@ -69,30 +71,35 @@ class Loader:
         for load in left:
             load.slabs.load(load.block, load.mode)
 
-    def ask(self, loads: Iterable[Load]) -> None:
-        """Load these after all that was asked for before; each is expected from now on."""
-        with self._changed:
-            for load in loads:
-                if not load.slabs.has(load.block, load.mode):
-                    load.slabs.expect(load.block, load.mode)
-                    self._queue.append(load)
-            self._changed.notify()
+    def schedule(self, loads: Iterable[Load]) -> None:
+        """Load these, in this order; they are expected from now on.
 
-    def forget(self, unwanted: Callable[[Slabs], bool]) -> None:
-        """Drop what has not begun of slabs that nobody will ask for."""
+        What was scheduled before and is not among them is dropped, unless it has begun.
+        """
+        wanted = dict.fromkeys(loads)
         with self._changed:
-            self._queue = deque(load for load in self._queue if not unwanted(load.slabs))
+            queued = set(self._queue)
+            for load in queued - wanted.keys():
+                load.slabs.drop(load.block, load.mode)
+            self._queue.clear()
+            for load in wanted:
+                if load not in queued:
+                    if load.slabs.has(load.block, load.mode):
+                        continue
+                    load.slabs.expect(load.block, load.mode)
+                self._queue.append(load)
+            self._changed.notify()
 
     def _run(self) -> None:
         while (load := self._next()) is not None:
-            began = self._clock()
-            load.slabs.load(load.block, load.mode, partial(self._throttle, load, began))
-            self._on_loaded(Loaded(load, began, self._clock()))
+            began, size = self._clock(), load.slabs.load_bytes(load.block, load.mode)
+            load.slabs.load(load.block, load.mode, partial(self._throttle, size, began))
+            self._on_loaded(Loaded(load, size, began, self._clock()))
 
-    def _throttle(self, load: Load, began_s: float) -> None:
+    def _throttle(self, size_bytes: int, began_s: float) -> None:
         """Wait until the link would have moved the slab, or the loader stops."""
         if self._rate is not None:
-            due_s = began_s + load.slabs.size_bytes(load.block, load.mode) / self._rate
+            due_s = began_s + size_bytes / self._rate
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping, max(0.0, due_s - self._clock()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,8 @@ class Region:
     """(computed,): what the mask touches, and a halo around it."""
     outside: Tensor
     """(outside,): all others; at least one."""
+    digest: bytes
+    """Equal for equal partitions: rows that share one share what they take from a template."""
 
 
 def region(touched: Tensor, halo: int, device: torch.device | str = "cpu") -> Region | None:
@@ -38,4 +41,8 @@ def region(touched: Tensor, halo: int, device: torch.device | str = "cpu") -> Re
     flat = grown.flatten()
     if bool(flat.all()) or not bool(flat.any()):
         return None
-    return Region(flat.nonzero().squeeze(1).to(device), (~flat).nonzero().squeeze(1).to(device))
+    return Region(
+        flat.nonzero().squeeze(1).to(device),
+        (~flat).nonzero().squeeze(1).to(device),
+        hashlib.blake2b(flat.numpy().tobytes(), digest_size=16).digest(),
+    )

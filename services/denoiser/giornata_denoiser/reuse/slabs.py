@@ -1,9 +1,10 @@
-"""Slabs: what one sequence takes from one entry, gathered to its outside tokens on the engine's device."""
+"""Slabs: what sequences take from one entry, gathered to their outside tokens on the engine's device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from giornata.planning.blocks import Mode
 from giornata_denoiser.attention import Outside
 from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.reuse.device import Arrival, Device, Host
 from giornata_denoiser.reuse.region import Region
 from giornata_denoiser.reuse.stored import Stored
 from giornata_denoiser.reuse.template import Entry
@@ -18,25 +20,62 @@ from giornata_denoiser.reuse.template import Entry
 Slab = Outside | Tensor
 
 
-class Slabs:
-    """A source of one sequence; satisfies :class:`giornata_denoiser.reuse.uses.Source`.
+class Waits:
+    """How long a step has waited for loads.
 
-    A slab is gathered and dequantised once and kept: consecutive steps that are served by one entry move nothing. Keys
-    and values have room for the sequence's own tokens in front of them. One that is expected is waited for, until
-    whoever loads ahead has loaded it; another is loaded by whoever asks.
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.total_s = 0.0
+
+    def reset(self) -> None:
+        """A step begins."""
+        self.total_s = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """For a load."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self.total_s += self._clock() - began
+
+
+class Slabs:
+    """A source of sequences; satisfies :class:`giornata_denoiser.reuse.uses.Source`.
+
+    A slab is gathered and dequantised once and kept: consecutive steps that are served by one entry move nothing, nor
+    do sequences of equal regions and lengths. Keys and values have room for a sequence's own tokens in front of them.
+    One that is expected is waited for, until whoever loads ahead has loaded it; another is loaded by whoever asks.
 
     Args:
         entry: of the template.
-        region: of the row.
-        own: tokens that the sequence computes where it takes keys and values: text, and the region's.
+        region: of the rows.
+        own: tokens that a sequence computes where it takes keys and values: text, and the region's.
         family: whose heads, dtype and device the slabs have.
+        device: how they get there.
+        waits: told how long who asks had to wait.
     """
 
-    def __init__(self, entry: Entry, region: Region, own: int, family: Family) -> None:
+    def __init__(
+        self,
+        entry: Entry,
+        region: Region,
+        own: int,
+        family: Family,
+        *,
+        device: Device | None = None,
+        waits: Waits | None = None,
+    ) -> None:
         self.entry = entry
-        self._index = region.outside.cpu()
-        self._own, self._family = own, family
-        self._slabs: dict[tuple[int, Mode], Future[Slab]] = {}
+        self._index = region.outside
+        self._own, self._family, self._device = own, family, device or Host()
+        self._waits = waits or Waits(lambda: 0.0)
+        self._slabs: dict[tuple[int, Mode], Future[tuple[Slab, Arrival]]] = {}
 
     def keys_values(self, block: int) -> Outside:
         """(own + outside, heads, head_dim) each, the first `own` rows free.
@@ -44,24 +83,31 @@ class Slabs:
         Raises:
             LookupError: the entry has none.
         """
-        slab = self._slab(block, Mode.KV)
+        slab, arrival = self._slab(block, Mode.KV)
         if not isinstance(slab, Outside):
             raise TypeError("keys and values were loaded as something else")
+        arrival.wait(slab.key, slab.value)
         return slab
 
     def hidden(self, block: int) -> Tensor:
         """(outside, inner_dim); LookupError as above."""
-        slab = self._slab(block, Mode.HIDDEN)
+        slab, arrival = self._slab(block, Mode.HIDDEN)
         if not isinstance(slab, Tensor):
             raise TypeError("a block's input was loaded as something else")
+        arrival.wait(slab)
         return slab
 
     def size_bytes(self, block: int, mode: Mode) -> int:
         """Of a slab as it is kept here; 0 in a mode that takes nothing."""
-        width = self._family.dtype.itemsize * len(self._index)
-        kept = self.entry.blocks[block]
-        parts = {Mode.KV: (kept.key, kept.value), Mode.HIDDEN: (kept.hidden,), Mode.FULL: ()}[mode]
-        return sum(width * part.shape[1] for part in parts if part is not None)
+        return sum(self._gathered_bytes(part) for part in self._parts(block, mode))
+
+    def load_bytes(self, block: int, mode: Mode) -> int:
+        """What has to move for a slab; 0 for one that is here."""
+        slot = self._slabs.get((block, mode))
+        if slot is not None and slot.done():
+            return 0
+        parts = self._parts(block, mode)
+        return sum(self._device.moved_bytes(part, self._gathered_bytes(part)) for part in parts)
 
     def has(self, block: int, mode: Mode) -> bool:
         """Whether the slab is here, or expected."""
@@ -71,6 +117,10 @@ class Slabs:
         """Somebody will :meth:`load` it; who asks before waits."""
         self._slabs[block, mode] = Future()
 
+    def drop(self, block: int, mode: Mode) -> None:
+        """Nobody will load what was expected."""
+        del self._slabs[block, mode]
+
     def load(self, block: int, mode: Mode, pause: Callable[[], None] = lambda: None) -> None:
         """Gather an expected slab, in any thread; what goes wrong is raised to who asks for it.
 
@@ -78,17 +128,30 @@ class Slabs:
         """
         slot = self._slabs[block, mode]
         try:
-            slab = self._gather(block, mode)
+            with torch.inference_mode(), self._device.loading() as arrival:
+                slab = self._gather(block, mode)
             pause()
-            slot.set_result(slab)
+            slot.set_result((slab, arrival))
         except Exception as error:  # noqa: BLE001 - a thread's edge: who asks for the slab is told
             slot.set_exception(error)
 
-    def _slab(self, block: int, mode: Mode) -> Slab:
-        if (block, mode) not in self._slabs:
-            self.expect(block, mode)
-            self.load(block, mode)
-        return self._slabs[block, mode].result()
+    def _slab(self, block: int, mode: Mode) -> tuple[Slab, Arrival]:
+        slot = self._slabs.get((block, mode))
+        if slot is not None and slot.done():
+            return slot.result()
+        with self._waits.waiting():
+            if slot is None:
+                self.expect(block, mode)
+                self.load(block, mode)
+            return self._slabs[block, mode].result()
+
+    def _gathered_bytes(self, part: Stored) -> int:
+        return self._family.dtype.itemsize * len(self._index) * part.shape[1]
+
+    def _parts(self, block: int, mode: Mode) -> tuple[Stored, ...]:
+        kept = self.entry.blocks[block]
+        parts = {Mode.KV: (kept.key, kept.value), Mode.HIDDEN: (kept.hidden,), Mode.FULL: ()}[mode]
+        return tuple(part for part in parts if part is not None)
 
     def _gather(self, block: int, mode: Mode) -> Slab:
         kept = self.entry.blocks[block]
@@ -104,7 +167,7 @@ class Slabs:
             raise LookupError("the template's entry does not hold what the plan takes from it")
         family = self._family
         slab = torch.empty(room + len(self._index), stored.shape[1], dtype=family.dtype, device=family.device)
-        stored.gather(self._index, slab[room:])
+        self._device.bring(stored).gather(self._index, slab[room:])
         return slab
 
 

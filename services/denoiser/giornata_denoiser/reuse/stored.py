@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,14 +48,25 @@ class Stored:
         """Tokens and channels."""
         return self.data.shape[0], self.data.shape[1] if self.scale is None else len(self.scale)
 
+    def to(self, device: torch.device) -> Stored:
+        """On `device`; asynchronously from pinned memory."""
+        return self._each(lambda part: part.to(device, non_blocking=True))
+
+    def pinned(self) -> Stored:
+        """In pinned host memory, from which a CUDA device is reached asynchronously."""
+        return self._each(lambda part: part.cpu().pin_memory())
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Stored:
+        scale, low = (None if part is None else change(part) for part in (self.scale, self.low))
+        return Stored(change(self.data), scale, low)
+
     def gather(self, index: Tensor, out: Tensor) -> None:
-        """Write the tokens `index` (n,), int64 on this tensor's device, into `out` (n, channels) on any device."""
+        """Write the tokens `index` (n,), int64, into `out` (n, channels); all on this tensor's device."""
         chosen = self.data.index_select(0, index)
         if self.scale is None or self.low is None:
-            out.copy_(chosen, non_blocking=True)
+            out.copy_(chosen)
             return
-        chosen = chosen.to(out.device, non_blocking=True)
-        scale, low = (part.to(out.device, out.dtype) for part in (self.scale, self.low))
+        scale, low = (part.to(out.dtype) for part in (self.scale, self.low))
         if self.bits == 8:
             torch.addcmul(low, chosen.to(out.dtype), scale, out=out)
             return
