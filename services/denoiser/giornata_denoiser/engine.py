@@ -30,6 +30,7 @@ from giornata_denoiser.reuse.slabs import Waits
 from giornata_denoiser.reuse.sources import UNKNOWN, Reuses, Sources
 from giornata_denoiser.row import Row
 from giornata_denoiser.stepping import denoise_step
+from giornata_denoiser.trace import UNTRACED, Lane, Tracing
 from giornata_denoiser.weighing import Budget, fits
 
 Clock = Callable[[], float]
@@ -107,6 +108,7 @@ class Engine:
         budget: of one step, by predicted time and memory.
         joining: when waiting rows may join.
         reusing: how templates are taken from.
+        trace: told of steps, blocks and loads.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class Engine:
         budget: Budget | None = None,
         joining: Joining = Joining.STEP,
         reusing: Reusing | None = None,
+        trace: Tracing = UNTRACED,
     ) -> None:
         self.family = family
         self._preview_map = preview_map
@@ -127,7 +130,7 @@ class Engine:
         self.batch: Batch[Row] = Batch(
             capacity, lambda rows: fits(rows, limit, how.model.costs, family), joining
         )
-        self._clock = clock
+        self._clock, self._trace = clock, trace
         self._assembled: tuple[tuple[Row, ...], Assembly] | None = None
         self._waits = Waits(clock)
         self._sources = Sources(
@@ -138,6 +141,7 @@ class Engine:
             device=how.device,
             ahead_bytes=how.ahead_bytes,
             waits=self._waits,
+            trace=trace,
         )
 
     def step(self) -> StepReport | None:
@@ -188,7 +192,8 @@ class Engine:
 
     def _attempt(self, rows: tuple[Row, ...]) -> StepReport | Exception:
         try:
-            return self._forward(rows)
+            with self._trace.span(Lane.STEP, f"{len(rows)} rows"):
+                return self._forward(rows)
         except torch.AcceleratorError:
             raise
         except Exception as error:  # noqa: BLE001 - a row's edge: the row is answered with it, and the service logs it
@@ -201,7 +206,7 @@ class Engine:
             assembled = self._clock()
             reuses = self._sources.step(rows)
             self._waits.reset()
-            latents, clean = denoise_step(self.family, assembly, rows, reuses.uses)
+            latents, clean = denoise_step(self.family, assembly, rows, reuses.uses, self._trace)
             pictures = self._pictures(rows, clean)
             finite = torch.stack(
                 [latent.isfinite().all() for latent in latents]

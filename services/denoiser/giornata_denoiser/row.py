@@ -48,6 +48,8 @@ class Recording:
     forms: frozenset[Form]
     bits: int
     """See :mod:`giornata_denoiser.reuse.stored`."""
+    first_block: int = 0
+    """Blocks before it keep nothing."""
 
 
 @dataclass(frozen=True, eq=False)

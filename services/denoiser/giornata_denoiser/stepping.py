@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from giornata_denoiser.assembly import Assembly
 from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.sequences import Sequences
 from giornata_denoiser.reuse.uses import Use
 from giornata_denoiser.row import Row
 from giornata_denoiser.sigmas import combine_guidance, euler_step, scale_noise
+from giornata_denoiser.trace import UNTRACED, Tracing
 
 
 class Stepped(NamedTuple):
@@ -25,7 +28,11 @@ class Stepped(NamedTuple):
 
 
 def denoise_step(
-    family: Family, assembly: Assembly, rows: Sequence[Row], uses: Sequence[Use] = ()
+    family: Family,
+    assembly: Assembly,
+    rows: Sequence[Row],
+    uses: Sequence[Use] = (),
+    trace: Tracing = UNTRACED,
 ) -> Stepped:
     """Every row's latent after its next step.
 
@@ -37,6 +44,7 @@ def denoise_step(
         assembly: of the same rows, in the same order.
         rows: none of them done.
         uses: what each sequence does with a template; see :meth:`Family.velocity`.
+        trace: told of every block.
     """
     sigma = torch.stack([row.sigmas.sigmas[row.step] for row in rows])
     next_sigma = torch.stack([row.sigmas.sigmas[row.step + 1] for row in rows])
@@ -45,7 +53,7 @@ def denoise_step(
     delta, next_sigma, sigma, timestep = levels
     latent = torch.cat([row.latent for row in rows])
     image = family.model_input(latent, [row.conditioning for row in rows])
-    velocity = _velocity(family, assembly, image, timestep, uses)
+    velocity = _velocity(partial(family.velocity, uses=uses, trace=trace), assembly, image, timestep)
     computed = latent if assembly.computed is None else latent.index_select(0, assembly.computed)
     stepped = euler_step(computed, velocity, delta.index_select(0, assembly.row_of_computed).unsqueeze(1))
     latents = tuple(
@@ -87,23 +95,25 @@ def _clean(family: Family, row: Row, latent: Tensor, velocity: Tensor, sigma: Te
 
 
 def _velocity(
-    family: Family, assembly: Assembly, image: Tensor, timestep: Tensor, uses: Sequence[Use]
+    forward: Callable[[Sequences, Tensor, Tensor], Tensor],
+    assembly: Assembly,
+    image: Tensor,
+    timestep: Tensor,
 ) -> Tensor:
     """Velocity of every row's region, (computed_tokens, channels).
 
     Args:
-        family: the checkpoint's.
+        forward: velocity of all sequences.
         assembly: of the batch.
         image: (row_tokens, in_channels), packed by row.
         timestep: (rows,) float32.
-        uses: by sequence.
     """
     guided = assembly.guided
     if guided is None:
-        return family.velocity(assembly.sequences, image, timestep, uses)
+        return forward(assembly.sequences, image, timestep)
     image = torch.cat((image, image.index_select(0, guided.tokens)))
     timestep = torch.cat((timestep, timestep.index_select(0, guided.rows)))
-    velocity = family.velocity(assembly.sequences, image, timestep, uses)
+    velocity = forward(assembly.sequences, image, timestep)
     positive, negative = torch.split(velocity, [len(velocity) - len(guided.computed), len(guided.computed)])
     combined = combine_guidance(positive.index_select(0, guided.computed), negative, guided.scale)
     return positive.index_copy(0, guided.computed, combined)

@@ -15,6 +15,7 @@ from giornata_denoiser.families.flux_forward import FluxForward, as_tensor
 from giornata_denoiser.families.sequences import Rotary, Sequences
 from giornata_denoiser.reuse.uses import Use
 from giornata_denoiser.sigmas import TRAIN_TIMESTEPS
+from giornata_denoiser.trace import UNTRACED, Tracing
 
 PATCH = 2
 """Latent pixels a side of a token."""
@@ -63,11 +64,18 @@ class PackedFlux:
         return conditioning["mask"].amax(dim=1) > 0
 
     def velocity(
-        self, sequences: Sequences, image: Tensor, timestep: Tensor, uses: Sequence[Use] = ()
+        self,
+        sequences: Sequences,
+        image: Tensor,
+        timestep: Tensor,
+        uses: Sequence[Use] = (),
+        trace: Tracing = UNTRACED,
     ) -> Tensor:
         """See :meth:`giornata_denoiser.families.protocol.Family.velocity`."""
         conditioning = self._conditioning(sequences, timestep)
-        return FluxForward(self.transformer, self._attend, sequences, conditioning, uses).run(image)
+        return FluxForward(self.transformer, self._attend, sequences, conditioning, uses, trace=trace).run(
+            image
+        )
 
     def unpacked(self, latent: Tensor, grid: tuple[int, int]) -> Tensor:
         """See :meth:`giornata_denoiser.families.protocol.Family.unpacked`; the inverse of `_pack_latents`."""

@@ -19,6 +19,7 @@ from giornata_denoiser.attention import Attention, Outside
 from giornata_denoiser.families.sequences import Beyond, Live, Rotary, Sequences
 from giornata_denoiser.packing import bounds
 from giornata_denoiser.reuse.uses import Recorder, Reuse, Use
+from giornata_denoiser.trace import UNTRACED, Lane, Tracing
 
 Modulation = tuple[Tensor, ...]
 """adaLN vectors, (sequences, inner_dim) each."""
@@ -37,6 +38,7 @@ class FluxForward:
         sequences: the batch.
         conditioning: (sequences, inner_dim), what modulates every block.
         uses: by sequence.
+        trace: told of every block.
     """
 
     def __init__(
@@ -46,9 +48,12 @@ class FluxForward:
         sequences: Sequences,
         conditioning: Tensor,
         uses: Sequence[Use],
+        *,
+        trace: Tracing = UNTRACED,
     ) -> None:
         self._transformer = transformer
         self._attend = attend
+        self._trace = trace
         self._sequences = sequences
         self._conditioning = conditioning
         self._reuses = {s: use for s, use in enumerate(uses) if isinstance(use, Reuse)}
@@ -67,10 +72,12 @@ class FluxForward:
         image = model.x_embedder(image)
         text = model.context_embedder(self._sequences.text)
         for index, block in enumerate(model.transformer_blocks):
-            text, image = self._double_block(index, block, text, self._entering(index, image))
+            with self._trace.span(Lane.COMPUTE, f"block {index}"):
+                text, image = self._double_block(index, block, text, self._entering(index, image))
         joint = self._live.layout.join(text, image)
         for index, block in enumerate(model.single_transformer_blocks, len(model.transformer_blocks)):
-            joint = self._single_block(index, block, self._entering_joint(index, joint))
+            with self._trace.span(Lane.COMPUTE, f"block {index}"):
+                joint = self._single_block(index, block, self._entering_joint(index, joint))
         image = joint.index_select(0, self._live.layout.image_positions)
         image = self._converted(image, self._sequences.live((False,) * self._sequences.layout.sequences), END)
         scale, shift = self._gathered(self._modulation(model.norm_out, 2), self._live.layout.image_sequence)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from giornata_denoiser.families.sequences import Rotary, Sequences
 from giornata_denoiser.reuse.uses import Use
+from giornata_denoiser.trace import UNTRACED, Tracing
 
 
 class Family(Protocol):
@@ -60,7 +61,12 @@ class Family(Protocol):
         """(tokens,) bool: the tokens of one row's picture that its mask touches."""
 
     def velocity(
-        self, sequences: Sequences, image: Tensor, timestep: Tensor, uses: Sequence[Use] = ()
+        self,
+        sequences: Sequences,
+        image: Tensor,
+        timestep: Tensor,
+        uses: Sequence[Use] = (),
+        trace: Tracing = UNTRACED,
     ) -> Tensor:
         """One forward over all sequences.
 
@@ -70,6 +76,7 @@ class Family(Protocol):
             timestep: (sequences,) float32, sigma * 1000.
             uses: by sequence, what it does with a template; none does anything by default. Sequences that take
                 from one have a region.
+            trace: told of every block.
 
         Returns:
             (computed_tokens, 4 * latent_channels): velocity of the regions' tokens, all tokens of sequences without.

@@ -16,6 +16,7 @@ from giornata_denoiser.reuse.device import Arrival, Device, Host
 from giornata_denoiser.reuse.region import Region
 from giornata_denoiser.reuse.stored import Stored
 from giornata_denoiser.reuse.template import Entry
+from giornata_denoiser.trace import UNTRACED, Lane, Tracing
 
 Slab = Outside | Tensor
 
@@ -59,6 +60,7 @@ class Slabs:
         family: whose heads, dtype and device the slabs have.
         device: how they get there.
         waits: told how long who asks had to wait.
+        trace: told of every load.
     """
 
     def __init__(
@@ -70,11 +72,12 @@ class Slabs:
         *,
         device: Device | None = None,
         waits: Waits | None = None,
+        trace: Tracing = UNTRACED,
     ) -> None:
         self.entry = entry
         self._index = region.outside
         self._own, self._family, self._device = own, family, device or Host()
-        self._waits = waits or Waits(lambda: 0.0)
+        self._waits, self._trace = waits or Waits(lambda: 0.0), trace
         self._slabs: dict[tuple[int, Mode], Future[tuple[Slab, Arrival]]] = {}
 
     def keys_values(self, block: int) -> Outside:
@@ -128,9 +131,15 @@ class Slabs:
         """
         slot = self._slabs[block, mode]
         try:
-            with torch.inference_mode(), self._device.loading() as arrival:
+            with (
+                torch.inference_mode(),
+                self._device.loading() as arrival,
+                self._trace.span(
+                    Lane.LOAD, f"block {block}", mode=str(mode), bytes=self.load_bytes(block, mode)
+                ),
+            ):
                 slab = self._gather(block, mode)
-            pause()
+                pause()
             slot.set_result((slab, arrival))
         except Exception as error:  # noqa: BLE001 - a thread's edge: who asks for the slab is told
             slot.set_exception(error)

@@ -20,6 +20,7 @@ from giornata_denoiser.reuse.slabs import Slabs, Waits
 from giornata_denoiser.reuse.template import Entry, Template
 from giornata_denoiser.reuse.uses import Use
 from giornata_denoiser.row import Row
+from giornata_denoiser.trace import UNTRACED, Tracing
 
 UNKNOWN = StepCosts((0.0, 0.0, 1.0, 0.3, 0.0))
 """Of a machine that nobody measured: computing counts tokens, loading nothing."""
@@ -65,6 +66,7 @@ class Sources:
         device: how slabs get to it.
         ahead_bytes: most slabs that are loaded for later steps.
         waits: told how long steps wait for loads.
+        trace: told of every load.
     """
 
     def __init__(
@@ -77,10 +79,11 @@ class Sources:
         device: Device | None = None,
         ahead_bytes: int = 1 << 30,
         waits: Waits | None = None,
+        trace: Tracing = UNTRACED,
     ) -> None:
         self._family, self._loader, self._ahead_bytes = family, loader, ahead_bytes
         self._costs, self._planner, self._device = costs, planner, device or Host()
-        self._waits = waits
+        self._waits, self._trace = waits, trace
         self._served: dict[RowKey, Served] = {}
         self._next: dict[RowKey, Served] = {}
         self._entries: dict[RowKey, Entries] = {}
@@ -104,7 +107,9 @@ class Sources:
 
     def _uses_of(self, row: Row) -> tuple[Use, ...]:
         if row.recording is not None:
-            return (EntryRecorder(row.sigma, self._family.blocks, row.recording.forms, row.recording.bits),)
+            what = row.recording
+            recorder = EntryRecorder(row.sigma, self._family.blocks, what.forms, what.bits, what.first_block)
+            return (recorder,)
         served = self._served.get(row.key)
         return (None,) * len(row.prompts) if served is None else served.uses()
 
@@ -163,7 +168,13 @@ class Sources:
         found = self._shared.get(key)
         if found is None:
             found = self._shared[key] = Slabs(
-                entry, region, own, self._family, device=self._device, waits=self._waits
+                entry,
+                region,
+                own,
+                self._family,
+                device=self._device,
+                waits=self._waits,
+                trace=self._trace,
             )
         return found
 

@@ -1,0 +1,147 @@
+"""When blocks computed and when what they take was loaded, for Perfetto or chrome://tracing.
+
+On a CUDA device times are those of the streams, from events that are read when the trace is written: nothing waits for
+the device meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+
+EVENTS: Final = 200_000
+"""Most spans of a trace; older ones are dropped."""
+Mark = Callable[[], float]
+"""A moment in seconds, known once the device has reached it."""
+
+
+class Lane(StrEnum):
+    """Lines of a trace."""
+
+    STEP = "steps"
+    COMPUTE = "compute"
+    LOAD = "load"
+
+
+class Tracing(Protocol):
+    """Takes in spans, or nothing."""
+
+    def span(self, lane: Lane, name: str, **arguments: object) -> AbstractContextManager[None]:
+        """What is done within, on the current stream of the current thread."""
+
+
+class Untraced:
+    """Takes in nothing."""
+
+    def span(self, lane: Lane, name: str, **arguments: object) -> AbstractContextManager[None]:  # noqa: ARG002 - protocol
+        """Of no interest."""
+        return nullcontext()
+
+
+UNTRACED: Final = Untraced()
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """Something that took time."""
+
+    lane: Lane
+    name: str
+    began: Mark
+    ended: Mark
+    arguments: dict[str, object]
+
+
+class Trace:
+    """Spans of the engine's and the loader's thread; safe to use from both.
+
+    Args:
+        device: whose streams are looked at.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, device: torch.device | str = "cpu", clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._lock = threading.Lock()
+        self._spans: deque[Span] = deque(maxlen=EVENTS)
+        self._clock = clock
+        self._mark = self._host_mark if torch.device(device).type != "cuda" else _DeviceClock(clock).mark
+
+    @contextmanager
+    def span(self, lane: Lane, name: str, **arguments: object) -> Iterator[None]:
+        """See :meth:`Tracing.span`."""
+        began = self._mark()
+        try:
+            yield
+        finally:
+            span = Span(lane, name, began, self._mark(), arguments)
+            with self._lock:
+                self._spans.append(span)
+
+    def spans(self) -> list[tuple[Lane, str, float, float, dict[str, object]]]:
+        """Lane, name, begin and end in seconds, and arguments, in order of their begin; the device has finished all."""
+        with self._lock:
+            spans = list(self._spans)
+        found = [(span.lane, span.name, span.began(), span.ended(), span.arguments) for span in spans]
+        return sorted(found, key=lambda span: span[2])
+
+    def chrome(self) -> dict[str, Any]:
+        """The Trace Event Format's object: complete events in microseconds, a thread for every lane."""
+        lanes = {lane: number for number, lane in enumerate(Lane)}
+        names = [
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": str(lane)}}
+            for lane, number in lanes.items()
+        ]
+        events = [
+            {
+                "ph": "X",
+                "name": name,
+                "cat": str(lane),
+                "pid": 0,
+                "tid": lanes[lane],
+                "ts": began * 1e6,
+                "dur": (ended - began) * 1e6,
+                "args": arguments,
+            }
+            for lane, name, began, ended, arguments in self.spans()
+        ]
+        return {"traceEvents": names + events, "displayTimeUnit": "ms"}
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.chrome()), encoding="utf-8")
+
+    def _host_mark(self) -> Mark:
+        now = self._clock()
+        return lambda: now
+
+
+class _DeviceClock:
+    """Marks by CUDA events, counted from one whose moment the host knows."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._base = self._event()
+        torch.cuda.synchronize()  # once, before anything is traced
+        self._began_s = clock()
+
+    def mark(self) -> Mark:
+        """On the current stream."""
+        event = self._event()
+        return lambda: self._began_s + self._base.elapsed_time(event) / 1e3
+
+    def _event(self) -> Any:
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's is not typed
+        event.record()
+        return event
