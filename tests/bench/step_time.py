@@ -22,8 +22,10 @@ from giornata_denoiser.batch import RowKey
 from giornata_denoiser.families.flux_inpaint import FluxInpaint
 from giornata_denoiser.reuse.recording import EntryRecorder
 from giornata_denoiser.reuse.region import region
-from giornata_denoiser.reuse.sources import Sources
+from giornata_denoiser.reuse.served import preferred
+from giornata_denoiser.reuse.slabs import Slabs
 from giornata_denoiser.reuse.template import Form, Template
+from giornata_denoiser.reuse.uses import Reuse
 from giornata_denoiser.row import Row, build_row
 from giornata_denoiser.sigmas import sigma_grid
 from giornata_denoiser.stepping import denoise_step
@@ -128,9 +130,12 @@ def main() -> None:
 
 def _prepared(family: FluxInpaint, row: Row) -> Callable[[], object]:
     """A step whose slabs are kept from call to call, as an engine does."""
-    sources = Sources(family)
+    if row.region is None or row.template is None:
+        raise ValueError("the row takes from no template")
+    (entry,) = row.template.entries
+    use = Reuse(preferred(entry), Slabs(entry, row.region, row.own_tokens[0], family))
     assembly = assemble(family, [row])
-    return lambda: denoise_step(family, assembly, [row], sources.step([row]).uses)
+    return lambda: denoise_step(family, assembly, [row], [use])
 
 
 def _step(family: FluxInpaint, rows: Sequence[Row], assembly: Any) -> object:

@@ -11,6 +11,7 @@ import torch
 from giornata.planning.blocks import Mode
 from giornata_denoiser.batch import Capacity
 from giornata_denoiser.engine import Engine, Reusing
+from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.reuse.loader import Load, Loaded, Loader
 from giornata_denoiser.reuse.recording import EntryRecorder
 from giornata_denoiser.reuse.region import region
@@ -34,6 +35,11 @@ def slabs(of: Entry) -> Slabs:
     where = region(torch.tensor([[True, False, False], [False, False, False]]), 0)
     assert where is not None
     return Slabs(of, where, own=2, family=tiny_flux.family())
+
+
+def entry_of(of: Family) -> Entry:
+    run = tiny_flux.row(of, Spec("t", grid=(4, 4), steps=1))
+    return done([replace(run, recording=Recording(frozenset({Form.KV}), 8))], None)["t"].entries[0]
 
 
 def done(rows: list[Row], loader: Loader | None) -> dict[str, Row]:
@@ -65,10 +71,26 @@ def test_loading_ahead_changes_no_picture() -> None:
         ahead = done(rows, loader)
     inline = done(rows, None)
     assert all(torch.equal(ahead[name].latent, inline[name].latent) for name in "ab")
-    # Three entries, each gathered once for the two positive sequences, which are of one length, and once for b's other.
-    assert len(heard) == 3 * BLOCKS * 2
-    first = [load.load.block for load in heard[: 2 * BLOCKS]]
+    # Three entries, each gathered once for a's one sequence and once for each of b's two.
+    assert len(heard) == 3 * BLOCKS * 3
+    first = [load.load.block for load in heard[: 3 * BLOCKS]]
     assert first == sorted(first)
+
+
+def test_equal_regions_share_slabs_where_nothing_is_corrected() -> None:
+    of = tiny_flux.family()
+    taken = Template("t", (4, 4), (entry_of(of),))
+    where = region(torch.eye(4, dtype=torch.bool), 0)
+    rows = [
+        replace(tiny_flux.row(of, Spec(name, grid=(4, 4), steps=2, seed=seed)), region=where, template=taken)
+        for seed, name in enumerate("ab")
+    ]
+    heard: list[Loaded] = []
+    with Loader(on_loaded=heard.append) as loader:
+        made = Engine(of, Capacity(8, 10_000), lambda: 0.0, reusing=Reusing(loader, correction_bits=None))
+        made.batch.submit(rows)
+        assert made.step() is not None
+    assert len(heard) == BLOCKS
 
 
 def test_who_asks_waits_for_what_is_expected() -> None:

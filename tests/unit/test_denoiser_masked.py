@@ -14,14 +14,10 @@ from torch import Tensor
 from giornata.planning.blocks import Mode
 from giornata_denoiser.assembly import assemble
 from giornata_denoiser.attention import Outside
-from giornata_denoiser.batch import Capacity
-from giornata_denoiser.engine import Engine
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.reuse.region import Region, region
-from giornata_denoiser.reuse.stored import EXACT
-from giornata_denoiser.reuse.template import Entry, Form, Kept, Template
 from giornata_denoiser.reuse.uses import Reuse, Use
-from giornata_denoiser.row import Recording, Row
+from giornata_denoiser.row import Row
 from giornata_denoiser.sigmas import scale_noise
 from giornata_denoiser.stepping import denoise_step
 from tests.fakes import tiny_flux
@@ -165,84 +161,3 @@ def test_rows_that_differ_in_everything_equal_full_computation(data: st.DataObje
     for row, latent, whole in zip(rows, latents, wanted, strict=True):
         inside = slice(None) if row.region is None else row.region.computed
         torch.testing.assert_close(latent[inside], whole[inside], atol=FLOAT32, rtol=0)
-
-
-FORMS = [frozenset({Form.KV}), frozenset({Form.HIDDEN}), frozenset(Form), frozenset()]
-
-
-@pytest.mark.parametrize("forms", FORMS)
-@pytest.mark.parametrize("scale", [1.0, 2.0])
-def test_an_engine_records_a_template_and_serves_edits_from_it(forms: frozenset[Form], scale: float) -> None:
-    """Every step of an edit takes from the entry of its noise level, as a second implementation does."""
-    of = tiny_flux.family()
-    recording = Recording(forms, bits=EXACT)
-    run = replace(tiny_flux.row(of, Spec("template", grid=(4, 4), steps=4)), recording=recording)
-    other = tiny_flux.row(of, Spec("other", grid=(2, 3), steps=2, true_cfg_scale=2.0, seed=4))
-    made = Engine(of, Capacity(rows=8, tokens=10_000), lambda: 0.0)
-    made.batch.submit([run, other])
-    done = finished(made)
-    template = Template("t", (4, 4), done["template"].entries)
-    assert [entry.sigma for entry in template.entries] == run.sigmas.sigmas[:-1].tolist()
-
-    where = region(torch.eye(4, dtype=torch.bool), 0)
-    assert where is not None
-    spec = Spec("edit", grid=(4, 4), steps=7, text_tokens=3, true_cfg_scale=scale, seed=0)
-    edit = replace(tiny_flux.row(of, spec), region=where, template=template)
-    wanted = edit
-    while not wanted.done:
-        entry = min(template.entries, key=lambda entry: abs(entry.sigma - wanted.sigma))
-        uses = [Reuse(modes_of(forms), Unpacked(entry, where)) for _ in wanted.prompts]
-        wanted = wanted.advanced(step(of, [wanted], uses)[0])
-    made.batch.submit([edit, other])
-    ended = finished(made)
-    torch.testing.assert_close(ended["edit"].latent, wanted.latent, atol=FLOAT32, rtol=0)
-    torch.testing.assert_close(ended["other"].latent, done["other"].latent, atol=FLOAT32, rtol=0)
-    if forms:
-        full = replace(edit, key=replace(edit.key, job_id="full"), template=None)
-        made.batch.submit([full])
-        assert (finished(made)["full"].latent - ended["edit"].latent).abs().max() > 100 * FLOAT32
-
-
-def test_no_entry_within_the_tolerance_means_to_compute_everything() -> None:
-    of = tiny_flux.family()
-    where = region(torch.eye(4, dtype=torch.bool), 0)
-    far = Template("t", (4, 4), (Entry(2.0, (Kept(),) * BLOCKS),))
-    row = replace(tiny_flux.row(of, Spec(grid=(4, 4))), region=where)
-    latents = []
-    for template in (None, far):
-        made = Engine(of, Capacity(rows=1, tokens=1), lambda: 0.0)
-        made.batch.submit([replace(row, template=template, tolerance=0.5)])
-        latents.append(finished(made)["job"].latent)
-    assert torch.equal(*latents)
-
-
-class Unpacked:
-    """An exact entry read without slabs."""
-
-    def __init__(self, entry: Entry, where: Region) -> None:
-        self.entry, self.where = entry, where
-
-    def keys_values(self, block: int) -> Outside:
-        kept = self.entry.blocks[block]
-        assert kept.key is not None
-        assert kept.value is not None
-        key, value = (part.data[self.where.outside].view(-1, 4, 16) for part in (kept.key, kept.value))
-        return Outside(key, value)
-
-    def hidden(self, block: int) -> Tensor:
-        stored = self.entry.blocks[block].hidden
-        assert stored is not None
-        return stored.data[self.where.outside]
-
-
-def modes_of(forms: frozenset[Form]) -> tuple[Mode, ...]:
-    mode = Mode.KV if Form.KV in forms else Mode.HIDDEN if forms else Mode.FULL
-    return (mode,) * BLOCKS
-
-
-def finished(made: Engine) -> dict[str, Row]:
-    rows: dict[str, Row] = {}
-    while (report := made.step()) is not None:
-        assert report.failed == ()
-        rows |= {row.key.job_id: row for row in report.advanced if row.done}
-    return rows

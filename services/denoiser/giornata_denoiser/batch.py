@@ -102,6 +102,11 @@ class Batch(Generic[M]):
         """Background rows, begun or not, in order of arrival."""
         return tuple(self._background.values())
 
+    @property
+    def keys(self) -> tuple[RowKey, ...]:
+        """Of all rows."""
+        return (*self._running, *self._waiting, *self._background)
+
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running) + len(self._background)
 

@@ -23,15 +23,20 @@ from giornata_denoiser.batch import Batch, Capacity, Joining
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.preview_map import PreviewMap
 from giornata_denoiser.previews import RowPreview
+from giornata_denoiser.reuse.correction import Correction
 from giornata_denoiser.reuse.device import Device
 from giornata_denoiser.reuse.loader import Loader
 from giornata_denoiser.reuse.recording import EntryRecorder
-from giornata_denoiser.reuse.slabs import Waits
-from giornata_denoiser.reuse.sources import UNKNOWN, Reuses, Sources
+from giornata_denoiser.reuse.slabs import Slabs, Waits
+from giornata_denoiser.reuse.sources import Reuses, Sources
+from giornata_denoiser.reuse.template import Entry
 from giornata_denoiser.row import Row
 from giornata_denoiser.stepping import denoise_step
 from giornata_denoiser.trace import UNTRACED, Lane, Tracing
 from giornata_denoiser.weighing import Budget, fits
+
+UNKNOWN: Final = StepCosts((0.0, 0.0, 1.0, 0.3, 0.0))
+"""Of a machine that nobody measured: computing counts tokens, loading nothing."""
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -95,6 +100,10 @@ class Reusing:
     """How loads get to the engine's device; None where it is the CPU."""
     ahead_bytes: int = 1 << 30
     """Most slabs that are loaded for later steps."""
+    correction_bits: int | None = 8
+    """Rows compute their first step in full and correct what they take by it, kept in so many bits; None corrects
+    nothing, as FlashPS.
+    """
 
 
 class Engine:
@@ -133,15 +142,30 @@ class Engine:
         self._clock, self._trace = clock, trace
         self._assembled: tuple[tuple[Row, ...], Assembly] | None = None
         self._waits = Waits(clock)
+
+        def make_slabs(entry: Entry, row: Row, own: int, correction: Correction | None) -> Slabs:
+            if row.region is None:
+                raise ValueError(f"row {row.key} computes everything")
+            waits, device = self._waits, how.device
+            return Slabs(
+                entry,
+                row.region,
+                own,
+                family,
+                device=device,
+                waits=waits,
+                trace=trace,
+                correction=correction,
+            )
+
         self._sources = Sources(
             family,
-            how.loader,
-            costs=lambda: how.model.costs,
+            make_slabs,
+            lambda: how.model.costs,
+            loader=how.loader,
             planner=how.planner,
-            device=how.device,
             ahead_bytes=how.ahead_bytes,
-            waits=self._waits,
-            trace=trace,
+            correction_bits=how.correction_bits,
         )
 
     def step(self) -> StepReport | None:
@@ -152,6 +176,7 @@ class Engine:
     def plan(self) -> tuple[Row, ...]:
         """Let waiting rows join and return the rows of this step."""
         rows = self.batch.admit()
+        self._sources.retain(self.batch.keys)
         if not rows:
             self._assembled = None
         return rows

@@ -81,6 +81,8 @@ class Row:
     computed. Read only where there is a region."""
     tolerance: float = 1.0
     """How far the noise level of an entry may be from the row's."""
+    begun: bool = False
+    """Whether it has made a step here: with a template, the first one is computed in full."""
     recording: Recording | None = None
     """Of a template run: what its steps leave behind."""
     entries: tuple[Entry, ...] = ()
@@ -149,12 +151,12 @@ class Row:
     @property
     def tokens(self) -> int:
         """Tokens the row adds to a step."""
-        return sum(self.lengths if self.template is None else self.own_tokens)
+        return sum(self.own_tokens if self.template is not None and self.begun else self.lengths)
 
     def advanced(self, latent: Tensor, entry: Entry | None = None) -> Row:
         """The row after one more step, which may have left an entry behind."""
         entries = self.entries if entry is None else (*self.entries, entry)
-        return replace(self, latent=latent, step=self.step + 1, entries=entries)
+        return replace(self, latent=latent, step=self.step + 1, begun=True, entries=entries)
 
     def export(self) -> Snapshot:
         """The row's state as a value; :func:`build_row` makes an equal row from it and the same inputs."""

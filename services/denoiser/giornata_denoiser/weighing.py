@@ -13,8 +13,8 @@ from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.reuse.served import preferred
 from giornata_denoiser.row import Row
 
-ENTRIES = 2
-"""Whose slabs a row may have at a time: what serves its step, and what will serve a later one."""
+ENTRIES = 3
+"""Of what sizes a row may hold: what serves its step, what will serve a later one, and what it corrects them by."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def step_bytes(rows: Sequence[Row], activation_bytes: float, itemsize: int) -> f
 
 
 def row_bytes(row: Row, itemsize: int) -> int:
-    """What a row holds between steps: its tensors and, at most, the slabs of two entries."""
+    """What a row holds between steps: its tensors and, at most, the slabs of so many entries."""
     held = [row.latent, *row.conditioning.values()]
     held += [tensor for prompt in row.prompts for tensor in (prompt.embeds, prompt.pooled)]
     return sum(tensor.nbytes for tensor in held) + ENTRIES * slab_bytes(row, itemsize)
@@ -91,6 +91,6 @@ def share(tokens: int, caps: Sequence[BatchCap]) -> float:
 
 
 def _modes(row: Row, blocks: int) -> tuple[Mode, ...]:
-    if row.template is None or row.region is None:
+    if row.template is None or row.region is None or not row.begun:
         return (Mode.FULL,) * blocks
     return preferred(row.template.entries[0])

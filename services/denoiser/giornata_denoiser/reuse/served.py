@@ -9,10 +9,11 @@ from typing import Final
 from giornata.planning.batch import BatchPlanner, BatchRow
 from giornata.planning.blocks import Link, Mode
 from giornata.planning.costs import SLABS, Loads, Shape, StepCosts, row_blocks, slab_unit
+from giornata_denoiser.reuse.correction import Correction
 from giornata_denoiser.reuse.loader import Load
 from giornata_denoiser.reuse.slabs import Slabs
 from giornata_denoiser.reuse.template import Entry, Kept
-from giornata_denoiser.reuse.uses import Reuse
+from giornata_denoiser.reuse.uses import Reuse, Use
 
 NOTHING: Final = Loads()
 
@@ -28,6 +29,8 @@ class Served:
     """Of every block; until they are planned, the cheapest of what the blocks kept."""
     final: bool = False
     """Nothing that is still to be loaded would change the modes."""
+    corrections: tuple[Correction, ...] = ()
+    """Of a step that is computed in full to learn them, one of each sequence."""
 
     @property
     def size_bytes(self) -> int:
@@ -39,9 +42,14 @@ class Served:
         """What has to move for the modes."""
         return sum(slabs.load_bytes(block, mode) for slabs, block, mode in self._taken())
 
-    def uses(self) -> tuple[Reuse, ...]:
+    @property
+    def computed(self) -> tuple[Mode, ...]:
+        """What the step computes."""
+        return (Mode.FULL,) * len(self.modes) if self.corrections else self.modes
+
+    def uses(self) -> tuple[Use, ...]:
         """One of each sequence."""
-        return tuple(Reuse(self.modes, slabs) for slabs in self.slabs)
+        return self.corrections or tuple(Reuse(self.modes, slabs) for slabs in self.slabs)
 
     def loads(self) -> tuple[Loads, ...]:
         """What every block's modes would have to move."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +20,13 @@ from giornata_denoiser.reuse.template import Entry
 from giornata_denoiser.trace import UNTRACED, Lane, Tracing
 
 Slab = Outside | Tensor
+
+
+class Corrector(Protocol):
+    """What is added to what a template kept."""
+
+    def correct(self, block: int, part: str, slab: Tensor) -> None:
+        """Change `slab`, (outside, channels): a block's `key`, `value` or `hidden`."""
 
 
 class Waits:
@@ -61,6 +69,7 @@ class Slabs:
         device: how they get there.
         waits: told how long who asks had to wait.
         trace: told of every load.
+        correction: of the sequence, where a step of it has been computed in full.
     """
 
     def __init__(
@@ -73,8 +82,10 @@ class Slabs:
         device: Device | None = None,
         waits: Waits | None = None,
         trace: Tracing = UNTRACED,
+        correction: Corrector | None = None,
     ) -> None:
         self.entry = entry
+        self._correction = correction
         self._index = region.outside
         self._own, self._family, self._device = own, family, device or Host()
         self._waits, self._trace = waits or Waits(lambda: 0.0), trace
@@ -165,18 +176,21 @@ class Slabs:
     def _gather(self, block: int, mode: Mode) -> Slab:
         kept = self.entry.blocks[block]
         if mode is Mode.HIDDEN:
-            return self._gathered(kept.hidden, 0)
+            return self._gathered(block, "hidden", kept.hidden, 0)
         key, value = (
-            _heads(self._gathered(part, self._own), self._family.heads) for part in (kept.key, kept.value)
+            _heads(self._gathered(block, name, part, self._own), self._family.heads)
+            for name, part in (("key", kept.key), ("value", kept.value))
         )
         return Outside(key, value, self._own)
 
-    def _gathered(self, stored: Stored | None, room: int) -> Tensor:
+    def _gathered(self, block: int, part: str, stored: Stored | None, room: int) -> Tensor:
         if stored is None:
             raise LookupError("the template's entry does not hold what the plan takes from it")
         family = self._family
         slab = torch.empty(room + len(self._index), stored.shape[1], dtype=family.dtype, device=family.device)
         self._device.bring(stored).gather(self._index, slab[room:])
+        if self._correction is not None:
+            self._correction.correct(block, part, slab[room:])
         return slab
 
 

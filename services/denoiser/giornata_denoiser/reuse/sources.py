@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
@@ -11,19 +11,17 @@ from giornata.planning.blocks import Mode
 from giornata.planning.costs import Shape, StepCosts, Work, step_work
 from giornata_denoiser.batch import RowKey
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.reuse.device import Device, Host
+from giornata_denoiser.reuse.correction import Correction
 from giornata_denoiser.reuse.loader import Load, Loader
 from giornata_denoiser.reuse.recording import EntryRecorder
-from giornata_denoiser.reuse.region import Region
 from giornata_denoiser.reuse.served import Served, planned, preferred
-from giornata_denoiser.reuse.slabs import Slabs, Waits
-from giornata_denoiser.reuse.template import Entry, Template
+from giornata_denoiser.reuse.slabs import Slabs
+from giornata_denoiser.reuse.template import Entry
 from giornata_denoiser.reuse.uses import Use
 from giornata_denoiser.row import Row
-from giornata_denoiser.trace import UNTRACED, Tracing
 
-UNKNOWN = StepCosts((0.0, 0.0, 1.0, 0.3, 0.0))
-"""Of a machine that nobody measured: computing counts tokens, loading nothing."""
+MakeSlabs = Callable[[Entry, Row, int, Correction | None], Slabs]
+"""Slabs of a row's entry for a sequence that computes so many tokens, corrected or not."""
 
 
 @dataclass(frozen=True)
@@ -43,62 +41,79 @@ class Reuses:
 class Entries:
     """What serves each step of a row."""
 
-    template: Template | None
+    row: Row
     by_step: tuple[Entry | None, ...]
 
     @classmethod
     def of(cls, row: Row) -> Entries:
         """By the noise levels of its steps; a template run takes nothing, nor does a row that computes everything."""
         if row.template is None or row.region is None or row.recording is not None:
-            return cls(row.template, (None,) * row.steps)
+            return cls(row, (None,) * row.steps)
         levels = row.sigmas.sigmas[: row.steps].tolist()
-        return cls(row.template, tuple(row.template.at(level, row.tolerance) for level in levels))
+        return cls(row, tuple(row.template.at(level, row.tolerance) for level in levels))
+
+    def are_of(self, row: Row) -> bool:
+        """Whether `row` is that row some steps later, and not another of its name."""
+        return row.conditioning is self.row.conditioning and row.template is self.row.template
+
+    def at(self, step: int) -> Entry | None:
+        """Of one step, also beyond the last."""
+        return self.by_step[step] if step < len(self.by_step) else None
+
+    def after(self, step: int) -> Entry | None:
+        """The next other one."""
+        now = self.at(step)
+        return next((entry for entry in self.by_step[step + 1 :] if entry not in (None, now)), None)
 
 
 class Sources:
-    """The slabs of running rows. A row that no longer runs leaves none behind.
+    """The slabs of running rows.
 
     Args:
         family: whose slabs they are.
-        loader: loads ahead, this step's slabs and later ones; without it each is loaded when its block asks.
+        make_slabs: makes them.
         costs: of the machine, as they are known now.
+        loader: loads ahead, this step's slabs and later ones; without it each is loaded when its block asks.
         planner: of :data:`giornata.planning.batch.PLANNERS`.
-        device: how slabs get to it.
         ahead_bytes: most slabs that are loaded for later steps.
-        waits: told how long steps wait for loads.
-        trace: told of every load.
+        correction_bits: in which corrections are kept; None corrects nothing.
     """
 
     def __init__(
         self,
         family: Family,
-        loader: Loader | None = None,
+        make_slabs: MakeSlabs,
+        costs: Callable[[], StepCosts],
         *,
-        costs: Callable[[], StepCosts] = lambda: UNKNOWN,
+        loader: Loader | None = None,
         planner: BatchPlanner = plan_batch,
-        device: Device | None = None,
         ahead_bytes: int = 1 << 30,
-        waits: Waits | None = None,
-        trace: Tracing = UNTRACED,
+        correction_bits: int | None = 8,
     ) -> None:
-        self._family, self._loader, self._ahead_bytes = family, loader, ahead_bytes
-        self._costs, self._planner, self._device = costs, planner, device or Host()
-        self._waits, self._trace = waits, trace
+        self._family, self._make_slabs, self._costs = family, make_slabs, costs
+        self._loader, self._planner, self._ahead_bytes = loader, planner, ahead_bytes
+        self._correction_bits = correction_bits
+        self._entries: dict[RowKey, Entries] = {}
+        self._corrections: dict[RowKey, tuple[Correction, ...]] = {}
         self._served: dict[RowKey, Served] = {}
         self._next: dict[RowKey, Served] = {}
-        self._entries: dict[RowKey, Entries] = {}
-        self._shared: WeakValueDictionary[tuple[int, bytes, int], Slabs] = WeakValueDictionary()
+        self._shared: WeakValueDictionary[tuple[object, ...], Slabs] = WeakValueDictionary()
+
+    def retain(self, keys: Collection[RowKey]) -> None:
+        """Forget all rows but these."""
+        for known in (self._entries, self._corrections, self._served, self._next):
+            for key in known.keys() - keys:
+                del known[key]
 
     def step(self, rows: Sequence[Row]) -> Reuses:
         """What the next step of the batch of `rows` takes and records; begins to load what it takes."""
-        before = (self._served, self._next)
-        self._entries = {row.key: self._entries_of(row) for row in rows if row.template is not None}
-        self._served = dict(self._serving(rows, before))
-        self._next = dict(self._following(rows, before))
+        for row in rows:
+            self._advance(row)
+        self._look_ahead(rows)
         costs = self._costs()
         predicted_ms = self._plan(rows, costs)
         work = step_work(*self._computed(rows))
-        missing = sum(served.missing_bytes for served in self._served.values())
+        missing = sum(self._served[row.key].missing_bytes for row in rows if row.key in self._served)
         if self._loader is not None:
             self._loader.schedule(self._loads(rows))
         of_rows = [self._uses_of(row) for row in rows]
@@ -113,89 +128,87 @@ class Sources:
         served = self._served.get(row.key)
         return (None,) * len(row.prompts) if served is None else served.uses()
 
-    def _serving(
-        self, rows: Sequence[Row], before: Sequence[Mapping[RowKey, Served]]
-    ) -> Iterator[tuple[RowKey, Served]]:
-        """Every row's source in this step; what is here already stays."""
-        for row in rows:
-            entry = self._entry(row, row.step)
-            if entry is not None:
-                yield row.key, self._of(row, entry, before)
+    def _advance(self, row: Row) -> None:
+        """What serves the row's step; what is here already stays."""
+        known = self._entries.get(row.key)
+        if known is None or not known.are_of(row):
+            self.retain([key for key in self._entries if key != row.key])
+            known = self._entries[row.key] = Entries.of(row)
+        entry, served = known.at(row.step), self._served.pop(row.key, None)
+        if entry is None:
+            return
+        ahead = self._next.get(row.key)
+        if ahead is not None and ahead.entry is entry:
+            served = self._next.pop(row.key)
+        if served is None or served.entry is not entry:
+            served = self._made(row, entry)
+        elif served.corrections:
+            served = replace(served, corrections=())
+        self._served[row.key] = self._correcting(row, served)
 
-    def _following(
-        self, rows: Sequence[Row], before: Sequence[Mapping[RowKey, Served]]
-    ) -> Iterator[tuple[RowKey, Served]]:
-        """Every row's next source, where it will have another one, as far as there is room."""
+    def _correcting(self, row: Row, served: Served) -> Served:
+        """Computed in full, if that has not been done and a later step profits."""
+        lasts = any(self._entries[row.key].by_step[row.step + 1 :])
+        if self._correction_bits is None or row.region is None or row.key in self._corrections or not lasts:
+            return served
+        bits = self._correction_bits
+        made = tuple(Correction(slabs, row.region, bits) for slabs in served.slabs)
+        self._corrections[row.key] = made
+        return replace(served, corrections=made)
+
+    def _look_ahead(self, rows: Sequence[Row]) -> None:
+        """The next other source of rows, as far as there is room; not before their correction is known."""
         room = self._ahead_bytes
-        for row in rows:
-            now = self._served.get(row.key)
-            later = (self._entry(row, step) for step in range(row.step + 1, row.steps))
-            entry = next((e for e in later if e is not None and (now is None or e is not now.entry)), None)
-            if entry is None or self._loader is None:
+        for row in rows if self._loader is not None else ():
+            entry, now = self._entries[row.key].after(row.step), self._served.get(row.key)
+            if entry is None or (now is not None and now.corrections):
                 continue
-            served = self._of(row, entry, before)
+            served = self._next.get(row.key)
+            if served is None or served.entry is not entry:
+                served = self._made(row, entry)
             room -= served.size_bytes
             if room < 0:
-                return
-            yield row.key, served
-
-    def _of(self, row: Row, entry: Entry, before: Sequence[Mapping[RowKey, Served]]) -> Served:
-        here = (known[row.key] for known in before if row.key in known)
-        kept = next((served for served in here if served.entry is entry), None)
-        return kept or self._made(row, entry)
-
-    def _entry(self, row: Row, step: int) -> Entry | None:
-        """What serves a row's step, if anything does."""
-        known = self._entries.get(row.key)
-        return None if known is None or step >= row.steps else known.by_step[step]
-
-    def _entries_of(self, row: Row) -> Entries:
-        """Found once a row."""
-        known = self._entries.get(row.key)
-        if known is None or known.template is not row.template:
-            return Entries.of(row)
-        return known
+                self._next.pop(row.key, None)
+            else:
+                self._next[row.key] = served
 
     def _made(self, row: Row, entry: Entry) -> Served:
-        region = row.region
-        if region is None:
-            raise ValueError(f"row {row.key} computes everything")
-        slabs = tuple(self._slabs(entry, region, own) for own in row.own_tokens)
+        corrections = self._corrections.get(row.key, (None,) * len(row.prompts))
+        slabs = tuple(
+            self._slabs(row, entry, own, correction)
+            for own, correction in zip(row.own_tokens, corrections, strict=True)
+        )
         return Served(entry, slabs, row.shapes, preferred(entry))
 
-    def _slabs(self, entry: Entry, region: Region, own: int) -> Slabs:
-        key = id(entry), region.digest, own
+    def _slabs(self, row: Row, entry: Entry, own: int, correction: Correction | None) -> Slabs:
+        """Those of another sequence, if nothing is the row's own: neither now nor once it is corrected."""
+        if row.region is None or self._correction_bits is not None:
+            return self._make_slabs(entry, row, own, correction)
+        key = id(entry), row.region.digest, own
         found = self._shared.get(key)
         if found is None:
-            found = self._shared[key] = Slabs(
-                entry,
-                region,
-                own,
-                self._family,
-                device=self._device,
-                waits=self._waits,
-                trace=self._trace,
-            )
+            found = self._shared[key] = self._make_slabs(entry, row, own, None)
         return found
 
     def _plan(self, rows: Sequence[Row], costs: StepCosts) -> float:
         """Choose the modes of rows whose modes may still change; the step's predicted end in ms, 0 if none does."""
-        open_ = {row.key: row for row in rows if row.key in self._served and not self._served[row.key].final}
+        here = {row.key: row for row in rows if row.key in self._served}
+        open_ = [key for key in here if not (self._served[key].final or self._served[key].corrections)]
         if not open_:
             return 0.0
         beside, modes = self._computed([row for row in rows if row.key not in open_])
-        blocks = self._family.blocks
         # Costs of the step itself are spread over its blocks: time that loads may hide behind.
-        beside_ms = costs.step_ms(step_work(beside, modes)) / blocks
-        following = [
-            None if self._entry(row, row.step + 1) is self._served[key].entry else self._next.get(key)
-            for key, row in open_.items()
-        ]
-        chosen, ended_ms = planned(
-            [self._served[key] for key in open_], following, costs, beside_ms, self._planner
-        )
+        beside_ms = costs.step_ms(step_work(beside, modes)) / self._family.blocks
+        following = [self._next.get(key) if self._changes(here[key]) else None for key in open_]
+        served = [self._served[key] for key in open_]
+        chosen, ended_ms = planned(served, following, costs, beside_ms, self._planner)
         self._served |= dict(zip(open_, chosen, strict=True))
         return ended_ms
+
+    def _changes(self, row: Row) -> bool:
+        """Whether the next step is served by another entry than this one."""
+        known = self._entries[row.key]
+        return known.at(row.step + 1) is not known.at(row.step)
 
     def _computed(self, rows: Sequence[Row]) -> tuple[list[Shape], list[tuple[Mode, ...]]]:
         """The shapes of all sequences of `rows` and the modes of their blocks."""
@@ -205,19 +218,19 @@ class Sources:
         for row in rows:
             served = self._served.get(row.key)
             shapes += row.shapes
-            modes += [full if served is None else served.modes] * len(row.shapes)
+            modes += [full if served is None else served.computed] * len(row.shapes)
         return shapes, modes
 
     def _loads(self, rows: Sequence[Row]) -> Iterator[Load]:
         """In the order of their use: this step's, what it did without and the next step can use, later ones."""
-        yield from _in_order(self._served.values())
-        again = [
-            replace(self._served[row.key], modes=preferred(self._served[row.key].entry))
+        now = {row.key: self._served[row.key] for row in rows if row.key in self._served}
+        yield from _in_order(now.values())
+        yield from _in_order(
+            replace(now[row.key], modes=preferred(now[row.key].entry))
             for row in rows
-            if row.key in self._served and self._entry(row, row.step + 1) is self._served[row.key].entry
-        ]
-        yield from _in_order(again)
-        yield from _in_order(self._next.values())
+            if row.key in now and not self._changes(row)
+        )
+        yield from _in_order(self._next[row.key] for row in rows if row.key in self._next)
 
 
 def _in_order(served: Iterable[Served]) -> Iterator[Load]:

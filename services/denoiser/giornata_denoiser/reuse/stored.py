@@ -67,12 +67,26 @@ class Stored:
             out.copy_(chosen)
             return
         scale, low = (part.to(out.dtype) for part in (self.scale, self.low))
-        if self.bits == 8:
-            torch.addcmul(low, chosen.to(out.dtype), scale, out=out)
-            return
         half = chosen.shape[1]
-        torch.addcmul(low[:half], (chosen & 15).to(out.dtype), scale[:half], out=out[:, :half])
-        torch.addcmul(low[half:], (chosen >> 4).to(out.dtype), scale[half:], out=out[:, half:])
+        for levels, channels in _levels(chosen, self.bits):
+            part = slice(channels * half, (channels + 1) * half)
+            torch.addcmul(low[part], levels.to(out.dtype), scale[part], out=out[:, part])
+
+    def add_to(self, out: Tensor) -> None:
+        """Add all tokens to `out`, (tokens, channels) on this tensor's device."""
+        if self.scale is None or self.low is None:
+            out += self.data
+            return
+        scale, low = (part.to(out.dtype) for part in (self.scale, self.low))
+        half = self.data.shape[1]
+        for levels, channels in _levels(self.data, self.bits):
+            part = slice(channels * half, (channels + 1) * half)
+            out[:, part].addcmul_(levels.to(out.dtype), scale[part]).add_(low[part])
+
+
+def _levels(data: Tensor, bits: int) -> tuple[tuple[Tensor, int], ...]:
+    """Levels and the number of their channels' half, of which 8 bits have one."""
+    return ((data, 0),) if bits == 8 else ((data & 15, 0), (data >> 4, 1))
 
 
 def store(tensor: Tensor, bits: int) -> Stored:
