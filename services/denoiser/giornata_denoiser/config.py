@@ -9,6 +9,8 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from giornata.checkpoints import ModelConfig
+from giornata.planning.batch import PLANNERS
+from giornata_denoiser.batch import Joining
 from giornata_denoiser.reuse.stored import BITS
 from giornata_denoiser.reuse.template import Form
 
@@ -22,6 +24,9 @@ class TemplatePolicy(StrEnum):
     """The template is recorded first."""
     OFF = "off"
     """Nothing is recorded; what there is serves."""
+
+
+PlannerName = StrEnum("PlannerName", {name.upper(): name for name in PLANNERS})  # type: ignore[misc]  # from a table
 
 
 class DenoiserConfig(ModelConfig):
@@ -50,6 +55,44 @@ class DenoiserConfig(ModelConfig):
         None, description="Where recorded templates outlive the process; default nowhere."
     )
     template_disk_mb: int = Field(16_384, ge=0, description="Recorded templates in that folder, in MiB.")
+    template_budget_mb: int | None = Field(
+        None,
+        ge=1,
+        description="Most of one template, in MiB: fewer noise levels are recorded, then fewer blocks; default no limit.",
+    )
+    template_device_mb: int = Field(
+        4096, ge=0, description="Of recorded templates on a GPU, beside what running rows take; in MiB."
+    )
+    template_ahead_mb: int = Field(
+        1024, ge=0, description="Most that is loaded from templates for later steps, in MiB."
+    )
+    template_correction: bool = Field(
+        True,
+        description="An edit's first step computes everything, and corrects by it what later steps take from the template.",
+    )
+    planner: PlannerName = Field(
+        PlannerName.EXACT,
+        description="How blocks are chosen that take from templates: exact, or a baseline (greedy; kv, hidden, full for all).",
+    )
+    batching: Joining = Field(
+        Joining.STEP,
+        description="When waiting rows join: at a `step`, or per `request`, when all others have left.",
+    )
+    batch_caps: bool = Field(
+        False, description="No more rows share a step than the profile says make it worth while."
+    )
+    step_limit_ms: float | None = Field(
+        None, gt=0, description="Rows join while a step is predicted to take no longer; default no limit."
+    )
+    memory_mb: int | None = Field(
+        None,
+        ge=1,
+        description="For rows and activations, in MiB; default most of what is free on a GPU, no limit on a CPU.",
+    )
+    trace_file: Path | None = Field(
+        None, description="Where a trace of steps, blocks and loads is written for Perfetto; default nowhere."
+    )
+    trace_steps: int = Field(256, ge=1, description="Steps that the trace covers, from the start.")
     capacity_tokens: int = Field(
         65_536, ge=1, description="Most text and image tokens of one step; a larger row runs alone."
     )
