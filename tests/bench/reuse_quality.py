@@ -6,25 +6,35 @@ Every switch beside the default: form, bits, recorded levels, halo. ``python -m 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from deploy.quality import cases, metrics
+from giornata_denoiser.engine import Reusing
 from giornata_denoiser.reuse.template import Form, Template
-from giornata_denoiser.row import Recording
+from giornata_denoiser.row import Recording, Row
+from giornata_prepost.pictures import Pixels
 from tests.bench.bench_model import BenchModel, Request, box_of
+from tests.bench.pareto import pareto
 from tests.bench.report import write
 
 MODEL: Final = Path("deploy/model/fresco")
 STEPS: Final = 20
 STRICT: Final = 0
 """Recorded noise levels: those of the edit's own steps."""
+BITS: Final = (0, 8, 4)
+LEVELS: Final = (4, 8, 16, STRICT)
+HALOS: Final = (0, 1, 2)
+ANYWHERE, SAME = 1.0, 1e-4
+"""Tolerances of noise levels."""
 
 
 @dataclass(frozen=True)
@@ -32,68 +42,130 @@ class Switches:
     """One way to reuse."""
 
     form: Form = Form.KV
-    bits: int = 8
-    levels: int = 8
+    bits: int = 4
+    levels: int = 7
     """Recorded noise levels; 0 for the edit's own."""
     halo: int = 1
+    corrected: bool = True
+    """By a first step that is computed in full."""
 
 
-def variants() -> Iterator[Switches]:
-    """The default, then each switch by itself, then the combinations that the Pareto front is drawn of."""
+def axes() -> Iterator[Switches]:
+    """The default, and every switch by itself."""
     yield Switches()
-    for form in Form:
-        for bits in (0, 8, 4):
-            for levels in (4, 8, 16, STRICT):
-                for halo in (0, 1, 2):
-                    yield Switches(form, bits, levels, halo)
+    yield Switches(corrected=False)
+    yield Switches(form=Form.HIDDEN)
+    yield from (Switches(bits=bits) for bits in BITS)
+    yield from (Switches(levels=levels) for levels in LEVELS)
+    yield from (Switches(halo=halo) for halo in HALOS)
+    yield Switches(bits=0, levels=STRICT)
+    yield Switches(bits=8, levels=4)
+    yield from (Switches(halo=halo, corrected=False) for halo in HALOS)
 
 
-def compared(
-    model: BenchModel, requests: Sequence[Request], chosen: Sequence[Switches]
-) -> Iterator[dict[str, Any]]:
-    """A row of the table for every variant."""
-    full = {
-        halo: model.run(model.edit(request, halo) for request in requests)
-        for halo in {s.halo for s in chosen}
-    }
-    pictures = {halo: [model.decode(row) for row in rows] for halo, rows in full.items()}
-    templates: dict[tuple[Form, int, int], list[Template]] = {}
-    for switches in chosen:
-        form, bits, levels, halo = astuple(switches)
-        key = (form, bits, levels)
-        if key not in templates:
-            templates.clear()
-            recording = Recording(frozenset({form}), bits)
-            templates[key] = [model.template(r, recording, levels or model.steps) for r in requests]
+def product() -> Iterator[Switches]:
+    """Everything combined with everything, corrected."""
+    for form, bits, levels, halo in itertools.product(Form, BITS, LEVELS, HALOS):
+        yield Switches(form, bits, levels, halo)
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """One edit computed in full, from the noise that reuse has."""
+
+    request: Request
+    picture: Pixels
+    box: NDArray[np.bool_]
+
+
+class Comparison:
+    """Edits with reuse beside the same edits in full.
+
+    Args:
+        model: that computes both.
+        requests: the edits.
+    """
+
+    def __init__(self, model: BenchModel, requests: Sequence[Request]) -> None:
+        self._model, self._requests = model, requests
+        self._full: dict[int, list[Reference]] = {}
+        self._templates: tuple[object, list[Template]] = None, []
+
+    def row(self, switches: Switches) -> dict[str, Any]:
+        """Of the table."""
+        model, templates = self._model, self._recorded(switches)
         rows = []
-        for request, template in zip(requests, templates[key], strict=True):
-            row = model.edit(request, halo)
-            tolerance = 1.0 if levels else 1e-4
-            rows.append(replace(row, region=model.region(row, halo), template=template, tolerance=tolerance))
-        boxes = [box_of(request.mask) for request in requests]
-        fast = [model.decode(row) for row in model.run(rows)]
-        scores = [metrics.ssim(a, b, box) for a, b, box in zip(fast, pictures[halo], boxes, strict=True)]
-        peaks = [metrics.psnr_db(a, b, box) for a, b, box in zip(fast, pictures[halo], boxes, strict=True)]
-        yield {
-            "form": str(form),
-            "bits": bits or 32,
-            "levels": levels or "strict",
-            "halo": halo,
-            "SSIM": round(statistics.mean(scores), 4),
-            "least": round(min(scores), 4),
-            "PSNR dB": round(statistics.mean(peaks), 2),
-            "KiB": round(statistics.mean(t.size_bytes for t in templates[key]) / 1024, 1),
-            "computed": round(statistics.mean(row.computed_tokens / row.image_tokens for row in rows), 3),
+        for request, template in zip(self._requests, templates, strict=True):
+            row = model.edit(request, switches.halo)
+            where, tolerance = model.region(row, switches.halo), ANYWHERE if switches.levels else SAME
+            rows.append(replace(row, region=where, template=template, tolerance=tolerance))
+        how = Reusing(correction_bits=switches.bits if switches.corrected else None)
+        pictures = [model.decode(row) for row in model.run(rows, how)]
+        return {
+            **_named(switches),
+            **_scores(pictures, self._in_full(switches.halo)),
+            "KiB": round(statistics.mean(t.size_bytes for t in templates) / 1024, 1),
+            "share of full": round(statistics.mean(_cost(row, switches) for row in rows), 3),
         }
+
+    def _in_full(self, halo: int) -> list[Reference]:
+        """With the noise of this halo."""
+        if halo not in self._full:
+            rows = self._model.run(self._model.edit(request, halo) for request in self._requests)
+            self._full[halo] = [
+                Reference(request, self._model.decode(row), box_of(request.mask))
+                for request, row in zip(self._requests, rows, strict=True)
+            ]
+        return self._full[halo]
+
+    def _recorded(self, switches: Switches) -> list[Template]:
+        """The latest stay, so that variants in order of them record little."""
+        key = (switches.form, switches.bits, switches.levels)
+        if self._templates[0] != key:
+            recording = Recording(frozenset({switches.form}), switches.bits)
+            steps = switches.levels or self._model.steps
+            self._templates = key, [self._model.template(r, recording, steps) for r in self._requests]
+        return self._templates[1]
+
+
+def _named(switches: Switches) -> dict[str, Any]:
+    return {
+        "form": str(switches.form),
+        "bits": switches.bits or 32,
+        "levels": switches.levels or "strict",
+        "halo": switches.halo,
+        "corrected": switches.corrected,
+    }
+
+
+def _scores(pictures: Sequence[Pixels], full: Sequence[Reference]) -> dict[str, float]:
+    """Inside the masks' boxes, and over whole pictures."""
+    pairs = list(zip(pictures, full, strict=True))
+    inside = [metrics.ssim(picture, ref.picture, ref.box) for picture, ref in pairs]
+    peaks = [metrics.psnr_db(picture, ref.picture, ref.box) for picture, ref in pairs]
+    whole = [metrics.ssim(picture, ref.picture, np.ones_like(ref.box)) for picture, ref in pairs]
+    return {
+        "SSIM box": round(statistics.mean(inside), 4),
+        "least": round(min(inside), 4),
+        "PSNR box": round(statistics.mean(peaks), 2),
+        "SSIM": round(statistics.mean(whole), 4),
+    }
+
+
+def _cost(row: Row, switches: Switches) -> float:
+    """Tokens that the edit computes, text included, over those of full computation."""
+    text = len(row.prompt.embeds)
+    masked = (text + row.computed_tokens) / (text + row.image_tokens)
+    return (1 + masked * (row.steps - 1)) / row.steps if switches.corrected else masked
 
 
 def main() -> None:
     """Print the table and write ``out/bench/reuse_quality.json``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--model", type=Path, default=MODEL)
-    parser.add_argument("--limit", type=int, default=48, help="held-out edits (default 48)")
+    parser.add_argument("--limit", type=int, default=12, help="held-out edits (default 12)")
     parser.add_argument("--side", type=int, default=256, help="of the pictures: 128 or 256 (default 256)")
-    parser.add_argument("--variants", type=int, help="only so many of the variants")
+    parser.add_argument("--all", action="store_true", help="every combination, not one switch at a time")
     parser.add_argument("--guidance", type=float, default=30.0)
     options = parser.parse_args()
     torch.set_num_threads(2)
@@ -104,13 +176,21 @@ def main() -> None:
         for case in [cases.draw(slot)]
     ]
     model = BenchModel(options.model, steps=STEPS, guidance=options.guidance)
-    chosen = list(dict.fromkeys(variants()))[: options.variants]
+    comparison = Comparison(model, requests)
     rows = []
-    for row in compared(model, requests, chosen):
-        print(row, flush=True)
-        rows.append(row)
+    for switches in sorted(dict.fromkeys(product() if options.all else axes()), key=_order):
+        rows.append(comparison.row(switches))
+        print(rows[-1], flush=True)
     workload = {"edits": len(requests), "side": options.side, "steps": STEPS, "guidance": options.guidance}
-    write("reuse_quality", rows, workload=workload)
+    path = write("reuse_quality", rows, workload=workload)
+    picture = path.with_suffix(".svg")
+    picture.write_text(pareto(rows), encoding="utf-8")
+    print(f"written to {picture}")
+
+
+def _order(switches: Switches) -> tuple[object, ...]:
+    """Variants of one recording in a row."""
+    return switches.form, switches.bits, switches.levels, switches.corrected, switches.halo
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from giornata.planning.batch import PLANNERS, BatchPlan, BatchPlanner, BatchRow, plan_batch
+from giornata.planning.batch import PLANNERS, BatchPlan, BatchPlanner, BatchRow, PlannerName, plan_batch
 from giornata.planning.blocks import Link, Mode
 from giornata.planning.costs import StepCosts, Work
 from giornata.planning.profile import BatchCap
@@ -202,8 +202,8 @@ def test_any_modes_give_the_runs_own_step(seed: int, *, ahead: bool) -> None:
     torch.testing.assert_close(row.latent[place.computed], wanted[place.computed], atol=FLOAT32, rtol=0)
 
 
-@pytest.mark.parametrize("planner", sorted(PLANNERS))
-def test_every_planner_serves_an_edit_to_its_end(planner: str) -> None:
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_every_planner_serves_an_edit_to_its_end(planner: PlannerName) -> None:
     of = tiny_flux.family()
     taken = template(of, frozenset(Form), steps=3)
     row = edit(of, taken, Spec("edit", grid=GRID, steps=6, seed=2))

@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from giornata.checkpoints import ModelConfig
-from giornata.planning.batch import PLANNERS
+from giornata.planning.batch import PlannerName
 from giornata_denoiser.batch import Joining
 from giornata_denoiser.reuse.stored import BITS
 from giornata_denoiser.reuse.template import Form
@@ -26,15 +26,9 @@ class TemplatePolicy(StrEnum):
     """Nothing is recorded; what there is serves."""
 
 
-PlannerName = StrEnum("PlannerName", {name.upper(): name for name in PLANNERS})  # type: ignore[misc]  # from a table
+class TemplateConfig(ModelConfig):
+    """What is recorded, where it is kept and how it is taken from."""
 
-
-class DenoiserConfig(ModelConfig):
-    """Configuration of a denoiser."""
-
-    capacity_rows: int = Field(
-        8, ge=1, le=1024, description="Most rows of one step, and of what is accepted."
-    )
     template_policy: TemplatePolicy = Field(
         TemplatePolicy.BACKGROUND, description="What happens where an edit's template has not been recorded."
     )
@@ -58,7 +52,7 @@ class DenoiserConfig(ModelConfig):
     template_budget_mb: int | None = Field(
         None,
         ge=1,
-        description="Most of one template, in MiB: fewer noise levels are recorded, then fewer blocks; default no limit.",
+        description="Most of one template, in MiB: it records fewer noise levels, then fewer blocks; default no limit.",
     )
     template_device_mb: int = Field(
         4096, ge=0, description="Of recorded templates on a GPU, beside what running rows take; in MiB."
@@ -67,19 +61,33 @@ class DenoiserConfig(ModelConfig):
         1024, ge=0, description="Most that is loaded from templates for later steps, in MiB."
     )
     template_correction: bool = Field(
-        True,
-        description="An edit's first step computes everything, and corrects by it what later steps take from the template.",
+        default=True,
+        description="An edit's first step computes everything and corrects what the later ones take from the template.",
+    )
+
+    @model_validator(mode="after")
+    def _bits_are_known(self) -> Self:
+        if self.template_bits not in BITS:
+            raise ValueError(f"template_bits must be one of {', '.join(map(str, BITS))}")
+        return self
+
+
+class DenoiserConfig(TemplateConfig):
+    """Configuration of a denoiser."""
+
+    capacity_rows: int = Field(
+        8, ge=1, le=1024, description="Most rows of one step, and of what is accepted."
     )
     planner: PlannerName = Field(
         PlannerName.EXACT,
-        description="How blocks are chosen that take from templates: exact, or a baseline (greedy; kv, hidden, full for all).",
+        description="Which blocks take from templates: `exact` decides best, the others are baselines.",
     )
     batching: Joining = Field(
         Joining.STEP,
         description="When waiting rows join: at a `step`, or per `request`, when all others have left.",
     )
     batch_caps: bool = Field(
-        False, description="No more rows share a step than the profile says make it worth while."
+        default=False, description="No more rows share a step than the profile says make it worth while."
     )
     step_limit_ms: float | None = Field(
         None, gt=0, description="Rows join while a step is predicted to take no longer; default no limit."
@@ -96,9 +104,3 @@ class DenoiserConfig(ModelConfig):
     capacity_tokens: int = Field(
         65_536, ge=1, description="Most text and image tokens of one step; a larger row runs alone."
     )
-
-    @model_validator(mode="after")
-    def _bits_are_known(self) -> Self:
-        if self.template_bits not in BITS:
-            raise ValueError(f"template_bits must be one of {', '.join(map(str, BITS))}")
-        return self

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
@@ -77,10 +78,30 @@ def each(planner: Planner) -> BatchPlanner:
     return planned
 
 
-PLANNERS: Final[Mapping[str, BatchPlanner]] = MappingProxyType(
-    {"exact": plan_batch, "greedy": each(greedy)} | {str(mode): each(always(mode)) for mode in Mode}
+class PlannerName(StrEnum):
+    """What a planner is called in configurations and benchmarks."""
+
+    EXACT = "exact"
+    """:func:`plan_batch`."""
+    GREEDY = "greedy"
+    """Algorithm 1 of FlashPS."""
+    KV = "kv"
+    """Everything from the cache: FlashPS's strawman loading (figure 9)."""
+    HIDDEN = "hidden"
+    """Likewise, of inputs that are projected again."""
+    FULL = "full"
+    """No reuse."""
+
+
+PLANNERS: Final[Mapping[PlannerName, BatchPlanner]] = MappingProxyType(
+    {
+        PlannerName.EXACT: plan_batch,
+        PlannerName.GREEDY: each(greedy),
+        PlannerName.KV: each(always(Mode.KV)),
+        PlannerName.HIDDEN: each(always(Mode.HIDDEN)),
+        PlannerName.FULL: each(always(Mode.FULL)),
+    }
 )
-"""`kv` and `hidden` are FlashPS's strawman loading (figure 9), `full` is no reuse."""
 
 
 def evaluate(rows: Sequence[BatchRow], modes: Sequence[Modes], link: Link, base_ms: float = 0.0) -> BatchPlan:
