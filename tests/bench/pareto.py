@@ -1,4 +1,4 @@
-"""What reuse costs in picture against what it stores and computes, drawn: every variant a point, the front a line. Pure."""
+"""What reuse costs in picture against what it stores and computes: every variant a point, the front a line. Pure."""
 
 from __future__ import annotations
 
