@@ -32,7 +32,10 @@ class RowProgress(Wire):
 
 
 class StepSample(Wire):
-    """One engine step: what was computed and how long it took; the router's regressions are fitted to these."""
+    """One engine step: what was computed and how long it took; the router's regressions are fitted to these.
+
+    Tokens and pairs are means over the transformer's blocks, of all sequences together.
+    """
 
     rows: int
     sequences: int
@@ -40,12 +43,42 @@ class StepSample(Wire):
     image_tokens: int
     """Computed ones; the others are taken from templates."""
     text_tokens: int
+    projected_tokens: int = 0
+    """Image tokens whose keys and values alone are computed, from a hidden state."""
     attention_pairs: int
     """Sum over sequences of their computed tokens times all of their tokens."""
+    loaded_bytes: int = 0
+    """Moved to the device for this step, in the device's dtype."""
     assemble_ms: float
     """Putting the batch together."""
     step_ms: float
     """The whole step, assembly included."""
+    predicted_ms: float | None = None
+    """What the worker's cost model said before; None for one that was not asked."""
+
+
+class CostFit(Wire):
+    """A worker's linear model of one thing that takes time; see :mod:`giornata.planning.costs`."""
+
+    weights: tuple[float, ...]
+    """ms per unit."""
+    r2: float
+    """Over the worker's latest samples; of the fit that it began with, where there are too few."""
+    residual_ms: float
+    """Median of absolute residuals, likewise."""
+    samples: int
+    """Taken in since the start."""
+    outliers: int
+    """Left out since the start."""
+
+
+class WorkerCosts(Wire):
+    """What a worker's steps and loads cost, as it sees it now."""
+
+    compute: CostFit
+    """By :data:`giornata.planning.costs.COMPUTE`."""
+    load: CostFit
+    """By :data:`giornata.planning.costs.LOAD`."""
 
 
 class WorkerState(Wire):
@@ -59,6 +92,8 @@ class WorkerState(Wire):
     """Row steps since the start."""
     samples: tuple[StepSample, ...] = ()
     """Of the steps since the last telemetry, at most 16."""
+    costs: WorkerCosts | None = None
+    """None for a worker that has no cost model."""
 
 
 class QueueState(Wire):

@@ -54,6 +54,11 @@ class DenoiserConfig(ModelConfig):
         65_536, ge=1, description="Most text and image tokens of one step; a larger row runs alone."
     )
 
+    profile: Path | None = Field(
+        None,
+        description="What steps cost here, as `giornata profile` has measured it; default a few steps at the start.",
+    )
+
     @model_validator(mode="after")
     def _bits_are_known(self) -> Self:
         if self.template_bits not in BITS:

@@ -23,12 +23,14 @@ from giornata.errors import InternalError
 from giornata.events import EventKind
 from giornata.jobs import Job
 from giornata.messages import CancelRows, RunReply, RunRequest
+from giornata.planning.profile import Profile
 from giornata.records import Records
 from giornata.workers import ServiceName, ServiceState, StepSample, WorkerState
 from giornata_denoiser.batch import Capacity, RowKey
 from giornata_denoiser.carrying import Carrier
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.costing import CostModel
 from giornata_denoiser.engine import Engine, StepReport
 from giornata_denoiser.inputs import rows_of
 from giornata_denoiser.loop import EngineLoop
@@ -54,12 +56,20 @@ class Denoiser:
     _templates: Templates
 
     def __init__(
-        self, config: DenoiserConfig, bus: Bus, blobs: BlobStore, records: Records, checkpoint: Checkpoint
+        self,
+        config: DenoiserConfig,
+        bus: Bus,
+        blobs: BlobStore,
+        records: Records,
+        checkpoint: Checkpoint,
+        *,
+        profile: Profile,
     ) -> None:
         self._config = config
         self._bus = bus
         self._blobs = blobs
         self._checkpoint = checkpoint
+        self._costs = CostModel(profile)
         self._outcomes = Outcomes(blobs, records, config.instance)
         self._reports: asyncio.Queue[StepReport] = asyncio.Queue()
         self._previews: asyncio.Queue[tuple[RunRequest, RowPreview]] = asyncio.Queue()
@@ -206,4 +216,5 @@ class Denoiser:
             waiting=tuple(row for row, here in zip(rows, joined, strict=True) if not here),
             steps_total=self._steps_total,
             samples=samples,
+            costs=self._costs.state,
         )
