@@ -27,7 +27,7 @@ def peak_bytes(device: torch.device, compute: Callable[[], object]) -> int:
         return int(torch.cuda.max_memory_allocated(device)) - before
     with _LiveTensors() as live:
         compute()
-    return live.peak
+    return int(live.peak)
 
 
 class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is without types
