@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from giornata.planning.blocks import Mode
 from giornata.planning.profile import BatchCap, FitRecord, Profile
@@ -12,11 +13,11 @@ from giornata.planning.regression import Fit
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.profiles import device_name, dtype_name, versions
 from giornata_denoiser.profiling import fitting
-from giornata_denoiser.profiling.measuring import LoadTime, Meter, StepTime, medians
-from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, mixtures, slab_sizes
+from giornata_denoiser.profiling.measuring import LoadTime, StepTime, medians
+from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, SlabSize, mixtures, slab_sizes
 
 QUICK_ROUNDS = 2
-ROUNDS = 7
+ROUNDS = 3
 SEED = 0
 
 
@@ -40,13 +41,29 @@ class Measurements:
         return [fitting.load_sample(one.size_bytes, one.ms) for one in self.loads]
 
 
+class Measuring(Protocol):
+    """What :class:`giornata_denoiser.profiling.measuring.Meter` does."""
+
+    def step_ms(self, mixture: Mixture) -> float:
+        """Of one step."""
+
+    def step_bytes(self, mixture: Mixture) -> int:
+        """Peak memory of one step."""
+
+    def load_ms(self, size: SlabSize) -> float:
+        """Of one slab."""
+
+    def load_bytes(self, size: SlabSize) -> int:
+        """Of one slab as it is kept."""
+
+
 def count(extent: Extent) -> int:
     """How many measurements :func:`measure` takes, each told."""
     rounds = QUICK_ROUNDS if extent.quick else ROUNDS
     return rounds * (len(mixtures(extent, SEED)) + len(slab_sizes(extent)))
 
 
-def measure(meter: Meter, extent: Extent, told: Callable[[], object]) -> Measurements:
+def measure(meter: Measuring, extent: Extent, told: Callable[[], object]) -> Measurements:
     """Everything within `extent`; `told` is called after every measurement."""
     rounds = QUICK_ROUNDS if extent.quick else ROUNDS
     steps, loads = mixtures(extent, SEED), slab_sizes(extent)
@@ -59,7 +76,7 @@ def measure(meter: Meter, extent: Extent, told: Callable[[], object]) -> Measure
     )
 
 
-def activation_bytes(meter: Meter, steps: Iterable[Mixture], blocks: int) -> float:
+def activation_bytes(meter: Measuring, steps: Iterable[Mixture], blocks: int) -> float:
     """Peak memory per token, over the steps in which one row computes everything."""
     alone = [
         mixture for mixture in steps if len(mixture.rows) == 1 and set(mixture.rows[0].modes) == {Mode.FULL}

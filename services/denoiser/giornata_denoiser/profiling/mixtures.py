@@ -12,15 +12,17 @@ from giornata.planning.blocks import Mode
 from giornata.planning.costs import Shape, Work, step_work
 
 QUICK_SCALES: Final = (0.5, 1.0)
-SCALES: Final = (0.5, 0.75, 1.0, 1.5, 2.0)
+SCALES: Final = (0.5, 0.75, 1.0, 1.5)
 """Sides of pictures, as multiples of the model's own."""
 QUICK_RATIOS: Final = (0.1, 0.35)
-RATIOS: Final = (0.05, 0.11, 0.2, 0.35, 0.6)
-"""Of mask to picture; figure 3 of FlashPS has means of 0.11, 0.19 and 0.35."""
+RATIOS: Final = (0.05, 0.15, 0.3, 0.6)
+"""Of mask to picture; the means of the traces in FlashPS lie between 0.11 and 0.35."""
 QUICK_RANDOM: Final = 8
-RANDOM: Final = 80
+RANDOM: Final = 40
 """Mixtures in which every row is drawn for itself."""
 QUICK_ROWS: Final = 4
+PICTURES: Final = 8
+"""Most tokens of a mixture, in pictures of the model's own size: costs are linear, and larger steps take long."""
 LEAST_SIDE: Final = 4
 """Tokens; a picture below that is no picture."""
 
@@ -123,6 +125,12 @@ class Extent:
         powers = [2**power for power in range(most.bit_length())]
         return tuple(sorted({*powers, most}))
 
+    @property
+    def most_tokens(self) -> int:
+        """Of a mixture of several rows, computed or not."""
+        own = (self.card.native_size // self.card.pixel_multiple) ** 2 + self.card.max_text_tokens
+        return min(self.tokens, PICTURES * own)
+
 
 def mixtures(extent: Extent, seed: int) -> tuple[Mixture, ...]:
     """What is to be measured: rows of one size in growing numbers, single rows of every mode, and random batches."""
@@ -142,7 +150,7 @@ def mixtures(extent: Extent, seed: int) -> tuple[Mixture, ...]:
     ]
     drawn = _drawn(extent, random.Random(seed))  # noqa: S311 - a design, not a secret
     every = dict.fromkeys((*swept, *single, *drawn))
-    return tuple(one for one in every if len(one.rows) == 1 or one.length <= extent.tokens)
+    return tuple(one for one in every if len(one.rows) == 1 or one.length <= extent.most_tokens)
 
 
 def _drawn(extent: Extent, chance: random.Random) -> Iterator[Mixture]:
