@@ -16,7 +16,7 @@ from giornata_denoiser.checkpoint import Checkpoint
 
 PACKAGES: Final = ("giornata-denoiser", "torch", "diffusers")
 """Whose versions a profile tells."""
-AGAIN: Final = "measure it with `giornata profile`, or name no profile"
+AGAIN: Final = "measure it anew with `giornata profile`, or leave it out"
 
 
 def read_profile(path: Path, checkpoint: Checkpoint) -> Profile:
