@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from deploy.launcher import environment, model
 from deploy.launcher.plan import Plan
 from deploy.launcher.stack import Stack, running
+from giornata import models
 from giornata.models import Family
 from giornata.workers import ServiceName
 
@@ -20,6 +23,8 @@ Say = Callable[[str], None]
 
 STATE: Final = model.ROOT / ".giornata"
 MODELS: Final = STATE / "models"
+PROFILE: Final = STATE / "profile.json"
+"""Where `giornata profile` writes by default."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,24 @@ def plan(options: UpOptions, chosen: model.Model) -> Plan:
         ServiceName.PREPOST: options.prepost,
     }
     asked = environment.plan(chosen, STATE, STATE / "logs", options.torch_threads)
-    return replace(asked, replicas=replicas, host=options.host, port=options.port)
+    env = profile_env(PROFILE, chosen, options.torch_threads, os.environ)
+    return replace(asked, replicas=replicas, host=options.host, port=options.port, env=env)
+
+
+def profile_env(
+    path: Path, chosen: model.Model, torch_threads: int, env: Mapping[str, str]
+) -> dict[str, str]:
+    """What tells denoisers of the profile in `path`: nothing if `env` names one, or this one is of something else."""
+    if env.get("GIORNATA_PROFILE") or not path.is_file() or not Path(chosen.source).is_dir():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        digest, device = str(content["model_digest"]), str(content["device"])
+    except (ValueError, TypeError, KeyError):
+        return {}
+    threads = device.partition("threads: ")[2]
+    ours = digest == models.digest(Path(chosen.source)) and threads in {"", str(torch_threads)}
+    return {"GIORNATA_PROFILE": str(path)} if ours else {}
 
 
 def addresses(stack: Stack, chosen: model.Model) -> str:

@@ -32,7 +32,10 @@ class RowProgress(Wire):
 
 
 class StepSample(Wire):
-    """One engine step: what was computed and how long it took; the router's regressions are fitted to these."""
+    """One engine step: what was computed and how long it took; the router's regressions are fitted to these.
+
+    Tokens and pairs are means over the transformer's blocks, of all sequences together.
+    """
 
     rows: int
     sequences: int
@@ -53,7 +56,31 @@ class StepSample(Wire):
     waited_ms: float = 0.0
     """Of it, waiting for loads."""
     predicted_ms: float = 0.0
-    """What the denoiser expected it to take."""
+    """What the worker expected it to take."""
+
+
+class CostFit(Wire):
+    """A worker's linear model of one thing that takes time; see :mod:`giornata.planning.costs`."""
+
+    weights: tuple[float, ...]
+    """ms per unit."""
+    r2: float
+    """Over the worker's latest samples; of the fit that it began with, where there are too few."""
+    residual_ms: float
+    """Median of absolute residuals, likewise."""
+    samples: int
+    """Taken in since the start."""
+    outliers: int
+    """Left out since the start."""
+
+
+class WorkerCosts(Wire):
+    """What a worker's steps and loads cost, as it sees it now."""
+
+    compute: CostFit
+    """By :data:`giornata.planning.costs.COMPUTE`."""
+    load: CostFit
+    """By :data:`giornata.planning.costs.LOAD`."""
 
 
 class WorkerState(Wire):
@@ -67,6 +94,8 @@ class WorkerState(Wire):
     """Row steps since the start."""
     samples: tuple[StepSample, ...] = ()
     """Of the steps since the last telemetry, at most 16."""
+    costs: WorkerCosts | None = None
+    """None for a worker that has no cost model."""
 
 
 class QueueState(Wire):

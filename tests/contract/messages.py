@@ -37,7 +37,16 @@ from giornata.messages import (
 )
 from giornata.models import Family, ModelCard
 from giornata.requests import EditParameters, OutputFormat, Reuse
-from giornata.workers import QueueState, RowProgress, ServiceName, ServiceState, StepSample, WorkerState
+from giornata.workers import (
+    CostFit,
+    QueueState,
+    RowProgress,
+    ServiceName,
+    ServiceState,
+    StepSample,
+    WorkerCosts,
+    WorkerState,
+)
 
 REF = BlobRef(key="t/j/image", size_bytes=3, sha256="ab")
 PARAMETERS = EditParameters(
@@ -104,10 +113,19 @@ WORKER = WorkerState(
             sequences=1,
             image_tokens=12,
             text_tokens=48,
+            projected_tokens=6,
             attention_pairs=3600,
+            loaded_bytes=4096,
             assemble_ms=0.25,
             step_ms=5.5,
+            predicted_ms=5.25,
         ),
+    ),
+    costs=WorkerCosts(
+        compute=CostFit(
+            weights=(1.0, 0.5, 0.25, 0.125, 0.0), r2=0.75, residual_ms=0.5, samples=9, outliers=1
+        ),
+        load=CostFit(weights=(0.5, 0.0), r2=0.5, residual_ms=0.25, samples=3, outliers=0),
     ),
 )
 

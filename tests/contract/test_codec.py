@@ -14,8 +14,10 @@ from giornata.events import StepEvent
 from giornata.jobs import Inspection, Job, Wire
 from giornata.messages import CancelRows, Picture
 from giornata.models import ModelCard
+from giornata.workers import ServiceState
 from tests.contract.messages import CARD, INSPECTION, JOB, MESSAGES
 
+STATE = next(message for message in MESSAGES if isinstance(message, ServiceState))
 GOLDEN = dict(
     line.split() for line in (Path(__file__).parent / "golden.txt").read_text(encoding="ascii").splitlines()
 )
@@ -57,6 +59,18 @@ def test_what_was_sent_before_previews_crops_and_reuse_is_understood() -> None:
     assert (earlier.reuse, earlier.halo) == ("off", 1)
     assert codec.decode(Inspection, msgpack.packb(inspection)).painted_box == (0, 0, 64, 48)
     assert codec.decode(ModelCard, msgpack.packb(card)).native_size == 1024
+
+
+def test_telemetry_from_before_cost_models_is_understood() -> None:
+    state = codec.unpack(codec.encode(STATE))
+    del state["worker"]["costs"]
+    for newer in ("projected_tokens", "loaded_bytes", "predicted_ms"):
+        del state["worker"]["samples"][0][newer]
+    worker = codec.decode(ServiceState, msgpack.packb(state)).worker
+    assert worker is not None
+    assert worker.costs is None
+    (sample,) = worker.samples
+    assert (sample.projected_tokens, sample.loaded_bytes, sample.predicted_ms) == (0, 0, 0.0)
 
 
 def test_every_missing_or_wrong_field_is_named() -> None:

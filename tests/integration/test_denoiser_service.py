@@ -37,6 +37,7 @@ from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.flux_inpaint import FluxInpaint
 from giornata_denoiser.service import Denoiser
+from tests.fakes.profiles import PROFILE
 
 GRID = (3, 4)
 STEPS = 4
@@ -92,7 +93,12 @@ class Bench:
             **options,
         )
         denoiser = Denoiser(
-            config, self.bus, self.blobs, self.records, replace(self.checkpoint, family=family)
+            config,
+            self.bus,
+            self.blobs,
+            self.records,
+            replace(self.checkpoint, family=family),
+            profile=PROFILE,
         )
         worker = Worker(config.instance, family, asyncio.Event())
         async with self.bus.listen(

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
+from datetime import UTC, datetime
 from functools import partial
 
 from giornata import bus, runtime, streams
 from giornata.blobs import RedisBlobs
 from giornata.config import load
+from giornata.planning.profile import Profile
 from giornata.records import Records
-from giornata_denoiser.checkpoint import open_checkpoint
+from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.profiles import read_profile
+from giornata_denoiser.profiling.calibration import calibrate
 from giornata_denoiser.rehearsal import rehearse
 from giornata_denoiser.service import Denoiser
 
@@ -26,7 +31,20 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
         records = await Records.open(connected.jetstream)
         checkpoint = await asyncio.to_thread(open_checkpoint, config)
         await asyncio.to_thread(rehearse, checkpoint)
-        await Denoiser(config, connected, blobs, records, checkpoint).run(stop)
+        profile = await asyncio.to_thread(profile_of, config, checkpoint)
+        await Denoiser(config, connected, blobs, records, checkpoint, profile=profile).run(stop)
+
+
+def profile_of(config: DenoiserConfig, checkpoint: Checkpoint) -> Profile:
+    """What steps cost: as the configured file says, else as a few steps show now.
+
+    Raises:
+        Failed: the file is missing, or of another model, device or dtype.
+    """
+    if config.profile is not None:
+        return read_profile(config.profile, checkpoint)
+    today = datetime.now(UTC).date().isoformat()
+    return calibrate(checkpoint, config.template_bits, time.perf_counter, today)
 
 
 def main() -> int:

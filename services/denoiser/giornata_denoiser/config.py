@@ -78,6 +78,10 @@ class DenoiserConfig(TemplateConfig):
     capacity_rows: int = Field(
         8, ge=1, le=1024, description="Most rows of one step, and of what is accepted."
     )
+    profile: Path | None = Field(
+        None,
+        description="What steps cost here, as `giornata profile` has measured it; default a few steps at the start.",
+    )
     planner: PlannerName = Field(
         PlannerName.EXACT,
         description="Which blocks take from templates: `exact` decides best, the others are baselines.",
@@ -98,9 +102,9 @@ class DenoiserConfig(TemplateConfig):
         description="For rows and activations, in MiB; default most of what is free on a GPU, no limit on a CPU.",
     )
     trace_file: Path | None = Field(
-        None, description="Where a trace of steps, blocks and loads is written for Perfetto; default nowhere."
+        None,
+        description="Where the latest steps, blocks and loads are written at the end, for Perfetto; default nowhere.",
     )
-    trace_steps: int = Field(256, ge=1, description="Steps that the trace covers, from the start.")
     capacity_tokens: int = Field(
         65_536, ge=1, description="Most text and image tokens of one step; a larger row runs alone."
     )

@@ -7,7 +7,6 @@ event loop, where one task tells them in order.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from contextlib import AsyncExitStack
 from typing import Final
@@ -23,12 +22,14 @@ from giornata.errors import InternalError
 from giornata.events import EventKind
 from giornata.jobs import Job
 from giornata.messages import CancelRows, RunReply, RunRequest
+from giornata.planning.profile import Profile
 from giornata.records import Records
 from giornata.workers import ServiceName, ServiceState, StepSample, WorkerState
-from giornata_denoiser.batch import Capacity, RowKey
+from giornata_denoiser.batch import RowKey
 from giornata_denoiser.carrying import Carrier
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.costing import CostModel
 from giornata_denoiser.engine import Engine, StepReport
 from giornata_denoiser.inputs import rows_of
 from giornata_denoiser.loop import EngineLoop
@@ -37,6 +38,7 @@ from giornata_denoiser.previews import RowPreview, preview_event
 from giornata_denoiser.reuse.store import TemplateStore
 from giornata_denoiser.row import Row
 from giornata_denoiser.templating import Templates
+from giornata_denoiser.tuning import engine_of
 
 MAX_SAMPLES: Final = 16
 """Step samples that one telemetry message carries."""
@@ -54,12 +56,20 @@ class Denoiser:
     _templates: Templates
 
     def __init__(
-        self, config: DenoiserConfig, bus: Bus, blobs: BlobStore, records: Records, checkpoint: Checkpoint
+        self,
+        config: DenoiserConfig,
+        bus: Bus,
+        blobs: BlobStore,
+        records: Records,
+        checkpoint: Checkpoint,
+        *,
+        profile: Profile,
     ) -> None:
         self._config = config
         self._bus = bus
         self._blobs = blobs
         self._checkpoint = checkpoint
+        self._profile, self._costs = profile, CostModel(profile)
         self._outcomes = Outcomes(blobs, records, config.instance)
         self._reports: asyncio.Queue[StepReport] = asyncio.Queue()
         self._previews: asyncio.Queue[tuple[RunRequest, RowPreview]] = asyncio.Queue()
@@ -78,7 +88,8 @@ class Denoiser:
         run = Endpoint(subjects.worker_run(config.instance), RunRequest, self._run_rows)
         cancel = subjects.worker_cancel(config.instance)
         async with AsyncExitStack() as stack:
-            self._engine = stack.enter_context(self._engine_loop(stop))
+            engine = stack.enter_context(engine_of(config, self._checkpoint, self._profile, self._costs))
+            self._engine = stack.enter_context(self._engine_loop(engine, stop))
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self._templates = self._make_templates(tasks)
             stack.callback(self._templates.close)
@@ -93,16 +104,15 @@ class Denoiser:
             await stop.wait()
             await self._drain()
 
-    def _engine_loop(self, stop: asyncio.Event) -> EngineLoop:
+    def _engine_loop(self, engine: Engine, stop: asyncio.Event) -> EngineLoop:
         loop = asyncio.get_running_loop()
 
         def crashed(error: Exception) -> None:
             self._crash = error
             stop.set()
 
-        capacity = Capacity(self._config.capacity_rows, self._config.capacity_tokens)
         return EngineLoop(
-            Engine(self._checkpoint.family, capacity, time.perf_counter, self._checkpoint.preview_map),
+            engine,
             on_report=lambda report: loop.call_soon_threadsafe(self._reports.put_nowait, report),
             on_crash=lambda error: loop.call_soon_threadsafe(crashed, error),
         )
@@ -206,4 +216,5 @@ class Denoiser:
             waiting=tuple(row for row, here in zip(rows, joined, strict=True) if not here),
             steps_total=self._steps_total,
             samples=samples,
+            costs=self._costs.state,
         )

@@ -1,7 +1,10 @@
-"""From configuration and profile to what the engine is told."""
+"""From configuration and profile to a running engine's parts."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -9,10 +12,13 @@ import torch
 from giornata.planning.batch import PLANNERS
 from giornata.planning.profile import Profile
 from giornata_denoiser.batch import Capacity
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine import CostModel, Reusing
+from giornata_denoiser.costing import CostModel
+from giornata_denoiser.engine import Engine, Reusing
 from giornata_denoiser.reuse.device import device_for
-from giornata_denoiser.reuse.loader import Loader
+from giornata_denoiser.reuse.loader import Loaded, Loader
+from giornata_denoiser.trace import UNTRACED, Trace
 from giornata_denoiser.weighing import Budget
 
 MIB: Final = 20
@@ -20,9 +26,32 @@ SPARED: Final = 0.9
 """Of a GPU's free memory, where no budget is configured."""
 
 
-def capacity_of(config: DenoiserConfig) -> Capacity:
-    """Of one step, by counts."""
-    return Capacity(config.capacity_rows, config.capacity_tokens)
+@contextmanager
+def engine_of(
+    config: DenoiserConfig, checkpoint: Checkpoint, profile: Profile, model: CostModel
+) -> Iterator[Engine]:
+    """An engine with its loader, which ends with the context; then the trace is written, if there is one."""
+    device = checkpoint.family.device
+    trace = Trace(device) if config.trace_file is not None else None
+
+    def loaded(load: Loaded) -> None:
+        # On a GPU the loader's thread only gives orders; the profile tells how long they take.
+        if device.type == "cpu" and load.size_bytes:
+            model.observe_load(load.size_bytes, (load.ended_s - load.began_s) * 1e3)
+
+    with Loader(on_loaded=loaded) as loader:
+        yield Engine(
+            checkpoint.family,
+            Capacity(config.capacity_rows, config.capacity_tokens),
+            time.perf_counter,
+            checkpoint.preview_map,
+            budget=budget_of(config, profile, device),
+            joining=config.batching,
+            reusing=reusing_of(config, model, loader, device),
+            trace=trace or UNTRACED,
+        )
+    if trace is not None and config.trace_file is not None:
+        trace.write(config.trace_file)
 
 
 def budget_of(config: DenoiserConfig, profile: Profile, device: torch.device) -> Budget:

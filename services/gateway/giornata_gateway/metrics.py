@@ -23,7 +23,7 @@ class FleetCollector(Collector):
         self._states = states
 
     def collect(self) -> Iterator[Metric]:
-        """Ready instances per service; rows and steps per worker."""
+        """Ready instances per service; rows, steps and how well their times are predicted per worker."""
         states = list(self._states())
         instances = GaugeMetricFamily("giornata_fleet_instances", "Ready instances.", labels=["service"])
         for service, count in sorted(
@@ -39,12 +39,25 @@ class FleetCollector(Collector):
         steps = CounterMetricFamily(
             "giornata_worker_steps", "Row steps since the worker's start.", labels=["worker"]
         )
+        r2 = GaugeMetricFamily(
+            "giornata_worker_cost_r2", "R² of a worker's cost model.", labels=["worker", "of"]
+        )
+        residual = GaugeMetricFamily(
+            "giornata_worker_cost_residual_ms",
+            "Median distance of a worker's predictions from its measurements, in milliseconds.",
+            labels=["worker", "of"],
+        )
         for state in states:
+            if state.worker is not None and state.worker.costs is not None:
+                costs = state.worker.costs
+                for of, one in (("compute", costs.compute), ("load", costs.load)):
+                    r2.add_metric([state.instance, of], one.r2)
+                    residual.add_metric([state.instance, of], one.residual_ms)
             if state.worker is not None:
                 running.add_metric([state.instance], len(state.worker.running))
                 waiting.add_metric([state.instance], len(state.worker.waiting))
                 steps.add_metric([state.instance], state.worker.steps_total)
-        yield from (instances, running, waiting, steps)
+        yield from (instances, running, waiting, steps, r2, residual)
 
 
 class Metrics:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pydantic import BaseModel, ConfigDict
 
 from giornata.planning.costs import StepCosts
@@ -20,6 +22,9 @@ class FitRecord(BaseModel):
     residual_ms_p50: float
     residual_ms_p95: float
     samples: int
+    error_p50: float = 0.0
+    error_p95: float = 0.0
+    """Of absolute residuals, as shares of the measured times."""
 
     @classmethod
     def of(cls, fit: Fit) -> FitRecord:
@@ -31,12 +36,21 @@ class FitRecord(BaseModel):
             residual_ms_p50=fit.residual_ms_p50,
             residual_ms_p95=fit.residual_ms_p95,
             samples=fit.samples,
+            error_p50=fit.error_p50,
+            error_p95=fit.error_p95,
         )
 
     def fit(self) -> Fit:
         """The fit again."""
         return Fit(
-            self.names, self.weights, self.r2, self.residual_ms_p50, self.residual_ms_p95, self.samples
+            self.names,
+            self.weights,
+            self.r2,
+            self.residual_ms_p50,
+            self.residual_ms_p95,
+            self.samples,
+            self.error_p50,
+            self.error_p95,
         )
 
 
@@ -76,3 +90,8 @@ class Profile(BaseModel):
     def costs(self) -> StepCosts:
         """For planner and admission."""
         return StepCosts(self.compute.weights, self.load.weights)
+
+    def cap(self, tokens: int) -> int | None:
+        """Rows worth a step where each computes `tokens`: those of the measured size that is nearest by ratio."""
+        nearest = min(self.caps, key=lambda cap: abs(math.log(cap.tokens / tokens)), default=None)
+        return None if nearest is None else nearest.rows

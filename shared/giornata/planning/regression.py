@@ -36,19 +36,23 @@ class Fit:
     residual_ms_p95: float
     """Of absolute residuals."""
     samples: int
+    error_p50: float = 0.0
+    error_p95: float = 0.0
+    """Of absolute residuals, each as a share of its time."""
 
     def predict(self, features: Sequence[float]) -> float:
         """Milliseconds."""
         return float(np.dot(self.weights, features))
 
 
-def fit(names: Sequence[str], features: Array, times: Array) -> Fit:
+def fit(names: Sequence[str], features: Array, times: Array, *, relative: bool = False) -> Fit:
     """Least squares without negative weights.
 
     Args:
         names: of the columns.
         features: (samples, features); a constant 1 is one of them where there is an offset.
-        times: (samples,) ms.
+        times: (samples,) ms, above 0 where residuals are relative.
+        relative: minimise residuals as shares of the times: a short one then counts as much as a long one.
 
     Raises:
         ValueError: shapes do not fit together, or there are fewer samples than features.
@@ -58,15 +62,40 @@ def fit(names: Sequence[str], features: Array, times: Array) -> Fit:
             f"received features {features.shape} and {len(times)} times for {len(names)} names; "
             "one row a time and at least as many rows as names are needed"
         )
-    scale = np.abs(features).max(0)
+    emphasis = 1 / times if relative else np.ones(len(times))
+    weighed = features * emphasis[:, None]
+    scale = np.abs(weighed).max(0)
     scale[scale == 0] = 1.0
-    weights = nnls(features / scale, times)[0] / scale
+    weights = nnls(weighed / scale, times * emphasis)[0] / scale
+    return graded(names, weights, features, times)
+
+
+def graded(names: Sequence[str], weights: Array, features: Array, times: Array) -> Fit:
+    """How good `weights` are on samples, whatever they were fitted to.
+
+    Args:
+        names: of the features.
+        weights: (features,) ms per unit.
+        features: (samples, features).
+        times: (samples,) ms.
+    """
     residuals = times - features @ weights
     spread = float(((times - times.mean()) ** 2).sum())
     missed = float((residuals**2).sum())
     p50, p95 = np.quantile(np.abs(residuals), (0.5, 0.95))
+    shares = np.abs(residuals) / np.maximum(np.abs(times), np.finfo(np.float64).tiny)
+    error_p50, error_p95 = np.quantile(shares, (0.5, 0.95))
     r2 = 1 - missed / spread if spread > 0 else float(missed < 1e-9)
-    return Fit(tuple(names), tuple(weights.tolist()), r2, float(p50), float(p95), len(times))
+    return Fit(
+        tuple(names),
+        tuple(weights.tolist()),
+        r2,
+        float(p50),
+        float(p95),
+        len(times),
+        float(error_p50),
+        float(error_p95),
+    )
 
 
 class Online:
@@ -79,13 +108,16 @@ class Online:
         offline: to begin with.
         forgetting: weight of the past at each sample; 1 forgets nothing.
         trust: in the offline weights, in samples.
+        every: how many samples are taken in between two fits; the weights change with each fit.
     """
 
-    def __init__(self, offline: Fit, forgetting: float = 0.99, trust: float = 0.1) -> None:
-        if not 0 < forgetting <= 1 or trust <= 0:
+    def __init__(self, offline: Fit, forgetting: float = 0.99, trust: float = 0.1, *, every: int = 1) -> None:
+        if not 0 < forgetting <= 1 or trust <= 0 or every < 1:
             raise ValueError(
-                f"received forgetting {forgetting}, trust {trust}; forgetting is above 0 and at most 1, trust above 0"
+                f"received forgetting {forgetting}, trust {trust}, every {every}; forgetting is above 0 and at most 1, "
+                "trust above 0, every at least 1"
             )
+        self._every = every
         self._offline = np.asarray(offline.weights)
         self._forgetting, self._trust = forgetting, trust
         count = len(offline.weights)
@@ -117,7 +149,8 @@ class Online:
         self._mass = self._forgetting * self._mass + 1
         self._products = self._forgetting * self._products + np.outer(x, x)
         self._answers = self._forgetting * self._answers + x * time_ms
-        self._solve()
+        if self.samples % self._every == 0:
+            self._solve()
         return True
 
     def _solve(self) -> None:

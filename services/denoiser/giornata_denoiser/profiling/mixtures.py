@@ -1,0 +1,190 @@
+"""What a profile measures: mixtures of rows from one small row to a full batch, and slabs of many sizes. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from giornata.models import ModelCard
+from giornata.planning.blocks import Mode
+from giornata.planning.costs import Shape, Work, step_work
+
+QUICK_SCALES: Final = (0.5, 1.0)
+SCALES: Final = (0.5, 0.75, 1.0, 1.5)
+"""Sides of pictures, as multiples of the model's own."""
+QUICK_RATIOS: Final = (0.1, 0.35)
+RATIOS: Final = (0.05, 0.15, 0.3, 0.6)
+"""Of mask to picture; the means of the traces in FlashPS lie between 0.11 and 0.35."""
+QUICK_RANDOM: Final = 8
+RANDOM: Final = 40
+"""Mixtures in which every row is drawn for itself."""
+QUICK_ROWS: Final = 4
+PICTURES: Final = 8
+"""Most tokens of a mixture, in pictures of the model's own size: costs are linear, and larger steps take long."""
+LEAST_SIDE: Final = 4
+"""Tokens; a picture below that is no picture."""
+
+
+@dataclass(frozen=True)
+class RowSize:
+    """All that a row's cost depends on."""
+
+    height: int
+    """In tokens, as `width`."""
+    width: int
+    text: int
+    """Text tokens of each sequence."""
+    modes: tuple[Mode, ...]
+    """Of every block."""
+    ratio: float = 1.0
+    """Of mask to picture; 1 for a row without a region, whose modes are all `full`."""
+    guided: bool = False
+    """Two sequences, for true classifier-free guidance."""
+
+    @property
+    def box(self) -> tuple[int, int]:
+        """Height and width of the mask, in tokens: of the picture's own aspect."""
+        if self.ratio == 1:
+            return self.height, self.width
+        height, width = (max(1, round(side * self.ratio**0.5)) for side in (self.height, self.width))
+        return min(height, self.height - 1), min(width, self.width - 1)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Of its sequences."""
+        height, width = self.box
+        return (Shape(self.text, self.height * self.width, height * width),) * (1 + self.guided)
+
+    @property
+    def tokens(self) -> int:
+        """Text and image tokens that it computes where nothing is `full`."""
+        return sum(shape.text + shape.computed for shape in self.shapes)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The rows of one step."""
+
+    rows: tuple[RowSize, ...]
+
+    @property
+    def work(self) -> Work:
+        """Of the whole step."""
+        shapes = [(shape, row.modes) for row in self.rows for shape in row.shapes]
+        return step_work([shape for shape, _ in shapes], [modes for _, modes in shapes])
+
+    @property
+    def alike(self) -> bool:
+        """Whether all rows are of one size."""
+        return len(set(self.rows)) == 1
+
+    @property
+    def length(self) -> int:
+        """Tokens of all sequences, computed or not."""
+        return sum(shape.text + shape.image for row in self.rows for shape in row.shapes)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Within what a profile measures."""
+
+    card: ModelCard
+    blocks: int
+    rows: int
+    """Most rows of a step."""
+    tokens: int
+    """Most tokens of a step with more than one row."""
+    quick: bool = False
+
+    @property
+    def grids(self) -> tuple[tuple[int, int], ...]:
+        """Height and width in tokens: a square for every scale, and one upright picture."""
+        side = self.card.native_size / self.card.pixel_multiple
+        scales = QUICK_SCALES if self.quick else SCALES
+        sides = dict.fromkeys(max(LEAST_SIDE, round(side * scale)) for scale in scales)
+        upright = (max(LEAST_SIDE, round(side * 1.25)), max(LEAST_SIDE, round(side * 0.75)))
+        return (*((one, one) for one in sides), upright)
+
+    @property
+    def texts(self) -> tuple[int, ...]:
+        """Text tokens; prompts are padded to the last of these."""
+        most = self.card.max_text_tokens
+        return tuple(sorted({max(1, most // 2), most}))
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Of masks."""
+        return QUICK_RATIOS if self.quick else RATIOS
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Of rows: powers of two, and the most."""
+        most = min(self.rows, QUICK_ROWS) if self.quick else self.rows
+        powers = [2**power for power in range(most.bit_length())]
+        return tuple(sorted({*powers, most}))
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a mixture of several rows, computed or not."""
+        own = (self.card.native_size // self.card.pixel_multiple) ** 2 + self.card.max_text_tokens
+        return min(self.tokens, PICTURES * own)
+
+
+def mixtures(extent: Extent, seed: int) -> tuple[Mixture, ...]:
+    """What is to be measured: rows of one size in growing numbers, single rows of every mode, and random batches."""
+    full, kv = (Mode.FULL,) * extent.blocks, (Mode.KV,) * extent.blocks
+    text, ratio = extent.texts[-1], extent.ratios[len(extent.ratios) // 2]
+    swept = [
+        Mixture((RowSize(height, width, text, modes, share),) * count)
+        for height, width in extent.grids
+        for modes, share in ((full, 1.0), (kv, ratio))
+        for count in extent.counts
+    ]
+    single = [
+        Mixture((RowSize(height, width, text, (mode,) * extent.blocks, share),))
+        for height, width in extent.grids
+        for share in extent.ratios
+        for mode in (Mode.HIDDEN, Mode.KV)
+    ]
+    drawn = _drawn(extent, random.Random(seed))  # noqa: S311 - a design, not a secret
+    every = dict.fromkeys((*swept, *single, *drawn))
+    return tuple(one for one in every if len(one.rows) == 1 or one.length <= extent.most_tokens)
+
+
+def _drawn(extent: Extent, chance: random.Random) -> Iterator[Mixture]:
+    for _ in range(QUICK_RANDOM if extent.quick else RANDOM):
+        yield Mixture(tuple(_row(extent, chance) for _ in range(chance.randint(1, extent.counts[-1]))))
+
+
+def _row(extent: Extent, chance: random.Random) -> RowSize:
+    height, width = chance.choice(extent.grids)
+    modes = chance.choice((*((mode,) * extent.blocks for mode in Mode), None))
+    if modes is None:  # every block for itself, as a planner may want it
+        modes = tuple(chance.choice(list(Mode)) for _ in range(extent.blocks))
+    whole = set(modes) == {Mode.FULL}
+    guided = extent.card.takes_true_cfg and chance.random() < 0.25
+    ratio = 1.0 if whole else chance.choice(extent.ratios)
+    return RowSize(height, width, chance.choice(extent.texts), modes, ratio, guided)
+
+
+@dataclass(frozen=True)
+class SlabSize:
+    """All that a load's cost depends on."""
+
+    height: int
+    width: int
+    text: int
+    ratio: float
+    mode: Mode
+
+
+def slab_sizes(extent: Extent) -> Sequence[SlabSize]:
+    """Slabs of both kinds, of every picture and mask."""
+    return tuple(
+        SlabSize(height, width, extent.texts[-1], ratio, mode)
+        for height, width in extent.grids
+        for ratio in extent.ratios
+        for mode in (Mode.HIDDEN, Mode.KV)
+    )

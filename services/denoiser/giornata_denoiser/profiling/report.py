@@ -1,0 +1,80 @@
+"""What a profile's maker is told: weights with their units, how good they are, and the worst prediction. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from giornata.planning.costs import COMPUTE, LOAD
+from giornata.planning.profile import FitRecord, Profile
+from giornata.planning.regression import Fit
+from giornata_denoiser.profiling import fitting
+from giornata_denoiser.profiling.making import Measurements
+from giornata_denoiser.profiling.mixtures import Mixture
+
+UNITS: Final = {
+    "step": "ms a step",
+    "sequences": "ms a sequence and block",
+    "tokens": "ms a token and block",
+    "projected": "ms a projected token and block",
+    "pairs": "ms a query and key and block",
+    "slab": "ms a slab",
+    "bytes": "ms a byte",
+}
+
+
+def report(profile: Profile, measured: Measurements) -> str:
+    """Lines for a terminal."""
+    return "\n".join(_lines(profile, measured)) + "\n"
+
+
+def _lines(profile: Profile, measured: Measurements) -> Iterator[str]:
+    yield f"{profile.model} ({profile.model_digest[:12]}, {profile.dtype}) on {profile.device}"
+    yield ""
+    yield from _table("Computing", profile.compute, fitting.unseen(COMPUTE, measured.step_samples))
+    worst = max(
+        zip(measured.steps, fitting.predictions(profile.compute.fit(), measured.step_samples), strict=True),
+        key=lambda pair: abs(pair[1].error),
+    )
+    yield f"  worst: {_told(worst[1])} for {_mixture(worst[0].mixture)}"
+    yield ""
+    yield from _table("Loading", profile.load, fitting.unseen(LOAD, measured.load_samples))
+    off = max(fitting.predictions(profile.load.fit(), measured.load_samples), key=lambda one: abs(one.error))
+    yield f"  worst: {_told(off)}"
+    yield ""
+    yield f"Memory: {profile.activation_bytes / 1024:.1f} KiB a computed token"
+    yield "Batch caps, tokens that a row computes to rows: " + (
+        ", ".join(f"{cap.tokens}: {cap.rows}" for cap in profile.caps) or "none measured"
+    )
+
+
+def _table(title: str, fit: FitRecord, unseen: Fit) -> Iterator[str]:
+    """`unseen` grades predictions of samples that were left out of the fit."""
+    yield f"{title}: R² {fit.r2:.4f} over {fit.samples} sizes, {unseen.r2:.4f} on sizes not seen"
+    for name, weight in zip(fit.names, fit.weights, strict=True):
+        yield f"  {name:<10} {weight:>12.4g}  {UNITS[name]}"
+    yield f"  residual   p50 {fit.residual_ms_p50:.3f} ms, p95 {fit.residual_ms_p95:.3f} ms"
+    yield (
+        f"  error      p50 {fit.error_p50:.1%}, p95 {fit.error_p95:.1%}; "
+        f"not seen p50 {unseen.error_p50:.1%}, p95 {unseen.error_p95:.1%}"
+    )
+
+
+def _told(one: fitting.Prediction) -> str:
+    return f"{one.predicted_ms:.3f} ms predicted, {one.measured_ms:.3f} ms measured ({one.error:+.0%})"
+
+
+def _mixture(mixture: Mixture) -> str:
+    return "; ".join(_counted([_row_text(mixture, index) for index in range(len(mixture.rows))]))
+
+
+def _row_text(mixture: Mixture, index: int) -> str:
+    row = mixture.rows[index]
+    modes = row.modes[0] if len(set(row.modes)) == 1 else "mixed"
+    mask = "" if row.ratio == 1 else f", mask {row.ratio:g}"
+    return f"{row.height}x{row.width} tokens, {modes}{mask}{', guided' if row.guided else ''}"
+
+
+def _counted(texts: Sequence[str]) -> Iterator[str]:
+    for text in dict.fromkeys(texts):
+        yield f"{texts.count(text)} x {text}"

@@ -1,0 +1,112 @@
+"""Rows and templates to measure with: their sizes matter, their values do not."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from giornata.planning.blocks import Mode
+from giornata_denoiser.assembly import assemble
+from giornata_denoiser.batch import RowKey
+from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.profiling.mixtures import RowSize
+from giornata_denoiser.reuse.recording import EntryRecorder
+from giornata_denoiser.reuse.region import Region, region
+from giornata_denoiser.reuse.slabs import Slabs
+from giornata_denoiser.reuse.stored import Stored
+from giornata_denoiser.reuse.template import Entry, Form, Kept
+from giornata_denoiser.reuse.uses import Reuse, Use
+from giornata_denoiser.row import Row, build_row
+from giornata_denoiser.sigmas import sigma_grid
+from giornata_denoiser.stepping import denoise_step
+
+STEPS = 2
+GUIDED_SCALE = 2.0
+
+
+class Workpieces:
+    """Rows of one checkpoint, and what they take from templates. An entry is recorded for every picture size.
+
+    Args:
+        checkpoint: whose rows they are.
+        bits: of what is recorded.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, bits: int) -> None:
+        self.checkpoint, self._bits = checkpoint, bits
+        self._entries: dict[tuple[int, int], Entry] = {}
+        self._random = torch.Generator().manual_seed(0)
+
+    def row(self, size: RowSize, index: int) -> Row:
+        """The `index`-th row of a batch, of noise."""
+        family, card = self.checkpoint.family, self.checkpoint.card
+        tokens = size.height * size.width
+        joint_dim, pooled_dim = family.prompt_channels
+        signs = ("", "negative_") if size.guided else ("",)
+        text = {f"{sign}prompt_embeds": self._noise(size.text, joint_dim) for sign in signs}
+        text |= {f"{sign}pooled_prompt_embeds": self._noise(pooled_dim) for sign in signs}
+        return build_row(
+            family,
+            RowKey("profile", 0, index),
+            grid=(size.height, size.width),
+            sigmas=sigma_grid(self.checkpoint.scheduler, steps=STEPS, strength=1.0, image_tokens=tokens),
+            text=text,
+            conditioning={name: self._noise(tokens, width) for name, width in family.conditioning.items()},
+            guidance_scale=card.default_guidance_scale,
+            true_cfg_scale=GUIDED_SCALE if size.guided else 1.0,
+            region=self.region(size),
+        )
+
+    def region(self, size: RowSize) -> Region | None:
+        """A box in the picture's upper left corner; None where all is computed."""
+        height, width = size.box
+        touched = torch.zeros(size.height, size.width, dtype=torch.bool)
+        touched[:height, :width] = True
+        return region(touched, 0, self.checkpoint.family.device)
+
+    def uses(self, sizes: tuple[RowSize, ...], rows: tuple[Row, ...]) -> list[Use]:
+        """By sequence, positive ones first: all that the modes take, on the device already."""
+        of_rows = [self._uses_of(size, row) for size, row in zip(sizes, rows, strict=True)]
+        return [uses[0] for uses in of_rows] + [uses[1] for uses in of_rows if len(uses) > 1]
+
+    def entry(self, height: int, width: int, text: int) -> Entry:
+        """What a template run over such a picture leaves, in both forms, in the host's memory."""
+        if (height, width) not in self._entries:
+            family = self.checkpoint.family
+            row = self.row(RowSize(height, width, text, (Mode.FULL,) * family.blocks), 0)
+            recorder = EntryRecorder(row.sigma, family.blocks, tuple(Form), self._bits)
+            with torch.inference_mode():
+                denoise_step(family, assemble(family, [row]), [row], [recorder])
+            self._entries[height, width] = _on_host(recorder.entry())
+        return self._entries[height, width]
+
+    def inner_dim(self, side: int, text: int) -> int:
+        """Width of the transformer, as a block's input tells it."""
+        hidden = self.entry(side, side, text).blocks[0].hidden
+        if hidden is None:
+            raise ValueError("the entry was recorded without inputs")
+        return hidden.shape[1]
+
+    def _uses_of(self, size: RowSize, row: Row) -> tuple[Use, ...]:
+        if row.region is None:
+            return (None,) * len(row.prompts)
+        entry = self.entry(size.height, size.width, size.text)
+        return tuple(
+            Reuse(size.modes, Slabs(entry, row.region, own, self.checkpoint.family)) for own in row.own_tokens
+        )
+
+    def _noise(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self._random)
+
+
+def _on_host(entry: Entry) -> Entry:
+    """`entry` where template stores keep it."""
+
+    def moved(part: Stored | None) -> Stored | None:
+        if part is None:
+            return None
+        scale, low = (None if one is None else one.cpu() for one in (part.scale, part.low))
+        return Stored(part.data.cpu(), scale, low)
+
+    blocks = (Kept(moved(kept.key), moved(kept.value), moved(kept.hidden)) for kept in entry.blocks)
+    return Entry(entry.sigma, tuple(blocks))

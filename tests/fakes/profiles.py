@@ -1,0 +1,32 @@
+"""A machine that nobody has measured."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from giornata.planning.costs import COMPUTE, LOAD
+from giornata.planning.profile import BatchCap, FitRecord, Profile
+
+WEIGHTS: Final = (2.0, 0.1, 0.01, 0.002, 1e-6)
+LOAD_WEIGHTS: Final = (0.05, 1e-6)
+
+
+def record(names: tuple[str, ...], weights: tuple[float, ...]) -> FitRecord:
+    return FitRecord(
+        names=names, weights=weights, r2=0.99, residual_ms_p50=0.5, residual_ms_p95=1.5, samples=40
+    )
+
+
+PROFILE: Final = Profile(
+    model="tiny",
+    model_digest="d",
+    device="a processor",
+    dtype="float32",
+    versions={"torch": "2"},
+    measured_on="2026-11-21",
+    blocks=4,
+    compute=record(COMPUTE, WEIGHTS),
+    load=record(LOAD, LOAD_WEIGHTS),
+    activation_bytes=4096.0,
+    caps=(BatchCap(tokens=100, rows=8), BatchCap(tokens=1000, rows=4)),
+)
