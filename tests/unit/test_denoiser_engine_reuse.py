@@ -28,7 +28,8 @@ from giornata_denoiser.reuse.stored import EXACT
 from giornata_denoiser.reuse.template import Entry, Form, Kept, Template
 from giornata_denoiser.reuse.uses import Reuse
 from giornata_denoiser.row import Recording, Row
-from giornata_denoiser.trace import Lane, Trace
+from giornata_denoiser.trace import Trace
+from giornata_denoiser.tracing import Lane
 from giornata_denoiser.weighing import Budget, fits, share, step_bytes
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec

@@ -12,7 +12,8 @@ from giornata.planning.blocks import Mode
 from giornata_denoiser.batch import Capacity
 from giornata_denoiser.engine import Engine, Reusing
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.reuse.loader import Load, Loaded, Loader
+from giornata_denoiser.reuse.loader import Loader
+from giornata_denoiser.reuse.loads import Load, Loaded
 from giornata_denoiser.reuse.recording import EntryRecorder
 from giornata_denoiser.reuse.region import region
 from giornata_denoiser.reuse.slabs import Slabs

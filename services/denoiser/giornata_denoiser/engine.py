@@ -25,14 +25,14 @@ from giornata_denoiser.preview_map import PreviewMap
 from giornata_denoiser.previews import RowPreview
 from giornata_denoiser.reuse.correction import Correction
 from giornata_denoiser.reuse.device import Device
-from giornata_denoiser.reuse.loader import Loader
+from giornata_denoiser.reuse.loads import LoadsAhead
 from giornata_denoiser.reuse.recording import EntryRecorder
 from giornata_denoiser.reuse.slabs import Slabs, Waits
 from giornata_denoiser.reuse.sources import Reuses, Sources
 from giornata_denoiser.reuse.template import Entry
 from giornata_denoiser.row import Row
 from giornata_denoiser.stepping import denoise_step
-from giornata_denoiser.trace import UNTRACED, Lane, Tracing
+from giornata_denoiser.tracing import UNTRACED, Lane, Tracing
 from giornata_denoiser.weighing import Budget, fits
 
 UNKNOWN: Final = StepCosts((0.0, 0.0, 1.0, 0.3, 0.0))
@@ -92,7 +92,7 @@ class Reusing:
     The baselines of the benchmarks are other values of these.
     """
 
-    loader: Loader | None = None
+    loader: LoadsAhead | None = None
     """Loads ahead what rows take; without it a block's load is waited for when the block begins."""
     model: CostModel = field(default_factory=Guess)
     planner: BatchPlanner = plan_batch

@@ -15,7 +15,7 @@ from giornata_denoiser.families.sequences import Sequences
 from giornata_denoiser.reuse.uses import Use
 from giornata_denoiser.row import Row
 from giornata_denoiser.sigmas import combine_guidance, euler_step, scale_noise
-from giornata_denoiser.trace import UNTRACED, Tracing
+from giornata_denoiser.tracing import UNTRACED, Tracing
 
 
 class Stepped(NamedTuple):

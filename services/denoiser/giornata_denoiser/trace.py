@@ -11,44 +11,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
+
+from giornata_denoiser.tracing import Lane
 
 EVENTS: Final = 200_000
 """Most spans of a trace; older ones are dropped."""
 Mark = Callable[[], float]
 """A moment in seconds, known once the device has reached it."""
-
-
-class Lane(StrEnum):
-    """Lines of a trace."""
-
-    STEP = "steps"
-    COMPUTE = "compute"
-    LOAD = "load"
-
-
-class Tracing(Protocol):
-    """Takes in spans, or nothing."""
-
-    def span(self, lane: Lane, name: str, **arguments: object) -> AbstractContextManager[None]:
-        """What is done within, on the current stream of the current thread."""
-
-
-class Untraced:
-    """Takes in nothing."""
-
-    def span(self, lane: Lane, name: str, **arguments: object) -> AbstractContextManager[None]:  # noqa: ARG002 - protocol
-        """Of no interest."""
-        return nullcontext()
-
-
-UNTRACED: Final = Untraced()
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +55,7 @@ class Trace:
 
     @contextmanager
     def span(self, lane: Lane, name: str, **arguments: object) -> Iterator[None]:
-        """See :meth:`Tracing.span`."""
+        """See :meth:`giornata_denoiser.tracing.Tracing.span`."""
         began = self._mark()
         try:
             yield

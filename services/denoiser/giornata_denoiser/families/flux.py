@@ -15,7 +15,7 @@ from giornata_denoiser.families.flux_forward import FluxForward, as_tensor
 from giornata_denoiser.families.sequences import Rotary, Sequences
 from giornata_denoiser.reuse.uses import Use
 from giornata_denoiser.sigmas import TRAIN_TIMESTEPS
-from giornata_denoiser.trace import UNTRACED, Tracing
+from giornata_denoiser.tracing import UNTRACED, Tracing
 
 PATCH = 2
 """Latent pixels a side of a token."""

@@ -19,7 +19,7 @@ from giornata_denoiser.attention import Attention, Outside
 from giornata_denoiser.families.sequences import Beyond, Live, Rotary, Sequences
 from giornata_denoiser.packing import bounds
 from giornata_denoiser.reuse.uses import Recorder, Reuse, Use
-from giornata_denoiser.trace import UNTRACED, Lane, Tracing
+from giornata_denoiser.tracing import UNTRACED, Lane, Tracing
 
 Modulation = tuple[Tensor, ...]
 """adaLN vectors, (sequences, inner_dim) each."""

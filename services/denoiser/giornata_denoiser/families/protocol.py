@@ -10,7 +10,7 @@ from torch import Tensor
 
 from giornata_denoiser.families.sequences import Rotary, Sequences
 from giornata_denoiser.reuse.uses import Use
-from giornata_denoiser.trace import UNTRACED, Tracing
+from giornata_denoiser.tracing import UNTRACED, Tracing
 
 
 class Family(Protocol):

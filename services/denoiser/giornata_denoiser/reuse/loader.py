@@ -8,28 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
-from giornata.planning.blocks import Mode
-from giornata_denoiser.reuse.slabs import Slabs
-
-
-class Load(NamedTuple):
-    """One slab to be loaded."""
-
-    slabs: Slabs
-    block: int
-    mode: Mode
-
-
-class Loaded(NamedTuple):
-    """When one was."""
-
-    load: Load
-    size_bytes: int
-    """Moved."""
-    began_s: float
-    ended_s: float
+from giornata_denoiser.reuse.loads import Load, Loaded
 
 
 class Loader:

@@ -10,7 +10,7 @@ from giornata.planning.batch import BatchPlanner, BatchRow
 from giornata.planning.blocks import Link, Mode
 from giornata.planning.costs import SLABS, Loads, Shape, StepCosts, row_blocks, slab_unit
 from giornata_denoiser.reuse.correction import Correction
-from giornata_denoiser.reuse.loader import Load
+from giornata_denoiser.reuse.loads import Load
 from giornata_denoiser.reuse.slabs import Slabs
 from giornata_denoiser.reuse.template import Entry, Kept
 from giornata_denoiser.reuse.uses import Reuse, Use

@@ -17,7 +17,7 @@ from giornata_denoiser.reuse.device import Arrival, Device, Host
 from giornata_denoiser.reuse.region import Region
 from giornata_denoiser.reuse.stored import Stored
 from giornata_denoiser.reuse.template import Entry
-from giornata_denoiser.trace import UNTRACED, Lane, Tracing
+from giornata_denoiser.tracing import UNTRACED, Lane, Tracing
 
 Slab = Outside | Tensor
 

@@ -12,7 +12,7 @@ from giornata.planning.costs import Shape, StepCosts, Work, step_work
 from giornata_denoiser.batch import RowKey
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.reuse.correction import Correction
-from giornata_denoiser.reuse.loader import Load, Loader
+from giornata_denoiser.reuse.loads import Load, LoadsAhead
 from giornata_denoiser.reuse.recording import EntryRecorder
 from giornata_denoiser.reuse.served import Served, planned, preferred
 from giornata_denoiser.reuse.slabs import Slabs
@@ -85,7 +85,7 @@ class Sources:
         make_slabs: MakeSlabs,
         costs: Callable[[], StepCosts],
         *,
-        loader: Loader | None = None,
+        loader: LoadsAhead | None = None,
         planner: BatchPlanner = plan_batch,
         ahead_bytes: int = 1 << 30,
         correction_bits: int | None = 8,
