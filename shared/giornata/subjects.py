@@ -34,8 +34,7 @@ def token(value: str) -> str:
 
 
 def prepost(verb: str, model: str) -> str:
-    """Micro endpoint of any prepost instance that has `model`; verbs: inspect, encode, finish,
-    template.
+    """Micro endpoint of any prepost instance that has `model`; verbs: inspect, encode, finish, template.
 
     A dot in the model's name (FLUX.1) becomes an underscore; a job's digest tells models apart that then share one.
     """

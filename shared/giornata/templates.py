@@ -1,7 +1,7 @@
 """Registered templates: pictures that are kept for their edits, and what has been recorded of them. Pure.
 
-A registration is a record in JetStream's key-value store, changed by revision, under its tenant's name: whoever asks for
-another tenant's finds nothing. Its times are Unix times, since it outlives processes.
+A registration is a record in JetStream's key-value store, changed by revision, under its tenant's name: whoever asks
+for another tenant's finds nothing. Its times are Unix times, since it outlives processes.
 """
 
 from __future__ import annotations
@@ -143,7 +143,12 @@ def applied(record: TemplateRecord, parameters: EditParameters) -> EditParameter
     mismatches = (
         ("model", parameters.model, {None, record.model}, record.model),
         ("size", parameters.size, {"auto", record.size}, record.size),
-        ("padding_mask_crop", parameters.padding_mask_crop, {None}, "nothing: the whole picture was recorded"),
+        (
+            "padding_mask_crop",
+            parameters.padding_mask_crop,
+            {None},
+            "nothing: the whole picture was recorded",
+        ),
     )
     for field, received, accepted, text in mismatches:
         if received not in accepted:

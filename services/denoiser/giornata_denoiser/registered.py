@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import nats.errors
 import structlog
@@ -28,7 +29,7 @@ class Registered:
     template_key: str
 
 
-Report = Callable[[Registered, int | GiornataError], Awaitable[None]]
+Report = Callable[[Registered, int | GiornataError], Coroutine[Any, Any, None]]
 """Takes the bytes that were recorded, or why nothing was."""
 
 

@@ -130,9 +130,7 @@ class Templates:
 
     def counters(self) -> TemplateCounters:
         """What templates have done so far."""
-        return self._store.counted().model_copy(
-            update={"recorded": self._recorded, "failed": self._failed}
-        )
+        return self._store.counted().model_copy(update={"recorded": self._recorded, "failed": self._failed})
 
     async def _missed(self, request: RunRequest, asked: Wanted, empty_text: BlobRef) -> Template | None:
         """Begin a run where it is time; the template, where the policy waits for it."""

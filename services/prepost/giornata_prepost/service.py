@@ -144,7 +144,7 @@ class Prepost:
         """What a template run is computed from: an edit of the picture with an empty mask and an empty prompt."""
         template = request.template
         template.check_model(self._model.card)
-        parameters = EditParameters.model_construct(size=template.size)  # all that is read of an edit's
+        parameters = EditParameters(prompt="-", size=template.size)  # its size alone is read
         async with self._held:
             edit = (await self._blobs.get(template.image), parameters, self._model.card, self._limits)
             found, compute_ms = await self._pool.timed(

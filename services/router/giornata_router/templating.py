@@ -1,4 +1,4 @@
-"""Having a registered template recorded: its picture is encoded, and one worker is asked to record it beside its edits."""
+"""Having a registered template recorded: its picture is encoded, and one worker is asked to record it."""
 
 from __future__ import annotations
 

@@ -61,9 +61,7 @@ def wanted(
     if parameters is not None and parameters.reuse is Reuse.STRICT:
         strict = True
         steps, strength = parameters.num_inference_steps or steps, parameters.strength or strength
-    grid = sigma_grid(
-        checkpoint.scheduler, steps=steps, strength=strength, image_tokens=inspection.tokens
-    )
+    grid = sigma_grid(checkpoint.scheduler, steps=steps, strength=strength, image_tokens=inspection.tokens)
     recording = _digest(
         RECORDER,
         config.template_form,

@@ -30,8 +30,8 @@ class TemplateStore:
     What leaves memory stays on disk, if there is one; what leaves the disk is gone. A row that runs holds its template
     itself, so that no eviction ever changes a result; pins keep templates from being thrown out and loaded again.
 
-    What comes from disk stays mapped (:mod:`giornata_denoiser.reuse.files`) and counts as memory; a file is checked when
-    it is first opened, and again only when it is another one than was checked, so that a return from disk costs the
+    What comes from disk stays mapped (:mod:`giornata_denoiser.reuse.files`) and counts as memory; a file is checked
+    when it is first opened, and again only when it is another one than was checked, so that a return from disk costs the
     bytes that are read of it and no more. Who asks for what is being read waits for that.
 
     Args:
@@ -50,7 +50,7 @@ class TemplateStore:
         """By template: the file that was found to be whole."""
         self._reading: dict[str, Future[Template | None]] = {}
         self.counters: Counter[str] = Counter()
-        """Lookups by the tier that had it (`memory`, `disk`, `miss`), `prefetched`, `evicted_memory`, `evicted_disk`."""
+        """Lookups by the tier that had it (`memory`, `disk`, `miss`); `prefetched`; `evicted_memory`, `evicted_disk`."""
         if folder is not None:
             self._take_over(folder)
 
