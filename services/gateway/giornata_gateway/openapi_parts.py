@@ -32,10 +32,10 @@ def answer(description: str, content: Json) -> Json:
 def error(status: int) -> Json:
     """The response of an HTTP status: which codes it has."""
     codes = sorted(code for code, kind in BY_CODE.items() if kind.status == status)
-    answer = answer(", ".join(f"`{code}`" for code in codes), {"application/json": ref(ErrorAnswer)})
+    told = answer(", ".join(f"`{code}`" for code in codes), {"application/json": ref(ErrorAnswer)})
     if status in {429, 503}:
-        answer["headers"] = RETRY_AFTER
-    return answer
+        told["headers"] = RETRY_AFTER
+    return told
 
 
 def operation(name: str, summary: str, answers: Json, *errors: int) -> Json:

@@ -30,9 +30,9 @@ class TemplateStore:
     What leaves memory stays on disk, if there is one; what leaves the disk is gone. A row that runs holds its template
     itself, so that no eviction ever changes a result; pins keep templates from being thrown out and loaded again.
 
-    What comes from disk stays mapped (:mod:`giornata_denoiser.reuse.files`) and counts as memory; a file is checked
-    when it is first opened, and again only when it is another one than was checked, so that a return from disk costs the
-    bytes that are read of it and no more. Who asks for what is being read waits for that.
+    What comes from disk stays mapped (:mod:`giornata_denoiser.reuse.files`) and counts as memory. A file is checked
+    when it is first opened, and again only when it is another one than was checked: a return from disk costs what is
+    read of it and no more. Who asks for what is being read waits for that.
 
     Args:
         memory_bytes: budget of the memory tier.
@@ -50,7 +50,7 @@ class TemplateStore:
         """By template: the file that was found to be whole."""
         self._reading: dict[str, Future[Template | None]] = {}
         self.counters: Counter[str] = Counter()
-        """Lookups by the tier that had it (`memory`, `disk`, `miss`); `prefetched`; `evicted_memory`, `evicted_disk`."""
+        """Lookups by the tier that had it (`memory`, `disk`, `miss`), `prefetched`, and `evicted_` with the tier."""
         if folder is not None:
             self._take_over(folder)
 
