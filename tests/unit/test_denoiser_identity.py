@@ -15,7 +15,7 @@ from giornata_denoiser.reuse.identity import ANYWHERE, SAME, Wanted, picture_id,
 from tests.contract.messages import CARD, INSPECTION
 
 CHECKPOINT: Any = SimpleNamespace(
-    scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True), card=CARD
+    scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).config, card=CARD
 )
 
 
