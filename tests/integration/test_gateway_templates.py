@@ -48,7 +48,7 @@ async def get(stage: Stage, path: str, headers: dict[str, str] | None = None) ->
 async def edit(
     stage: Stage, headers: dict[str, str] | None = None, image: bytes | None = None, **fields: str
 ) -> tuple[int, dict[str, Any]]:
-    form = aiohttp.FormData()
+    form = aiohttp.FormData(default_to_multipart=True)
     if image is not None:
         form.add_field("image", image, filename="i.png")
     for name, value in {"prompt": "a red star", **fields}.items():
