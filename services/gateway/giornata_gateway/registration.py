@@ -94,8 +94,9 @@ class Registration:
             created_s=now_s,
             expires_s=now_s + self._lives.template_s,
         )
-        known = not await self._kept(record, image)
+        known = not await self._entered(record)
         try:
+            await self._blobs.put(record.image.key, image, self._picture_s)
             recorded = await self._record(record, deadline)
         except BaseException:
             if not known:
@@ -175,9 +176,8 @@ class Registration:
             raise TemplateNotFound(received=record.template_id)
         return record
 
-    async def _kept(self, record: TemplateRecord, image: bytes) -> bool:
-        """Store the picture and the record; whether it is a new one."""
-        await self._blobs.put(record.image.key, image, self._picture_s)
+    async def _entered(self, record: TemplateRecord) -> bool:
+        """Write the record, before the picture that it leads to; whether it is a new one."""
         if await self._records.create(record):
             return True
         await self._records.change(
