@@ -98,7 +98,6 @@ EDGE = {
         "registered",
         "reuse.files",
         "reuse.loader",
-        "reuse.slabs",
         "reuse.store",
         "service",
         "templating",
