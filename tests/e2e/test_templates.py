@@ -24,7 +24,7 @@ async def http(stack: LiveStack) -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-def form_of(image: bytes | None = None, mask: bytes | None = None, **fields: object) -> aiohttp.FormData:
+def form_of(image: bytes | None = None, mask: bytes | None = None, /, **fields: object) -> aiohttp.FormData:
     form = aiohttp.FormData()
     for name, data in (("image", image), ("mask", mask)):
         if data is not None:
@@ -36,7 +36,7 @@ def form_of(image: bytes | None = None, mask: bytes | None = None, **fields: obj
 
 async def edited(http: aiohttp.ClientSession, **fields: object) -> dict[str, Any]:
     asked = {"prompt": "a red hat", "num_inference_steps": 4, "seed": 7, "mask_blur": 0, **fields}
-    async with http.post("/v1/images/edits", data=form_of(mask=file(box()), **asked)) as answer:
+    async with http.post("/v1/images/edits", data=form_of(None, file(box()), **asked)) as answer:
         body: dict[str, Any] = await answer.json()
         assert answer.status == 200, body
         return body
@@ -82,7 +82,7 @@ async def test_a_template_is_registered_recorded_edited_and_deleted(
         assert (answer.status, (await answer.json())["deleted"]) == (200, True)
     async with http.get(location) as answer:
         assert (answer.status, (await answer.json())["error"]["code"]) == (404, "template_not_found")
-    gone = form_of(mask=file(box()), prompt="a red hat", template_id=name)
+    gone = form_of(None, file(box()), prompt="a red hat", template_id=name)
     async with http.post("/v1/images/edits", data=gone) as answer:
         assert (answer.status, (await answer.json())["error"]["code"]) == (404, "template_not_found")
     async with giornata.client.connect(stack.nats_url) as client:

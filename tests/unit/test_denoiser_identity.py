@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from giornata.requests import EditParameters
+from giornata.requests import EditParameters, Reuse
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.reuse.admission import Admission
 from giornata_denoiser.reuse.identity import ANYWHERE, SAME, Wanted, picture_id, wanted
@@ -28,13 +28,13 @@ def of(tenant: str = "alice", parameters: EditParameters | None = None, **option
 
 
 def test_a_registration_and_an_edit_of_it_want_the_same() -> None:
-    edit = EditParameters(prompt="x", reuse="auto", num_inference_steps=3, strength=0.5)
+    edit = EditParameters(prompt="x", reuse=Reuse.AUTO, num_inference_steps=3, strength=0.5)
     assert of().id == of(parameters=edit).id
     assert of(parameters=edit).tolerance == ANYWHERE
 
 
 def test_what_a_recording_follows_from_is_in_its_name() -> None:
-    strict = EditParameters(prompt="x", reuse="strict", num_inference_steps=3, strength=1.0)
+    strict = EditParameters(prompt="x", reuse=Reuse.STRICT, num_inference_steps=3, strength=1.0)
     names = {
         of().id,
         of("bob").id,
@@ -48,7 +48,7 @@ def test_what_a_recording_follows_from_is_in_its_name() -> None:
 
 
 def test_all_recordings_of_a_picture_begin_alike_and_those_of_others_do_not() -> None:
-    strict = EditParameters(prompt="x", reuse="strict", num_inference_steps=3, strength=1.0)
+    strict = EditParameters(prompt="x", reuse=Reuse.STRICT, num_inference_steps=3, strength=1.0)
     mine = picture_id("alice", INSPECTION.template_key)
     assert of().id.startswith(mine)
     assert of(parameters=strict).id.startswith(mine)
