@@ -6,10 +6,11 @@
     ├── BadRequest                      400  the caller can mend it
     │   ├── InvalidField, UnknownField, NotSupported, MalformedMessage
     │   ├── ImageUnreadable, UnsupportedImageFormat, MaskRejected, MaskEmpty, MaskSizeMismatch, SizeMismatch
+    │   ├── TemplateMismatch
     │   ├── PayloadTooLarge, TooManyPixels                    413
     │   ├── Unauthorized                                      401
     │   ├── CrossSite                                         403
-    │   └── JobNotFound, ModelNotFound                        404
+    │   └── JobNotFound, ModelNotFound, TemplateNotFound      404
     │       ResultExpired                                     410
     │       JobNotFinished, JobCancelled                      409
     ├── Overloaded                      429/503  try again later
@@ -155,6 +156,12 @@ class SizeMismatch(BadRequest):
     code = "size_mismatch"
 
 
+class TemplateMismatch(BadRequest):
+    """The edit asks for something else than its template was registered for."""
+
+    code = "template_mismatch"
+
+
 class PayloadTooLarge(BadRequest):
     """The request is larger than this server accepts."""
 
@@ -200,6 +207,13 @@ class ModelNotFound(BadRequest):
     """No running worker serves this model."""
 
     code = "model_not_found"
+    status = 404
+
+
+class TemplateNotFound(BadRequest):
+    """There is no template with this id."""
+
+    code = "template_not_found"
     status = 404
 
 

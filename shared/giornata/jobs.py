@@ -76,6 +76,8 @@ class Job(Wire):
     """Resolved: every default of the model is filled in."""
     image: BlobRef
     mask: BlobRef | None = None
+    template_id: str | None = None
+    """The registered template that `image` is of."""
     budget_ms: int
     """Time allowed from acceptance to the terminal state."""
     result_ttl_s: int
@@ -88,17 +90,22 @@ class Job(Wire):
         Raises:
             ServiceUnavailable: `card` is another version than the job was accepted for.
         """
-        if self.model_digest != card.digest:
-            raise ServiceUnavailable(
-                f"This instance has another version of the model {self.model}.",
-                received=f"digest {self.model_digest[:12]}",
-                accepted=f"digest {card.digest[:12]}",
-            )
+        check_version(self.model, self.model_digest, card)
 
     @property
     def intermediate_ttl_s(self) -> int:
         """How long what only the job needs is kept: its budget, and time for another router to take it over."""
         return -(-self.budget_ms // 1000) + TAKE_OVER_S
+
+
+def check_version(model: str, digest: str, card: ModelCard) -> None:
+    """ServiceUnavailable where `card` has another digest."""
+    if digest != card.digest:
+        raise ServiceUnavailable(
+            f"This instance has another version of the model {model}.",
+            received=f"digest {digest[:12]}",
+            accepted=f"digest {card.digest[:12]}",
+        )
 
 
 class Inspection(Wire):
@@ -149,6 +156,17 @@ class Encoding(Wire):
     """In the model's thread."""
 
 
+class TemplateUse(StrEnum):
+    """What a template did for a picture."""
+
+    HIT = "hit"
+    """What it had recorded outside the mask was taken."""
+    MISS = "miss"
+    """It was not recorded where the picture was computed."""
+    OFF = "off"
+    """It was not asked for."""
+
+
 class RowState(Wire):
     """A row at a step boundary, as a value: enough to go on elsewhere.
 
@@ -172,6 +190,8 @@ class Row(Wire):
     """Final latents, written by the denoiser."""
     computed_tokens: int | None = None
     """Image tokens that were computed at each step; fewer than there are where the others were reused."""
+    template: TemplateUse | None = None
+    """What a template did for it, written with the final latents."""
     image: BlobRef | None = None
     """The encoded picture, written by prepost's `finish`."""
     error: ErrorBody | None = None

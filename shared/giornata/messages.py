@@ -8,6 +8,7 @@ from typing import Final
 from giornata.jobs import BlobRef, Encoding, Inspection, Job, Priority, Row, Wire
 from giornata.models import ModelCard
 from giornata.requests import EditParameters, OutputFormat
+from giornata.templates import TemplateInputs, TemplateRecord
 
 __all__ = [
     "EVENT_HEADER",
@@ -25,10 +26,14 @@ __all__ = [
     "ModelCard",
     "OutputFormat",
     "Picture",
+    "PrefetchTemplate",
+    "RecordRequest",
+    "RemoveTemplate",
     "RunAnswer",
     "RunReply",
     "RunRequest",
     "SubmitRequest",
+    "TemplateRequest",
 ]
 
 
@@ -112,6 +117,38 @@ class CancelRows(Wire):
     attempt: int
 
 
+class TemplateRequest(Wire):
+    """gateway → router: have this template recorded; answered by its record. router → prepost: answered by its inputs.
+
+    May be asked again: what is recorded, or is being recorded, is not recorded twice.
+    """
+
+    template: TemplateRecord
+    remaining_ms: int
+
+
+class RecordRequest(Wire):
+    """router → one denoiser: record this template, beside its edits; its record tells how that ends."""
+
+    template: TemplateRecord
+    inputs: TemplateInputs
+    remaining_ms: int
+
+
+class PrefetchTemplate(Wire):
+    """router → one denoiser: an edit of this template probably comes; what is on disk of it belongs into memory."""
+
+    job: Job
+    inspection: Inspection
+
+
+class RemoveTemplate(Wire):
+    """gateway → every denoiser: forget what was recorded of this template; rows that run go on."""
+
+    tenant: str
+    template_key: str
+
+
 class AdapterRequest(Wire):
     """Any request to the ControlNet service or the LoRA store."""
 
@@ -132,7 +169,9 @@ class EditMessage(Wire):
     """
 
     parameters: EditParameters
-    image: bytes | BlobRef
+    image: bytes | BlobRef | None = None
+    template_id: str | None = None
+    """A registered template, instead of an image."""
     mask: bytes | BlobRef | None = None
     remaining_ms: int = 120_000
     """Time allowed for the whole edit."""

@@ -64,6 +64,11 @@ class Reuse(StrEnum):
     """Nothing."""
 
 
+ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")]
+OutputSize = Annotated[str, StringConstraints(pattern=r"^(auto|[1-9]\d{1,4}x[1-9]\d{1,4})$")]
+"""`auto` or WIDTHxHEIGHT."""
+
+
 class EditParameters(BaseModel):
     """One edit, as asked for. ``None`` means the model's own default; :func:`resolve` fills it in."""
 
@@ -72,11 +77,11 @@ class EditParameters(BaseModel):
     prompt: Annotated[str, StringConstraints(min_length=1, max_length=4000)] = Field(
         description="What belongs into the masked region."
     )
-    model: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")] | None = Field(
+    model: ModelName | None = Field(
         None, description="Name of the model; default: the only one that is served."
     )
     n: int = Field(1, ge=1, le=MAX_IMAGES, description="How many pictures; picture i uses seed + i.")
-    size: Annotated[str, StringConstraints(pattern=r"^(auto|[1-9]\d{1,4}x[1-9]\d{1,4})$")] = Field(
+    size: OutputSize = Field(
         "auto",
         description="Output size: `auto` (that of the image) or WIDTHxHEIGHT of the image's aspect ratio.",
     )

@@ -25,11 +25,15 @@ EVENTS: Final = "GIORNATA_EVENTS"
 """Events of all jobs, captured from core publishes, for replay."""
 RECORDS: Final = "giornata-jobs"
 """Key-value bucket of job records."""
+TEMPLATES: Final = "giornata-templates"
+"""Key-value bucket of registered templates."""
 LEASES: Final = "giornata-leases"
 """Key-value bucket whose entries expire unless renewed."""
 
 RECORD_TTL_S: Final = 24 * 3600
 """Records outlive results, so that an expired result is told from an unknown job."""
+TEMPLATE_TTL_S: Final = 31 * 24 * 3600
+"""No registration is kept for longer without a use; its own life, which a gateway may be told, is shorter."""
 LEASE_TTL_S: Final = 3.0
 ACK_WAIT_S: Final = 6.0
 """A router renews its messages well within this; after it, a dead router's jobs go to the next."""
@@ -78,7 +82,7 @@ async def ensure(jetstream: JetStreamContext, *, replicas: int, events_ttl_s: fl
             num_replicas=replicas,
         ),
     )
-    for bucket, ttl_s in ((RECORDS, RECORD_TTL_S), (LEASES, LEASE_TTL_S)):
+    for bucket, ttl_s in ((RECORDS, RECORD_TTL_S), (TEMPLATES, TEMPLATE_TTL_S), (LEASES, LEASE_TTL_S)):
         config = KeyValueConfig(bucket=bucket, ttl=ttl_s, history=1, replicas=replicas)
         try:
             await jetstream.create_key_value(config)

@@ -14,6 +14,10 @@ EDIT_CANCEL = "giornata.edit.cancel"
 """Cancel an edit that came through the NATS door (gateway, queue group)."""
 SUBMIT = "giornata.router.submit"
 """Accept a job (the active router); the reply means that the job is durable."""
+TEMPLATE = "giornata.router.template"
+"""Have a template recorded (the active router); the reply means that a worker was asked to."""
+TEMPLATE_REMOVED = "giornata.template.removed"
+"""Broadcast to the denoisers: forget what was recorded of a template."""
 ALL_EVENTS = "giornata.event.>"
 ALL_TELEMETRY = "giornata.telemetry.>"
 ALL_CANCELS = "giornata.cancel.*"
@@ -30,7 +34,7 @@ def token(value: str) -> str:
 
 
 def prepost(verb: str, model: str) -> str:
-    """Micro endpoint of any prepost instance that has `model`; verbs: inspect, encode, finish.
+    """Micro endpoint of any prepost instance that has `model`; verbs: inspect, encode, finish, template.
 
     A dot in the model's name (FLUX.1) becomes an underscore; a job's digest tells models apart that then share one.
     """
@@ -60,6 +64,16 @@ def worker_run(worker: str) -> str:
 def worker_cancel(worker: str) -> str:
     """Drop a job's rows of one attempt from one denoiser."""
     return f"giornata.worker.{token(worker)}.cancel"
+
+
+def worker_record(worker: str) -> str:
+    """A template for one denoiser to record."""
+    return f"giornata.worker.{token(worker)}.record"
+
+
+def worker_prefetch(worker: str) -> str:
+    """A template that one denoiser will probably need."""
+    return f"giornata.worker.{token(worker)}.prefetch"
 
 
 def event(gateway: str, job: str, kind: str) -> str:

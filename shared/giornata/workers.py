@@ -83,6 +83,26 @@ class WorkerCosts(Wire):
     """By :data:`giornata.planning.costs.LOAD`."""
 
 
+class TemplateCounters(Wire):
+    """What a denoiser's templates have done since its start, and what they weigh now."""
+
+    hits_memory: int = 0
+    """Edits whose template was in memory."""
+    hits_disk: int = 0
+    """Edits whose template was read from disk."""
+    misses: int = 0
+    prefetched: int = 0
+    """Templates that were read from disk ahead of their edits."""
+    evicted_memory: int = 0
+    evicted_disk: int = 0
+    recorded: int = 0
+    """Template runs that ended."""
+    failed: int = 0
+    """Template runs that did not."""
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+
+
 class WorkerState(Wire):
     """Telemetry of a denoiser."""
 
@@ -92,6 +112,7 @@ class WorkerState(Wire):
     waiting: tuple[RowProgress, ...] = ()
     steps_total: int = 0
     """Row steps since the start."""
+    templates: TemplateCounters | None = None
     samples: tuple[StepSample, ...] = ()
     """Of the steps since the last telemetry, at most 16."""
     costs: WorkerCosts | None = None

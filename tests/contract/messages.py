@@ -17,6 +17,7 @@ from giornata.jobs import (
     Row,
     RowState,
     StageTimes,
+    TemplateUse,
 )
 from giornata.messages import (
     Accepted,
@@ -30,13 +31,18 @@ from giornata.messages import (
     FinishRequest,
     InspectRequest,
     Picture,
+    PrefetchTemplate,
+    RecordRequest,
+    RemoveTemplate,
     RunAnswer,
     RunReply,
     RunRequest,
     SubmitRequest,
+    TemplateRequest,
 )
 from giornata.models import Family, ModelCard
 from giornata.requests import EditParameters, OutputFormat, Reuse
+from giornata.templates import TemplateInputs, TemplateRecord, TemplateState
 from giornata.workers import (
     CostFit,
     QueueState,
@@ -44,6 +50,7 @@ from giornata.workers import (
     ServiceName,
     ServiceState,
     StepSample,
+    TemplateCounters,
     WorkerCosts,
     WorkerState,
 )
@@ -69,6 +76,7 @@ JOB = Job(
     model_digest="dd",
     parameters=PARAMETERS,
     image=REF,
+    template_id="template_1",
     budget_ms=1000,
     result_ttl_s=60,
 )
@@ -88,7 +96,7 @@ INSPECTION = Inspection(
     crop=(8, 4, 48, 40),
 )
 ENCODING = Encoding(text=REF, text_tokens=48, rows=(REF,), empty_text=REF)
-ROW = Row(index=0, seed=7, resume=RowState(step=2, latents=REF))
+ROW = Row(index=0, seed=7, resume=RowState(step=2, latents=REF), template=TemplateUse.HIT)
 CARD = ModelCard(
     name="tiny",
     family=Family.FLUX_FILL,
@@ -102,11 +110,41 @@ CARD = ModelCard(
     default_guidance_scale=30.0,
     default_strength=1.0,
 )
+TEMPLATE = TemplateRecord(
+    template_id="template_1",
+    tenant="default",
+    model="tiny",
+    model_digest="dd",
+    size="128x96",
+    image=REF,
+    created_s=1_700_000_000,
+    expires_s=1_700_604_800,
+    state=TemplateState.RECORDING,
+    width=64,
+    height=48,
+    template_key="tt",
+    worker="d1",
+    size_bytes=512,
+    error=ErrorBody(code="row_poisoned", message="not finite"),
+)
+INPUTS = TemplateInputs(inspection=INSPECTION, empty_text=REF, conditioning=REF)
 WORKER = WorkerState(
     capacity_rows=8,
     capacity_tokens=4096,
     running=(RowProgress(job_id="job_1", attempt=1, index=0, step=2, steps=4, tokens=12),),
     steps_total=9,
+    templates=TemplateCounters(
+        hits_memory=1,
+        hits_disk=2,
+        misses=3,
+        prefetched=4,
+        evicted_memory=5,
+        evicted_disk=6,
+        recorded=7,
+        failed=8,
+        memory_bytes=9,
+        disk_bytes=10,
+    ),
     samples=(
         StepSample(
             rows=1,
@@ -146,6 +184,12 @@ MESSAGES: list[BaseModel] = [
     CancelRows(job_id="job_1", attempt=2),
     JOB,
     Accepted(job_id="job_1"),
+    TEMPLATE,
+    INPUTS,
+    TemplateRequest(template=TEMPLATE, remaining_ms=900),
+    RecordRequest(template=TEMPLATE, inputs=INPUTS, remaining_ms=900),
+    PrefetchTemplate(job=JOB, inspection=INSPECTION),
+    RemoveTemplate(tenant="default", template_key="tt"),
     InspectRequest(job=JOB, remaining_ms=900),
     INSPECTION,
     EncodeRequest(job=JOB, inspection=INSPECTION, remaining_ms=900),

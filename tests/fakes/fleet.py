@@ -18,13 +18,17 @@ from giornata.messages import (
     FinishReply,
     FinishRequest,
     InspectRequest,
+    PrefetchTemplate,
+    RecordRequest,
     RunAnswer,
     RunReply,
     RunRequest,
+    TemplateRequest,
 )
 from giornata.models import Family, ModelCard
 from giornata.records import Records
 from giornata.telemetry import telemetry
+from giornata.templates import TemplateInputs
 from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from tests.fakes.news import News
 
@@ -74,6 +78,7 @@ class FakePrepost:
             Endpoint(subjects.prepost("inspect", CARD.name), InspectRequest, self._inspect),
             Endpoint(subjects.prepost("encode", CARD.name), EncodeRequest, self._encode),
             Endpoint(subjects.prepost("finish", CARD.name), FinishRequest, self._finish),
+            Endpoint(subjects.prepost("template", CARD.name), TemplateRequest, self._template),
         ]
         async with (
             self._bus.serve("prepost", *endpoints, instance=self._instance),
@@ -94,6 +99,10 @@ class FakePrepost:
         return FinishReply(
             image=REF.model_copy(update={"key": f"image{request.index}"}), decode_ms=1, paste_ms=1
         )
+
+    async def _template(self, _request: TemplateRequest) -> TemplateInputs:
+        self._called("template")
+        return TemplateInputs(inspection=INSPECTION, empty_text=REF, conditioning=REF)
 
     def _called(self, verb: str) -> None:
         self.calls.append(verb)
@@ -121,6 +130,8 @@ class FakeDenoiser:
         self.poisoned: set[int] = set()
         self.requests: list[RunRequest] = []
         self.cancelled: list[str] = []
+        self.prefetched: list[str] = []
+        self.recorded: list[str] = []
         self.news = News()
         self._bus = bus
         self._records = records
@@ -136,7 +147,10 @@ class FakeDenoiser:
         """Serve while inside, or until :meth:`die`."""
         life = asyncio.create_task(self._live(), name="life")
         self._tasks.add(life)
-        async with self._bus.listen(subjects.worker_cancel(self.instance), CancelRows, self._cancel):
+        async with (
+            self._bus.listen(subjects.worker_cancel(self.instance), CancelRows, self._cancel),
+            self._bus.listen(subjects.worker_prefetch(self.instance), PrefetchTemplate, self._prefetch),
+        ):
             await asyncio.sleep(0)
             try:
                 yield
@@ -147,6 +161,15 @@ class FakeDenoiser:
     def _cancel(self, message: CancelRows) -> None:
         self.cancelled.append(message.job_id)
         self.news.tell()
+
+    def _prefetch(self, message: PrefetchTemplate) -> None:
+        self.prefetched.append(message.job.job_id)
+        self.news.tell()
+
+    async def _record(self, request: RecordRequest) -> RunReply:
+        if self.answer is RunAnswer.ACCEPTED:
+            self.recorded.append(request.template.template_id)
+        return RunReply(answer=self.answer)
 
     def die(self) -> None:
         """No more telemetry, answers or reports."""
@@ -167,7 +190,8 @@ class FakeDenoiser:
 
     async def _live(self) -> None:
         run = Endpoint(subjects.worker_run(self.instance), RunRequest, self._take)
-        async with self._bus.answer(run), telemetry(self._bus, 10, self._state):
+        record = Endpoint(subjects.worker_record(self.instance), RecordRequest, self._record)
+        async with self._bus.answer(run, record), telemetry(self._bus, 10, self._state):
             await self._silent.wait()
 
     async def _take(self, request: RunRequest) -> RunReply:

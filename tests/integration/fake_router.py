@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from giornata import __version__, subjects
+from giornata import __version__, subjects, templates
 from giornata import telemetry as telemetry_module
 from giornata.blobs import RedisBlobs
 from giornata.bus import Bus, Endpoint
@@ -28,10 +28,12 @@ from giornata.jobs import (
     Row,
     StageTimes,
 )
-from giornata.messages import Accepted, CancelMessage, CancelRows, SubmitRequest
+from giornata.messages import Accepted, CancelMessage, CancelRows, SubmitRequest, TemplateRequest
 from giornata.models import ModelCard
 from giornata.records import Records
 from giornata.requests import OutputFormat
+from giornata.template_records import TemplateRecords
+from giornata.templates import TemplateRecord
 from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from tests.fakes import fleet
 
@@ -101,15 +103,22 @@ class FakeRouter:
     held: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a job waits at its first step."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    registered: list[TemplateRecord] = field(default_factory=list)
+    template_refusal: GiornataError | None = None
+    """Raised by registrations."""
     progress: tuple[RowProgress, ...] = ()
     tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
+        self.templates = await TemplateRecords.open(self.bus.jetstream)
         async with (
             self.tasks,
             self.bus.listen(subjects.ALL_CANCELS, CancelRows, self._hear_cancel),
-            self.bus.answer(Endpoint(subjects.SUBMIT, SubmitRequest, self._submit)),
+            self.bus.answer(
+                Endpoint(subjects.SUBMIT, SubmitRequest, self._submit),
+                Endpoint(subjects.TEMPLATE, TemplateRequest, self._register),
+            ),
         ):
             yield
             for cancelled in self.cancelled.values():
@@ -145,6 +154,19 @@ class FakeRouter:
     def _hear_cancel(self, message: CancelRows) -> None:
         if message.job_id in self.cancelled:
             self.cancelled[message.job_id].set()
+
+    async def _register(self, request: TemplateRequest) -> TemplateRecord:
+        if self.template_refusal is not None:
+            raise self.template_refusal
+        self.registered.append(request.template)
+        return await self.change_template(
+            request.template, lambda record: templates.recording(record, "fake-denoiser", INSPECTION)
+        )
+
+    async def change_template(
+        self, record: TemplateRecord, change: Callable[[TemplateRecord], TemplateRecord | None]
+    ) -> TemplateRecord:
+        return await self.templates.change(record.tenant, record.template_id, change)
 
     async def _submit(self, request: SubmitRequest) -> Accepted:
         self.submitted.add(request.job.job_id)

@@ -168,7 +168,7 @@ async def test_every_route_wants_a_key(
 ) -> None:
     keys = json.dumps({"sk-alice-123": "alice"})
     async with open_stage(nats_url, redis_url, tmp_path, api_keys=keys) as stage:
-        path = route.path.replace("{job_id}", "job_1")
+        path = route.path.replace("{job_id}", "job_1").replace("{template_id}", "template_1")
         async with stage.http.request(route.method, path) as response:
             assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
         wrong = {"Authorization": "Bearer sk-nobody-12"}

@@ -21,11 +21,21 @@ from giornata import bus, subjects, tensors
 from giornata.blobs import RedisBlobs
 from giornata.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.errors import Failed, ImageUnreadable, InputLost, MaskEmpty, RowPoisoned, ServiceUnavailable
+from giornata.errors import (
+    Failed,
+    ImageUnreadable,
+    InputLost,
+    MaskEmpty,
+    RowPoisoned,
+    ServiceUnavailable,
+    SizeMismatch,
+    UnsupportedImageFormat,
+)
 from giornata.jobs import Encoding, Inspection, Job, Priority
-from giornata.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest
+from giornata.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest, TemplateRequest
 from giornata.models import Family, ModelCard, read_model_card
 from giornata.requests import EditParameters, resolve
+from giornata.templates import TemplateInputs, TemplateRecord
 from giornata.workers import ServiceName, ServiceState
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
@@ -140,6 +150,52 @@ async def finished(caller: Bus, job: Job, inspection: Inspection, latents: Any) 
     return await caller.call(
         subjects.prepost("finish", job.model), request, FinishReply, Deadline.after_ms(20_000)
     )
+
+
+async def template_inputs(
+    caller: Bus, blobs: RedisBlobs, card: ModelCard, image: bytes, **changes: str
+) -> TemplateInputs:
+    name = f"template_{secrets.token_hex(6)}"
+    template = TemplateRecord(
+        template_id=name,
+        tenant="t",
+        model=card.name,
+        model_digest=card.digest,
+        size="auto",
+        image=await blobs.put(f"t/{name}/image", image, 60),
+        created_s=1,
+        expires_s=2,
+    ).model_copy(update=changes)
+    request = TemplateRequest(template=template, remaining_ms=20_000)
+    subject = subjects.prepost("template", card.name)
+    return await caller.call(subject, request, TemplateInputs, Deadline.after_ms(20_000))
+
+
+@pytest.mark.usefixtures("prepost")
+async def test_a_template_is_what_its_edits_are_without_their_mask(
+    caller: Bus, blobs: RedisBlobs, card: ModelCard
+) -> None:
+    made = await template_inputs(caller, blobs, card, png(SCENE))
+    job = await a_job(blobs, card, png(SCENE), png(MASK), reuse="auto")
+    inspection = await inspected(caller, job)
+    encoding = await encoded(caller, job, inspection)
+    assert made.inspection.template_key == inspection.template_key
+    assert (made.inspection.tokens, made.inspection.compute_tokens) == (inspection.tokens, 0)
+    assert made.empty_text == encoding.empty_text
+    own = tensors.unpack(await blobs.get(made.conditioning))
+    edits = tensors.unpack(await blobs.get(encoding.rows[0]))
+    torch.testing.assert_close(own["image_latents"], edits["image_latents"])
+    assert own["mask"].count_nonzero() == 0
+
+
+@pytest.mark.usefixtures("prepost")
+async def test_what_cannot_be_a_template_is_refused(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None:
+    with pytest.raises(UnsupportedImageFormat):
+        await template_inputs(caller, blobs, card, b"no picture")
+    with pytest.raises(SizeMismatch):
+        await template_inputs(caller, blobs, card, png(SCENE), size="64x512")
+    with pytest.raises(ServiceUnavailable, match="another version"):
+        await template_inputs(caller, blobs, card, png(SCENE), model_digest="other")
 
 
 @pytest.mark.usefixtures("prepost")

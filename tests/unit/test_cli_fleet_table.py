@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from giornata.cli.fleet_table import FleetStatus, fleet_table, sums
-from giornata.workers import QueueState, RowProgress, ServiceName, ServiceState, WorkerState
+from giornata.workers import QueueState, RowProgress, ServiceName, ServiceState, TemplateCounters, WorkerState
 from giornata_gateway.fleet_views import fleet_view
 from giornata_gateway.forecast import Pace
 from tests.contract.messages import CARD
@@ -67,3 +67,14 @@ def test_the_sums_say_what_is_unknown() -> None:
 
 def test_an_empty_fleet_is_a_sentence() -> None:
     assert sums(told([])) == "No service tells of itself."
+
+
+def test_templates_of_all_workers_are_summed_up() -> None:
+    counted = BUSY.model_copy(
+        update={"templates": TemplateCounters(hits_memory=3, hits_disk=1, misses=2, memory_bytes=3 << 20)}
+    )
+    workers = [state(ServiceName.DENOISER, name, worker=counted) for name in ("d1", "d2")]
+    assert sums(told(workers)).splitlines()[2] == (
+        "edits that could reuse: 12, 6 from memory, 2 from disk; templates: 6 MiB in memory, 0 MiB on disk"
+    )
+    assert len(sums(told(STATES)).splitlines()) == 2

@@ -38,6 +38,7 @@ def test_a_ledger_keeps_to_its_budget_and_to_the_order_of_use(  # noqa: C901 - a
     pins: dict[str, int] = {}
     for action, name, size in actions:
         gone: tuple[str, ...] = ()
+        made_room = action == "add" or (action == "unpin" and pins.get(name, 0) > 0)
         if action == "add":
             gone = ledger.add(name, size)
             if name in order:
@@ -62,7 +63,6 @@ def test_a_ledger_keeps_to_its_budget_and_to_the_order_of_use(  # noqa: C901 - a
             assert ledger.remove(name) == (name in order)
             if name in order:
                 order.remove(name)
-        made_room = action in {"add", "unpin"}
         free = [n for n in order if not pins.get(n) and not (action == "add" and n == name)]
         expected = []
         while made_room and sum(sizes[n] for n in order) > budget and free:
@@ -234,3 +234,88 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
         thread.join()
     assert wrong == []
     assert tiers.memory_bytes <= 3 * size
+
+
+def test_many_threads_read_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TemplateStore(0, tmp_path, 10**6).put(template("one"))
+    tiers = TemplateStore(10**6, tmp_path, 10**6)
+    begun, go_on, read = threading.Event(), threading.Event(), files.read
+    reads: list[str] = []
+
+    def slow(path: Path, template_id: str, *, checked: bool = False) -> Template:
+        reads.append(template_id)
+        begun.set()
+        assert go_on.wait(10)
+        return read(path, template_id, checked=checked)
+
+    monkeypatch.setattr(files, "read", slow)
+    found: list[Template | None] = []
+    threads = [threading.Thread(target=lambda: found.append(tiers.find("one"))) for _ in range(3)]
+    threads[0].start()
+    assert begun.wait(10)
+    for thread in threads[1:]:
+        thread.start()
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert reads == ["one"]
+    assert [one is found[0] for one in found] == [True] * 3
+    counted = tiers.counted()
+    assert (counted.hits_disk, counted.hits_memory, counted.misses) == (1, 2, 0)
+
+
+def test_a_template_is_whole_for_whoever_has_it_whatever_becomes_of_its_file(tmp_path: Path) -> None:
+    """Rows that run hold mapped tensors: neither a removal nor another file of the same name may change them."""
+    TemplateStore(0, tmp_path, 10**6).put(template("one"))
+    tiers = TemplateStore(10**6, tmp_path, 10**6)
+    held = tiers.find("one")
+    assert held is not None
+    tiers.put(template("one", seed=1))
+    tiers.put(template("two"))
+    assert same(held, template("one"))
+    tiers.remove_all("one")
+    assert list(tmp_path.glob("one*")) == []
+    assert same(held, template("one"))
+    assert tiers.find("one") is None
+    assert tiers.find("two") is not None
+
+
+def test_a_file_is_checked_once_and_again_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers = TemplateStore(0, tmp_path, 10**6)
+    tiers.put(template("one"))
+    checks: list[bool] = []
+    read = files.read
+
+    def watched(path: Path, template_id: str, *, checked: bool = False) -> Template:
+        checks.append(checked)
+        return read(path, template_id, checked=checked)
+
+    monkeypatch.setattr(files, "read", watched)
+    for _ in range(2):
+        found = tiers.find("one")
+        assert found is not None
+        assert same(found, template("one"))
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    path.unlink()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert tiers.find("one") is None
+    assert checks == [False, True, False]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_prefetched_is_in_memory_for_its_edit(tmp_path: Path) -> None:
+    TemplateStore(0, tmp_path, 10**6).put(template("one"))
+    tiers = TemplateStore(10**6, tmp_path, 10**6)
+    assert tiers.size_of("none") is None
+    assert (tiers.size_of("one") or 0) > template("one").size_bytes  # its file
+    for name in ("one", "one", "none"):
+        tiers.prefetch(name)
+    assert tiers.size_of("one") == template("one").size_bytes
+    assert tiers.find("one") is not None
+    counted = tiers.counted()
+    assert (counted.prefetched, counted.hits_memory, counted.hits_disk, counted.misses) == (1, 1, 0, 0)
+    assert counted.memory_bytes == template("one").size_bytes
+    assert counted.disk_bytes == tiers.disk_bytes > 0

@@ -47,6 +47,8 @@ CODES = {
     "schema_mismatch",
     "service_unavailable",
     "size_mismatch",
+    "template_mismatch",
+    "template_not_found",
     "too_many_pixels",
     "too_many_requests",
     "unauthorized",

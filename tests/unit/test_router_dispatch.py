@@ -189,3 +189,16 @@ async def test_after_a_reconnect_everybody_has_time_to_be_heard() -> None:
         dispatch.observe(worker("d1"))
         dispatch.look(now + UNLISTED_S + 0.1)
         assert report.done()
+
+
+async def test_the_worker_that_was_likely_is_given_if_it_still_has_room() -> None:
+    dispatch = Dispatch(Placement(least_remaining_steps))
+    assert dispatch.likely(DEMAND) is None
+    dispatch.observe(worker("d1", capacity=1))
+    assert dispatch.likely(DEMAND) == "d1"
+    dispatch.observe(worker("d0", row("other", 8, 9), capacity=2))
+    assert await dispatch.acquire("a", 1, DEMAND, Priority.INTERACTIVE, preferred="d0") == "d0"
+    assert await dispatch.acquire("b", 1, DEMAND, Priority.INTERACTIVE, preferred="d0") == "d1"
+    dispatch.refuse("d1")
+    dispatch.release("b")
+    assert dispatch.likely(DEMAND) is None

@@ -126,3 +126,13 @@ def test_a_policy_picks_one_with_room_whenever_there_is_one(
             assert chosen.remaining_steps == min(c.remaining_steps for c in room)
         else:
             assert chosen.rows == min(c.rows for c in room)
+
+
+def test_a_preferred_worker_is_chosen_while_it_has_room() -> None:
+    made = placement(worker("idle"), worker("busy", row("a", 0, 50), capacity=2))
+    assert made.choose(DEMAND) == "idle"
+    assert made.choose(DEMAND, preferred="busy") == "busy"
+    assert made.choose(DEMAND, {"busy"}, preferred="busy") == "idle"
+    assert made.choose(DEMAND, preferred="gone") == "idle"
+    made.assign("b", 1, "busy", DEMAND, 0)
+    assert made.choose(DEMAND, preferred="busy") == "idle"

@@ -23,7 +23,7 @@ class TemplatePolicy(StrEnum):
     INLINE = "inline"
     """The template is recorded first."""
     OFF = "off"
-    """Nothing is recorded; what there is serves."""
+    """The edit computes everything; what there is serves, and what is registered is recorded."""
 
 
 class TemplateConfig(ModelConfig):

@@ -13,8 +13,9 @@ from tenacity import retry, retry_if_exception_type, wait_random_exponential
 from giornata import tensors
 from giornata.blobs import BlobStore
 from giornata.errors import Overloaded
-from giornata.jobs import BlobRef, Job, JobRecord, RowState
+from giornata.jobs import BlobRef, Job, JobRecord, RowState, TemplateUse
 from giornata.records import Records
+from giornata.requests import Reuse
 from giornata_denoiser.assignments import Assignment
 from giornata_denoiser.row import Row
 
@@ -51,7 +52,12 @@ class Outcomes:
                 continue
             latents = await self._put(job, row)
             state = RowState(step=row.step, latents=latents)
-            done = {"latents": latents, "resume": None, "computed_tokens": row.computed_tokens}
+            done = {
+                "latents": latents,
+                "resume": None,
+                "computed_tokens": row.computed_tokens,
+                "template": template_use(job, row),
+            }
             changes[index] = done if row.done else {"resume": state}
         return changes
 
@@ -69,6 +75,13 @@ class Outcomes:
         return await self._records.change(
             job_id, lambda record: settled(record, attempt, self._worker, changes)
         )
+
+
+def template_use(job: Job, row: Row) -> TemplateUse:
+    """What a template did for a row."""
+    if job.parameters.reuse is Reuse.OFF:
+        return TemplateUse.OFF
+    return TemplateUse.MISS if row.template is None else TemplateUse.HIT
 
 
 def settled(

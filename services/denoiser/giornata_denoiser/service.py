@@ -21,9 +21,18 @@ from giornata.bus import Bus, Endpoint
 from giornata.errors import InternalError
 from giornata.events import EventKind
 from giornata.jobs import Job
-from giornata.messages import CancelRows, RunReply, RunRequest
+from giornata.messages import (
+    CancelRows,
+    PrefetchTemplate,
+    RecordRequest,
+    RemoveTemplate,
+    RunAnswer,
+    RunReply,
+    RunRequest,
+)
 from giornata.planning.profile import Profile
 from giornata.records import Records
+from giornata.template_records import TemplateRecords
 from giornata.workers import ServiceName, ServiceState, StepSample, WorkerState
 from giornata_denoiser.batch import RowKey
 from giornata_denoiser.carrying import Carrier
@@ -35,6 +44,7 @@ from giornata_denoiser.inputs import rows_of
 from giornata_denoiser.loop import EngineLoop
 from giornata_denoiser.outcomes import Outcomes
 from giornata_denoiser.previews import RowPreview, preview_event
+from giornata_denoiser.registered import Registrations
 from giornata_denoiser.reuse.store import TemplateStore
 from giornata_denoiser.row import Row
 from giornata_denoiser.templating import Templates
@@ -85,24 +95,37 @@ class Denoiser:
             ExceptionGroup: of an InternalError, when the engine has lost its device.
         """
         config, bus = self._config, self._bus
-        run = Endpoint(subjects.worker_run(config.instance), RunRequest, self._run_rows)
-        cancel = subjects.worker_cancel(config.instance)
+        registrations = Registrations(await TemplateRecords.open(bus.jetstream), config.instance)
         async with AsyncExitStack() as stack:
             engine = stack.enter_context(engine_of(config, self._checkpoint, self._profile, self._costs))
             self._engine = stack.enter_context(self._engine_loop(engine, stop))
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            self._templates = self._make_templates(tasks)
+            self._templates = self._make_templates(registrations, tasks)
             stack.callback(self._templates.close)
             self._carrier = self._make_carrier(tasks)
             stack.callback(tasks.create_task(self._relay(), name="relay").cancel)
             stack.callback(tasks.create_task(self._show(), name="show").cancel)
-            await stack.enter_async_context(bus.listen(cancel, CancelRows, self._drop))
-            await stack.enter_async_context(bus.listen(subjects.ALL_CANCELS, CancelRows, self._drop_job))
-            await stack.enter_async_context(bus.answer(run))
+            await self._hear(stack)
             await stack.enter_async_context(telemetry.telemetry(bus, config.telemetry_hz, self._state))
             log.info("ready", model=self._checkpoint.card.name, digest=self._checkpoint.card.digest[:12])
             await stop.wait()
             await self._drain()
+
+    async def _hear(self, stack: AsyncExitStack) -> None:
+        """Subscriptions first, so that whoever is answered can also cancel."""
+        bus, instance = self._bus, self._config.instance
+        prefetch = subjects.worker_prefetch(instance)
+        for listening in (
+            bus.listen(subjects.worker_cancel(instance), CancelRows, self._drop),
+            bus.listen(subjects.ALL_CANCELS, CancelRows, self._drop_job),
+            bus.listen(prefetch, PrefetchTemplate, self._templates.prefetch),
+            bus.listen(subjects.TEMPLATE_REMOVED, RemoveTemplate, self._templates.remove),
+            bus.answer(
+                Endpoint(subjects.worker_run(instance), RunRequest, self._run_rows),
+                Endpoint(subjects.worker_record(instance), RecordRequest, self._record),
+            ),
+        ):
+            await stack.enter_async_context(listening)
 
     def _engine_loop(self, engine: Engine, stop: asyncio.Event) -> EngineLoop:
         loop = asyncio.get_running_loop()
@@ -117,12 +140,20 @@ class Denoiser:
             on_crash=lambda error: loop.call_soon_threadsafe(crashed, error),
         )
 
-    def _make_templates(self, tasks: asyncio.TaskGroup) -> Templates:
+    def _make_templates(self, registrations: Registrations, tasks: asyncio.TaskGroup) -> Templates:
         config = self._config
         store = TemplateStore(
             config.template_memory_mb << 20, config.template_folder, config.template_disk_mb << 20
         )
-        return Templates(config, self._checkpoint, store, engine=self._engine, blobs=self._blobs, tasks=tasks)
+        return Templates(
+            config,
+            self._checkpoint,
+            store,
+            engine=self._engine,
+            blobs=self._blobs,
+            report=registrations.report,
+            tasks=tasks,
+        )
 
     def _make_carrier(self, tasks: asyncio.TaskGroup) -> Carrier:
         async def fetch(request: RunRequest) -> tuple[Row, ...]:
@@ -143,6 +174,14 @@ class Denoiser:
         """Endpoint ``giornata.worker.<worker>.run``."""
         request.job.check_model(self._checkpoint.card)
         return RunReply(answer=self._carrier.take(request))
+
+    async def _record(self, request: RecordRequest) -> RunReply:
+        """Endpoint ``giornata.worker.<worker>.record``: a template run takes no place of an edit's."""
+        request.template.check_model(self._checkpoint.card)
+        if self._draining:
+            return RunReply(answer=RunAnswer.DRAINING)
+        self._templates.record(request)
+        return RunReply(answer=RunAnswer.ACCEPTED)
 
     def _drop(self, message: CancelRows) -> None:
         """Subscription ``giornata.worker.<worker>.cancel``: one attempt."""
@@ -215,6 +254,7 @@ class Denoiser:
             running=tuple(row for row, here in zip(rows, joined, strict=True) if here),
             waiting=tuple(row for row, here in zip(rows, joined, strict=True) if not here),
             steps_total=self._steps_total,
+            templates=self._templates.counters(),
             samples=samples,
             costs=self._costs.state,
         )

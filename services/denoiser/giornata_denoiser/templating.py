@@ -3,49 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
 
 import structlog
 from torch import Tensor
 
 from giornata import tensors
 from giornata.blobs import BlobStore
-from giornata.errors import GiornataError
-from giornata.messages import RunRequest
+from giornata.errors import GiornataError, InternalError, ServiceUnavailable, TemplateNotFound
+from giornata.jobs import BlobRef, Inspection
+from giornata.messages import PrefetchTemplate, RecordRequest, RemoveTemplate, RunRequest
 from giornata.requests import Reuse
+from giornata.workers import TemplateCounters
 from giornata_denoiser.batch import RowKey
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, TemplatePolicy
 from giornata_denoiser.engine import StepReport
 from giornata_denoiser.inputs import Reusing
 from giornata_denoiser.loop import EngineLoop
+from giornata_denoiser.registered import Registered, Report
 from giornata_denoiser.reuse.admission import Admission
+from giornata_denoiser.reuse.identity import ANYWHERE, Wanted, picture_id, wanted
 from giornata_denoiser.reuse.noise import template_noise
 from giornata_denoiser.reuse.store import TemplateStore
 from giornata_denoiser.reuse.template import Template
 from giornata_denoiser.row import Recording, Row, build_row
-from giornata_denoiser.sigmas import SigmaGrid, sigma_grid
-
-RECORDER: Final = 1
-"""Version of what template runs record; another one's are not taken from."""
-ANYWHERE: Final = 1.0
-SAME: Final = 1e-4
-"""Tolerances of noise levels."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The template of one edit."""
+class Source:
+    """What a run is computed from."""
 
-    id: str
-    grid: SigmaGrid
-    """Noise levels of its run."""
-    tolerance: float
+    inspection: Inspection
+    empty_text: BlobRef
+    conditioning: BlobRef
+    """Of any edit of the picture."""
 
 
 class Templates:
@@ -57,6 +52,7 @@ class Templates:
         store: where templates are kept.
         engine: takes the runs as background rows.
         blobs: where inputs are.
+        report: tells how the recording of a registered template has ended.
         tasks: owner of the tasks that begin and end runs.
     """
 
@@ -68,48 +64,54 @@ class Templates:
         *,
         engine: EngineLoop,
         blobs: BlobStore,
+        report: Report,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._config, self._checkpoint, self._store = config, checkpoint, store
-        self._engine, self._blobs, self._tasks = engine, blobs, tasks
+        self._engine, self._blobs, self._report, self._tasks = engine, blobs, report, tasks
         self._admission = Admission(1 if config.template_policy is TemplatePolicy.INLINE else 2)
-        self._runs: dict[str, asyncio.Future[Template | None]] = {}
+        self._runs: dict[str, asyncio.Future[Template | GiornataError]] = {}
         """By template: resolves when the run has ended."""
+        self._recorded = self._failed = 0
 
     async def of(self, request: RunRequest) -> Reusing | None:
         """How the rows of `request` reuse; begins to record where nothing is recorded and should be."""
-        parameters = request.job.parameters
-        if parameters.reuse is Reuse.OFF or request.encoding.empty_text is None:
+        job = request.job
+        if job.parameters.reuse is Reuse.OFF or request.encoding.empty_text is None:
             return None
-        wanted = self.wanted(request)
-        template = await asyncio.to_thread(self._store.find, wanted.id)
+        asked = wanted(self._config, self._checkpoint, job.tenant, request.inspection, job.parameters)
+        template = await asyncio.to_thread(self._store.find, asked.id)
         if template is None and self._config.template_policy is not TemplatePolicy.OFF:
-            template = await self._missed(request, wanted)
-        return Reusing(parameters.halo, wanted.tolerance, template)
+            template = await self._missed(request, asked, request.encoding.empty_text)
+        return Reusing(job.parameters.halo, asked.tolerance, template)
 
-    def wanted(self, request: RunRequest) -> Wanted:
-        """The template that `request` takes from, if it is recorded: its tenant's own.
+    def record(self, request: RecordRequest) -> None:
+        """Record a registered template and tell its record how that ends."""
+        inputs = request.inputs
+        asked = wanted(self._config, self._checkpoint, request.template.tenant, inputs.inspection)
+        registered = Registered(
+            request.template.tenant, request.template.template_id, inputs.inspection.template_key
+        )
+        size_bytes = self._store.size_of(asked.id)
+        if size_bytes is not None:
+            self._tasks.create_task(self._report(registered, size_bytes), name="registered")
+            return
+        source = Source(inputs.inspection, inputs.empty_text, inputs.conditioning)
+        self._follow(registered, self._run(asked, source))
 
-        With `strict` it is one of the edit's own noise levels, otherwise one of the configured number of them.
-        """
-        config, job, inspection = self._config, request.job, request.inspection
-        strict = job.parameters.reuse is Reuse.STRICT
-        steps = (job.parameters.num_inference_steps if strict else None) or config.template_levels
-        strength = (job.parameters.strength if strict else None) or 1.0
-        grid = sigma_grid(
-            self._checkpoint.scheduler, steps=steps, strength=strength, image_tokens=inspection.tokens
-        )
-        parts = (
-            RECORDER,
-            job.tenant,
-            inspection.template_key,
-            config.template_form,
-            config.template_bits,
-            [round(sigma, 6) for sigma in grid.sigmas.tolist()],
-            self._guidance,
-        )
-        name = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-        return Wanted(name, grid, SAME if strict else ANYWHERE)
+    def prefetch(self, request: PrefetchTemplate) -> None:
+        """Read what is on disk for an edit into memory: it is about to come."""
+        job = request.job
+        asked = wanted(self._config, self._checkpoint, job.tenant, request.inspection, job.parameters)
+        self._tasks.create_task(_beside(self._store.prefetch, asked.id), name="prefetch")
+
+    def remove(self, request: RemoveTemplate) -> None:
+        """Forget all recordings of a picture, and those that are under way; rows that run go on."""
+        picture = picture_id(request.tenant, request.template_key)
+        for name in [name for name in self._runs if name.startswith(picture)]:
+            self._engine.cancel(name)
+            self._ended(name, TemplateNotFound())
+        self._tasks.create_task(_beside(self._store.remove_all, picture), name="remove")
 
     def advance(self, report: StepReport) -> None:
         """Take in what a step did of template runs."""
@@ -119,82 +121,115 @@ class Templates:
         for failure in report.failed:
             if failure.row.recording is not None:
                 log.warning("template_failed", template=failure.row.key.job_id, error=str(failure.error))
-                self._ended(failure.row.key.job_id, None)
+                self._ended(failure.row.key.job_id, failure.error)
 
     def close(self) -> None:
         """Nobody waits for a run any more."""
         for name in list(self._runs):
-            self._ended(name, None)
+            self._ended(name, ServiceUnavailable("The denoiser that was recording it has stopped."))
 
-    @property
-    def _guidance(self) -> float:
-        return self._checkpoint.card.default_guidance_scale or 0.0
+    def counters(self) -> TemplateCounters:
+        """What templates have done so far."""
+        return self._store.counted().model_copy(update={"recorded": self._recorded, "failed": self._failed})
 
-    async def _missed(self, request: RunRequest, wanted: Wanted) -> Template | None:
+    async def _missed(self, request: RunRequest, asked: Wanted, empty_text: BlobRef) -> Template | None:
         """Begin a run where it is time; the template, where the policy waits for it."""
-        if wanted.id not in self._runs:
-            if not self._admission.see(wanted.id):
+        job, inspection = request.job, request.inspection
+        run = self._runs.get(asked.id)
+        if run is None:
+            if not self._admission.see(asked.id, registered=job.template_id is not None):
                 return None
-            self._runs[wanted.id] = asyncio.get_running_loop().create_future()
-            self._tasks.create_task(self._record(request, wanted), name="record")
-        if self._config.template_policy is TemplatePolicy.INLINE:
-            return await asyncio.shield(self._runs[wanted.id])
-        return None
+            run = self._run(asked, Source(inspection, empty_text, request.encoding.rows[0]))
+            if job.template_id is not None and asked.tolerance == ANYWHERE:
+                self._follow(Registered(job.tenant, job.template_id, inspection.template_key), run)
+        if self._config.template_policy is not TemplatePolicy.INLINE:
+            return None
+        outcome = await asyncio.shield(run)
+        return outcome if isinstance(outcome, Template) else None
 
-    async def _record(self, request: RunRequest, wanted: Wanted) -> None:
+    def _run(self, asked: Wanted, source: Source) -> asyncio.Future[Template | GiornataError]:
+        """The run that records a template, begun unless it is under way."""
+        if asked.id not in self._runs:
+            self._runs[asked.id] = asyncio.get_running_loop().create_future()
+            self._tasks.create_task(self._begin(asked, source), name="record")
+        return self._runs[asked.id]
+
+    def _follow(self, registered: Registered, run: asyncio.Future[Template | GiornataError]) -> None:
+        async def tell() -> None:
+            outcome = await asyncio.shield(run)
+            await self._report(registered, outcome.size_bytes if isinstance(outcome, Template) else outcome)
+
+        self._tasks.create_task(tell(), name="registered")
+
+    async def _begin(self, asked: Wanted, source: Source) -> None:
         try:
-            row = await self._run_of(request, wanted)
-            if not self._engine.submit([row]):
-                self._ended(wanted.id, None)
+            row = await self._row(asked, source)
         except GiornataError as error:
-            log.warning("template_not_recorded", template=wanted.id, error=str(error))
-            self._ended(wanted.id, None)
+            log.warning("template_not_recorded", template=asked.id, error=str(error))
+            self._ended(asked.id, error)
         except Exception:  # the task's edge: logged; edits go on without the template
-            log.exception("template_not_recorded", template=wanted.id)
-            self._ended(wanted.id, None)
+            log.exception("template_not_recorded", template=asked.id)
+            self._ended(asked.id, InternalError())
+        else:
+            if asked.id in self._runs and not self._engine.submit([row]):
+                self._ended(asked.id, ServiceUnavailable("The denoiser is stopping."))
 
-    async def _run_of(self, request: RunRequest, wanted: Wanted) -> Row:
+    async def _row(self, asked: Wanted, source: Source) -> Row:
         """A background row: the picture with an empty mask and an empty prompt, from the noise that all edits share."""
-        encoding = request.encoding
-        if encoding.empty_text is None:
-            raise ValueError("a template run needs the empty prompt")
         text, conditioning = [
-            tensors.unpack(await self._blobs.get(ref)) for ref in (encoding.empty_text, encoding.rows[0])
+            tensors.unpack(await self._blobs.get(ref)) for ref in (source.empty_text, source.conditioning)
         ]
-        return await asyncio.to_thread(self._build, request, wanted, text, conditioning)
+        return await asyncio.to_thread(self._build, asked, source.inspection, text, conditioning)
 
     def _build(
         self,
-        request: RunRequest,
-        wanted: Wanted,
+        asked: Wanted,
+        inspection: Inspection,
         text: Mapping[str, Tensor],
         conditioning: Mapping[str, Tensor],
     ) -> Row:
-        family, multiple = self._checkpoint.family, self._checkpoint.card.pixel_multiple
-        inspection = request.inspection
+        family, card = self._checkpoint.family, self._checkpoint.card
         noise = template_noise(*conditioning["noise"].shape)
         row = build_row(
             family,
-            RowKey(wanted.id, 0, 0),
-            grid=(inspection.model_height // multiple, inspection.model_width // multiple),
-            sigmas=wanted.grid,
+            RowKey(asked.id, 0, 0),
+            grid=(
+                inspection.model_height // card.pixel_multiple,
+                inspection.model_width // card.pixel_multiple,
+            ),
+            sigmas=asked.grid,
             text=text,
             conditioning={**family.unmasked(conditioning), "noise": noise},
-            guidance_scale=self._guidance,
+            guidance_scale=card.default_guidance_scale or 0.0,
         )
         config = self._config
         return replace(row, recording=Recording(frozenset({config.template_form}), config.template_bits))
 
     async def _keep(self, row: Row) -> None:
         template = Template(row.key.job_id, row.grid, row.entries)
+        if template.id not in self._runs:  # removed meanwhile
+            return
         try:
             await asyncio.to_thread(self._store.put, template)
         except OSError as error:
             log.warning("template_not_on_disk", template=template.id, error=str(error))
+        if template.id not in self._runs:
+            await asyncio.to_thread(self._store.remove_all, template.id)
+            return
         log.info("template_recorded", template=template.id, size_bytes=template.size_bytes)
         self._ended(template.id, template)
 
-    def _ended(self, name: str, template: Template | None) -> None:
+    def _ended(self, name: str, outcome: Template | GiornataError) -> None:
         run = self._runs.pop(name, None)
         if run is not None and not run.done():
-            run.set_result(template)
+            self._recorded += isinstance(outcome, Template)
+            self._failed += isinstance(outcome, GiornataError)
+            run.set_result(outcome)
+
+
+async def _beside(work: Callable[[str], None], name: str) -> None:
+    """`work` in a thread; that it fails is logged, and costs time at most."""
+    try:
+        await asyncio.to_thread(work, name)
+    except Exception:  # the task's edge
+        log.exception("template_work_failed", template=name)

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from giornata.errors import BY_CODE, ErrorBody, Failed, GiornataError, JobCancelled, from_body
-from giornata.jobs import ComputeTimes, JobRecord, JobState, Row, StageTimes
+from giornata.jobs import ComputeTimes, JobRecord, JobState, Row, StageTimes, TemplateUse
 from giornata.requests import OutputFormat
 
 CONTENT_TYPES = {
@@ -96,6 +96,8 @@ class Extension(View):
     computed_tokens: list[int]
     """Image tokens that each step computed, of the pictures in `data`; fewer than the picture has where `reuse` took
     the others from an earlier edit."""
+    template: list[TemplateUse]
+    """What a template did, of the pictures in `data`: `hit`, `miss`, which computes everything, or `off`."""
     errors: list[PictureError]
 
 
@@ -216,6 +218,7 @@ def images_answer(
             mask_ratio=record.inspection.mask_ratio if record.inspection else 0.0,
             steps=record.job.parameters.denoising_steps,
             computed_tokens=[row.computed_tokens or 0 for row in record.images],
+            template=[row.template or TemplateUse.OFF for row in record.images],
             errors=picture_errors(record),
         ),
     )

@@ -66,6 +66,12 @@ class GatewayConfig(ServiceConfig):
         le=60,
         description="How long a submission is tried again while no router answers, as in a take-over.",
     )
+    template_ttl_s: int = Field(
+        7 * 86400,
+        ge=3600,
+        le=30 * 86400,
+        description="How long a registered template is kept that no edit uses.",
+    )
     heartbeat_s: float = Field(
         15.0, gt=0, le=300, description="Pause between comments on a quiet event stream."
     )

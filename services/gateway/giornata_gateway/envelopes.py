@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import ValidationError
+from pydantic import StringConstraints, ValidationError
 
 from giornata.errors import InvalidField, PayloadTooLarge
 from giornata.jobs import BlobRef, Priority, Wire
 from giornata.messages import INLINE_BYTES
 from giornata.requests import EditParameters, request_error
-from giornata_gateway.forms import missing_image
+from giornata_gateway.forms import check_source, of_template
 
 REPLY_MARGIN_BYTES: Final = 64 << 10
 """Room in a reply for everything but the pictures."""
@@ -29,6 +29,7 @@ class EditEnvelope(Wire):
     parameters: Any
     """A map; see :func:`read_parameters`, whose errors stay short whatever is in it."""
     image: bytes | BlobRef | None = None
+    template_id: Annotated[str, StringConstraints(min_length=1, max_length=96)] | None = None
     mask: bytes | BlobRef | None = None
     remaining_ms: int = 120_000
     priority: Priority = Priority.INTERACTIVE
@@ -61,7 +62,7 @@ def read_parameters(envelope: EditEnvelope) -> EditParameters:
             received=parameters.partial_images,
             accepted="0, or a subject for the progress",
         )
-    return parameters
+    return of_template(parameters, envelope.template_id, reuse_given="reuse" in given)
 
 
 def checked_picture(
@@ -94,8 +95,8 @@ def checked_picture(
 
 def check_envelope(
     envelope: EditEnvelope, tenant: str, limit_bytes: int
-) -> tuple[bytes | BlobRef, bytes | BlobRef | None]:
-    """Image and mask of an envelope that is well-formed.
+) -> tuple[bytes | BlobRef | None, bytes | BlobRef | None]:
+    """Image and mask of an envelope that is well-formed; no image where it names a template.
 
     Raises:
         InvalidField, PayloadTooLarge: names the field at fault.
@@ -120,8 +121,7 @@ def check_envelope(
             accepted=f"{INLINE_BYTES} bytes together, or claim checks",
         )
     image = checked_picture(envelope.image, "image", tenant, limit_bytes)
-    if image is None:
-        raise missing_image()
+    check_source(image, envelope.template_id)
     return image, checked_picture(envelope.mask, "mask", tenant, limit_bytes)
 
 

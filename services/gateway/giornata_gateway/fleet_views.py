@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from giornata.workers import QueueState, ServiceName, ServiceState
+from giornata.workers import QueueState, ServiceName, ServiceState, TemplateCounters
 from giornata_gateway.answers import View
 from giornata_gateway.forecast import Load, Pace, predicted_wait_s
 
@@ -67,6 +67,8 @@ class FleetView(View):
     """Row steps per second over the last seconds."""
     predicted_wait_s: float | None = None
     """Seconds until the denoising of one more picture would begin, by the steps that are left and their recent pace."""
+    templates: TemplateCounters | None = None
+    """What templates have done at all live denoisers, since the start of each."""
 
 
 def fleet_view(states: Sequence[ServiceState], pace: Pace, now: float) -> FleetView:
@@ -93,7 +95,16 @@ def fleet_view(states: Sequence[ServiceState], pace: Pace, now: float) -> FleetV
         queued_rows=queue.rows if queue else None,
         steps_per_s=sum(known) if paces and len(known) == len(paces) else None,
         predicted_wait_s=_wait_s(able, queue, pace, now),
+        templates=_templates(states),
     )
+
+
+def _templates(states: Sequence[ServiceState]) -> TemplateCounters | None:
+    told = [state.worker.templates for state in states if state.worker and state.worker.templates]
+    if not told:
+        return None
+    names = TemplateCounters.model_fields
+    return TemplateCounters.model_validate({n: sum(getattr(one, n) for one in told) for n in names})
 
 
 def _wait_s(able: Sequence[ServiceState], queue: QueueState | None, pace: Pace, now: float) -> float | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, field_validator
 
 from giornata.errors import InvalidField
-from giornata.requests import EditParameters, request_error
+from giornata.requests import EditParameters, Reuse, request_error
 
 
 class ResponseFormat(StrEnum):
@@ -32,11 +32,26 @@ class JobForm(EditParameters):
         "auto", description="Sent by OpenAI's clients; the image's own is kept."
     )
 
+    template_id: Annotated[str, StringConstraints(min_length=1, max_length=96)] | None = Field(
+        None,
+        description="A registered template, instead of `image`; `reuse` is then `auto` unless it is given.",
+    )
+
     def parameters(self) -> EditParameters:
         """Without the fields that concern this door alone."""
-        return EditParameters.model_construct(
-            **{name: getattr(self, name) for name in EditParameters.model_fields}
+        values = {name: getattr(self, name) for name in EditParameters.model_fields}
+        return of_template(
+            EditParameters.model_construct(**values),
+            self.template_id,
+            reuse_given="reuse" in self.model_fields_set,
         )
+
+
+def of_template(parameters: EditParameters, template_id: str | None, *, reuse_given: bool) -> EditParameters:
+    """Who names a template wants to take from it, unless it is said otherwise."""
+    if template_id is None or reuse_given:
+        return parameters
+    return parameters.model_copy(update={"reuse": Reuse.AUTO})
 
 
 class EditForm(JobForm):
@@ -80,8 +95,32 @@ class Upload:
     """A request's body, read within the limits."""
 
     fields: tuple[tuple[str, str], ...]
-    image: bytes
+    image: bytes | None
     mask: bytes | None
+
+    @property
+    def picture(self) -> bytes:
+        """The image; InvalidField without one."""
+        if self.image is None:
+            raise missing_image()
+        return self.image
+
+
+def check_source(image: object | None, template_id: str | None) -> None:
+    """An edit has one picture.
+
+    Raises:
+        InvalidField: it has none, or an image and a template.
+    """
+    if image is None and template_id is None:
+        raise missing_image()
+    if image is not None and template_id is not None:
+        raise InvalidField(
+            "An edit is of an image or of a template.",
+            field="template_id",
+            received=template_id,
+            accepted="one of image and template_id",
+        )
 
 
 def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = "") -> F:
@@ -95,7 +134,7 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = ""
     Raises:
         InvalidField, UnknownField, NotSupported: names the field at fault.
     """
-    values = _once_each(fields)
+    values = once_each(fields)
     if kind is EditForm and prefers_image(accept):
         values.setdefault("response_format", ResponseFormat.IMAGE)
     if kind is JobForm:
@@ -115,7 +154,8 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = ""
     return form
 
 
-def _once_each(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
+def once_each(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The fields by name; InvalidField where one is given twice."""
     values: dict[str, str] = {}
     for name, value in fields:
         if name in values:

@@ -21,6 +21,8 @@ from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet_watch import FleetWatch
 from giornata_gateway.memory import Memory
 from giornata_gateway.metrics import Metrics
+from giornata_gateway.preparation import Order, Prepared
+from giornata_gateway.registration import Registration
 from giornata_gateway.submission import Submission
 from giornata_gateway.tenants import tenant_of
 from giornata_gateway.waiting import Waiting
@@ -59,6 +61,7 @@ class Gateway:
     answers: Memory
     """Pictures on their way to clients."""
     submission: Submission
+    registration: Registration
     metrics: Metrics
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a request gives back the last place."""
@@ -66,6 +69,14 @@ class Gateway:
     def tenant(self, key: str | None) -> str:
         """Who asks; Unauthorized where the key is none of the configured ones."""
         return tenant_of(key, self.config.api_keys.get_secret_value())
+
+    async def prepare(self, order: Order) -> Prepared:
+        """A job of `order`, with the picture of the template that it names; submit it at once.
+
+        Raises:
+            GiornataError: why the order is refused.
+        """
+        return await self.submission.prepare(await self.registration.applied(order))
 
     @contextmanager
     def place(self, rows: int) -> Iterator[Place]:

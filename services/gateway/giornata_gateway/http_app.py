@@ -6,7 +6,7 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from giornata_gateway import http_edits, http_fleet, http_jobs, http_status, http_studio
+from giornata_gateway import http_edits, http_fleet, http_jobs, http_status, http_studio, http_templates
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http_errors import GATEWAY, Handler, errors_as_json
 from giornata_gateway.tenants import check_site
@@ -18,6 +18,10 @@ ROUTES: Final = (
     web.delete("/v1/jobs/{job_id}", http_jobs.cancel),
     web.get("/v1/jobs/{job_id}/events", http_jobs.events, allow_head=False),
     web.get("/v1/jobs/{job_id}/image", http_jobs.image),
+    web.post("/v1/templates", http_templates.register),
+    web.get("/v1/templates", http_templates.listed),
+    web.get("/v1/templates/{template_id}", http_templates.status),
+    web.delete("/v1/templates/{template_id}", http_templates.delete),
     web.get("/v1/models", http_status.models),
     web.get("/v1/fleet", http_fleet.fleet, allow_head=False),
     web.get("/healthz", http_status.healthz),

@@ -14,7 +14,7 @@ from aiohttp import web
 from giornata.errors import DeadlineExceeded
 from giornata.jobs import JobRecord, Priority
 from giornata_gateway.answers import CONTENT_TYPES, error_of, images_answer
-from giornata_gateway.forms import EditForm, F, JobForm, ResponseFormat, Upload, read_form
+from giornata_gateway.forms import EditForm, F, JobForm, ResponseFormat, Upload, check_source, read_form
 from giornata_gateway.gateway import Gateway, Place
 from giornata_gateway.http_body import JSON_COPIES, send
 from giornata_gateway.http_errors import GATEWAY, JOB_ID, OUTCOME, json_answer
@@ -96,7 +96,7 @@ async def receive(request: web.Request, kind: type[F], priority: Priority, place
     with gateway.uploads.growing() as grow:
         upload, form = await _read(request, kind, grow)
         place = places.enter_context(gateway.place(form.n))
-        prepared = await gateway.submission.prepare(_order(request, upload, form, tenant, priority))
+        prepared = await gateway.prepare(_order(request, upload, form, tenant, priority))
     return Received(form, place, prepared)
 
 
@@ -115,7 +115,17 @@ def base_url(request: web.Request) -> str:
 
 
 async def _read(request: web.Request, kind: type[F], grow: Grow) -> tuple[Upload, F]:
-    """The pictures and the form of a request.
+    """The pictures and the form of a request."""
+    upload = await received_upload(request, grow)
+    if not any(name == "template_id" for name, _ in upload.fields):
+        check_source(upload.image, None)
+    form = read_form(kind, upload.fields, request.headers.get("Accept", ""))
+    check_source(upload.image, form.template_id)
+    return upload, form
+
+
+async def received_upload(request: web.Request, grow: Grow) -> Upload:
+    """The body of a request.
 
     Raises:
         DeadlineExceeded: the client is too slow in sending it.
@@ -125,10 +135,9 @@ async def _read(request: web.Request, kind: type[F], grow: Grow) -> tuple[Upload
     limits = Limits(config.max_file_bytes, config.max_request_bytes, config.max_parts, config.max_field_bytes)
     try:
         async with asyncio.timeout(config.receive_s):
-            upload = await read_upload(request, limits, grow)
+            return await read_upload(request, limits, grow)
     except TimeoutError as error:
         raise DeadlineExceeded("The request was not received in time.") from error
-    return upload, read_form(kind, upload.fields, request.headers.get("Accept", ""))
 
 
 def _order(request: web.Request, upload: Upload, form: JobForm, tenant: str, priority: Priority) -> Order:
@@ -145,5 +154,6 @@ def _order(request: web.Request, upload: Upload, form: JobForm, tenant: str, pri
         deadline=gateway.deadline(
             config.budget_s if priority is Priority.INTERACTIVE else config.job_budget_s
         ),
+        template_id=form.template_id,
         traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
     )

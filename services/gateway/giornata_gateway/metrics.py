@@ -57,7 +57,43 @@ class FleetCollector(Collector):
                 running.add_metric([state.instance], len(state.worker.running))
                 waiting.add_metric([state.instance], len(state.worker.waiting))
                 steps.add_metric([state.instance], state.worker.steps_total)
-        yield from (instances, running, waiting, steps, r2, residual)
+        yield from (instances, running, waiting, steps, r2, residual, *template_metrics(states))
+
+
+def template_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
+    """What the templates of each worker have done, and what they weigh, by tier."""
+    lookups = CounterMetricFamily(
+        "giornata_template_lookups",
+        "Edits that could take from a template, by the tier that had it; tier `none`: a miss.",
+        labels=["worker", "tier"],
+    )
+    sizes = GaugeMetricFamily("giornata_template_bytes", "Recorded templates.", labels=["worker", "tier"])
+    evictions = CounterMetricFamily(
+        "giornata_template_evictions", "Templates that had to go for others.", labels=["worker", "tier"]
+    )
+    runs = CounterMetricFamily(
+        "giornata_template_runs", "Template runs that ended.", labels=["worker", "outcome"]
+    )
+    prefetched = CounterMetricFamily(
+        "giornata_template_prefetches", "Templates read from disk ahead of their edits.", labels=["worker"]
+    )
+    for state in states:
+        count = state.worker.templates if state.worker else None
+        if count is None:
+            continue
+        worker = state.instance
+        for tier, hits in (("memory", count.hits_memory), ("disk", count.hits_disk), ("none", count.misses)):
+            lookups.add_metric([worker, tier], hits)
+        for tier, size_bytes, evicted in (
+            ("memory", count.memory_bytes, count.evicted_memory),
+            ("disk", count.disk_bytes, count.evicted_disk),
+        ):
+            sizes.add_metric([worker, tier], size_bytes)
+            evictions.add_metric([worker, tier], evicted)
+        runs.add_metric([worker, "recorded"], count.recorded)
+        runs.add_metric([worker, "failed"], count.failed)
+        prefetched.add_metric([worker], count.prefetched)
+    yield from (lookups, sizes, evictions, runs, prefetched)
 
 
 class Metrics:

@@ -9,7 +9,7 @@ from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from giornata.errors import BadRequest, InvalidField, PayloadTooLarge
-from giornata_gateway.forms import FILES, Upload, missing_image
+from giornata_gateway.forms import FILES, Upload
 from giornata_gateway.memory import Grow
 
 BUFFER_BYTES: Final = 128 << 10
@@ -40,7 +40,7 @@ async def read_upload(request: web.Request, limits: Limits, grow: Grow) -> Uploa
         TooManyRequests: `grow` says so.
         BadRequest: it is not multipart/form-data, not well-formed, or ends early.
         PayloadTooLarge: names the limit that it exceeds.
-        InvalidField: a file is missing, given twice, or under a name that holds none.
+        InvalidField: a file is given twice, or under a name that holds none.
     """
     if request.content_type != "multipart/form-data":
         sent = request.headers.get("Content-Type", "no Content-Type")
@@ -87,9 +87,7 @@ class _Reading:
             if len(part.name) > NAME_CHARACTERS:
                 raise _malformed(f"a part whose name has {len(part.name)} characters")
             await self._take(part, part.name)
-        if "image" not in self._files:
-            raise missing_image()
-        return Upload(tuple(self._fields), self._files["image"], self._files.get("mask"))
+        return Upload(tuple(self._fields), self._files.get("image"), self._files.get("mask"))
 
     async def _take(self, part: BodyPartReader, name: str) -> None:
         file = FILES.get(name)

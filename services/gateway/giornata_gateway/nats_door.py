@@ -64,10 +64,18 @@ class NatsDoor:
             image, mask = check_envelope(envelope, tenant, gateway.config.max_file_bytes)
             await self._check_blobs(image, mask)
             deadline = gateway.deadline(envelope.remaining_ms / 1000).at_most(gateway.config.job_budget_s)
-            order = Order(parameters, image, mask, tenant, envelope.priority, deadline)
+            order = Order(
+                parameters,
+                image,
+                mask,
+                tenant,
+                envelope.priority,
+                deadline,
+                template_id=envelope.template_id,
+            )
             with gateway.uploads.growing() as grow, gateway.place(parameters.n) as place:
                 grow(MESSAGE_COPIES * inline_bytes(envelope))
-                prepared = await gateway.submission.prepare(order)
+                prepared = await gateway.prepare(order)
                 async with gateway.submission.held(prepared) as held:
                     if envelope.progress is not None:
                         await self._relay(held, envelope.progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -14,17 +14,23 @@ from giornata_gateway.catalog import HealthView, ModelList, ReadyView
 from giornata_gateway.fleet_views import FleetView
 from giornata_gateway.forms import EditForm, JobForm
 from giornata_gateway.job_views import JobView
+from giornata_gateway.openapi_parts import Json, answer, form, get, operation, ref, text
 from giornata_gateway.stream_events import CompletedEvent, ErrorEvent, PartialImageEvent, ProgressEvent
-
-Json = dict[str, Any]
+from giornata_gateway.template_views import (
+    DEFAULT_PAGE,
+    MAX_PAGE,
+    MAX_WAIT_MS,
+    TemplateDeleted,
+    TemplateForm,
+    TemplateList,
+    TemplateView,
+)
 
 HTTP_ERRORS: Final = {
     404: ("route_not_found", "No such path."),
     405: ("method_not_allowed", "Not with this method."),
 }
 """Errors of HTTP itself; all others come from :mod:`giornata.errors`."""
-
-_RETRY_AFTER: Final = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
 
 DESCRIPTION: Final = """\
 Edits pictures: the masked patch is repainted, the rest stays as it is. `POST /v1/images/edits` follows OpenAI's API, \
@@ -39,6 +45,9 @@ with `mask_mode` `auto`, and refused with the others.
 
 **Jobs** belong to the tenant of the API key that submitted them; links to pictures need that key too. A synchronous \
 edit is cancelled when its client leaves.
+
+**Templates.** A picture that is registered at `POST /v1/templates` is sent once; its edits name it by `template_id` \
+instead of `image`, and take what was recorded of it. Templates belong to their tenant, as jobs do.
 
 **Event streams.** Every event has the id of its place in the stream; `Last-Event-ID` replays what came after. \
 Of the frames that tell the end, the last alone has an id. 204 means that nothing is left to tell. \
@@ -81,10 +90,11 @@ def _codes() -> str:
 
 
 def _schemas() -> Json:
-    forms = [(EditForm, "validation"), (JobForm, "validation")]
+    forms = [(EditForm, "validation"), (JobForm, "validation"), (TemplateForm, "validation")]
     views: list[type[BaseModel]] = [
         ErrorAnswer, ImagesAnswer, JobView, ModelList, FleetView, ReadyView, HealthView,
         ProgressEvent, PartialImageEvent, CompletedEvent, ErrorEvent,
+        TemplateView, TemplateList, TemplateDeleted,
     ]  # fmt: skip
     _, schema = models_json_schema(
         [*forms, *((view, "serialization") for view in views)],  # type: ignore[list-item]  # mypy widens the modes to str
@@ -92,138 +102,133 @@ def _schemas() -> Json:
     )
     schemas: Json = schema["$defs"]
     binary = {"type": "string", "contentMediaType": "application/octet-stream"}
+    image = {**binary, "description": "The picture: PNG, JPEG or WebP. `image[]` is accepted too."}
     for name in (EditForm.__name__, JobForm.__name__):
         properties = schemas[name]["properties"]
-        properties["image"] = {
-            **binary,
-            "description": "The picture: PNG, JPEG or WebP. `image[]` is accepted too.",
-        }
+        properties["image"] = image
         properties["mask"] = {**binary, "description": "What to repaint; see `mask_mode`."}
-        schemas[name]["required"] = [*schemas[name].get("required", []), "image"]
+        schemas[name]["oneOf"] = [{"required": ["image"]}, {"required": ["template_id"]}]
+    schemas[TemplateForm.__name__]["properties"]["image"] = image
+    schemas[TemplateForm.__name__]["required"] = ["image"]
     return schemas
 
 
 def _paths() -> Json:
-    pictures = {kind: _text() for kind in ("image/png", "image/jpeg", "image/webp")}
-    edited = {"application/json": _ref(ImagesAnswer), "text/event-stream": _stream(), **pictures}
+    pictures = {kind: text() for kind in ("image/png", "image/jpeg", "image/webp")}
+    edited = {"application/json": ref(ImagesAnswer), "text/event-stream": _stream(), **pictures}
     return {
-        "/v1/images/edits": _form(
-            "edit", "Edit a picture and wait for it.", EditForm, {"200": _answer("Edited.", edited)}
+        "/v1/images/edits": form(
+            "edit", "Edit a picture and wait for it.", EditForm, {"200": answer("Edited.", edited)}
         ),
         **_job_paths(pictures),
-        "/v1/models": _get("listModels", "Served models.", ModelList, 401),
+        **_template_paths(),
+        "/v1/models": get("listModels", "Served models.", ModelList, 401),
         "/v1/fleet": _fleet(),
-        "/healthz": _get(
+        "/healthz": get(
             "getHealth", "200 while process, NATS and blob store answer, else 503.", HealthView, own_503=True
         ),
-        "/readyz": _get(
+        "/readyz": get(
             "getReadiness", "200 while an edit would be carried out, else 503.", ReadyView, own_503=True
         ),
         "/metrics": {
-            "get": _operation(
-                "getMetrics", "Prometheus metrics.", {"200": _answer("Text.", {"text/plain": _text()})}
+            "get": operation(
+                "getMetrics", "Prometheus metrics.", {"200": answer("Text.", {"text/plain": text()})}
             )
         },
         "/openapi.json": {
-            "get": _operation(
+            "get": operation(
                 "getDocument",
                 "This document.",
-                {"200": _answer("It.", {"application/json": {"schema": {"type": "object"}}})},
+                {"200": answer("It.", {"application/json": {"schema": {"type": "object"}}})},
             )
         },
     }
 
 
 def _fleet() -> Json:
-    told = _answer(
+    told = answer(
         "Every live instance and their sums; null is unknown. In the stream, the data of each event `fleet`, where "
         "what is null is left out.",
-        {"application/json": _ref(FleetView), "text/event-stream": _ref(FleetView)},
+        {"application/json": ref(FleetView), "text/event-stream": ref(FleetView)},
     )
     summary = (
         "What the fleet is doing; a live stream of it where the Accept header asks for text/event-stream."
     )
-    return {"get": _operation("getFleet", summary, {"200": told}, 401, 429)}
+    return {"get": operation("getFleet", summary, {"200": told}, 401, 429)}
 
 
 def _job_paths(pictures: Json) -> Json:
     job = {"name": "job_id", "in": "path", "required": True, "schema": {"type": "string"}}
     index = {"name": "index", "in": "query", "schema": {"type": "integer", "minimum": 0, "default": 0}}
     last = {"name": "Last-Event-ID", "in": "header", "schema": {"type": "integer"}}
-    status = {"application/json": _ref(JobView)}
-    accepted = {"202": _answer("Accepted; Location names the job.", status)}
+    status = {"application/json": ref(JobView)}
+    accepted = {"202": answer("Accepted; Location names the job.", status)}
     cancelled = {
-        "202": _answer("It ends at its next step.", status),
-        "200": _answer("It had ended before and stays as it is.", status),
+        "202": answer("It ends at its next step.", status),
+        "200": answer("It had ended before and stays as it is.", status),
     }
     followed = {
-        "200": _answer("Until the job ends.", {"text/event-stream": _stream()}),
+        "200": answer("Until the job ends.", {"text/event-stream": _stream()}),
         "204": {"description": "Nothing left to tell."},
     }
-    fetched = {"200": _answer("The picture.", pictures), "304": {"description": "If-None-Match named it."}}
+    fetched = {"200": answer("The picture.", pictures), "304": {"description": "If-None-Match named it."}}
     return {
-        "/v1/jobs": _form("createJob", "Submit an edit and do not wait.", JobForm, accepted),
+        "/v1/jobs": form("createJob", "Submit an edit and do not wait.", JobForm, accepted),
         "/v1/jobs/{job_id}": {
             "parameters": [job],
-            "get": _operation(
-                "getJob", "How far a job is.", {"200": _answer("Its status.", status)}, 401, 404
-            ),
-            "delete": _operation("cancelJob", "Cancel a job.", cancelled, 401, 403, 404),
+            "get": operation("getJob", "How far a job is.", {"200": answer("Its status.", status)}, 401, 404),
+            "delete": operation("cancelJob", "Cancel a job.", cancelled, 401, 403, 404),
         },
         "/v1/jobs/{job_id}/events": {
             "parameters": [job, last],
-            "get": _operation(
+            "get": operation(
                 "followJob", "A job's events, all or after Last-Event-ID.", followed, 400, 401, 404, 429, 503
             ),
         },
         "/v1/jobs/{job_id}/image": {
             "parameters": [job, index],
-            "get": _operation(
+            "get": operation(
                 "getImage", "One picture; its ETag is its sha-256.", fetched, 400, 401, 404, 409, 410, 503
             ),
         },
     }
 
 
-def _text() -> Json:
-    return {"schema": {"type": "string"}}
-
-
-def _ref(model: type[BaseModel]) -> Json:
-    return {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
+def _template_paths() -> Json:
+    name = {"name": "template_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    wait = {
+        "name": "wait_ms",
+        "in": "query",
+        "description": "Answer once it is recorded or could not be, at the latest after so many milliseconds.",
+        "schema": {"type": "integer", "minimum": 0, "maximum": MAX_WAIT_MS, "default": 0},
+    }
+    number = {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE}
+    limit = {"name": "limit", "in": "query", "schema": number}
+    after = {"name": "after", "in": "query", "schema": {"type": "string"}}
+    told = {"application/json": ref(TemplateView)}
+    gone = {"200": answer("Forgotten.", {"application/json": ref(TemplateDeleted)})}
+    page = {"200": answer("The newest first.", {"application/json": ref(TemplateList)})}
+    state = {"200": answer("Its state.", told)}
+    registered = answer("A worker records it; Location names it.", told)
+    listed = operation("listTemplates", "The tenant's templates.", page, 400, 401, 503)
+    return {
+        "/v1/templates": {
+            **form(
+                "registerTemplate", "Register a picture for its edits.", TemplateForm, {"202": registered}
+            ),
+            "get": {**listed, "parameters": [limit, after]},
+        },
+        "/v1/templates/{template_id}": {
+            "parameters": [name],
+            "get": {
+                **operation("getTemplate", "How far a template is.", state, 400, 401, 404, 429, 503),
+                "parameters": [wait],
+            },
+            "delete": operation("deleteTemplate", "Forget a template.", gone, 401, 403, 404, 503),
+        },
+    }
 
 
 def _stream() -> Json:
-    events = [_ref(kind)["schema"] for kind in (ProgressEvent, PartialImageEvent, CompletedEvent, ErrorEvent)]
+    events = [ref(kind)["schema"] for kind in (ProgressEvent, PartialImageEvent, CompletedEvent, ErrorEvent)]
     return {"schema": {"description": "`data` of each event", "oneOf": events}}
-
-
-def _answer(description: str, content: Json) -> Json:
-    return {"description": description, "content": content}
-
-
-def _error(status: int) -> Json:
-    codes = sorted(code for code, kind in BY_CODE.items() if kind.status == status)
-    answer = _answer(", ".join(f"`{code}`" for code in codes), {"application/json": _ref(ErrorAnswer)})
-    if status in {429, 503}:
-        answer["headers"] = _RETRY_AFTER
-    return answer
-
-
-def _operation(name: str, summary: str, answers: Json, *errors: int) -> Json:
-    responses = {**answers, **{str(status): _error(status) for status in (*errors, 500)}}
-    return {"operationId": name, "summary": summary, "responses": responses}
-
-
-def _form(name: str, summary: str, form: type[BaseModel], answers: Json) -> Json:
-    body = {"required": True, "content": {"multipart/form-data": _ref(form)}}
-    statuses = sorted({kind.status for kind in BY_CODE.values()} - {500, 410})
-    return {"post": {**_operation(name, summary, answers, *statuses), "requestBody": body}}
-
-
-def _get(name: str, summary: str, view: type[BaseModel], *errors: int, own_503: bool = False) -> Json:
-    content = {"application/json": _ref(view)}
-    answers = {"200": _answer(summary, content)}
-    if own_503:
-        answers["503"] = {**_answer(summary, content), "headers": _RETRY_AFTER}
-    return {"get": _operation(name, summary, answers, *errors)}

@@ -14,6 +14,7 @@ from giornata.jobs import BlobRef, Job, Priority
 from giornata.requests import MAX_SEED, EditParameters, resolve
 from giornata_gateway.catalog import choose_card
 from giornata_gateway.fleet_watch import FleetWatch
+from giornata_gateway.forms import missing_image
 
 log = structlog.get_logger(__name__)
 
@@ -23,12 +24,15 @@ class Order:
     """An edit that somebody asked for, authenticated and well-formed."""
 
     parameters: EditParameters
-    image: bytes | BlobRef
+    image: bytes | BlobRef | None
+    """None until the picture of `template_id` is put here."""
     mask: bytes | BlobRef | None
     tenant: str
     priority: Priority
     deadline: Deadline
     traceparent: str | None = None
+    template_id: str | None = None
+    """The registered template that is edited."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class Preparation:
         Raises:
             GiornataError: why the order is refused.
         """
+        if order.image is None:
+            raise missing_image()
         card = choose_card(self._fleet.cards(), order.parameters.model, self._fleet.missing())
         parameters = resolve(order.parameters, card, secrets.randbelow(MAX_SEED + 1))
         job_id = f"job_{secrets.token_urlsafe(18)}"
@@ -82,6 +88,7 @@ class Preparation:
             parameters=parameters,
             image=image,
             mask=mask,
+            template_id=order.template_id,
             budget_ms=order.deadline.remaining_ms(),
             result_ttl_s=self._result_ttl_s,
             traceparent=order.traceparent,

@@ -15,6 +15,7 @@ from giornata.bus import Bus
 from giornata.errors import ServiceUnavailable
 from giornata.records import Records
 from giornata.telemetry import state_of, telemetry
+from giornata.template_records import TemplateRecords
 from giornata.workers import ServiceName, ServiceState
 from giornata_gateway.admission import Admission
 from giornata_gateway.config import GatewayConfig
@@ -25,6 +26,7 @@ from giornata_gateway.memory import Memory
 from giornata_gateway.metrics import Metrics
 from giornata_gateway.nats_door import open_door
 from giornata_gateway.preparation import Preparation
+from giornata_gateway.registration import Lives, Registration
 from giornata_gateway.submission import Submission
 from giornata_gateway.waiting import Waiting
 
@@ -43,8 +45,9 @@ async def serve(
     the HTTP door answers until no edit is in progress, and the cancellations of what nobody waits for are sent.
     """
     fleet = FleetWatch()
+    templates = await TemplateRecords.open(bus.jetstream)
     async with asyncio.TaskGroup() as tasks, fleet.listening(bus):
-        gateway = _compose(config, bus, blobs, records, fleet=fleet, tasks=tasks)
+        gateway = _compose(config, bus, blobs, records, templates, fleet=fleet, tasks=tasks)
         async with gateway.waiting.listening(bus, config.instance), _restoring(gateway, tasks):
             async with AsyncExitStack() as doors:
                 await _open_http(gateway, doors)
@@ -83,6 +86,7 @@ def _compose(
     bus: Bus,
     blobs: BlobStore,
     records: Records,
+    templates: TemplateRecords,
     *,
     fleet: FleetWatch,
     tasks: asyncio.TaskGroup,
@@ -103,6 +107,15 @@ def _compose(
         answers=Memory(config.max_held_bytes),
         submission=Submission(
             bus, records, preparation, waiting=waiting, tasks=tasks, window_s=config.submit_window_s
+        ),
+        registration=Registration(
+            bus,
+            blobs,
+            templates,
+            fleet,
+            tasks=tasks,
+            lives=Lives.of(config.template_ttl_s, config.job_budget_s),
+            window_s=config.submit_window_s,
         ),
         metrics=metrics,
     )

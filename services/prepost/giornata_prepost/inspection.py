@@ -68,6 +68,44 @@ def inspect(
             :func:`~giornata_prepost.geometry.output_size`.
     """
     original, alpha = read_edit(image, mask, parameters, limits)
+    return measured(original, alpha, parameters, card, limits)
+
+
+def inspect_template(
+    image: bytes, parameters: EditParameters, card: ModelCard, limits: PixelLimits
+) -> Inspected:
+    """Everything that can be known of a template: the picture as its edits see it, with an empty mask.
+
+    Args:
+        image: the file as it was sent.
+        parameters: reads `size`.
+        card: the model that will record it.
+        limits: on pixels.
+
+    Raises:
+        BadRequest: one of its leaves, see :func:`~giornata_prepost.pictures.decode` and
+            :func:`~giornata_prepost.geometry.output_size`.
+    """
+    original = decode(image, limits.max_pixels, "image")
+    nothing = np.zeros(original.pixels.shape[:2], np.float32)
+    return measured(original, nothing, parameters, card, limits)
+
+
+def measured(
+    original: Picture, alpha: Alpha, parameters: EditParameters, card: ModelCard, limits: PixelLimits
+) -> Inspected:
+    """Measures of an edit, or of a template, whose alpha is 0 everywhere.
+
+    Args:
+        original: upright.
+        alpha: (height, width), the effective alpha.
+        parameters: reads `size` and, where the alpha is above 0 somewhere, `padding_mask_crop`.
+        card: the model that will do it.
+        limits: on pixels.
+
+    Raises:
+        SizeMismatch, TooManyPixels: the requested output.
+    """
     size = Size(original.width, original.height)
     output = requested_size(size, parameters, limits)
     crop = cut_out(alpha, parameters.padding_mask_crop)

@@ -1,4 +1,4 @@
-"""Prepost's three endpoints, and its telemetry.
+"""Prepost's four endpoints, and its telemetry.
 
 Pictures go through the process pool, the model's work through one thread, so that encodings and decodings
 run one at a time and the event loop stays free.
@@ -21,15 +21,16 @@ from giornata.blobs import BlobStore
 from giornata.bus import Bus, Endpoint
 from giornata.errors import InputLost, ServiceUnavailable
 from giornata.jobs import BlobRef, Encoding, Inspection, Job
-from giornata.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest
-from giornata.requests import Reuse
+from giornata.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest, TemplateRequest
+from giornata.requests import EditParameters, Reuse
 from giornata.telemetry import state_of, telemetry
+from giornata.templates import TemplateInputs, TemplateRecord
 from giornata.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.encoding import ImageModel
 from giornata_prepost.finishing import finish
 from giornata_prepost.geometry import Box, Size
-from giornata_prepost.inspection import PixelLimits, inspect
+from giornata_prepost.inspection import PixelLimits, inspect, inspect_template
 from giornata_prepost.model_thread import ModelThread, Turn
 from giornata_prepost.pool import ImagePool
 
@@ -39,6 +40,8 @@ R = TypeVar("R", bound=BaseModel)
 EDITS_PER_PROCESS: Final = 2
 """Edits whose pictures are held at a time, per process: one is worked on while the next one's arrives."""
 
+TEMPLATE_INPUTS_TTL_S: Final = 600
+"""How long what a template run begins from is kept; a worker reads it when it is asked to record."""
 EMPTY_TEXT_TTL_S: Final = 24 * 3600
 """How long the empty prompt's conditioning is kept; it is written again when it is gone."""
 
@@ -75,6 +78,7 @@ class Prepost:
             Endpoint(subjects.prepost("inspect", name), InspectRequest, self._until_cut_off(self.inspect)),
             Endpoint(subjects.prepost("encode", name), EncodeRequest, self._until_cut_off(self.encode)),
             Endpoint(subjects.prepost("finish", name), FinishRequest, self._until_cut_off(self.finish)),
+            Endpoint(subjects.prepost("template", name), TemplateRequest, self._until_cut_off(self.template)),
         )
         async with AsyncExitStack() as stack:
             stack.callback(self._thread.close)
@@ -97,7 +101,7 @@ class Prepost:
             image, mask = await self._pictures(job)
             edit = (image, mask, job.parameters, self._model.card, self._limits)
             found, compute_ms = await self._pool.timed(inspect, *edit, limit_s=self._config.image_timeout_s)
-        prepared = await self._store(job, "prepared", found.prepared, job.intermediate_ttl_s)
+        prepared = await self._store(job.job_id, "prepared", found.prepared, job.intermediate_ttl_s)
         return Inspection.model_validate({**vars(found), "prepared": prepared, "compute_ms": compute_ms})
 
     async def encode(self, request: EncodeRequest) -> Encoding:
@@ -111,9 +115,9 @@ class Prepost:
         ttl_s = job.intermediate_ttl_s
         reuses = job.parameters.reuse is not Reuse.OFF
         return Encoding(
-            text=await self._store(job, "text", text, ttl_s),
+            text=await self._store(job.job_id, "text", text, ttl_s),
             text_tokens=text_tokens,
-            rows=tuple([await self._store(job, f"row-{i}", row, ttl_s) for i, row in enumerate(rows)]),
+            rows=tuple([await self._store(job.job_id, f"row-{i}", row, ttl_s) for i, row in enumerate(rows)]),
             empty_text=await self._keep_empty_text() if reuses else None,
             compute_ms=compute_ms,
         )
@@ -131,10 +135,39 @@ class Prepost:
             edit = (image, mask, job.parameters, self._limits, painted, crop)
             file, paste_ms = await self._pool.timed(finish, *edit, limit_s=self._config.image_timeout_s)
         return FinishReply(
-            image=await self._store(job, f"image-{request.index}", file, job.result_ttl_s),
+            image=await self._store(job.job_id, f"image-{request.index}", file, job.result_ttl_s),
             decode_ms=decode_ms,
             paste_ms=paste_ms,
         )
+
+    async def template(self, request: TemplateRequest) -> TemplateInputs:
+        """What a template run is computed from: an edit of the picture with an empty mask and an empty prompt."""
+        template = request.template
+        template.check_model(self._model.card)
+        parameters = EditParameters(prompt="-", size=template.size)  # its size alone is read
+        async with self._held:
+            edit = (await self._blobs.get(template.image), parameters, self._model.card, self._limits)
+            found, compute_ms = await self._pool.timed(
+                inspect_template, *edit, limit_s=self._config.image_timeout_s
+            )
+        row, _ = await self._thread.timed(Turn.BEGIN, self._encode_template, found.prepared)
+        prepared = await self._keep_input(template, "prepared", found.prepared)
+        return TemplateInputs(
+            inspection=Inspection.model_validate(
+                {**vars(found), "prepared": prepared, "compute_ms": compute_ms}
+            ),
+            empty_text=await self._keep_empty_text(),
+            conditioning=await self._keep_input(template, "row", row),
+        )
+
+    async def _keep_input(self, template: TemplateRecord, name: str, data: bytes) -> BlobRef:
+        return await self._store(template.template_id, name, data, TEMPLATE_INPUTS_TTL_S)
+
+    def _encode_template(self, prepared: bytes) -> bytes:
+        """In the model's thread: safetensors of the one row. Its noise is not read: all edits share another."""
+        pixels = tensors.unpack(prepared)
+        rows = self._model.encode_rows(pixels["image"].numpy(), pixels["mask"].numpy(), (0,), sampled=False)
+        return tensors.pack(next(rows))
 
     def _encode(self, job: Job, prepared: bytes) -> tuple[bytes, int, list[bytes]]:
         """In the model's thread: safetensors of the text and of each row."""
@@ -180,13 +213,13 @@ class Prepost:
     async def _pictures(self, job: Job) -> tuple[bytes, bytes | None]:
         return await self._blobs.get(job.image), await self._blobs.get(job.mask) if job.mask else None
 
-    async def _store(self, job: Job, name: str, data: bytes, ttl_s: int) -> BlobRef:
-        """Keep a result under a key that no other call has.
+    async def _store(self, owner: str, name: str, data: bytes, ttl_s: int) -> BlobRef:
+        """Keep a result of a job or template under a key that no other call has.
 
         A stage that is tried again elsewhere may differ in the last digit; it must not replace the bytes
         that a claim check was made for.
         """
-        return await self._blobs.put(f"{job.job_id}/{name}-{secrets.token_hex(4)}", data, ttl_s)
+        return await self._blobs.put(f"{owner}/{name}-{secrets.token_hex(4)}", data, ttl_s)
 
     def _state(self) -> ServiceState:
         return state_of(ServiceName.PREPOST, self._config.instance, models=(self._model.card,))

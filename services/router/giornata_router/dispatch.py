@@ -43,6 +43,7 @@ class _Waiting:
     attempt: int = field(compare=False)
     demand: Demand = field(compare=False)
     worker: asyncio.Future[str] = field(compare=False)
+    preferred: str | None = field(default=None, compare=False)
     passed: int = field(default=0, compare=False)
     """Later jobs of the same model that were served first, since they needed less room."""
 
@@ -91,10 +92,26 @@ class Dispatch:
         for job_id in list(self._reports):
             self._resolve(job_id, Silence.RECHECK)
 
-    async def acquire(self, job_id: str, attempt: int, demand: Demand, priority: Priority) -> str:
-        """Wait for a worker with room; the demand counts as assigned to it from this moment."""
+    def likely(self, demand: Demand) -> str | None:
+        """The worker that `demand` would get now, if nobody came before it."""
+        return self.placement.choose(demand, self._refused)
+
+    async def acquire(
+        self,
+        job_id: str,
+        attempt: int,
+        demand: Demand,
+        priority: Priority,
+        *,
+        preferred: str | None = None,
+    ) -> str:
+        """Wait for a worker with room; the demand counts as assigned to it from this moment.
+
+        Where `preferred` has room, it is the one.
+        """
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting((_ORDER[priority], next(self._tickets)), job_id, attempt, demand, future)
+        order = (_ORDER[priority], next(self._tickets))
+        waiting = _Waiting(order, job_id, attempt, demand, future, preferred)
         self._waiting.append(waiting)
         self._waiting.sort()
         self._serve()
@@ -170,7 +187,7 @@ class Dispatch:
             demand, model = waiting.demand, waiting.demand.model_digest
             if waiting.worker.done() or demand.rows >= too_many.get(model, demand.rows + 1):
                 continue
-            worker = self.placement.choose(demand, excluded)
+            worker = self.placement.choose(demand, excluded, waiting.preferred)
             if worker is None:
                 too_many[model] = demand.rows
                 first = left.setdefault(model, waiting)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from giornata.fleet import Fleet
 from giornata.workers import ServiceName, ServiceState, WorkerState
-from giornata_router.policy import Candidate, Demand, Policy
+from giornata_router.policy import Candidate, Demand, Policy, with_room
 
 UNLISTED_S = 3.0
 """An assignment that its live worker does not list for this long is doubted: its report may have been lost."""
@@ -75,9 +75,14 @@ class Placement:
             if now - a.listed_s > UNLISTED_S and self.fleet.get(a.worker) is not None
         ]
 
-    def choose(self, demand: Demand, excluded: Collection[str] = ()) -> str | None:
-        """The policy's worker for `demand`, or None while no worker has room."""
-        chosen = self._policy(self._candidates(demand, excluded), demand)
+    def choose(
+        self, demand: Demand, excluded: Collection[str] = (), preferred: str | None = None
+    ) -> str | None:
+        """`preferred` if it has room, else the policy's worker for `demand`, or None while no worker has room."""
+        candidates = self._candidates(demand, excluded)
+        if preferred is not None and any(c.instance == preferred for c in with_room(candidates, demand)):
+            return preferred
+        chosen = self._policy(candidates, demand)
         return chosen.instance if chosen else None
 
     def soonest(self, demand: Demand, excluded: Collection[str] = ()) -> set[str]:

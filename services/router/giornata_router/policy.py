@@ -39,13 +39,13 @@ Policy = Callable[[Sequence[Candidate], Demand], Candidate | None]
 def least_remaining_steps(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
     """The worker that will have computed all it has soonest, counted in row steps."""
     return min(
-        _with_room(candidates, demand), key=lambda c: (c.remaining_steps, c.tokens, c.instance), default=None
+        with_room(candidates, demand), key=lambda c: (c.remaining_steps, c.tokens, c.instance), default=None
     )
 
 
 def fewest_rows(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
     """The worker with the fewest rows: request-level balancing, the baseline of FlashPS section 6.5."""
-    return min(_with_room(candidates, demand), key=lambda c: (c.rows, c.instance), default=None)
+    return min(with_room(candidates, demand), key=lambda c: (c.rows, c.instance), default=None)
 
 
 POLICIES: Final[dict[str, Policy]] = {
@@ -54,6 +54,9 @@ POLICIES: Final[dict[str, Policy]] = {
 }
 
 
-def _with_room(candidates: Sequence[Candidate], demand: Demand) -> list[Candidate]:
-    """An empty worker always has room: a job larger than every capacity must still run somewhere."""
+def with_room(candidates: Sequence[Candidate], demand: Demand) -> list[Candidate]:
+    """Those that can take the job now.
+
+    An empty worker always has room: a job larger than every capacity must still run somewhere.
+    """
     return [c for c in candidates if c.rows == 0 or c.rows + demand.rows <= c.capacity_rows]

@@ -11,9 +11,10 @@ from giornata import streams, subjects
 from giornata.bus import Bus, Endpoint
 from giornata.events import DenoisedEvent, EventKind
 from giornata.jobs import Priority
-from giornata.messages import CancelRows, SubmitRequest
+from giornata.messages import CancelRows, SubmitRequest, TemplateRequest
 from giornata.records import Records
 from giornata.telemetry import state_of, telemetry
+from giornata.template_records import TemplateRecords
 from giornata.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
@@ -22,6 +23,7 @@ from giornata_router.placement import Placement
 from giornata_router.policy import POLICIES
 from giornata_router.queue import Queue
 from giornata_router.stages import Stages
+from giornata_router.templating import Recorder
 from giornata_router.walk import Tools
 
 RENEW_S = streams.LEASE_TTL_S / 3
@@ -79,10 +81,12 @@ class Router:
         walks = asyncio.TaskGroup()
         queue = Queue(self._tools, walks)
         submit = Endpoint(subjects.SUBMIT, SubmitRequest, queue.submit)
+        recorder = Recorder(self._tools, await TemplateRecords.open(self._bus.jetstream))
+        template = Endpoint(subjects.TEMPLATE, TemplateRequest, recorder.record)
         denoised = subjects.events_of_kind(EventKind.DENOISED)
         async with (
             self._bus.listen(denoised, DenoisedEvent, self._dispatch.report),
-            self._bus.answer(submit),
+            self._bus.answer(submit, template),
             walks,
             self._bus.listen(subjects.ALL_CANCELS, CancelRows, queue.cancel),
             asyncio.TaskGroup() as pulls,

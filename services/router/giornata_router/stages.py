@@ -17,14 +17,15 @@ from giornata.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.errors import DeadlineExceeded, GiornataError, Overloaded
 from giornata.jobs import BlobRef, Encoding, Inspection, Job
-from giornata.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest
+from giornata.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest, TemplateRequest
+from giornata.templates import TemplateInputs, TemplateRecord
 from giornata_router.config import RouterConfig
 
 R = TypeVar("R", bound=BaseModel)
 
 
 class Stages:
-    """The three questions to prepost."""
+    """The questions to prepost."""
 
     def __init__(self, bus: Bus, config: RouterConfig) -> None:
         self._bus = bus
@@ -56,6 +57,18 @@ class Stages:
         )
         return await self._ask(
             subjects.prepost("finish", job.model), request, FinishReply, self._config.finish_s, deadline
+        )
+
+    async def template(self, template: TemplateRecord, deadline: Deadline) -> TemplateInputs:
+        """Decode and encode a template's picture: what a run begins from."""
+        limit = deadline.at_most(self._config.encode_s)
+        request = TemplateRequest(template=template, remaining_ms=limit.remaining_ms())
+        return await self._ask(
+            subjects.prepost("template", template.model),
+            request,
+            TemplateInputs,
+            self._config.encode_s,
+            deadline,
         )
 
     async def _ask(

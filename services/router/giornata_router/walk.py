@@ -14,8 +14,9 @@ from giornata.deadlines import Deadline
 from giornata.errors import DeadlineExceeded, GiornataError, InternalError, JobCancelled, Overloaded
 from giornata.events import DenoisedEvent, DoneEvent, EventKind, StateEvent
 from giornata.jobs import Encoding, Inspection, JobRecord, JobState, Row
-from giornata.messages import CancelRows, RunAnswer, RunReply, RunRequest
+from giornata.messages import CancelRows, PrefetchTemplate, RunAnswer, RunReply, RunRequest
 from giornata.records import Change, Records
+from giornata.requests import Reuse
 from giornata_router import transitions
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch, Outcome, Silence
@@ -147,7 +148,8 @@ class Walk:
             adopted = self._record.owner is not None
             try:
                 if self._record.owner is None:
-                    await self._assign(inspection, await self._encode(inspection))
+                    likely = await self._prefetch(inspection)
+                    await self._assign(inspection, await self._encode(inspection), likely)
                 else:  # they may not have been sent yet, or be done: who assigned them may have died at any moment
                     demand = transitions.demand(self._record, inspection)
                     self._tools.dispatch.adopt(job_id, self._record.attempt, self._record.owner, demand)
@@ -157,14 +159,24 @@ class Walk:
             finally:
                 self._tools.dispatch.release(job_id)
 
-    async def _assign(self, inspection: Inspection, encoding: Encoding) -> None:
-        """Choose a worker, and write down that it owns the next attempt."""
+    async def _prefetch(self, inspection: Inspection) -> str | None:
+        """The worker that probably gets the rows; it may read their template from disk while they are encoded."""
+        if self._job.parameters.reuse is Reuse.OFF:
+            return None
+        worker = self._tools.dispatch.likely(transitions.demand(self._record, inspection))
+        if worker is not None:
+            message = PrefetchTemplate(job=self._job, inspection=inspection)
+            await self._tools.bus.publish(subjects.worker_prefetch(worker), message)
+        return worker
+
+    async def _assign(self, inspection: Inspection, encoding: Encoding, likely: str | None) -> None:
+        """Choose a worker, `likely` if it has room, and write down that it owns the next attempt."""
         demand = transitions.demand(self._record, inspection)
         job = self._job
         self._doing = "waiting for a worker with room"
         with self._ledger.timing("queue"):
             worker = await self._tools.dispatch.acquire(
-                job.job_id, self._record.attempt + 1, demand, job.priority
+                job.job_id, self._record.attempt + 1, demand, job.priority, preferred=likely
             )
         await self._change(
             lambda r: transitions.assigned(r, worker, inspection, encoding, self._ledger.times())

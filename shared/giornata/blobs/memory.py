@@ -37,6 +37,13 @@ class MemoryBlobs:
         self._expire()
         return ref.key in self._blobs
 
+    async def renew(self, ref: BlobRef, ttl_s: int) -> bool:
+        self._expire()
+        blob = self._blobs.get(ref.key)
+        if blob is not None:
+            self._blobs[ref.key] = (blob[0], self._clock() + ttl_s)
+        return blob is not None
+
     async def delete(self, *refs: BlobRef) -> None:
         for ref in refs:
             self._blobs.pop(ref.key, None)

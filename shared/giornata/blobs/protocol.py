@@ -33,6 +33,9 @@ class BlobStore(Protocol):
     async def has(self, ref: BlobRef) -> bool:
         """Whether the bytes are still there; they are not read."""
 
+    async def renew(self, ref: BlobRef, ttl_s: int) -> bool:
+        """Keep the bytes for `ttl_s` seconds from now, longer or shorter than before; False if they are gone."""
+
     async def delete(self, *refs: BlobRef) -> None:
         """Forget; what is not there is no error."""
 

@@ -65,6 +65,12 @@ class RedisBlobs:
         except redis.exceptions.RedisError as error:
             raise _unavailable() from error
 
+    async def renew(self, ref: BlobRef, ttl_s: int) -> bool:
+        try:
+            return bool(await self._client.expire(PREFIX + ref.key, ttl_s))
+        except redis.exceptions.RedisError as error:
+            raise _unavailable() from error
+
     async def delete(self, *refs: BlobRef) -> None:
         if not refs:
             return

@@ -46,6 +46,25 @@ class Instance(_Told):
         return "ready" if self.active else "standby"
 
 
+class Templates(_Told):
+    """What templates have done at all denoisers."""
+
+    hits_memory: int
+    hits_disk: int
+    misses: int
+    memory_bytes: int
+    disk_bytes: int
+
+    @property
+    def line(self) -> str:
+        """In a sentence."""
+        edits = self.hits_memory + self.hits_disk + self.misses
+        return (
+            f"edits that could reuse: {edits}, {self.hits_memory} from memory, {self.hits_disk} from disk; "
+            f"templates: {self.memory_bytes / 2**20:.0f} MiB in memory, {self.disk_bytes / 2**20:.0f} MiB on disk"
+        )
+
+
 class FleetStatus(_Told):
     """Every live instance and their sums; None is unknown."""
 
@@ -57,6 +76,7 @@ class FleetStatus(_Told):
     queued_rows: int | None = None
     steps_per_s: float | None = None
     predicted_wait_s: float | None = None
+    templates: Templates | None = None
 
 
 STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "standby": "dim"}
@@ -89,7 +109,7 @@ def fleet_table(fleet: FleetStatus) -> RenderableType:
 
 
 def sums(fleet: FleetStatus) -> str:
-    """The whole fleet in two lines."""
+    """The whole fleet in two lines, or three where denoisers tell of templates."""
     if not fleet.instances:
         return "No service tells of itself."
     jobs = UNKNOWN if fleet.queued_jobs is None else str(fleet.queued_jobs)
@@ -99,6 +119,7 @@ def sums(fleet: FleetStatus) -> str:
         f"free places: {fleet.free_rows}\n"
         f"queued jobs: {jobs}{rows}; steps/s: {number(fleet.steps_per_s)}; "
         f"predicted wait: {number(fleet.predicted_wait_s)} s"
+        + (f"\n{fleet.templates.line}" if fleet.templates else "")
     )
 
 

@@ -19,7 +19,7 @@ from giornata.deadlines import Deadline
 from giornata.errors import PayloadTooLarge
 from giornata.jobs import BlobRef, Priority
 from giornata.messages import INLINE_BYTES, Accepted, CancelMessage, EditMessage, Picture
-from giornata.requests import EditParameters, request_error
+from giornata.requests import EditParameters, Reuse, request_error
 
 GRACE_S: Final = 5.0
 """How much longer than the edit's own time an answer is waited for."""
@@ -50,8 +50,9 @@ class Client:
     async def edit(
         self,
         *,
-        image: bytes,
         prompt: str,
+        image: bytes | None = None,
+        template_id: str | None = None,
         mask: bytes | None = None,
         timeout_s: float = 120.0,
         priority: Priority = Priority.INTERACTIVE,
@@ -60,8 +61,9 @@ class Client:
         """Submit an edit and return once it is accepted.
 
         Args:
-            image: PNG, JPEG or WebP.
             prompt: what belongs into the masked region.
+            image: PNG, JPEG or WebP.
+            template_id: a registered template, instead of an image; `reuse` is then `auto` unless it is given.
             mask: which region that is; see `mask_mode`.
             timeout_s: time allowed for the whole edit.
             priority: batch edits let interactive ones pass.
@@ -71,12 +73,14 @@ class Client:
             GiornataError: why it was not accepted.
         """
         deadline = Deadline.after_ms(timeout_s * 1000)
-        wanted = _validated({"prompt": prompt, **parameters})
+        implied = {} if template_id is None else {"reuse": Reuse.AUTO}
+        wanted = _validated({"prompt": prompt, **implied, **parameters})
         stored_image, stored_mask = await self._claim_checks(image, mask, int(timeout_s) + 60)
         token = secrets.token_hex(8)
         message = EditMessage(
             parameters=wanted,
             image=stored_image,
+            template_id=template_id,
             mask=stored_mask,
             remaining_ms=deadline.remaining_ms(),
             priority=priority,
@@ -111,9 +115,9 @@ class Client:
         return await self._blobs.get(picture.ref)
 
     async def _claim_checks(
-        self, image: bytes, mask: bytes | None, ttl_s: int
-    ) -> tuple[bytes | BlobRef, bytes | BlobRef | None]:
-        size = len(image) + len(mask or b"")
+        self, image: bytes | None, mask: bytes | None, ttl_s: int
+    ) -> tuple[bytes | BlobRef | None, bytes | BlobRef | None]:
+        size = len(image or b"") + len(mask or b"")
         if size <= min(INLINE_BYTES, self._bus.client.max_payload * 3 // 4):
             return image, mask
         if self._blobs is None:
@@ -125,7 +129,8 @@ class Client:
             )
         folder = f"{self._tenant}/upload_{secrets.token_urlsafe(18)}"
         stored_mask = None if mask is None else await self._blobs.put(f"{folder}/mask", mask, ttl_s)
-        return await self._blobs.put(f"{folder}/image", image, ttl_s), stored_mask
+        stored_image = None if image is None else await self._blobs.put(f"{folder}/image", image, ttl_s)
+        return stored_image, stored_mask
 
     async def _receive(self, message: Msg) -> None:
         token, kind = message.subject.rsplit(".", 2)[1:]

@@ -1,4 +1,4 @@
-"""Which templates are recorded: those that are edited again. Pure."""
+"""Which templates are recorded: registered ones, and those that are edited again. Pure."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Admission:
         self._edits = edits
         self._seen: OrderedDict[str, int] = OrderedDict()
 
-    def see(self, template_id: str) -> bool:
-        """Count an edit that found no template; whether there should be one."""
+    def see(self, template_id: str, *, registered: bool = False) -> bool:
+        """Count an edit that found no template; whether there should be one: a registered one, always."""
         count = self._seen.pop(template_id, 0) + 1
         self._seen[template_id] = count
         while len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
-        return count >= self._edits
+        return registered or count >= self._edits

@@ -1,4 +1,10 @@
-"""Templates as files: safetensors with a checksum. What is not whole, or not ours, is no template."""
+"""Templates as files: safetensors with a checksum. What is not whole, or not ours, is no template.
+
+A file that is read stays mapped, privately: its tensors are the file's pages, read once for the checksum or when a step
+first gathers from them, shared with the system's cache instead of copied, and dropped from there first when memory is
+short. Files are replaced and unlinked, never written in place, so that a template outlives its file; a file that
+somebody else truncates while it is mapped ends the process, as any mapped file does.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,6 +29,14 @@ FORMAT: Final = 1
 """Of the files; another one is not read."""
 SUFFIX: Final = ".template.safetensors"
 TENSORS: Final = ("data", "scale", "low")
+
+
+class Stamp(NamedTuple):
+    """Tells a file from the one that later has its name."""
+
+    inode: int
+    size_bytes: int
+    mtime_ns: int
 
 
 class NotATemplate(Exception):
@@ -52,8 +66,33 @@ def write(template: Template, path: Path) -> int:
     return size
 
 
-def read(path: Path, template_id: str) -> Template:
-    """The template of this id in `path`, every byte checked.
+def stamp(path: Path) -> Stamp:
+    """Which file `path` is now; OSError if there is none."""
+    found = path.stat()
+    return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def read_ahead(path: Path) -> None:
+    """Ask the system to read a file before it is needed; where it cannot, or the file is gone, that is no error."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
+    finally:
+        os.close(handle)
+
+
+def read(path: Path, template_id: str, *, checked: bool = False) -> Template:
+    """The template of this id in `path`, mapped.
+
+    Args:
+        path: of the file.
+        template_id: that it is to hold.
+        checked: whether this very file was read before; otherwise every byte is checked.
 
     Raises:
         NotATemplate: it is none.
@@ -64,11 +103,8 @@ def read(path: Path, template_id: str) -> Template:
             header: dict[str, str] = dict(opened.metadata() or {})
             tensors: dict[str, Tensor] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
         found = int(header.pop("checksum"))
-        whole = (header["format"], header["id"], found) == (
-            str(FORMAT),
-            template_id,
-            _checksum(header, tensors),
-        )
+        ours = (header["format"], header["id"]) == (str(FORMAT), template_id)
+        whole = ours and (checked or found == _checksum(header, tensors))
         template = _template(header, tensors) if whole else None
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise NotATemplate(f"{path} is no template: {error}") from error

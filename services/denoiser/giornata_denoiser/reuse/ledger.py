@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 
 class Ledger:
@@ -25,6 +26,13 @@ class Ledger:
 
     def __contains__(self, name: object) -> bool:
         return name in self._sizes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sizes)
+
+    def size_of(self, name: str) -> int | None:
+        """Of a name that is here; None of one that is not."""
+        return self._sizes.get(name)
 
     def __len__(self) -> int:
         return len(self._sizes)

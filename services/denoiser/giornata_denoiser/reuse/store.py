@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from giornata.workers import TemplateCounters
 from giornata_denoiser.reuse import files
 from giornata_denoiser.reuse.ledger import Ledger
 from giornata_denoiser.reuse.template import Template
@@ -28,6 +30,10 @@ class TemplateStore:
     What leaves memory stays on disk, if there is one; what leaves the disk is gone. A row that runs holds its template
     itself, so that no eviction ever changes a result; pins keep templates from being thrown out and loaded again.
 
+    What comes from disk stays mapped (:mod:`giornata_denoiser.reuse.files`) and counts as memory. A file is checked
+    when it is first opened, and again only when it is another one than was checked: a return from disk costs what is
+    read of it and no more. Who asks for what is being read waits for that.
+
     Args:
         memory_bytes: budget of the memory tier.
         folder: of the disk tier; its files are taken over, oldest use first. None for none.
@@ -40,8 +46,11 @@ class TemplateStore:
         self._templates: dict[str, Template] = {}
         self._disk = Ledger(disk_bytes)
         self._folder = folder
+        self._checked: dict[str, files.Stamp] = {}
+        """By template: the file that was found to be whole."""
+        self._reading: dict[str, Future[Template | None]] = {}
         self.counters: Counter[str] = Counter()
-        """Lookups by the tier that had it (`memory`, `disk`, `miss`), and `evicted_memory`, `evicted_disk`."""
+        """Lookups by the tier that had it (`memory`, `disk`, `miss`), `prefetched`, and `evicted_` with the tier."""
         if folder is not None:
             self._take_over(folder)
 
@@ -57,23 +66,42 @@ class TemplateStore:
         with self._lock:
             return self._disk.size_bytes
 
+    def counted(self) -> TemplateCounters:
+        """The counters and sizes, as telemetry tells them."""
+        with self._lock:
+            count = self.counters
+            return TemplateCounters(
+                hits_memory=count[MEMORY],
+                hits_disk=count[DISK],
+                misses=count[MISS],
+                prefetched=count["prefetched"],
+                evicted_memory=count["evicted_memory"],
+                evicted_disk=count["evicted_disk"],
+                memory_bytes=self._memory.size_bytes,
+                disk_bytes=self._disk.size_bytes,
+            )
+
+    def size_of(self, template_id: str) -> int | None:
+        """Bytes of a template that is here, of its file where it is on disk alone; None of one that is not."""
+        with self._lock:
+            found = self._memory.size_of(template_id)
+            return self._disk.size_of(template_id) if found is None else found
+
     def find(self, template_id: str) -> Template | None:
         """From memory, or from disk into memory; reading takes as long as it takes."""
+        found, where = self._load(template_id)
         with self._lock:
-            found = self._templates.get(template_id)
-            if found is not None:
-                self._memory.use(template_id)
-                self.counters[MEMORY] += 1
-                return found
-            there = template_id in self._disk
-        found = self._read(template_id) if there else None
-        with self._lock:
-            self.counters[MISS if found is None else DISK] += 1
-            if found is not None:
-                self._keep(found)
-                if template_id in self._disk:
-                    self._disk.use(template_id)
+            self.counters[where] += 1
         return found
+
+    def prefetch(self, template_id: str) -> None:
+        """From disk into memory, where it is on disk alone; its pages are read ahead."""
+        found, where = self._load(template_id)
+        if found is None or where is not DISK:
+            return
+        with self._lock:
+            self.counters["prefetched"] += 1
+        files.read_ahead(self._path(template_id))
 
     def put(self, template: Template) -> None:
         """Into memory, and to disk."""
@@ -95,9 +123,17 @@ class TemplateStore:
             here = self._memory.remove(template_id)
             self._templates.pop(template_id, None)
             there = self._disk.remove(template_id)
+            self._checked.pop(template_id, None)
         if there:
             self._path(template_id).unlink(missing_ok=True)
         return here or there
+
+    def remove_all(self, prefix: str) -> None:
+        """Every template whose id begins with `prefix`, from both tiers."""
+        with self._lock:
+            names = {name for tier in (self._memory, self._disk) for name in tier if name.startswith(prefix)}
+        for name in names:
+            self.remove(name)
 
     def __contains__(self, template_id: object) -> bool:
         with self._lock:
@@ -114,6 +150,32 @@ class TemplateStore:
             with self._lock:
                 self._drop(self._memory.unpin(template_id))
 
+    def _load(self, template_id: str) -> tuple[Template | None, str]:
+        """The template, and the tier that had it; read by one thread, whoever asks meanwhile."""
+        with self._lock:
+            found = self._templates.get(template_id)
+            if found is not None:
+                self._memory.use(template_id)
+                return found, MEMORY
+            if template_id not in self._disk:
+                return None, MISS
+            reading = self._reading.get(template_id)
+            if reading is None:
+                mine = self._reading[template_id] = Future()
+        if reading is not None:
+            found = reading.result()
+            return found, MISS if found is None else MEMORY
+        try:
+            found = self._read(template_id)
+        finally:
+            with self._lock:
+                del self._reading[template_id]
+                if found is not None and template_id in self._disk:  # or it was removed meanwhile
+                    self._keep(found)
+                    self._disk.use(template_id)
+            mine.set_result(found)
+        return found, MISS if found is None else DISK
+
     def _keep(self, template: Template) -> None:
         self._templates[template.id] = template
         self._drop(self._memory.add(template.id, template.size_bytes))
@@ -127,13 +189,17 @@ class TemplateStore:
         """From disk; a file that is no template is removed."""
         path = self._path(template_id)
         try:
-            return files.read(path, template_id)
+            stamp = files.stamp(path)
+            template = files.read(path, template_id, checked=self._checked.get(template_id) == stamp)
         except (files.NotATemplate, OSError) as error:
             log.warning("template_dropped", template=template_id, error=str(error))
             with self._lock:
                 self._disk.remove(template_id)
+                self._checked.pop(template_id, None)
             path.unlink(missing_ok=True)
             return None
+        self._checked[template_id] = stamp
+        return template
 
     def _path(self, template_id: str) -> Path:
         if self._folder is None:

@@ -1,0 +1,65 @@
+"""Telling the record of a registered template how its recording has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import nats.errors
+import structlog
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from giornata import templates
+from giornata.errors import GiornataError, TemplateNotFound
+from giornata.template_records import Change, TemplateRecords
+
+TELL_S = 60.0
+"""How long NATS may be away; after it the record stays as it is until the template is registered or edited again."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A registration that waits for a recording."""
+
+    tenant: str
+    template_id: str
+    template_key: str
+
+
+Report = Callable[[Registered, int | GiornataError], Coroutine[Any, Any, None]]
+"""Takes the bytes that were recorded, or why nothing was."""
+
+
+class Registrations:
+    """The records of registered templates, as a worker changes them."""
+
+    def __init__(self, records: TemplateRecords, worker: str) -> None:
+        self._records = records
+        self._worker = worker
+
+    async def report(self, registered: Registered, outcome: int | GiornataError) -> None:
+        """Write `outcome` into the record; a template that was deleted meanwhile has none."""
+
+        def change(record: templates.TemplateRecord) -> templates.TemplateRecord | None:
+            if isinstance(outcome, GiornataError):
+                return templates.failed(record, self._worker, outcome.body())
+            return templates.ready(record, self._worker, registered.template_key, outcome)
+
+        try:
+            await self._change(registered, change)
+        except TemplateNotFound:
+            log.info("template_deleted", template=registered.template_id)
+        except Exception:  # the report's edge: logged; edits find the template without it
+            log.exception("template_not_reported", template=registered.template_id)
+
+    @retry(
+        retry=retry_if_exception_type(nats.errors.Error),
+        wait=wait_random_exponential(multiplier=0.1, max=2),
+        stop=stop_after_delay(TELL_S),
+        reraise=True,
+    )
+    async def _change(self, registered: Registered, change: Change) -> None:
+        await self._records.change(registered.tenant, registered.template_id, change)

@@ -1,0 +1,77 @@
+"""What a template is called: a digest of all that its recording follows from. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Final
+
+from giornata.jobs import Inspection
+from giornata.requests import EditParameters, Reuse
+from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.sigmas import SigmaGrid, sigma_grid
+
+RECORDER: Final = 1
+"""Version of what template runs record; another one's are not taken from."""
+ANYWHERE: Final = 1.0
+SAME: Final = 1e-4
+"""Tolerances of noise levels."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A template that is taken from, or recorded."""
+
+    id: str
+    """A picture's, and after it a recording's: see :func:`picture_id`."""
+    grid: SigmaGrid
+    """Noise levels of its run."""
+    tolerance: float
+
+
+def picture_id(tenant: str, template_key: str) -> str:
+    """What the ids of all recordings of one picture of one tenant begin with.
+
+    Args:
+        tenant: who may take from them.
+        template_key: of the inspection: model and pixels.
+    """
+    return _digest(tenant, template_key)
+
+
+def wanted(
+    config: DenoiserConfig,
+    checkpoint: Checkpoint,
+    tenant: str,
+    inspection: Inspection,
+    parameters: EditParameters | None = None,
+) -> Wanted:
+    """The template of a picture: its tenant's own.
+
+    Args:
+        config: form, bits and noise levels of recordings.
+        checkpoint: that records.
+        tenant: whose picture it is.
+        inspection: of the picture.
+        parameters: of an edit; with `strict` the noise levels are its own, otherwise, and without an edit, the
+            configured number of them.
+    """
+    steps, strength, strict = config.template_levels, 1.0, False
+    if parameters is not None and parameters.reuse is Reuse.STRICT:
+        strict = True
+        steps, strength = parameters.num_inference_steps or steps, parameters.strength or strength
+    grid = sigma_grid(checkpoint.scheduler, steps=steps, strength=strength, image_tokens=inspection.tokens)
+    recording = _digest(
+        RECORDER,
+        config.template_form,
+        config.template_bits,
+        [round(sigma, 6) for sigma in grid.sigmas.tolist()],
+        checkpoint.card.default_guidance_scale or 0.0,
+    )
+    name = f"{picture_id(tenant, inspection.template_key)}-{recording}"
+    return Wanted(name, grid, SAME if strict else ANYWHERE)
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

@@ -1,0 +1,99 @@
+"""A template from its registration to its end: registered, recorded, edited by its id, deleted."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+import giornata.client
+from giornata.errors import TemplateNotFound
+from tests.e2e.conftest import LiveStack
+from tests.e2e.pictures import box, file, pixels, scene
+
+WAIT_MS = 60_000
+
+
+@pytest.fixture
+async def http(stack: LiveStack) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(stack.url) as session:
+        yield session
+
+
+def form_of(image: bytes | None = None, mask: bytes | None = None, /, **fields: object) -> aiohttp.FormData:
+    form = aiohttp.FormData()
+    for name, data in (("image", image), ("mask", mask)):
+        if data is not None:
+            form.add_field(name, data, filename=f"{name}.png", content_type="image/png")
+    for name, value in fields.items():
+        form.add_field(name, str(value))
+    return form
+
+
+async def edited(http: aiohttp.ClientSession, **fields: object) -> dict[str, Any]:
+    asked = {"prompt": "a red hat", "num_inference_steps": 4, "seed": 7, "mask_blur": 0, **fields}
+    async with http.post("/v1/images/edits", data=form_of(None, file(box()), **asked)) as answer:
+        body: dict[str, Any] = await answer.json()
+        assert answer.status == 200, body
+        return body
+
+
+async def test_a_template_is_registered_recorded_edited_and_deleted(
+    http: aiohttp.ClientSession, stack: LiveStack
+) -> None:
+    original = scene()
+    async with http.post("/v1/templates", data=form_of(file(original))) as answer:
+        registered = await answer.json()
+        assert answer.status == 202, registered
+        location = answer.headers["Location"]
+    assert (registered["width"], registered["height"]) == (128, 96)
+    async with http.get(location, params={"wait_ms": WAIT_MS}) as answer:
+        ready = await answer.json()
+    assert (ready["state"], ready["error"]) == ("ready", None)
+    assert ready["bytes"] > 0
+
+    name = registered["id"]
+    first = await edited(http, template_id=name)
+    assert first["giornata"]["template"] == ["hit"]
+    assert 0 < first["giornata"]["computed_tokens"][0] < 48
+    result = pixels(base64.b64decode(first["data"][0]["b64_json"]))
+    inside = box() == 255
+    assert np.array_equal(result[~inside], original[~inside])
+    assert np.abs(result[inside].astype(int) - original[inside]).mean() > 5
+    assert (await edited(http, template_id=name, reuse="off"))["giornata"]["template"] == ["off"]
+
+    async with giornata.client.connect(stack.nats_url) as client:
+        edit = await client.edit(
+            template_id=name,
+            mask=file(box()),
+            prompt="a red hat",
+            num_inference_steps=4,
+            seed=7,
+            mask_blur=0,
+        )
+        over_nats = pixels((await edit).pictures[0].data or b"").astype(int)
+    assert np.abs(over_nats - result).max() <= 1
+
+    async with http.delete(location) as answer:
+        assert (answer.status, (await answer.json())["deleted"]) == (200, True)
+    async with http.get(location) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (404, "template_not_found")
+    gone = form_of(None, file(box()), prompt="a red hat", template_id=name)
+    async with http.post("/v1/images/edits", data=gone) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (404, "template_not_found")
+    async with giornata.client.connect(stack.nats_url) as client:
+        with pytest.raises(TemplateNotFound):
+            await client.edit(template_id=name, prompt="a red hat")
+
+
+async def test_what_cannot_be_a_template_is_refused_and_not_kept(http: aiohttp.ClientSession) -> None:
+    async with http.post("/v1/templates", data=form_of(b"no picture")) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (400, "unsupported_image_format")
+    async with http.post("/v1/templates", data=form_of(file(scene()), size="96x1000")) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (400, "size_mismatch")
+    async with http.get("/v1/templates") as answer:
+        assert (answer.status, (await answer.json())["data"]) == (200, [])
