@@ -114,7 +114,7 @@ def _scene(rows: Rows, options: argparse.Namespace) -> Scene:
         (latent,), _clean = denoise_step(rows.family, assemble(rows.family, [row]), [row], [recorder])
         entries.append(on_host(recorder.entry()))
         row = row.advanced(latent)
-    return Scene(rows, replace(rows.row(edit, reuse=True), template=None), tuple(entries))
+    return Scene(rows, rows.masked(edit), tuple(entries))
 
 
 def _loaded(scene: Scene, entry: Entry) -> Slabs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from giornata_denoiser.reuse.template import Form, Template
 from giornata_denoiser.row import Recording
 from tests.bench.bench_model import BenchModel, Request, box_of
 from tests.bench.report import write
+from tests.bench.setting import Setting
 
 MODEL: Final = Path("deploy/model/fresco")
 STEPS: Final = 20
@@ -27,29 +28,18 @@ STRICT: Final = 0
 """Recorded noise levels: those of the edit's own steps."""
 
 
-@dataclass(frozen=True)
-class Switches:
-    """One way to reuse."""
-
-    form: Form = Form.KV
-    bits: int = 8
-    levels: int = 8
-    """Recorded noise levels; 0 for the edit's own."""
-    halo: int = 1
-
-
-def variants() -> Iterator[Switches]:
+def variants() -> Iterator[Setting]:
     """The default, then each switch by itself, then the combinations that the Pareto front is drawn of."""
-    yield Switches()
+    yield Setting()
     for form in Form:
         for bits in (0, 8, 4):
             for levels in (4, 8, 16, STRICT):
                 for halo in (0, 1, 2):
-                    yield Switches(form, bits, levels, halo)
+                    yield Setting(form, bits, levels, halo)
 
 
 def compared(
-    model: BenchModel, requests: Sequence[Request], chosen: Sequence[Switches]
+    model: BenchModel, requests: Sequence[Request], chosen: Sequence[Setting]
 ) -> Iterator[dict[str, Any]]:
     """A row of the table for every variant."""
     full = {

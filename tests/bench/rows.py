@@ -11,7 +11,7 @@ from torch import Tensor
 from giornata_denoiser.batch import RowKey
 from giornata_denoiser.families.flux_inpaint import FluxInpaint
 from giornata_denoiser.reuse.noise import shared_noise, template_noise
-from giornata_denoiser.reuse.region import region
+from giornata_denoiser.reuse.region import Region, region
 from giornata_denoiser.reuse.stored import Stored
 from giornata_denoiser.reuse.template import Entry, Kept, Template
 from giornata_denoiser.row import Recording, Row, build_row
@@ -54,23 +54,32 @@ class Rows:
 
         `picture` are its latents where they were just encoded.
         """
-        latents = self.picture(edit.template) if picture is None else picture
-        noise = torch.randn(self.tokens, CHANNELS, generator=torch.Generator().manual_seed(edit.index + 1))
-        touched = square(edit, self.side)
-        where = region(touched, self.setting.halo) if reuse else None
-        if where is not None:
-            noise = shared_noise(noise, where)
-        mask = touched.view(-1, 1).expand(-1, CHANNELS).float()
-        row = self._built(edit.index, edit.steps, edit.template, latents, noise, mask)
+        if not reuse:
+            return self._edited(edit, self._noise(edit), picture)
+        row = self.masked(edit, picture)
+        return row if row.region is None else replace(row, template=self.template(edit.template))
+
+    def masked(self, edit: Edit, picture: Tensor | None = None) -> Row:
+        """The row of `edit` with its region and no template yet; in full where its mask leaves nothing outside."""
+        where = region(square(edit, self.side), self.setting.halo)
         if where is None:
-            return row
-        on_device = region(touched, self.setting.halo, self.family.device)
-        return replace(row, region=on_device, template=self.template(edit.template))
+            return self._edited(edit, self._noise(edit), picture)
+        row = self._edited(edit, shared_noise(self._noise(edit), where), picture)
+        device = self.family.device
+        return replace(row, region=Region(where.computed.to(device), where.outside.to(device)))
 
     def computed(self, edit: Edit) -> int:
         """Tokens of its picture that are computed with reuse, the halo's among them."""
         where = region(square(edit, self.side), self.setting.halo)
         return self.tokens if where is None else len(where.computed)
+
+    def _noise(self, edit: Edit) -> Tensor:
+        return torch.randn(self.tokens, CHANNELS, generator=torch.Generator().manual_seed(edit.index + 1))
+
+    def _edited(self, edit: Edit, noise: Tensor, picture: Tensor | None) -> Row:
+        latents = self.picture(edit.template) if picture is None else picture
+        mask = square(edit, self.side).view(-1, 1).expand(-1, CHANNELS).float()
+        return self._built(edit.index, edit.steps, edit.template, latents, noise, mask)
 
     def _template(self, index: int) -> Template:
         setting = self.setting
