@@ -36,10 +36,10 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Flags."""
     made = parser(__doc__, tokens=256, text=32, repeats=1)
     made.add_argument("--batch", type=int, default=8, help="rows of a step (default 8)")
-    made.add_argument("--seconds", type=float, default=20.0, help="of arrivals at each rate (default 20)")
+    made.add_argument("--seconds", type=float, default=25.0, help="of arrivals at each rate (default 25)")
     made.add_argument("--shares", type=float, nargs="+", default=[0.3, 0.6, 0.95], help="of saturation")
     made.add_argument("--mix", default="production", choices=list(MIXES), help="of step counts")
-    made.add_argument("--divide", type=int, default=4, help="step counts by this (default 4)")
+    made.add_argument("--divide", type=int, default=10, help="step counts by this (default 10)")
     made.add_argument("--images", default="one", choices=list(IMAGES), help="a request (default one)")
     made.add_argument("--templates", type=int, default=2, help="distinct pictures (default 2)")
     made.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
@@ -81,9 +81,7 @@ def served(name: str, parts: Parts, trace: Sequence[Arrival]) -> list[float]:
             time.sleep(max(0.0, began + arrival.at_s - time.perf_counter()))
             system.submit(arrival.edits)
         ended = tally.all_of(sum(len(arrival.edits) for arrival in trace))
-    return [
-        max(ended[edit.index] for edit in arrival.edits) - began - arrival.at_s for arrival in trace
-    ]
+    return [max(ended[edit.index] for edit in arrival.edits) - began - arrival.at_s for arrival in trace]
 
 
 def saturation(parts: Parts, drawn: Sequence[Edit]) -> float:
@@ -141,7 +139,10 @@ def _measured(
             trace = arrivals(poisson(rate, options.seconds, seed), drawn, images, seed)
             for name in options.systems:
                 latencies[name] += served(name, parts, trace)
-        lines += [_line(share, rate, name, found, latencies[options.systems[0]]) for name, found in latencies.items()]
+        lines += [
+            _line(share, rate, name, found, latencies[options.systems[0]])
+            for name, found in latencies.items()
+        ]
     return lines
 
 

@@ -70,12 +70,20 @@ class Scene:
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Flags."""
-    made = parser(__doc__, tokens=1024, text=128, repeats=5)
-    made.add_argument("--steps", type=int, default=4, help="of the picture (default 4)")
-    made.add_argument("--mask", type=float, default=0.11, help="ratio (default 0.11, the production trace's mean)")
-    made.add_argument("--loads", type=float, nargs="+", default=[4.2, 2.0, 1.0, 0.5], help="÷ time with cache")
+    made = parser(__doc__, tokens=576, text=72, repeats=3)
+    made.add_argument("--steps", type=int, default=3, help="of the picture (default 3)")
     made.add_argument(
-        "--forms", nargs="+", default=[str(form) for form in Form], choices=list(Form), help="what templates keep"
+        "--mask", type=float, default=0.11, help="ratio (default 0.11, the production trace's mean)"
+    )
+    made.add_argument(
+        "--loads", type=float, nargs="+", default=[4.2, 2.0, 1.0, 0.5], help="÷ time with cache"
+    )
+    made.add_argument(
+        "--forms",
+        nargs="+",
+        default=[str(form) for form in Form],
+        choices=list(Form),
+        help="what templates keep",
     )
     return made.parse_args(arguments)
 

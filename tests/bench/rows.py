@@ -33,9 +33,7 @@ class Rows:
         setting: how they reuse.
     """
 
-    def __init__(
-        self, family: FluxInpaint, side: int, text_tokens: int, setting: Setting = DEFAULT
-    ) -> None:
+    def __init__(self, family: FluxInpaint, side: int, text_tokens: int, setting: Setting = DEFAULT) -> None:
         self.family, self.side, self.text_tokens, self.setting = family, side, text_tokens, setting
         self.template = lru_cache(maxsize=None)(self._template)
         """The template of a number; recorded when it is asked for first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, FluxInpaintPipeline
 from diffusers.hooks import FirstBlockCacheConfig
 from torch import Tensor
 
-from tests.bench.models import CHANNELS, LATENT_CHANNELS, TOKEN_PIXELS
+from tests.bench.models import TOKEN_PIXELS
 from tests.bench.rows import Rows
 from tests.bench.workload import Edit, square
 from tests.fakes.tiny_flux import SCHEDULER
@@ -94,9 +94,8 @@ class StaticBatching:
         return self._rows.family.unpacked(latents, (self._rows.side, self._rows.side))
 
 
-def skipped_share(rows: Rows, run: Any) -> float:
+def skipped_share(transformer: Any, run: Callable[[], object]) -> float:
     """The share of a transformer's calls, made by `run`, in which its first-block cache skipped the other blocks."""
-    transformer = rows.family.transformer
     calls = {"all": 0, "whole": 0}
 
     def count(name: str) -> Any:

@@ -98,9 +98,7 @@ def _measured(
     return times
 
 
-def _line(
-    rows: Rows, form: str, ratio: float, times: dict[tuple[str, float], list[float]]
-) -> dict[str, Any]:
+def _line(rows: Rows, form: str, ratio: float, times: dict[tuple[str, float], list[float]]) -> dict[str, Any]:
     full, ours = times[FULL], times[form, ratio]
     computed = rows.computed(_edit(ratio))
     ratios = [a / b for a, b in zip(full, ours, strict=True)]
