@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -87,7 +88,7 @@ def measured(family: FluxInpaint, row: Row, slabs: Slabs, repeats: int) -> Costs
             wait_for(family.device)
             ended = time.perf_counter()
             entered = [stamped.stamps[block] for block in range(family.blocks)]
-            times = [(b - a) * 1e3 for a, b in zip(entered, entered[1:], strict=False)]
+            times = [(b - a) * 1e3 for a, b in pairwise(entered)]
             if turn:
                 blocks[mode].append(times)
                 around.append((ended - began) * 1e3 - sum(times) * (1 + 1 / len(times)))
@@ -97,7 +98,7 @@ def measured(family: FluxInpaint, row: Row, slabs: Slabs, repeats: int) -> Costs
 
 
 def _by_kind(family: FluxInpaint, runs: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """One cost for the double blocks and one for the single ones; the last block, which has no next, is a single one."""
+    """One cost for the double blocks and one for the single ones, of which the last has no next."""
     double = len(family.transformer.transformer_blocks)
     first = statistics.median(time for run in runs for time in run[: double - 1] or run[:1])
     second = statistics.median(time for run in runs for time in run[double:] or run[-1:])

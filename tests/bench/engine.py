@@ -17,7 +17,7 @@ from giornata_denoiser.row import Row, build_row
 from giornata_denoiser.sigmas import sigma_grid
 from tests.bench.report import Measured, measured
 from tests.bench.setting import DEFAULT
-from tests.bench.workload import at_percentile, PERCENTILES
+from tests.bench.workload import PERCENTILES, at_percentile
 
 GRIDS = ((32, 32), (24, 32), (32, 24), (16, 32), (32, 16), (24, 24), (28, 20), (20, 28))
 """Token grids of the eight rows: pictures of 256 to 512 pixels a side."""
@@ -27,7 +27,7 @@ LAYOUT_REPEATS = 60
 
 
 def assembly_times(model: Path, seed: int) -> dict[str, Measured]:
-    """Milliseconds of assembly when rows join or leave, and in the steps between; of rows in full and of masked ones."""
+    """Milliseconds of assembly when rows join or leave, and in the steps between; in full and masked."""
     checkpoint = load(model, dtype=torch.float32, device=torch.device("cpu"))
     changed: list[float] = []
     unchanged: list[float] = []

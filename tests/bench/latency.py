@@ -1,7 +1,7 @@
 """How long edits take while they arrive by chance, at rising rates, in real time.
 
-Open loop: the same Poisson arrivals for every system, from pixels to pixels, prompts as embeddings. The rates are shares
-of what saturates diffusers' static batching, which is measured first: a full batch over its time. Writes
+Open loop: the same Poisson arrivals for every system, from pixels to pixels, prompts as embeddings. The rates are
+shares of what saturates diffusers' static batching, which is measured first: a full batch over its time. Writes
 ``out/bench/latency.json`` and two charts, ``latency_p50.svg`` and ``latency_p95.svg``.
 """
 
@@ -21,7 +21,8 @@ from tests.bench.models import TOKEN_PIXELS, described
 from tests.bench.options import parser, rows_of
 from tests.bench.prepost import Coder, coder_process
 from tests.bench.report import OUT, write
-from tests.bench.serving import SYSTEMS, Parts
+from tests.bench.serving import SYSTEMS
+from tests.bench.serving_parts import Parts
 from tests.bench.static_batching import StaticBatching, in_batches
 from tests.bench.workload import IMAGES, MIXES, Arrival, Edit, arrivals, edits, poisson
 

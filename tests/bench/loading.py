@@ -1,9 +1,9 @@
-"""A picture's time where loading is slow: the exact planner beside greedy, strawman and naive loading (FlashPS, figure 9).
+"""A picture's time where loading is slow: the exact planner beside greedy, strawman and naive loading.
 
-The loader is throttled so that loading a block's keys and values takes so many times what the block takes with them.
-Systems: `exact`, `greedy` (the paper's Algorithm 1), `strawman` (every block from the cache, loaded ahead), `naive` (a step's
-loads first, then its computing) and `full` (no reuse). All load one step ahead but `naive`; every step has its own entry.
-The planner's own prediction stands beside what it took.
+The loader is throttled so that loading a block's keys and values takes so many times what the block takes with them, as
+in figure 9 of FlashPS. Systems: `exact`, `greedy` (the paper's Algorithm 1), `strawman` (every block from the cache,
+loaded ahead), `naive` (a step's loads first, then its computing) and `full` (no reuse). All load one step ahead but
+`naive`; every step has its own entry. The planner's own prediction stands beside what it took.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -20,16 +20,14 @@ import torch
 from giornata.planning.blocks import Block, Link, Mode, sequential
 from giornata.planning.planner import Plan, Planner, always, exact, greedy
 from giornata_denoiser.assembly import assemble
-from giornata_denoiser.reuse.loader import Load, Loader
 from giornata_denoiser.reuse.recording import EntryRecorder
 from giornata_denoiser.reuse.slabs import Slabs
 from giornata_denoiser.reuse.template import Entry, Form
-from giornata_denoiser.reuse.uses import Reuse
-from giornata_denoiser.row import Row
 from giornata_denoiser.stepping import denoise_step
 from tests.bench import block_costs
+from tests.bench.loading_run import Scene, picture_ms
 from tests.bench.models import described
-from tests.bench.options import parser, rows_of, wait_for
+from tests.bench.options import parser, rows_of
 from tests.bench.report import write
 from tests.bench.rows import Rows, on_host
 from tests.bench.setting import DEFAULT
@@ -45,27 +43,6 @@ PLANNERS: Final[dict[str, Planner]] = {
 }
 KV_SLABS, HIDDEN_SLABS = 2, 1
 """Keys and values are twice the bytes of a block's input."""
-
-
-@dataclass(frozen=True, eq=False)
-class Scene:
-    """One picture's row and what it may take, a step an entry."""
-
-    rows: Rows
-    row: Row
-    entries: tuple[Entry, ...]
-
-    @property
-    def blocks(self) -> int:
-        """Of the transformer."""
-        return self.rows.family.blocks
-
-    def slabs(self, entry: Entry) -> Slabs:
-        """Nothing loaded yet."""
-        region = self.row.region
-        if region is None:
-            raise SystemExit("the mask leaves nothing to be reused; ask for a smaller one")
-        return Slabs(entry, region, self.row.own_tokens[0], self.rows.family)
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -201,53 +178,6 @@ def _line(
         "plan ms": round(plan_ms, 2),
         "blocks": " ".join(f"{mode} {count}" for mode, count in counts.items() if count),
     }
-
-
-def picture_ms(scene: Scene, modes: Sequence[Mode], rate_bytes_s: float, *, ahead: bool) -> float:
-    """Milliseconds of all steps of the picture.
-
-    Args:
-        scene: of what.
-        modes: of all blocks of all steps.
-        rate_bytes_s: of the loader.
-        ahead: load while computing, up to the end of the next step; otherwise all of a step before it is computed.
-    """
-    family, row = scene.rows.family, scene.row
-    steps = [tuple(modes[start : start + scene.blocks]) for start in range(0, len(modes), scene.blocks)]
-    slabs = [scene.slabs(entry) for entry in scene.entries]
-    assembly = assemble(family, [row])
-    wait_for(family.device)
-    with Loader(rate_bytes_s) as loader:
-        began = time.perf_counter()
-        for step, chosen in enumerate(steps):
-            wanted = range(step, min(step + 2, len(steps))) if ahead else (step,)
-            for which in wanted:
-                loader.ask(loads(slabs[which], steps[which]))
-            if not ahead:
-                for _, block, mode in loads(slabs[step], chosen):
-                    _wait(slabs[step], block, mode)
-            (latent,), _ = denoise_step(family, assembly, [row], [Reuse(chosen, slabs[step])])
-            row = row.advanced(latent)
-        wait_for(family.device)
-        return (time.perf_counter() - began) * 1e3
-
-
-def loads(slabs: Slabs, modes: Sequence[Mode]) -> Iterator[Load]:
-    """What a step with these modes loads, in the order in which its blocks ask."""
-    live = True
-    for block, mode in enumerate(modes):
-        if mode is Mode.KV:
-            yield Load(slabs, block, Mode.KV)
-        elif not live:
-            yield Load(slabs, block, Mode.HIDDEN)
-        live = mode is Mode.FULL
-
-
-def _wait(slabs: Slabs, block: int, mode: Mode) -> None:
-    if mode is Mode.KV:
-        slabs.keys_values(block)
-    else:
-        slabs.hidden(block)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,8 @@ class Diffusers:
     """The unmodified pipeline over the same modules, one edit a call."""
 
     def __init__(self, model: BenchModel) -> None:
-        self.transformer = model.checkpoint.family.transformer
+        family: Any = model.checkpoint.family
+        self.transformer = family.transformer
         kind: Any = FluxFillPipeline
         self._pipeline = kind(**{**model.images.pipeline.components, "transformer": self.transformer})
         self._pipeline.set_progress_bar_config(disable=True)

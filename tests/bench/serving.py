@@ -1,7 +1,7 @@
 """Systems that serve edits from pixels to pixels in real time: the engine, its baselines, and diffusers' pipeline.
 
-Each takes edits from any thread and tells `done` of every finished one. They differ in how edits are batched and in where
-pictures are encoded and decoded.
+Each takes edits from any thread and tells `done` of every finished one. They differ in how edits are batched and in
+where pictures are encoded and decoded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,14 +17,12 @@ import numpy as np
 import torch
 
 from giornata_denoiser.batch import RowKey
-from giornata_denoiser.engine import StepReport
+from giornata_denoiser.engine import Engine, StepReport
 from giornata_denoiser.loop import EngineLoop
 from giornata_denoiser.row import Row
 from tests.bench import engines
-from tests.bench.models import TOKEN_PIXELS
-from tests.bench.prepost import Array, Coder, CoderProcess
-from tests.bench.rows import Rows
-from tests.bench.static_batching import StaticBatching
+from tests.bench.prepost import Array
+from tests.bench.serving_parts import Parts, Worker
 from tests.bench.workload import Edit
 
 Done = Callable[[Edit], object]
@@ -38,74 +35,8 @@ class System(Protocol):
         """Take the edits of a request; returns at once."""
 
 
-@dataclass(frozen=True, eq=False)
-class Parts:
-    """What systems are made of."""
-
-    rows: Rows
-    static: StaticBatching
-    coder: Coder
-    """In this process."""
-    process: CoderProcess
-    batch: int
-    """Most rows of a step or of a call."""
-
-    @property
-    def pixels(self) -> int:
-        """A side of the pictures."""
-        return self.rows.side * TOKEN_PIXELS
-
-    def picture(self, edit: Edit) -> Array:
-        """(3, pixels, pixels) in 0..1: an edit's template."""
-        chance = np.random.default_rng(edit.template)
-        return chance.random((3, self.pixels, self.pixels), np.float32)
-
-    def row(self, edit: Edit, latents: Array, *, reuse: bool) -> Row:
-        """An edit's row, of the latents of its picture."""
-        return self.rows.row(edit, reuse=reuse, picture=torch.from_numpy(latents))
-
-
-class Worker:
-    """A thread that calls `work` for as long as there is any, from entering to leaving the context of :meth:`running`."""
-
-    def __init__(self, work: Callable[[], bool]) -> None:
-        self._work = work
-        self._changed = threading.Condition()
-        self._stopping = False
-        self._news = 0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """The thread lives inside."""
-        thread = threading.Thread(target=self._run, name="worker")
-        thread.start()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._stopping = True
-                self._changed.notify()
-            thread.join()
-
-    def wake(self) -> None:
-        """There is work."""
-        with self._changed:
-            self._news += 1
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopping or self._news > 0)
-                if self._stopping:
-                    return
-                self._news = 0
-            while self._work():
-                pass
-
-
 class StaticServer:
-    """Diffusers' pipeline: whoever waits when it is free is one batch, padded to its longest edit; all leave together."""
+    """Diffusers' pipeline: who waits when it is free is one batch, padded to its longest edit; all leave together."""
 
     def __init__(self, parts: Parts, done: Done) -> None:
         self._parts, self._done = parts, done
@@ -132,7 +63,7 @@ class StaticServer:
 class Strawman:
     """Continuous batching with encoding and decoding in the engine's own thread, between its steps."""
 
-    def __init__(self, parts: Parts, done: Done, engine: engines.Engine) -> None:
+    def __init__(self, parts: Parts, done: Done, engine: Engine) -> None:
         self._parts, self._done, self._engine = parts, done, engine
         self._arrived: deque[Edit] = deque()
         self._edits: dict[RowKey, Edit] = {}

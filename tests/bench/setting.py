@@ -1,28 +1,29 @@
-"""How the benchmarks reuse: one setting for speed, bytes and pictures, which is what the product does unless told otherwise."""
+"""How the benchmarks reuse: one setting for speed, bytes and pictures, the product's own defaults."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from giornata.requests import EditParameters
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.reuse.template import Form
 
-
-def _default(model: Any, field: str) -> Any:
-    return model.model_fields[field].default
+FORM, BITS, LEVELS = (
+    DenoiserConfig.model_fields[f"template_{name}"].default for name in ("form", "bits", "levels")
+)
+HALO: Final = EditParameters.model_fields["halo"].default
 
 
 @dataclass(frozen=True)
 class Setting:
     """One way to reuse."""
 
-    form: Form = _default(DenoiserConfig, "template_form")
-    bits: int = _default(DenoiserConfig, "template_bits")
-    levels: int = _default(DenoiserConfig, "template_levels")
+    form: Form = FORM
+    bits: int = BITS
+    levels: int = LEVELS
     """Recorded noise levels; 0 for the edit's own."""
-    halo: int = _default(EditParameters, "halo")
+    halo: int = HALO
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""

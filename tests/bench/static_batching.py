@@ -69,7 +69,7 @@ class StaticBatching:
         )
         self._runs += 1
         with family.transformer.cache_context(f"batch {self._runs}"):
-            images = self._pipeline(
+            found: Tensor = self._pipeline(
                 image=images,
                 mask_image=torch.stack([_pixel_mask(edit, rows.side) for edit in edits]),
                 height=pixels,
@@ -88,7 +88,7 @@ class StaticBatching:
                 },
                 **given,
             )[0]
-        return images
+        return found
 
     def _unpacked(self, latents: Tensor) -> Tensor:
         return self._rows.family.unpacked(latents, (self._rows.side, self._rows.side))

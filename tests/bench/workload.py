@@ -62,7 +62,7 @@ class Arrival:
 
 
 def at_percentile(table: Sequence[float], share: float) -> float:
-    """The value below which `share` (0..1) of a distribution lies; straight lines between the percentiles of `table`."""
+    """The value below which `share` (0..1) of a distribution lies; straight lines between those of `table`."""
     place = share * (len(table) - 1)
     lower = min(int(place), len(table) - 2)
     return table[lower] + (place - lower) * (table[lower + 1] - table[lower])
@@ -117,7 +117,7 @@ def poisson(rate: float, seconds: float, seed: int) -> list[float]:
 
 
 def arrivals(times: Sequence[float], of: Sequence[Edit], images: Mix, seed: int) -> list[Arrival]:
-    """A request at each of `times`: one edit of `of`, in order and again from the first, in as many pictures as `images`.
+    """A request at each of `times`: one edit of `of`, in order and again from the first, in some pictures of `images`.
 
     Pictures of one request share template, mask and step count.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -65,7 +66,7 @@ def test_zipf_falls_with_the_rank() -> None:
 
 def test_arrivals_come_at_their_rate_and_by_chance() -> None:
     times = poisson(5.0, 400.0, seed=0)
-    gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(times)]
     assert len(times) == pytest.approx(2000, rel=0.05)
     assert statistics.stdev(gaps) / statistics.mean(gaps) == pytest.approx(1.0, abs=0.07)
     assert times == sorted(times)
