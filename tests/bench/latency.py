@@ -112,6 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for index in range(options.templates):
             rows.template(index)
         full = saturation(parts, drawn)
+        for name in options.systems:
+            served(name, parts, [Arrival(0.0, (drawn[0],))])  # warms up
         lines = _measured(parts, drawn, full, options)
     _draw(lines)
     workload = {
@@ -137,7 +139,8 @@ def _measured(
         latencies: dict[str, list[float]] = {name: [] for name in options.systems}
         for repeat in range(options.repeats):
             seed = options.seed + repeat
-            trace = arrivals(poisson(rate, options.seconds, seed), drawn, images, seed)
+            times = poisson(rate, options.seconds, seed) or [0.0]
+            trace = arrivals(times, drawn, images, seed)
             for name in options.systems:
                 latencies[name] += served(name, parts, trace)
         lines += [
