@@ -1,7 +1,7 @@
 # `make` lists the targets. A machine needs Python 3.11 or newer with its venv module, make and a shell.
 
 PYTHON ?= python3
-## More flags for `make demo`, `make up` or `make quality`: make up ARGS="--denoisers 2".
+## More flags for `make demo`, `make up`, `make quality` or `make bench`: make up ARGS="--denoisers 2".
 ARGS ?=
 ## Where torch comes from: .../whl/cpu or, for NVIDIA GPUs, .../whl/cu130 (the last part names the build); by default from
 ## where the environment has it already.
@@ -66,9 +66,8 @@ check: setup ## lint, format, types, import rules and the Compose schema
 	$(BIN)/python -m pytest --quiet tests/unit/test_import_rules.py
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
 
-bench: setup ## measure what serving adds to computing and write out/bench/*.json
-	$(BIN)/python -m tests.bench.overhead
-	$(BIN)/python -m tests.bench.payloads
+bench: setup ## measure speed beside its baselines and what serving adds; write out/bench/*.json
+	$(BIN)/python -m tests.bench $(ARGS)
 
 clean: ## remove the environment, state, results and caches
 	rm -rf .venv .giornata out .mypy_cache .ruff_cache .pytest_cache .hypothesis

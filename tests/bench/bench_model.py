@@ -14,7 +14,7 @@ from torch import Tensor
 from giornata.models import read_model_card
 from giornata_denoiser.batch import Capacity, RowKey
 from giornata_denoiser.checkpoint import Checkpoint, load
-from giornata_denoiser.engine import Engine, Reusing
+from giornata_denoiser.engine import Engine, ReuseOptions
 from giornata_denoiser.reuse.noise import shared_noise, template_noise
 from giornata_denoiser.reuse.region import Region, region
 from giornata_denoiser.reuse.template import Template
@@ -78,7 +78,7 @@ class BenchModel:
         """The compute set of a row."""
         return region(self.family.touched(row.conditioning).view(row.grid), halo)
 
-    def run(self, rows: Iterable[Row], how: Reusing | None = None, at_once: int = 8) -> list[Row]:
+    def run(self, rows: Iterable[Row], how: ReuseOptions | None = None, at_once: int = 8) -> list[Row]:
         """The rows when they are done, in order."""
         ticks = count()
         engine = Engine(self.family, Capacity(at_once, 1 << 20), lambda: float(next(ticks)), reusing=how)

@@ -77,7 +77,9 @@ def write(name: str, rows: Sequence[Mapping[str, Any]], *, workload: Mapping[str
 def _shown(value: object) -> str:
     if isinstance(value, Mapping):
         return f"{value['p50']:.3f} (p95 {value['p95']:.3f})"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+    return str(value)
 
 
 def _cpu_name() -> str:

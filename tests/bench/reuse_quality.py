@@ -18,13 +18,14 @@ import torch
 from numpy.typing import NDArray
 
 from deploy.quality import cases, metrics
-from giornata_denoiser.engine import Reusing
+from giornata_denoiser.engine import ReuseOptions
 from giornata_denoiser.reuse.template import Form, Template
 from giornata_denoiser.row import Recording, Row
 from giornata_prepost.pictures import Pixels
 from tests.bench.bench_model import BenchModel, Request, box_of
 from tests.bench.pareto import pareto
 from tests.bench.report import write
+from tests.bench.setting import Setting
 
 MODEL: Final = Path("deploy/model/fresco")
 STEPS: Final = 20
@@ -37,36 +38,23 @@ ANYWHERE, SAME = 1.0, 1e-4
 """Tolerances of noise levels."""
 
 
-@dataclass(frozen=True)
-class Switches:
-    """One way to reuse."""
-
-    form: Form = Form.KV
-    bits: int = 4
-    levels: int = 7
-    """Recorded noise levels; 0 for the edit's own."""
-    halo: int = 1
-    corrected: bool = True
-    """By a first step that is computed in full."""
-
-
-def axes() -> Iterator[Switches]:
+def axes() -> Iterator[Setting]:
     """The default, and every switch by itself."""
-    yield Switches()
-    yield Switches(corrected=False)
-    yield Switches(form=Form.HIDDEN)
-    yield from (Switches(bits=bits) for bits in BITS)
-    yield from (Switches(levels=levels) for levels in LEVELS)
-    yield from (Switches(halo=halo) for halo in HALOS)
-    yield Switches(bits=0, levels=STRICT)
-    yield Switches(bits=8, levels=4)
-    yield from (Switches(halo=halo, corrected=False) for halo in HALOS)
+    yield Setting()
+    yield Setting(corrected=False)
+    yield Setting(form=Form.HIDDEN)
+    yield from (Setting(bits=bits) for bits in BITS)
+    yield from (Setting(levels=levels) for levels in LEVELS)
+    yield from (Setting(halo=halo) for halo in HALOS)
+    yield Setting(bits=0, levels=STRICT)
+    yield Setting(bits=8, levels=4)
+    yield from (Setting(halo=halo, corrected=False) for halo in HALOS)
 
 
-def product() -> Iterator[Switches]:
+def product() -> Iterator[Setting]:
     """Everything combined with everything, corrected."""
     for form, bits, levels, halo in itertools.product(Form, BITS, LEVELS, HALOS):
-        yield Switches(form, bits, levels, halo)
+        yield Setting(form, bits, levels, halo)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +79,7 @@ class Comparison:
         self._full: dict[int, list[Reference]] = {}
         self._templates: tuple[object, list[Template]] = None, []
 
-    def row(self, switches: Switches) -> dict[str, Any]:
+    def row(self, switches: Setting) -> dict[str, Any]:
         """Of the table."""
         model, templates = self._model, self._recorded(switches)
         rows = []
@@ -99,7 +87,7 @@ class Comparison:
             row = model.edit(request, switches.halo)
             where, tolerance = model.region(row, switches.halo), ANYWHERE if switches.levels else SAME
             rows.append(replace(row, region=where, template=template, tolerance=tolerance))
-        how = Reusing(correction_bits=switches.bits if switches.corrected else None)
+        how = ReuseOptions(correction_bits=switches.correction_bits)
         pictures = [model.decode(row) for row in model.run(rows, how)]
         return {
             **_named(switches),
@@ -118,7 +106,7 @@ class Comparison:
             ]
         return self._full[halo]
 
-    def _recorded(self, switches: Switches) -> list[Template]:
+    def _recorded(self, switches: Setting) -> list[Template]:
         """The latest stay, so that variants in order of them record little."""
         key = (switches.form, switches.bits, switches.levels)
         if self._templates[0] != key:
@@ -128,7 +116,7 @@ class Comparison:
         return self._templates[1]
 
 
-def _named(switches: Switches) -> dict[str, Any]:
+def _named(switches: Setting) -> dict[str, Any]:
     return {
         "form": str(switches.form),
         "bits": switches.bits or 32,
@@ -152,7 +140,7 @@ def _scores(pictures: Sequence[Pixels], full: Sequence[Reference]) -> dict[str, 
     }
 
 
-def _cost(row: Row, switches: Switches) -> float:
+def _cost(row: Row, switches: Setting) -> float:
     """Tokens that the edit computes, text included, over those of full computation."""
     text = len(row.prompt.embeds)
     masked = (text + row.computed_tokens) / (text + row.image_tokens)
@@ -188,7 +176,7 @@ def main() -> None:
     print(f"written to {picture}")
 
 
-def _order(switches: Switches) -> tuple[object, ...]:
+def _order(switches: Setting) -> tuple[object, ...]:
     """Variants of one recording in a row."""
     return switches.form, switches.bits, switches.levels, switches.corrected, switches.halo
 

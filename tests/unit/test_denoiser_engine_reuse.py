@@ -20,7 +20,7 @@ from giornata.planning.costs import StepCosts, Work
 from giornata.planning.profile import BatchCap
 from giornata_denoiser.attention import Outside
 from giornata_denoiser.batch import Capacity
-from giornata_denoiser.engine import Engine, Reusing
+from giornata_denoiser.engine import Engine, ReuseOptions
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.reuse.loader import Loader
 from giornata_denoiser.reuse.region import Region, region
@@ -43,7 +43,7 @@ ROOMY = Capacity(rows=8, tokens=10_000)
 def engine(of: Family, **how: object) -> Engine:
     budget, trace = how.pop("budget", None), how.pop("trace", None)
     assert budget is None or isinstance(budget, Budget)
-    reusing = Reusing(**how)  # type: ignore[arg-type]  # by name
+    reusing = ReuseOptions(**how)  # type: ignore[arg-type]  # by name
     if isinstance(trace, Trace):
         return Engine(of, ROOMY, lambda: 0.0, budget=budget, reusing=reusing, trace=trace)
     return Engine(of, ROOMY, lambda: 0.0, budget=budget, reusing=reusing)

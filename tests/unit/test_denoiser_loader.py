@@ -10,7 +10,7 @@ import torch
 
 from giornata.planning.blocks import Mode
 from giornata_denoiser.batch import Capacity
-from giornata_denoiser.engine import Engine, Reusing
+from giornata_denoiser.engine import Engine, ReuseOptions
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.reuse.loader import Loader
 from giornata_denoiser.reuse.loads import Load, Loaded
@@ -44,7 +44,7 @@ def entry_of(of: Family) -> Entry:
 
 
 def done(rows: list[Row], loader: Loader | None) -> dict[str, Row]:
-    made = Engine(tiny_flux.family(), Capacity(8, 10_000), lambda: 0.0, reusing=Reusing(loader))
+    made = Engine(tiny_flux.family(), Capacity(8, 10_000), lambda: 0.0, reusing=ReuseOptions(loader))
     made.batch.submit(rows)
     ended: dict[str, Row] = {}
     while (report := made.step()) is not None:
@@ -88,7 +88,9 @@ def test_equal_regions_share_slabs_where_nothing_is_corrected() -> None:
     ]
     heard: list[Loaded] = []
     with Loader(on_loaded=heard.append) as loader:
-        made = Engine(of, Capacity(8, 10_000), lambda: 0.0, reusing=Reusing(loader, correction_bits=None))
+        made = Engine(
+            of, Capacity(8, 10_000), lambda: 0.0, reusing=ReuseOptions(loader, correction_bits=None)
+        )
         made.batch.submit(rows)
         assert made.step() is not None
     assert len(heard) == BLOCKS

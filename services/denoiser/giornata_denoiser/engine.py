@@ -86,7 +86,7 @@ class Guess:
 
 
 @dataclass(frozen=True, eq=False)
-class Reusing:
+class ReuseOptions:
     """How an engine reuses templates, and by what it knows their worth.
 
     The baselines of the benchmarks are other values of these.
@@ -129,12 +129,12 @@ class Engine:
         *,
         budget: Budget | None = None,
         joining: Joining = Joining.STEP,
-        reusing: Reusing | None = None,
+        reusing: ReuseOptions | None = None,
         trace: Tracing = UNTRACED,
     ) -> None:
         self.family = family
         self._preview_map = preview_map
-        how, limit = reusing or Reusing(), budget or Budget()
+        how, limit = reusing or ReuseOptions(), budget or Budget()
         self._model = how.model
         self.batch: Batch[Row] = Batch(
             capacity, lambda rows: fits(rows, limit, how.model.costs, family), joining

@@ -15,7 +15,7 @@ from giornata_denoiser.batch import Capacity
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.costing import CostModel
-from giornata_denoiser.engine import Engine, Reusing
+from giornata_denoiser.engine import Engine, ReuseOptions
 from giornata_denoiser.reuse.accelerator import device_for
 from giornata_denoiser.reuse.loader import Loader
 from giornata_denoiser.reuse.loads import Loaded
@@ -67,9 +67,11 @@ def budget_of(config: DenoiserConfig, profile: Profile, device: torch.device) ->
     )
 
 
-def reusing_of(config: DenoiserConfig, model: CostModel, loader: Loader, device: torch.device) -> Reusing:
+def reusing_of(
+    config: DenoiserConfig, model: CostModel, loader: Loader, device: torch.device
+) -> ReuseOptions:
     """How templates are taken from."""
-    return Reusing(
+    return ReuseOptions(
         loader=loader,
         model=model,
         planner=PLANNERS[config.planner],

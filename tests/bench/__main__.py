@@ -1,0 +1,53 @@
+"""Every benchmark, one after the other, each in a process of its own: ``python -m tests.bench [--long] [NAME ...]``.
+
+By default the sizes are small enough for two CPU cores; ``--long`` takes larger pictures and more repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from typing import Final
+
+LONG: Final[dict[str, list[str]]] = {
+    "overhead": [],
+    "payloads": [],
+    "planner_gap": ["--cases", "200", "--greedy-cases", "2000"],
+    "step_time": ["--tokens", "4096", "--text", "512"],
+    "loading": ["--tokens", "1024", "--text", "128", "--steps", "8", "--repeats", "5"],
+    "throughput": [
+        *("--tokens", "1024", "--text", "128", "--steps", "4", "--divide", "4"),
+        *("--repeats", "3", "--mixes", "production", "8/20/28/50"),
+    ],
+    "latency": ["--seconds", "180", "--divide", "4", "--shares", "0.2", "0.4", "0.6", "0.8", "0.95"],
+    "pictures": ["--limit", "48"],
+}
+"""The benchmarks in their order, and the flags of a long run; each module's ``--help`` tells the others."""
+
+
+def main() -> int:
+    """Exit status: that of the first benchmark that failed, after all have run."""
+    made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    made.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(LONG)}; default all")
+    made.add_argument("--long", action="store_true", help="larger pictures, more repeats: hours on a CPU")
+    options = made.parse_args()
+    if unknown := set(options.names) - LONG.keys():
+        made.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(LONG)}")
+    # Threads that wait must not keep a core busy that another process computes on.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    failed = 0
+    for name in options.names or LONG:
+        began = time.perf_counter()
+        flags = LONG[name] if options.long else []
+        command = [sys.executable, "-m", f"tests.bench.{name}", *flags]
+        ended = subprocess.run(command, env=environment, check=False)
+        print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
+        failed = failed or ended.returncode
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""What each block takes in each mode, from traces of steps; what the planner is given."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from giornata.planning.blocks import Mode
+from giornata_denoiser.assembly import assemble
+from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.reuse.slabs import Slabs
+from giornata_denoiser.reuse.uses import Reuse
+from giornata_denoiser.row import Row
+from giornata_denoiser.stepping import denoise_step
+from giornata_denoiser.trace import Trace
+from giornata_denoiser.tracing import Lane
+from tests.bench.options import wait_for
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Milliseconds of one row's step."""
+
+    blocks: dict[Mode, tuple[float, ...]]
+    """By mode, of every block; all that it takes is on the device."""
+    around_ms: float
+    """What a step takes besides its blocks."""
+
+    def mean_ms(self, mode: Mode) -> float:
+        """Of a block."""
+        return statistics.mean(self.blocks[mode])
+
+
+def measured(family: Family, row: Row, slabs: Slabs, repeats: int) -> Costs:
+    """Medians of `repeats` steps of each mode, in turns, after one that warms up, from their traces."""
+    assembly = assemble(family, [row])
+    blocks: dict[Mode, list[list[float]]] = {mode: [] for mode in Mode}
+    around: list[float] = []
+    for turn in range(repeats + 1):
+        for mode in Mode:
+            trace = Trace(family.device)
+            with trace.span(Lane.STEP, "step"):
+                denoise_step(family, assembly, [row], [Reuse((mode,) * family.blocks, slabs)], trace)
+            wait_for(family.device)
+            spans = trace.spans()
+            times = [(span[3] - span[2]) * 1e3 for span in spans if span[0] is Lane.COMPUTE]
+            (step_ms,) = [(span[3] - span[2]) * 1e3 for span in spans if span[0] is Lane.STEP]
+            if turn:
+                blocks[mode].append(times)
+                around.append(step_ms - sum(times))
+    return Costs(
+        {mode: tuple(map(statistics.median, zip(*runs, strict=True))) for mode, runs in blocks.items()},
+        max(0.0, statistics.median(around)),
+    )

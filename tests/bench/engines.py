@@ -1,0 +1,70 @@
+"""The one place where benchmarks make engines, so that a change of what an engine takes is a change of this file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from giornata.planning.batch import PLANNERS, PlannerName
+from giornata_denoiser.batch import Capacity, Joining, RowKey
+from giornata_denoiser.engine import CostModel, Engine, ReuseOptions
+from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.reuse.loader import Loader
+from giornata_denoiser.row import Row
+from giornata_denoiser.tracing import UNTRACED, Tracing
+from tests.bench.setting import DEFAULT, Setting
+
+ROWS = 8
+"""Most rows of a step."""
+TOKENS = 1 << 20
+AHEAD_BYTES = 4 << 30
+
+
+@contextmanager
+def engine_with(
+    family: Family,
+    *,
+    rows: int = ROWS,
+    joining: Joining = Joining.STEP,
+    setting: Setting = DEFAULT,
+    model: CostModel | None = None,
+    planner: PlannerName = PlannerName.EXACT,
+    rate_bytes_s: float | None = None,
+    trace: Tracing = UNTRACED,
+) -> Iterator[Engine]:
+    """An engine that loads ahead, for as long as its context lasts.
+
+    Args:
+        family: that it serves.
+        rows: most of a step.
+        joining: when they may join.
+        setting: how templates are taken from.
+        model: what steps cost; None where nobody knows.
+        planner: of the modes.
+        rate_bytes_s: no load is faster; None for as fast as it goes.
+        trace: told of steps, blocks and loads.
+    """
+    with Loader(rate_bytes_s) as loader:
+        options = ReuseOptions(
+            loader,
+            planner=PLANNERS[planner],
+            correction_bits=setting.correction_bits,
+            ahead_bytes=AHEAD_BYTES,
+        )
+        if model is not None:
+            options = replace(options, model=model)
+        capacity = Capacity(rows, TOKENS)
+        yield Engine(family, capacity, time.perf_counter, joining=joining, reusing=options, trace=trace)
+
+
+def drained(engine: Engine, rows: Sequence[Row]) -> list[Row]:
+    """`rows` when all are done, in order; whoever fails raises."""
+    engine.batch.submit(rows)
+    done: dict[RowKey, Row] = {}
+    while (report := engine.step()) is not None:
+        if report.failed:
+            raise report.failed[0].error
+        done |= {row.key: row for row in report.advanced if row.done}
+    return [done[row.key] for row in rows]

@@ -1,0 +1,163 @@
+"""What speed costs in picture, on the model that ships: reuse at its default setting beside the first-block cache.
+
+Each is compared with the same computation without it: reuse with the engine in full and the same noise, the cache with
+diffusers' own `FluxFillPipeline`. SSIM and PSNR are those of the mask's box. Every switch of reuse: `reuse_quality`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import torch
+from diffusers import FluxFillPipeline
+from diffusers.hooks import FirstBlockCacheConfig
+from PIL import Image
+
+from deploy.quality import cases, metrics
+from giornata_denoiser.row import Recording
+from giornata_prepost.pictures import Pixels
+from tests.bench.bench_model import BenchModel, Request, box_of
+from tests.bench.report import write
+from tests.bench.setting import DEFAULT
+from tests.bench.static_batching import skipped_share
+
+MODEL: Final = Path("deploy/model/fresco")
+T = TypeVar("T")
+
+
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Flags."""
+    made = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
+    made.add_argument("--model", type=Path, default=MODEL)
+    made.add_argument("--limit", type=int, default=8, help="held-out edits (default 8)")
+    made.add_argument("--side", type=int, default=256, help="of the pictures: 128 or 256 (default 256)")
+    made.add_argument("--steps", type=int, default=20)
+    made.add_argument("--guidance", type=float, default=30.0)
+    made.add_argument("--thresholds", type=float, nargs="+", default=[0.05, 0.1, 0.2], help="of the cache")
+    made.add_argument("--threads", type=int, default=2)
+    return made.parse_args(arguments)
+
+
+class Diffusers:
+    """The unmodified pipeline over the same modules, one edit a call."""
+
+    def __init__(self, model: BenchModel) -> None:
+        family: Any = model.checkpoint.family
+        self.transformer = family.transformer
+        kind: Any = FluxFillPipeline
+        self._pipeline = kind(**{**model.images.pipeline.components, "transformer": self.transformer})
+        self._pipeline.set_progress_bar_config(disable=True)
+        self._model = model
+        self._runs = 0
+
+    def edited(self, request: Request) -> Pixels:
+        """(height, width, 3) uint8."""
+        height, width = request.mask.shape
+        text = self._model.images.encode_text(request.prompt)
+        self._runs += 1
+        with self.transformer.cache_context(f"run {self._runs}"):
+            (picture,) = self._pipeline(
+                image=Image.fromarray(request.image),
+                mask_image=Image.fromarray(request.mask.astype(np.uint8) * np.uint8(255)),
+                height=height,
+                width=width,
+                num_inference_steps=self._model.steps,
+                guidance_scale=self._model.guidance,
+                generator=torch.Generator().manual_seed(request.seed),
+                **{name: tensor[None] for name, tensor in text.items()},
+            ).images
+        return np.asarray(picture)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write ``out/bench/pictures.json``."""
+    options = options_of(arguments)
+    torch.set_num_threads(options.threads)
+    slots = [slot for slot in cases.slots() if slot.side == options.side]
+    requests = [
+        Request(slot.name, case.scene.before, np.asarray(case.scene.mask), case.scene.caption, slot.index)
+        for slot in cases.spread(slots, options.limit)
+        for case in [cases.draw(slot)]
+    ]
+    model = BenchModel(options.model, steps=options.steps, guidance=options.guidance)
+    lines = [_reuse(model, requests), *_first_block_cache(model, requests, options.thresholds)]
+    write("pictures", lines, workload={**vars(options), "model": options.model.name, **DEFAULT.as_dict()})
+
+
+def _reuse(model: BenchModel, requests: Sequence[Request]) -> dict[str, Any]:
+    recording = Recording(frozenset({DEFAULT.form}), DEFAULT.bits)
+    templates = [model.template(request, recording, DEFAULT.levels) for request in requests]
+    full = [model.edit(request, DEFAULT.halo) for request in requests]
+    masked = [
+        replace(row, region=model.region(row, DEFAULT.halo), template=template)
+        for row, template in zip(full, templates, strict=True)
+    ]
+    slow, slow_s = _timed(lambda: model.run(full))
+    fast, fast_s = _timed(lambda: model.run(masked))
+    size = statistics.mean(template.size_bytes for template in templates) / 1024
+    pictures = [[model.decode(row) for row in rows] for rows in (fast, slow)]
+    return _line("ours, reuse", slow_s / fast_s, requests, pictures, kib=round(size), skipped="")
+
+
+def _first_block_cache(
+    model: BenchModel, requests: Sequence[Request], thresholds: Sequence[float]
+) -> list[dict[str, Any]]:
+    diffusers = Diffusers(model)
+
+    def every() -> list[Pixels]:
+        return [diffusers.edited(request) for request in requests]
+
+    slow, slow_s = _timed(every)
+    lines = []
+    for threshold in thresholds:
+        diffusers.transformer.enable_cache(FirstBlockCacheConfig(threshold=threshold))
+        fast, fast_s = _timed(every)
+        share = skipped_share(diffusers.transformer, every)
+        diffusers.transformer.disable_cache()
+        name = f"first-block cache, {threshold}"
+        lines.append(_line(name, slow_s / fast_s, requests, [fast, slow], kib="", skipped=f"{share:.0%}"))
+    return lines
+
+
+def _timed(run: Callable[[], list[T]]) -> tuple[list[T], float]:
+    """What `run` returns, and the seconds of its second call: the first one warms up."""
+    run()
+    began = time.perf_counter()
+    found = run()
+    return found, time.perf_counter() - began
+
+
+def _line(
+    name: str,
+    ratio: float,
+    requests: Sequence[Request],
+    pictures: Sequence[Sequence[Pixels]],
+    *,
+    kib: object,
+    skipped: str,
+) -> dict[str, Any]:
+    boxes = [box_of(request.mask) for request in requests]
+    fast, slow = pictures
+    scores = [metrics.ssim(a, b, box) for a, b, box in zip(fast, slow, boxes, strict=True)]
+    peaks = [metrics.psnr_db(a, b, box) for a, b, box in zip(fast, slow, boxes, strict=True)]
+    return {
+        "system": name,
+        "ratio": round(ratio, 3),
+        "SSIM": round(statistics.mean(scores), 4),
+        "least": round(min(scores), 4),
+        "PSNR dB": round(statistics.mean(peaks), 2),
+        "KiB a template": kib,
+        "steps skipped": skipped,
+        "note": "slower than in full" if ratio < 1 else "",
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""How the benchmarks reuse: one setting for speed, bytes and pictures, the product's own defaults."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from giornata.requests import EditParameters
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.reuse.template import Form
+
+FORM, BITS, LEVELS, CORRECTED = (
+    DenoiserConfig.model_fields[f"template_{name}"].default
+    for name in ("form", "bits", "levels", "correction")
+)
+HALO: Final = EditParameters.model_fields["halo"].default
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to reuse."""
+
+    form: Form = FORM
+    bits: int = BITS
+    levels: int = LEVELS
+    """Recorded noise levels; 0 for the edit's own."""
+    halo: int = HALO
+    corrected: bool = CORRECTED
+    """By a first step that is computed in full."""
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {**asdict(self), "form": str(self.form)}
+
+    @property
+    def correction_bits(self) -> int | None:
+        """As an engine takes it."""
+        return self.bits if self.corrected else None
+
+
+DEFAULT: Final = Setting()

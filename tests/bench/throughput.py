@@ -1,0 +1,184 @@
+"""Edits a second at full batches: diffusers' static batching beside the engine, on the same edits.
+
+Two tables. *Equal steps*: a batch of eight with the production trace's masks; the ratio is held against the token
+limit (T + L) / (T + M), T text tokens, L of the picture, M computed ones with the halo. *Mixed steps*: edits that all
+wait at the beginning, with step counts of `MIXES`; static batching pads every batch to its longest edit, or forms
+batches of equal counts. Denoising only: prompts come as embeddings and pictures as latents on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from tests.bench import engines
+from tests.bench.models import autoencoder, described
+from tests.bench.options import parser, rows_of, wait_for
+from tests.bench.report import write
+from tests.bench.rows import Rows
+from tests.bench.static_batching import StaticBatching, in_batches, in_equal_batches, skipped_share
+from tests.bench.workload import MIXES, Edit, edits, token_limit
+
+System = Callable[[], object]
+STATIC: Final = "static batching, padded"
+REUSE: Final = "ours, reuse"
+
+
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Flags."""
+    made = parser(__doc__, tokens=576, text=72, repeats=2)
+    made.add_argument("--batch", type=int, default=engines.ROWS, help="rows of a step (default 8)")
+    made.add_argument("--steps", type=int, default=2, help="of the equal-steps table (default 2)")
+    made.add_argument("--edits", type=int, default=16, help="of the mixed-steps table (default 16)")
+    made.add_argument(
+        "--mixes", nargs="*", default=["8/20/28/50"], choices=list(MIXES), help="of step counts"
+    )
+    made.add_argument(
+        "--divide",
+        type=int,
+        default=10,
+        help="mixed step counts by this, so that runs are short (default 10)",
+    )
+    made.add_argument("--templates", type=int, default=2, help="distinct pictures (default 2)")
+    made.add_argument("--threshold", type=float, default=0.1, help="of the first-block cache (default 0.1)")
+    return made.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write ``out/bench/throughput.json``."""
+    options = options_of(arguments)
+    rows = rows_of(options)
+    family = rows.family
+    static = StaticBatching(rows, autoencoder(family.dtype, family.device))
+    tables = [_equal(rows, static, options)]
+    tables += [_mixed(rows, static, options, mix) for mix in options.mixes]
+    workload = {
+        **vars(options),
+        "model": described(family),
+        "setting": rows.setting.as_dict(),
+        "template_mib": round(rows.template(0).size_bytes / 2**20, 1),
+        "step_mixes": {name: dict(MIXES[name]) for name in options.mixes},
+        "masks": "squares of the production trace's ratios, one of each equal share of it",
+        "scope": "denoising: embeddings and latents given, autoencoder excluded on both sides",
+    }
+    write("throughput", [line for table in tables for line in table], workload=workload)
+
+
+def _equal(rows: Rows, static: StaticBatching, options: argparse.Namespace) -> list[dict[str, Any]]:
+    drawn = edits(options.batch, {options.steps: 1.0}, templates=options.templates, seed=options.seed)
+
+    def cached() -> None:
+        with static.first_block_cache(options.threshold):
+            static.denoised(drawn, options.steps)
+
+    systems: dict[str, System] = {
+        STATIC: lambda: static.denoised(drawn, options.steps),
+        f"first-block cache, {options.threshold}": cached,
+        "ours, reuse off": _engine(rows, drawn, options.batch, reuse=False),
+        REUSE: _engine(rows, drawn, options.batch, reuse=True),
+    }
+    limits = {REUSE: token_limit(rows.text_tokens, rows.tokens, [rows.computed(e) for e in drawn])}
+    lines = _lines(
+        f"equal, {options.steps}",
+        len(drawn),
+        _measured(systems, rows, options.repeats, warm_up=True),
+        STATIC,
+        limits,
+    )
+    with static.first_block_cache(options.threshold):
+        share = skipped_share(rows.family.transformer, lambda: static.denoised(drawn, options.steps))
+    lines[1]["note"] = f"skips {share:.0%} of the steps; with random weights that says nothing"
+    return lines
+
+
+def _mixed(rows: Rows, static: StaticBatching, options: argparse.Namespace, mix: str) -> list[dict[str, Any]]:
+    drawn = edits(
+        options.edits, MIXES[mix], templates=options.templates, seed=options.seed, divide=options.divide
+    )
+
+    def padded() -> None:
+        for batch, steps in in_batches(drawn, options.batch):
+            static.denoised(batch, steps)
+
+    def grouped() -> None:
+        for batch, steps in in_equal_batches(drawn, options.batch):
+            static.denoised(batch, steps)
+
+    systems: dict[str, System] = {
+        STATIC: padded,
+        "static batching, equal counts": grouped,
+        "request-level, reuse": _in_turns(rows, drawn, options.batch),
+        "ours, reuse off": _engine(rows, drawn, options.batch, reuse=False),
+        REUSE: _engine(rows, drawn, options.batch, reuse=True),
+    }
+    times = _measured(systems, rows, options.repeats, warm_up=False)  # the other table has warmed it up
+    return _lines(f"mixed, {mix}", len(drawn), times, STATIC, {})
+
+
+def _engine(rows: Rows, drawn: Sequence[Edit], batch: int, *, reuse: bool) -> System:
+    """Step-level continuous batching: the engine as it is."""
+    made = [rows.row(edit, reuse=reuse) for edit in drawn]
+
+    def run() -> None:
+        with engines.engine_with(rows.family, rows=batch) as engine:
+            engines.drained(engine, made)
+
+    return run
+
+
+def _in_turns(rows: Rows, drawn: Sequence[Edit], batch: int) -> System:
+    """Request-level batching: rows join an empty engine, and nobody else until all have left."""
+    made = [rows.row(edit, reuse=True) for edit in drawn]
+
+    def run() -> None:
+        with engines.engine_with(rows.family, rows=batch) as engine:
+            for start in range(0, len(made), batch):
+                engines.drained(engine, made[start : start + batch])
+
+    return run
+
+
+def _measured(
+    systems: dict[str, System], rows: Rows, repeats: int, *, warm_up: bool
+) -> dict[str, list[float]]:
+    """Seconds of every system; they take turns, and the first turn may only warm up."""
+    times: dict[str, list[float]] = {name: [] for name in systems}
+    for turn in range(repeats + warm_up):
+        for name, system in systems.items():
+            wait_for(rows.family.device)
+            began = time.perf_counter()
+            system()
+            wait_for(rows.family.device)
+            if turn or not warm_up:
+                times[name].append(time.perf_counter() - began)
+    return times
+
+
+def _lines(
+    steps: str, count: int, times: dict[str, list[float]], baseline: str, limits: dict[str, float]
+) -> list[dict[str, Any]]:
+    """A line a system: how many times the baseline's edits a second, then the figures."""
+    lines = []
+    for name, taken in times.items():
+        ratios = [base / own for base, own in zip(times[baseline], taken, strict=True)]
+        ratio, limit = statistics.median(ratios), limits.get(name)
+        lines.append(
+            {
+                "steps": steps,
+                "system": name,
+                "ratio": round(ratio, 3),
+                "spread": f"{min(ratios):.2f}-{max(ratios):.2f}",
+                "edits/s": round(count / statistics.median(taken), 4),
+                "limit": "" if limit is None else round(limit, 3),
+                "of the limit": "" if limit is None else round(ratio / limit, 3),
+                "note": "slower than the baseline" if ratio < 1 else "",
+            }
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    main()
