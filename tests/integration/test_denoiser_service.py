@@ -315,6 +315,8 @@ async def test_telemetry_lists_rows_from_acceptance_and_carries_samples(bench: B
         assert [(row.index, row.step, row.steps, row.tokens) for row in state.running] == [(0, 0, STEPS, 12)]
         assert [row.index for row in state.waiting] == [1]
         assert (state.capacity_rows, state.steps_total) == (1, 0)
+        assert state.costs is not None
+        assert state.costs.compute.weights == PROFILE.compute.weights
         worker.family.permits.release(1000)
         await bench.report()
         samples: list[StepSample] = []

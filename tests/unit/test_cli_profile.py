@@ -60,6 +60,7 @@ def test_the_command_loads_nothing_that_computes() -> None:
     assert done.stdout.split() == []
 
 
+@pytest.mark.slow
 def test_a_model_that_is_none_is_told_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text("{}")
     command, _ = profiler(

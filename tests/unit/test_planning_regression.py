@@ -55,6 +55,23 @@ def test_a_constant_time_that_is_met_is_explained() -> None:
     assert fit(["offset"], np.zeros((5, 1)), np.full(5, 7.0)).r2 == 0
 
 
+def test_relative_residuals_count_short_and_long_times_alike() -> None:
+    """A machine that is a tenth slower than linear where steps are long."""
+    tokens = np.geomspace(10, 1e6, 40)
+    features, times = np.stack([np.ones(40), tokens], 1), (2 + 0.01 * tokens) * np.geomspace(1, 1.1, 40)
+    absolute = fit(["offset", "tokens"], features, times)
+    relative = fit(["offset", "tokens"], features, times, relative=True)
+    assert relative.error_p95 < 0.1 < absolute.error_p95
+    assert absolute.r2 >= relative.r2 > 0.99
+
+
+def test_online_fits_as_often_as_it_is_told() -> None:
+    online, offline = Online(OFFLINE, every=10), np.asarray(OFFLINE.weights)
+    for count, (x, t) in enumerate(zip(*samples(1), strict=True), start=1):
+        online.update(x.tolist(), float(t))
+        assert (online.weights == offline).all() == (count < 10)
+
+
 OFFLINE = Fit(NAMES, tuple(TRUE * [1, 2, 1]), 1.0, 0.0, 0.0, 10)
 
 
@@ -92,7 +109,9 @@ def test_an_outlier_changes_nothing_and_many_of_them_do() -> None:
     assert online.outliers >= 8
 
 
-@pytest.mark.parametrize(("forgetting", "trust"), [(0.0, 1.0), (1.1, 1.0), (0.9, 0.0)])
-def test_nonsense_is_refused(forgetting: float, trust: float) -> None:
+@pytest.mark.parametrize(
+    ("forgetting", "trust", "every"), [(0.0, 1.0, 1), (1.1, 1.0, 1), (0.9, 0.0, 1), (0.9, 1.0, 0)]
+)
+def test_nonsense_is_refused(forgetting: float, trust: float, every: int) -> None:
     with pytest.raises(ValueError, match=f"forgetting {forgetting}"):
-        Online(OFFLINE, forgetting, trust)
+        Online(OFFLINE, forgetting, trust, every=every)

@@ -10,14 +10,14 @@ import numpy as np
 
 from giornata.planning.costs import StepCosts, Work
 from giornata.planning.profile import FitRecord, Profile
-from giornata.planning.regression import Online
+from giornata.planning.regression import Array, Online
 from giornata.workers import CostFit, WorkerCosts
 
-EVERY: Final = 8
+EVERY: Final = 16
 """Samples between two refits: one takes longer than taking in all of these."""
 WINDOW: Final = 256
 """Latest samples over which predictions are graded."""
-FEWEST: Final = 16
+FEWEST: Final = 32
 """Samples that R² takes."""
 QUEUED: Final = 4096
 """Loads that wait for the next step, at most; the oldest are dropped."""
@@ -73,7 +73,8 @@ class _Followed:
     def __init__(self, record: FitRecord) -> None:
         self._online = Online(record.fit(), every=EVERY)
         self._weights = record.weights
-        self._recent: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self._recent = np.zeros((WINDOW, 2))
+        """Measured and predicted ms, written in turn."""
         self._unseen = 0
         self.state = CostFit(
             weights=record.weights, r2=record.r2, residual_ms=record.residual_ms_p50, samples=0, outliers=0
@@ -90,7 +91,7 @@ class _Followed:
         self._unseen += 1
         taken = self._online.update([x / expected for x in features], ms / expected)
         if taken:
-            self._recent.append((ms, expected))
+            self._recent[(self._online.samples - 1) % WINDOW] = ms, expected
         return taken
 
     def refreshed(self) -> CostFit:
@@ -98,8 +99,8 @@ class _Followed:
         self._unseen = 0
         self._weights = tuple(self._online.weights.tolist())
         r2, residual = self.state.r2, self.state.residual_ms
-        if len(self._recent) >= FEWEST:
-            r2, residual = _graded(np.array(self._recent))
+        if self._online.samples >= FEWEST:
+            r2, residual = _graded(self._recent[: self._online.samples])
         self.state = CostFit(
             weights=self._weights,
             r2=r2,
@@ -110,7 +111,7 @@ class _Followed:
         return self.state
 
 
-def _graded(recent: np.ndarray) -> tuple[float, float]:
+def _graded(recent: Array) -> tuple[float, float]:
     """R² and median absolute residual of (samples, 2): measured and predicted ms.
 
     R² says how much of the samples' spread is predicted: of steps that are all alike, none is.
