@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import structlog
@@ -26,6 +27,8 @@ from giornata_denoiser.row import Row
 
 Fetch = Callable[[RunRequest], Awaitable[tuple[Row, ...]]]
 """Makes a request's rows, as :func:`giornata_denoiser.inputs.rows_of`."""
+Hold = Callable[[RunRequest], AbstractContextManager[None]]
+"""Keeps what a request's rows take from where it is."""
 Publish = Callable[[Job, EventKind, BaseModel], Awaitable[None]]
 """Publishes an event of a job."""
 
@@ -51,6 +54,7 @@ class Carrier:
         outcomes: where they go.
         publish: where events go.
         tasks: owner of the tasks.
+        hold: entered while an assignment is carried.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class Carrier:
         outcomes: Outcomes,
         publish: Publish,
         tasks: asyncio.TaskGroup,
+        hold: Hold = lambda _: nullcontext(),
     ) -> None:
         self.assignments = Assignments(capacity_rows)
         self._worker = worker
@@ -70,6 +75,7 @@ class Carrier:
         self._fetch = fetch
         self._outcomes = outcomes
         self._publish = publish
+        self._hold = hold
         self._tasks = tasks
         self._carried: dict[AssignmentKey, _Carried] = {}
         self._draining = False
@@ -141,7 +147,8 @@ class Carrier:
         request = assignment.request
         try:
             async with asyncio.timeout(request.remaining_ms / 1000):
-                await self._compute(assignment)
+                with self._hold(request):
+                    await self._compute(assignment)
                 handed_back = bool(assignment.unfinished)
                 record = await self._outcomes.write(assignment)
             await self._tell(assignment, record, handed_back=handed_back)

@@ -37,10 +37,10 @@ class TemplateConfig(ModelConfig):
         description="What is recorded: `kv`, keys and values, or `hidden`, half the bytes and slower.",
     )
     template_bits: int = Field(
-        8, description="Bits of recorded values: 8, 4, or 0 for those of the model's own dtype."
+        4, description="Bits of recorded values: 8, 4, or 0 for those of the model's own dtype."
     )
     template_levels: int = Field(
-        8, ge=1, le=200, description="Noise levels that are recorded; edits take the nearest one."
+        7, ge=1, le=200, description="Noise levels that are recorded; edits take the nearest one."
     )
     template_memory_mb: int = Field(
         2048, ge=0, description="Recorded templates in memory, in MiB, least recently used out first."

@@ -14,6 +14,7 @@ from giornata import jobs, tensors
 from giornata.blobs import BlobStore
 from giornata.errors import InputLost, SchemaMismatch
 from giornata.messages import RunRequest
+from giornata.planning.costs import StepCosts
 from giornata_denoiser.batch import RowKey
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.families.protocol import Family
@@ -22,6 +23,7 @@ from giornata_denoiser.reuse.region import region
 from giornata_denoiser.reuse.template import Template
 from giornata_denoiser.row import Row, Snapshot, build_row, with_noise
 from giornata_denoiser.sigmas import sigma_grid
+from giornata_denoiser.weighing import profits
 
 log = structlog.get_logger(__name__)
 
@@ -35,6 +37,8 @@ class Reusing:
     """How far the noise level of an entry may be from a row's."""
     template: Template | None
     """What is taken from; None where it has not been recorded: everything is computed, from the same noise."""
+    costs: StepCosts
+    """Of steps: where taking from the template gains nothing, everything is computed too."""
 
 
 class Blobs(NamedTuple):
@@ -82,7 +86,8 @@ def reused(row: Row, how: Reusing, family: Family) -> Row:
     row = with_noise(row, noise)
     if how.template is None:
         return row
-    return replace(row, region=where, template=how.template, tolerance=how.tolerance)
+    reusing = replace(row, region=where, template=how.template, tolerance=how.tolerance)
+    return reusing if profits(reusing, how.costs, family) else row
 
 
 async def _resumed(row: jobs.Row, blobs: BlobStore) -> bytes | None:

@@ -143,7 +143,10 @@ class Denoiser:
     def _make_templates(self, registrations: Registrations, tasks: asyncio.TaskGroup) -> Templates:
         config = self._config
         store = TemplateStore(
-            config.template_memory_mb << 20, config.template_folder, config.template_disk_mb << 20
+            config.template_memory_mb << 20,
+            config.template_folder,
+            config.template_disk_mb << 20,
+            pin=self._checkpoint.family.device.type == "cuda",
         )
         return Templates(
             config,
@@ -151,6 +154,7 @@ class Denoiser:
             store,
             engine=self._engine,
             blobs=self._blobs,
+            costs=lambda: self._costs.costs,
             report=registrations.report,
             tasks=tasks,
         )
@@ -168,6 +172,7 @@ class Denoiser:
             outcomes=self._outcomes,
             publish=self._publish,
             tasks=tasks,
+            hold=self._templates.held,
         )
 
     async def _run_rows(self, request: RunRequest) -> RunReply:

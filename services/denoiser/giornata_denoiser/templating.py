@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import structlog
@@ -13,6 +14,7 @@ from giornata import tensors
 from giornata.blobs import BlobStore
 from giornata.errors import GiornataError, InternalError, ServiceUnavailable, TemplateNotFound
 from giornata.jobs import BlobRef, Inspection
+from giornata.planning.costs import StepCosts
 from giornata.messages import PrefetchTemplate, RecordRequest, RemoveTemplate, RunRequest
 from giornata.requests import Reuse
 from giornata.workers import TemplateCounters
@@ -53,6 +55,7 @@ class Templates:
         engine: takes the runs as background rows.
         blobs: where inputs are.
         report: tells how the recording of a registered template has ended.
+        costs: of steps, as they are known now.
         tasks: owner of the tasks that begin and end runs.
     """
 
@@ -65,10 +68,12 @@ class Templates:
         engine: EngineLoop,
         blobs: BlobStore,
         report: Report,
+        costs: Callable[[], StepCosts],
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._config, self._checkpoint, self._store = config, checkpoint, store
         self._engine, self._blobs, self._report, self._tasks = engine, blobs, report, tasks
+        self._costs = costs
         self._admission = Admission(1 if config.template_policy is TemplatePolicy.INLINE else 2)
         self._runs: dict[str, asyncio.Future[Template | GiornataError]] = {}
         """By template: resolves when the run has ended."""
@@ -80,10 +85,21 @@ class Templates:
         if job.parameters.reuse is Reuse.OFF or request.encoding.empty_text is None:
             return None
         asked = wanted(self._config, self._checkpoint, job.tenant, request.inspection, job.parameters)
+        costs = self._costs()
+        if asked.first_block >= self._checkpoint.family.blocks:  # no byte of it fits
+            return Reusing(job.parameters.halo, asked.tolerance, None, costs)
         template = await asyncio.to_thread(self._store.find, asked.id)
         if template is None and self._config.template_policy is not TemplatePolicy.OFF:
             template = await self._missed(request, asked, request.encoding.empty_text)
-        return Reusing(job.parameters.halo, asked.tolerance, template)
+        return Reusing(job.parameters.halo, asked.tolerance, template, costs)
+
+    def held(self, request: RunRequest) -> AbstractContextManager[None]:
+        """Keeps the template that the rows of `request` take from in memory meanwhile, from when it is there."""
+        job = request.job
+        if job.parameters.reuse is Reuse.OFF:
+            return nullcontext()
+        asked = wanted(self._config, self._checkpoint, job.tenant, request.inspection, job.parameters)
+        return self._store.pinned(asked.id)
 
     def record(self, request: RecordRequest) -> None:
         """Record a registered template and tell its record how that ends."""
@@ -93,8 +109,11 @@ class Templates:
             request.template.tenant, request.template.template_id, inputs.inspection.template_key
         )
         size_bytes = self._store.size_of(asked.id)
-        if size_bytes is not None:
-            self._tasks.create_task(self._report(registered, size_bytes), name="registered")
+        outcome: int | GiornataError | None = size_bytes
+        if asked.first_block >= self._checkpoint.family.blocks:
+            outcome = ServiceUnavailable("A template of this picture exceeds the denoiser's byte budget.")
+        if outcome is not None:
+            self._tasks.create_task(self._report(registered, outcome), name="registered")
             return
         source = Source(inputs.inspection, inputs.empty_text, inputs.conditioning)
         self._follow(registered, self._run(asked, source))
@@ -203,7 +222,8 @@ class Templates:
             guidance_scale=card.default_guidance_scale or 0.0,
         )
         config = self._config
-        return replace(row, recording=Recording(frozenset({config.template_form}), config.template_bits))
+        forms = frozenset({config.template_form})
+        return replace(row, recording=Recording(forms, config.template_bits, asked.first_block))
 
     async def _keep(self, row: Row) -> None:
         template = Template(row.key.job_id, row.grid, row.entries)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from giornata.planning.blocks import Mode
-from giornata.planning.costs import Shape, StepCosts, step_work
+from giornata.planning.costs import Shape, StepCosts, step_work, worth_reusing
 from giornata.planning.profile import BatchCap
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.reuse.served import preferred
@@ -79,6 +79,18 @@ def slab_bytes(row: Row, itemsize: int) -> int:
         parts = {Mode.KV: (kept.key, kept.value), Mode.HIDDEN: (kept.hidden,), Mode.FULL: ()}[mode]
         channels += sum(part.shape[1] for part in parts if part is not None)
     return channels * outside * itemsize * len(row.prompts)
+
+
+def profits(row: Row, costs: StepCosts, family: Family) -> bool:
+    """Whether a row with a template ends earlier than in full: below the crossover mask ratio.
+
+    Its loads are spread over its steps: every entry is loaded once.
+    """
+    if row.template is None:
+        return False
+    entries = min(len(row.template.entries), row.steps)
+    bytes_a_step = slab_bytes(row, family.dtype.itemsize) * entries / row.steps
+    return worth_reusing(costs, row.shapes, family.blocks, bytes_a_step)
 
 
 def share(tokens: int, caps: Sequence[BatchCap]) -> float:

@@ -59,6 +59,11 @@ class PackedFlux:
         """See :attr:`giornata_denoiser.families.protocol.Family.heads`."""
         return int(self.transformer.config.num_attention_heads)
 
+    @property
+    def width(self) -> int:
+        """See :attr:`giornata_denoiser.families.protocol.Family.width`."""
+        return int(self.transformer.inner_dim)
+
     def touched(self, conditioning: Mapping[str, Tensor]) -> Tensor:
         """See :meth:`giornata_denoiser.families.protocol.Family.touched`."""
         return conditioning["mask"].amax(dim=1) > 0

@@ -54,6 +54,10 @@ class Family(Protocol):
     def heads(self) -> int:
         """Of every block's attention."""
 
+    @property
+    def width(self) -> int:
+        """Channels of a token in every block, and of its keys and values in all heads together."""
+
     def unmasked(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The conditioning of an edit with an empty mask, from that of any edit of the picture."""
 

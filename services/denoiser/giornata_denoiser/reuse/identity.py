@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from giornata.jobs import Inspection
+from giornata.planning.keeping import Keeping, within
 from giornata.requests import EditParameters, Reuse
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.reuse.template import Form
 from giornata_denoiser.sigmas import SigmaGrid, sigma_grid
 
 RECORDER: Final = 1
@@ -28,6 +31,8 @@ class Wanted:
     grid: SigmaGrid
     """Noise levels of its run."""
     tolerance: float
+    first_block: int = 0
+    """Blocks before it keep nothing, for want of bytes."""
 
 
 def picture_id(tenant: str, template_key: str) -> str:
@@ -57,7 +62,8 @@ def wanted(
         parameters: of an edit; with `strict` the noise levels are its own, otherwise, and without an edit, the
             configured number of them.
     """
-    steps, strength, strict = config.template_levels, 1.0, False
+    keeping = _keeping(config, checkpoint.family, inspection.tokens)
+    steps, strength, strict = keeping.levels, 1.0, False
     if parameters is not None and parameters.reuse is Reuse.STRICT:
         strict = True
         steps, strength = parameters.num_inference_steps or steps, parameters.strength or strength
@@ -68,9 +74,22 @@ def wanted(
         config.template_bits,
         [round(sigma, 6) for sigma in grid.sigmas.tolist()],
         checkpoint.card.default_guidance_scale or 0.0,
+        keeping.first_block,
     )
     name = f"{picture_id(tenant, inspection.template_key)}-{recording}"
-    return Wanted(name, grid, SAME if strict else ANYWHERE)
+    return Wanted(name, grid, SAME if strict else ANYWHERE, keeping.first_block)
+
+
+def _keeping(config: DenoiserConfig, family: Family, tokens: int) -> Keeping:
+    """What fits into the configured bytes of a template; edits with `strict` have the blocks, not the levels."""
+    bits = config.template_bits or 8 * family.dtype.itemsize
+    parts = 2 if config.template_form is Form.KV else 1
+    return within(
+        None if config.template_budget_mb is None else config.template_budget_mb << 20,
+        levels=config.template_levels,
+        blocks=family.blocks,
+        block_bytes=parts * tokens * family.width * bits // 8,
+    )
 
 
 def _digest(*parts: object) -> str:

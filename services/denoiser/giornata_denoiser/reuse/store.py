@@ -38,9 +38,13 @@ class TemplateStore:
         memory_bytes: budget of the memory tier.
         folder: of the disk tier; its files are taken over, oldest use first. None for none.
         disk_bytes: budget of the disk tier.
+        pin: keep what comes from disk in pinned memory, not mapped: a CUDA device reads it asynchronously.
     """
 
-    def __init__(self, memory_bytes: int, folder: Path | None = None, disk_bytes: int = 0) -> None:
+    def __init__(
+        self, memory_bytes: int, folder: Path | None = None, disk_bytes: int = 0, *, pin: bool = False
+    ) -> None:
+        self._pin = pin
         self._lock = threading.Lock()
         self._memory = Ledger(memory_bytes)
         self._templates: dict[str, Template] = {}
@@ -199,7 +203,7 @@ class TemplateStore:
             path.unlink(missing_ok=True)
             return None
         self._checked[template_id] = stamp
-        return template
+        return template.pinned() if self._pin else template
 
     def _path(self, template_id: str) -> Path:
         if self._folder is None:

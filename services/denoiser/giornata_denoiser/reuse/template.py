@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from giornata_denoiser.reuse.stored import Stored
@@ -29,6 +29,10 @@ class Kept:
     hidden: Stored | None = None
     """(tokens, inner_dim)"""
 
+    def pinned(self) -> Kept:
+        """In pinned host memory."""
+        return Kept(*(p and p.pinned() for p in (self.key, self.value, self.hidden)))
+
     @property
     def parts(self) -> Iterator[Stored]:
         """Whatever there is."""
@@ -41,6 +45,10 @@ class Entry:
 
     sigma: float
     blocks: tuple[Kept, ...]
+
+    def pinned(self) -> Entry:
+        """In pinned host memory."""
+        return replace(self, blocks=tuple(block.pinned() for block in self.blocks))
 
     @property
     def size_bytes(self) -> int:
@@ -62,6 +70,10 @@ class Template:
     def size_bytes(self) -> int:
         """Of all entries."""
         return sum(entry.size_bytes for entry in self.entries)
+
+    def pinned(self) -> Template:
+        """In pinned host memory; see :meth:`giornata_denoiser.reuse.stored.Stored.pinned`."""
+        return replace(self, entries=tuple(entry.pinned() for entry in self.entries))
 
     def at(self, sigma: float, tolerance: float = 1.0) -> Entry | None:
         """The entry of the nearest noise level; None if none lies within `tolerance`."""
