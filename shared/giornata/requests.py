@@ -131,10 +131,10 @@ class EditParameters(BaseModel):
         "has fewer steps. Needs a stream to travel in.",
     )
     reuse: Reuse = Field(
-        Reuse.OFF,
+        Reuse.AUTO,
         description="Whether what was computed for the picture outside the mask may be taken from earlier edits of it: "
-        "`off`, everything is computed, exactly as diffusers does; `auto`, it is taken where it was recorded; "
-        "`strict`, only at this edit's own noise levels.",
+        "`auto`, it is taken where it was recorded; `strict`, only at this edit's own noise levels; `off`, everything "
+        "is computed, exactly as diffusers does.",
     )
     halo: int = Field(
         1,

@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from giornata.cli.__main__ import NEEDED
 
 ROOT = Path(__file__).parents[2]
 COMMAND_LINE = ROOT / "shared" / "giornata" / "cli"
+PLANNING = ROOT / "shared" / "giornata" / "planning"
+EXTRAS = {"cli": COMMAND_LINE, "planning": PLANNING}
+"""Of the shared distribution: what these folders import besides what every service needs."""
 FOLDERS = [ROOT / "shared", *sorted(path.parent for path in ROOT.glob("services/*/pyproject.toml"))]
 
 NAMED_BY_NOBODY = {"accelerate", "hiredis", "protobuf", "sentencepiece", "transformers"}
@@ -47,11 +51,16 @@ def _project(folder: Path) -> dict[str, Any]:
     return project
 
 
-def _extra() -> list[str]:
-    """What the command line needs and services do not: the extra `cli` of the shared distribution."""
+def _extra(name: str) -> list[str]:
+    """What the shared distribution needs only where this extra is asked for."""
     extras: dict[str, list[str]] = _project(ROOT / "shared")["optional-dependencies"]
-    assert extras.keys() == {"cli"}
-    return extras["cli"]
+    assert extras.keys() == EXTRAS.keys()
+    return extras[name]
+
+
+def _extras() -> list[str]:
+    """Of all extras together."""
+    return [item for name in EXTRAS for item in _extra(name)]
 
 
 def _pins() -> dict[str, str]:
@@ -78,12 +87,14 @@ def test_a_strangers_package_of_the_same_name_can_not_stand_in(folder: Path) -> 
     project = _project(folder)
     assert project["version"] == f"{giornata.__version__}+src", "a local version can not be on an index"
     own = [item for item in project["dependencies"] if item.startswith("giornata")]
-    assert own == ([] if folder.name == "shared" else [f"giornata=={project['version']}"])
+    plans = any(name.startswith("giornata.planning") for name in _imports(folder))
+    name = "giornata[planning]" if plans else "giornata"
+    assert own == ([] if folder.name == "shared" else [f"{name}=={project['version']}"])
 
 
-def _imports(folder: Path, besides: Path | None = None) -> set[str]:
+def _imports(folder: Path, besides: Collection[Path] = ()) -> set[str]:
     """Dotted names of what any file below `folder` imports, those below `besides` left out."""
-    paths = [path for path in folder.rglob("*.py") if besides is None or not path.is_relative_to(besides)]
+    paths = [path for path in folder.rglob("*.py") if not any(map(path.is_relative_to, besides))]
     nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text("utf-8")))]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     for node in nodes:
@@ -101,7 +112,7 @@ def _distributions(imports: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_distribution_requires_what_it_imports_and_nothing_else(folder: Path) -> None:
-    imports = _imports(folder, besides=COMMAND_LINE)
+    imports = _imports(folder, besides=EXTRAS.values())
     named = _distributions(imports)
     for module, needs in COMPUTING.items():
         if folder.name == "shared":
@@ -114,17 +125,18 @@ def test_a_distribution_requires_what_it_imports_and_nothing_else(folder: Path) 
     assert required - named - NAMED_BY_NOBODY == set(), "required and not imported"
 
 
-def test_the_extra_of_the_command_line_is_what_it_imports_besides() -> None:
+@pytest.mark.parametrize("name", EXTRAS)
+def test_an_extra_is_what_its_folder_imports_besides(name: str) -> None:
     required = {
         canonicalize_name(Requirement(item).name) for item in _project(ROOT / "shared")["dependencies"]
     }
-    extra = {canonicalize_name(Requirement(item).name) for item in _extra()}
-    assert _distributions(_imports(COMMAND_LINE)) - required - {"giornata"} == extra
+    extra = {canonicalize_name(Requirement(item).name) for item in _extra(name)}
+    assert _distributions(_imports(EXTRAS[name])) - required - {"giornata"} == extra
     assert extra & required == set(), "required anyway"
 
 
 def test_the_program_asks_for_exactly_its_extra() -> None:
-    assert sorted(NEEDED) == sorted(_extra())
+    assert sorted(NEEDED) == sorted(_extra("cli"))
     assert _project(ROOT / "shared")["scripts"] == {"giornata": "giornata.cli.__main__:main"}
 
 
@@ -133,7 +145,7 @@ def test_launcher_and_tests_import_nothing_that_came_by_chance() -> None:
     projects = [_project(folder) for folder in FOLDERS]
     services = {canonicalize_name(project["name"]) for project in projects}
     services |= {canonicalize_name(Requirement(item).name) for p in projects for item in p["dependencies"]}
-    services |= {canonicalize_name(Requirement(item).name) for item in _extra()}
+    services |= {canonicalize_name(Requirement(item).name) for item in _extras()}
     development = {canonicalize_name(item) for item in _development()}
     assert named - development - services == set(), "imported and named nowhere"
     assert development - named == RUN_BY_NAME, "named and not used"
@@ -143,7 +155,7 @@ def test_launcher_and_tests_import_nothing_that_came_by_chance() -> None:
 def test_everything_brought_in_is_pinned_to_what_is_installed() -> None:
     pins = _pins()
     ahead = [Requirement(item) for folder in FOLDERS for item in _project(folder)["dependencies"]]
-    ahead += [Requirement(item) for item in (*_extra(), *_development())]
+    ahead += [Requirement(item) for item in (*_extras(), *_development())]
     seen: set[tuple[str, str]] = set()
     while ahead:
         requirement = ahead.pop()

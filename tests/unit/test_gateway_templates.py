@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from giornata.errors import BadRequest, InvalidField, RowPoisoned, UnknownField
-from giornata.requests import EditParameters, Reuse
 from giornata.templates import TemplateRecord, TemplateState
 from giornata.workers import ServiceName, ServiceState
-from giornata_gateway.forms import EditForm, Upload, check_source, of_template, read_form
+from giornata_gateway.forms import Upload, check_source
 from giornata_gateway.metrics import template_metrics
 from giornata_gateway.template_views import (
     check_query,
@@ -85,19 +84,6 @@ def test_an_edit_is_of_an_image_or_of_a_template() -> None:
         with pytest.raises(InvalidField) as refused:
             check_source(image, template)
         assert refused.value.field == field
-
-
-def test_who_names_a_template_takes_from_it_unless_it_is_said_otherwise() -> None:
-    def reuse(*fields: tuple[str, str]) -> Reuse:
-        return read_form(EditForm, (("prompt", "x"), *fields)).parameters().reuse
-
-    named = ("template_id", "template_1")
-    assert reuse() is Reuse.OFF
-    assert reuse(named) is Reuse.AUTO
-    assert reuse(named, ("reuse", "strict")) is Reuse.STRICT
-    assert reuse(named, ("reuse", "off")) is Reuse.OFF
-    asked = EditParameters(prompt="x")
-    assert of_template(asked, None, reuse_given=False) is asked
 
 
 def test_metrics_tell_tiers_runs_and_evictions_of_each_worker() -> None:

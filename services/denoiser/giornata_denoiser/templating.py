@@ -14,8 +14,8 @@ from giornata import tensors
 from giornata.blobs import BlobStore
 from giornata.errors import GiornataError, InternalError, ServiceUnavailable, TemplateNotFound
 from giornata.jobs import BlobRef, Inspection
-from giornata.planning.costs import StepCosts
 from giornata.messages import PrefetchTemplate, RecordRequest, RemoveTemplate, RunRequest
+from giornata.planning.costs import StepCosts
 from giornata.requests import Reuse
 from giornata.workers import TemplateCounters
 from giornata_denoiser.batch import RowKey

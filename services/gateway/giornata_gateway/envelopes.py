@@ -12,7 +12,7 @@ from giornata.errors import InvalidField, PayloadTooLarge
 from giornata.jobs import BlobRef, Priority, Wire
 from giornata.messages import INLINE_BYTES
 from giornata.requests import EditParameters, request_error
-from giornata_gateway.forms import check_source, of_template
+from giornata_gateway.forms import check_source
 
 REPLY_MARGIN_BYTES: Final = 64 << 10
 """Room in a reply for everything but the pictures."""
@@ -62,7 +62,7 @@ def read_parameters(envelope: EditEnvelope) -> EditParameters:
             received=parameters.partial_images,
             accepted="0, or a subject for the progress",
         )
-    return of_template(parameters, envelope.template_id, reuse_given="reuse" in given)
+    return parameters
 
 
 def checked_picture(

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, field_validator
 
 from giornata.errors import InvalidField
-from giornata.requests import EditParameters, Reuse, request_error
+from giornata.requests import EditParameters, request_error
 
 
 class ResponseFormat(StrEnum):
@@ -34,24 +34,13 @@ class JobForm(EditParameters):
 
     template_id: Annotated[str, StringConstraints(min_length=1, max_length=96)] | None = Field(
         None,
-        description="A registered template, instead of `image`; `reuse` is then `auto` unless it is given.",
+        description="A registered template, instead of `image`.",
     )
 
     def parameters(self) -> EditParameters:
         """Without the fields that concern this door alone."""
         values = {name: getattr(self, name) for name in EditParameters.model_fields}
-        return of_template(
-            EditParameters.model_construct(**values),
-            self.template_id,
-            reuse_given="reuse" in self.model_fields_set,
-        )
-
-
-def of_template(parameters: EditParameters, template_id: str | None, *, reuse_given: bool) -> EditParameters:
-    """Who names a template wants to take from it, unless it is said otherwise."""
-    if template_id is None or reuse_given:
-        return parameters
-    return parameters.model_copy(update={"reuse": Reuse.AUTO})
+        return EditParameters.model_construct(**values)
 
 
 class EditForm(JobForm):

@@ -19,7 +19,7 @@ from giornata.deadlines import Deadline
 from giornata.errors import PayloadTooLarge
 from giornata.jobs import BlobRef, Priority
 from giornata.messages import INLINE_BYTES, Accepted, CancelMessage, EditMessage, Picture
-from giornata.requests import EditParameters, Reuse, request_error
+from giornata.requests import EditParameters, request_error
 
 GRACE_S: Final = 5.0
 """How much longer than the edit's own time an answer is waited for."""
@@ -63,7 +63,7 @@ class Client:
         Args:
             prompt: what belongs into the masked region.
             image: PNG, JPEG or WebP.
-            template_id: a registered template, instead of an image; `reuse` is then `auto` unless it is given.
+            template_id: a registered template, instead of an image.
             mask: which region that is; see `mask_mode`.
             timeout_s: time allowed for the whole edit.
             priority: batch edits let interactive ones pass.
@@ -73,8 +73,7 @@ class Client:
             GiornataError: why it was not accepted.
         """
         deadline = Deadline.after_ms(timeout_s * 1000)
-        implied = {} if template_id is None else {"reuse": Reuse.AUTO}
-        wanted = _validated({"prompt": prompt, **implied, **parameters})
+        wanted = _validated({"prompt": prompt, **parameters})
         stored_image, stored_mask = await self._claim_checks(image, mask, int(timeout_s) + 60)
         token = secrets.token_hex(8)
         message = EditMessage(
