@@ -12,6 +12,7 @@ from deploy.launcher import program
 from deploy.launcher.program import count
 from deploy.quality.evaluation import Options, evaluate
 from deploy.quality.report import MaskBlur
+from giornata.requests import Reuse
 
 EPILOG = """\
 gates, each over the whole set:
@@ -60,6 +61,13 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         metavar="PX",
         help=f"feather of every edit's paste (default: {usual.add:g} to add and {usual.remove:g} to remove)",
+    )
+    root.add_argument(
+        "--reuse",
+        choices=list(Reuse),
+        default=Reuse.AUTO,
+        help="as in a request (%(default)s); every picture of the set comes once, and is recorded first only with "
+        "GIORNATA_TEMPLATE_POLICY=inline",
     )
     root.add_argument("--in-flight", type=count, default=8, metavar="N", help="edits at a time (%(default)s)")
     root.add_argument(

@@ -33,6 +33,7 @@ from deploy.quality.report import Closeness, Frechet, MaskBlur, Report, Run
 from deploy.quality.runner import Setting, edit_all
 from deploy.quality.scoring import Addition, Removal, Scored, score, strayed_px
 from deploy.quality.system import System, attached, started
+from giornata.requests import Reuse
 
 SEEDS: Final = "each edit's place in the whole set"
 VERSIONS: Final = (
@@ -57,6 +58,7 @@ class Options:
     steps: int | None
     guidance: float | None
     mask_blur: float | None
+    reuse: Reuse
     in_flight: int
     timeout_s: float
     torch_threads: int
@@ -130,6 +132,7 @@ def _setting(options: Options, system: System) -> Setting:
         steps=options.steps or card.default_steps,
         guidance_scale=guidance if card.takes_guidance else None,
         mask_blur=MaskBlur() if blur is None else MaskBlur(add=blur, remove=blur),
+        reuse=options.reuse,
         in_flight=options.in_flight,
         timeout_s=options.timeout_s,
     )
@@ -170,6 +173,7 @@ def _run(system: System, setting: Setting, drawn: Sequence[Case], of_cases: int,
         steps=setting.steps,
         guidance_scale=setting.guidance_scale,
         mask_blur=setting.mask_blur,
+        reuse=setting.reuse,
         cases=len(drawn),
         of_cases=of_cases,
         cases_digest=cases.digest(drawn),

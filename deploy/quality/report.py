@@ -11,7 +11,7 @@ from pydantic import BaseModel, computed_field
 from deploy.model.scenes import Task
 from deploy.quality.metrics import Pixels, psnr_db, ssim, together
 from deploy.quality.scoring import Addition, Removal, Scored
-from giornata.requests import EditParameters
+from giornata.requests import EditParameters, Reuse
 
 S = TypeVar("S")
 M = TypeVar("M")
@@ -46,6 +46,8 @@ class Run(BaseModel):
     guidance_scale: float | None
     """None where the model takes none."""
     mask_blur: MaskBlur
+    reuse: Reuse = Reuse.OFF
+    """As in a request; runs from before it could be chosen had none."""
     cases: int
     of_cases: int
     """Size of the whole set; more than `cases` in a quick look."""

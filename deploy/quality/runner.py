@@ -21,7 +21,7 @@ from deploy.quality.system import System
 from giornata import client
 from giornata.errors import GiornataError
 from giornata.jobs import Priority
-from giornata.requests import MaskMode
+from giornata.requests import MaskMode, Reuse
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Setting:
     guidance_scale: float | None
     """None where the model takes none."""
     mask_blur: MaskBlur
+    reuse: Reuse
     in_flight: int
     timeout_s: float
     """For one edit, waiting included."""
@@ -94,6 +95,7 @@ async def _edit(to: client.Client, model: str, case: Case, setting: Setting) -> 
         num_inference_steps=setting.steps,
         mask_mode=MaskMode.WHITE,
         mask_blur=setting.mask_blur.of(case.slot.task),
+        reuse=setting.reuse,
         **guidance,
     )
     result = await accepted

@@ -72,7 +72,8 @@ def described(report: Report) -> str:
     some = f"{run.cases} edits" if run.cases == run.of_cases else f"{run.cases} of {run.of_cases} edits"
     blur = f"{run.mask_blur.add:g} to add and {run.mask_blur.remove:g} to remove"
     return (
-        f"{run.model} ({run.model_digest[:12]}): {some}, {run.steps} steps{guidance}, mask blur {blur}; "
+        f"{run.model} ({run.model_digest[:12]}): {some}, {run.steps} steps{guidance}, mask blur {blur}, "
+        f"reuse {run.reuse}; "
         f"{run.edits_s:.0f} s, {run.edit_ms_p50:.0f} ms an edit (p50, {run.in_flight} at a time)."
     )
 

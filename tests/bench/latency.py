@@ -37,10 +37,10 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Flags."""
     made = parser(__doc__, tokens=256, text=32, repeats=1)
     made.add_argument("--batch", type=int, default=8, help="rows of a step (default 8)")
-    made.add_argument("--seconds", type=float, default=25.0, help="of arrivals at each rate (default 25)")
+    made.add_argument("--seconds", type=float, default=40.0, help="of arrivals at each rate (default 40)")
     made.add_argument("--shares", type=float, nargs="+", default=[0.3, 0.6, 0.95], help="of saturation")
     made.add_argument("--mix", default="production", choices=list(MIXES), help="of step counts")
-    made.add_argument("--divide", type=int, default=10, help="step counts by this (default 10)")
+    made.add_argument("--divide", type=int, default=4, help="step counts by this (default 4)")
     made.add_argument("--images", default="one", choices=list(IMAGES), help="a request (default one)")
     made.add_argument("--templates", type=int, default=2, help="distinct pictures (default 2)")
     made.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))

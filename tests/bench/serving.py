@@ -6,7 +6,6 @@ where pictures are encoded and decoded.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from giornata_denoiser.batch import RowKey
+from giornata_denoiser.batch import Joining, RowKey
 from giornata_denoiser.engine import Engine, StepReport
 from giornata_denoiser.loop import EngineLoop
 from giornata_denoiser.row import Row
@@ -96,15 +95,11 @@ class Disaggregated:
         parts: what it is made of.
         done: told of finished edits.
         reuse: whether rows take from templates.
-        in_turns: request-level batching: rows join an empty engine, and nobody else until all of them have left.
     """
 
-    def __init__(self, parts: Parts, done: Done, *, reuse: bool, in_turns: bool = False) -> None:
-        self._parts, self._done, self._reuse, self._in_turns = parts, done, reuse, in_turns
+    def __init__(self, parts: Parts, done: Done, *, reuse: bool) -> None:
+        self._parts, self._done, self._reuse = parts, done, reuse
         self._edits: dict[RowKey, Edit] = {}
-        self._held: deque[Row] = deque()
-        self._inside = 0
-        self._lock = threading.Lock()
         self.loop: EngineLoop
 
     def submit(self, edits: Sequence[Edit]) -> None:
@@ -114,28 +109,14 @@ class Disaggregated:
 
     def told(self, report: StepReport) -> None:
         """In the engine's thread, after every step."""
-        gone = finished(report)
-        for row in gone:
+        for row in finished(report):
             edit = self._edits.pop(row.key)
             self._parts.process.decode(on_host(row), self._parts.pixels, partial(self._decoded, edit))
-        with self._lock:
-            self._inside -= len(gone)
-            self._let_in()
 
     def _encoded(self, edit: Edit, latents: Array) -> None:
         row = self._parts.row(edit, latents, reuse=self._reuse)
         self._edits[row.key] = edit
-        with self._lock:
-            self._held.append(row)
-            self._let_in()
-
-    def _let_in(self) -> None:
-        if self._in_turns and self._inside:
-            return
-        room = self._parts.batch if self._in_turns else len(self._held)
-        rows = [self._held.popleft() for _ in range(min(room, len(self._held)))]
-        self._inside += len(rows)
-        self.loop.submit(rows)
+        self.loop.submit([row])
 
     def _decoded(self, edit: Edit, _: object) -> None:
         self._done(edit)
@@ -171,12 +152,14 @@ def strawman(parts: Parts, done: Done) -> Iterator[System]:
 
 
 @contextmanager
-def disaggregated(parts: Parts, done: Done, *, reuse: bool, in_turns: bool = False) -> Iterator[System]:
+def disaggregated(
+    parts: Parts, done: Done, *, reuse: bool, joining: Joining = Joining.STEP
+) -> Iterator[System]:
     """:class:`Disaggregated`, running."""
-    system = Disaggregated(parts, done, reuse=reuse, in_turns=in_turns)
+    system = Disaggregated(parts, done, reuse=reuse)
     crashed: list[Exception] = []
     with (
-        engines.engine_with(parts.rows.family, rows=parts.batch) as engine,
+        engines.engine_with(parts.rows.family, rows=parts.batch, joining=joining) as engine,
         EngineLoop(engine, system.told, crashed.append) as loop,
     ):
         system.loop = loop
@@ -188,7 +171,7 @@ def disaggregated(parts: Parts, done: Done, *, reuse: bool, in_turns: bool = Fal
 Opens: Any = Callable[[Parts, Done], Any]
 SYSTEMS: dict[str, Opens] = {
     "static batching": static_server,
-    "request-level, reuse": partial(disaggregated, reuse=True, in_turns=True),
+    "request-level, reuse": partial(disaggregated, reuse=True, joining=Joining.REQUEST),
     "strawman, reuse": strawman,
     "ours, reuse off": partial(disaggregated, reuse=False),
     "ours, reuse": partial(disaggregated, reuse=True),

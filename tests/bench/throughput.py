@@ -1,9 +1,10 @@
 """Edits a second at full batches: diffusers' static batching beside the engine, on the same edits.
 
 Two tables. *Equal steps*: a batch of eight with the production trace's masks; the ratio is held against the token
-limit (T + L) / (T + M), T text tokens, L of the picture, M computed ones with the halo. *Mixed steps*: edits that all
-wait at the beginning, with step counts of `MIXES`; static batching pads every batch to its longest edit, or forms
-batches of equal counts. Denoising only: prompts come as embeddings and pictures as latents on both sides.
+limit (T + L) / (T + M), T text tokens, L of the picture, M computed ones with the halo, a first step in full counted as
+one. *Mixed steps*: edits that all wait at the beginning, with step counts of `MIXES`; static batching pads every batch to
+its longest edit, or forms batches of equal counts. Denoising only: prompts come as embeddings and pictures as latents on
+both sides.
 """
 
 from __future__ import annotations
@@ -14,24 +15,28 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from giornata_denoiser.batch import Joining
 from tests.bench import engines
 from tests.bench.models import autoencoder, described
 from tests.bench.options import parser, rows_of, wait_for
 from tests.bench.report import write
 from tests.bench.rows import Rows
+from tests.bench.setting import Setting
 from tests.bench.static_batching import StaticBatching, in_batches, in_equal_batches, skipped_share
 from tests.bench.workload import MIXES, Edit, edits, token_limit
 
 System = Callable[[], object]
 STATIC: Final = "static batching, padded"
 REUSE: Final = "ours, reuse"
+UNCORRECTED: Final = "ours, reuse without correction"
+"""As in FlashPS: no step is computed in full."""
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Flags."""
-    made = parser(__doc__, tokens=576, text=72, repeats=2)
+    made = parser(__doc__, tokens=256, text=32, repeats=2)
     made.add_argument("--batch", type=int, default=engines.ROWS, help="rows of a step (default 8)")
-    made.add_argument("--steps", type=int, default=2, help="of the equal-steps table (default 2)")
+    made.add_argument("--steps", type=int, default=7, help="of the equal-steps table (default 7)")
     made.add_argument("--edits", type=int, default=16, help="of the mixed-steps table (default 16)")
     made.add_argument(
         "--mixes", nargs="*", default=["8/20/28/50"], choices=list(MIXES), help="of step counts"
@@ -39,8 +44,8 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     made.add_argument(
         "--divide",
         type=int,
-        default=10,
-        help="mixed step counts by this, so that runs are short (default 10)",
+        default=4,
+        help="mixed step counts by this, so that runs are short (default 4)",
     )
     made.add_argument("--templates", type=int, default=2, help="distinct pictures (default 2)")
     made.add_argument("--threshold", type=float, default=0.1, help="of the first-block cache (default 0.1)")
@@ -78,9 +83,12 @@ def _equal(rows: Rows, static: StaticBatching, options: argparse.Namespace) -> l
         STATIC: lambda: static.denoised(drawn, options.steps),
         f"first-block cache, {options.threshold}": cached,
         "ours, reuse off": _engine(rows, drawn, options.batch, reuse=False),
+        UNCORRECTED: _engine(rows, drawn, options.batch, reuse=True, setting=Setting(corrected=False)),
         REUSE: _engine(rows, drawn, options.batch, reuse=True),
     }
-    limits = {REUSE: token_limit(rows.text_tokens, rows.tokens, [rows.computed(e) for e in drawn])}
+    computed = [rows.computed(edit) for edit in drawn]
+    limit = token_limit(rows.text_tokens, rows.tokens, computed)
+    limits = {UNCORRECTED: limit, REUSE: options.steps / (1 + (options.steps - 1) / limit)}
     lines = _lines(
         f"equal, {options.steps}",
         len(drawn),
@@ -110,7 +118,7 @@ def _mixed(rows: Rows, static: StaticBatching, options: argparse.Namespace, mix:
     systems: dict[str, System] = {
         STATIC: padded,
         "static batching, equal counts": grouped,
-        "request-level, reuse": _in_turns(rows, drawn, options.batch),
+        "request-level, reuse": _engine(rows, drawn, options.batch, reuse=True, joining=Joining.REQUEST),
         "ours, reuse off": _engine(rows, drawn, options.batch, reuse=False),
         REUSE: _engine(rows, drawn, options.batch, reuse=True),
     }
@@ -118,25 +126,13 @@ def _mixed(rows: Rows, static: StaticBatching, options: argparse.Namespace, mix:
     return _lines(f"mixed, {mix}", len(drawn), times, STATIC, {})
 
 
-def _engine(rows: Rows, drawn: Sequence[Edit], batch: int, *, reuse: bool) -> System:
-    """Step-level continuous batching: the engine as it is."""
+def _engine(rows: Rows, drawn: Sequence[Edit], batch: int, *, reuse: bool, **how: Any) -> System:
+    """The engine as it is, or changed by the switches of :func:`tests.bench.engines.engine_with`."""
     made = [rows.row(edit, reuse=reuse) for edit in drawn]
 
     def run() -> None:
-        with engines.engine_with(rows.family, rows=batch) as engine:
+        with engines.engine_with(rows.family, rows=batch, **how) as engine:
             engines.drained(engine, made)
-
-    return run
-
-
-def _in_turns(rows: Rows, drawn: Sequence[Edit], batch: int) -> System:
-    """Request-level batching: rows join an empty engine, and nobody else until all have left."""
-    made = [rows.row(edit, reuse=True) for edit in drawn]
-
-    def run() -> None:
-        with engines.engine_with(rows.family, rows=batch) as engine:
-            for start in range(0, len(made), batch):
-                engines.drained(engine, made[start : start + batch])
 
     return run
 

@@ -56,7 +56,7 @@ def test_what_was_sent_before_previews_crops_and_reuse_is_understood() -> None:
     del card["native_size"]
     earlier = codec.decode(Job, msgpack.packb(job)).parameters
     assert (earlier.partial_images, earlier.padding_mask_crop) == (0, None)
-    assert (earlier.reuse, earlier.halo) == ("off", 1)
+    assert (earlier.reuse, earlier.halo) == ("auto", 1)
     assert codec.decode(Inspection, msgpack.packb(inspection)).painted_box == (0, 0, 64, 48)
     assert codec.decode(ModelCard, msgpack.packb(card)).native_size == 1024
 

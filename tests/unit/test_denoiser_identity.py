@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from giornata.requests import EditParameters, Reuse
@@ -15,7 +16,9 @@ from giornata_denoiser.reuse.identity import ANYWHERE, SAME, Wanted, picture_id,
 from tests.contract.messages import CARD, INSPECTION
 
 CHECKPOINT: Any = SimpleNamespace(
-    scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).config, card=CARD
+    scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).config,
+    card=CARD,
+    family=SimpleNamespace(blocks=6, width=192, dtype=torch.bfloat16),
 )
 
 
@@ -38,7 +41,7 @@ def test_what_a_recording_follows_from_is_in_its_name() -> None:
     names = {
         of().id,
         of("bob").id,
-        of(template_bits=4).id,
+        of(template_bits=8).id,
         of(template_form="hidden").id,
         of(template_levels=3).id,
         of(parameters=strict).id,
@@ -53,6 +56,23 @@ def test_all_recordings_of_a_picture_begin_alike_and_those_of_others_do_not() ->
     assert of().id.startswith(mine)
     assert of(parameters=strict).id.startswith(mine)
     assert not of("bob").id.startswith(mine)
+
+
+def test_a_budget_of_bytes_drops_noise_levels_and_then_blocks() -> None:
+    tokens = (1 << 20) // (2 * 192) * 8  # keys and values of a block and level: 4 MiB in 4 bits
+    large = INSPECTION.model_copy(update={"tokens": tokens})
+    kept = {
+        budget: wanted(config(template_budget_mb=budget), CHECKPOINT, "alice", large)
+        for budget in (7 * 6 * 4, 7 * 6 * 4 - 1, 4 * 6 * 4, 4 * 3 * 4, 1)
+    }
+    assert [(found.grid.steps, found.first_block) for found in kept.values()] == [
+        (7, 0),
+        (6, 0),
+        (4, 0),
+        (4, 3),
+        (4, 6),
+    ]
+    assert len({found.id for found in kept.values()}) == 5
 
 
 @pytest.mark.parametrize("edits", [1, 2])

@@ -15,9 +15,9 @@ from typing import Final
 from giornata.planning.blocks import Block, Link, Mode, Timeline, timeline
 from giornata.planning.planner import Planner, always, exact, greedy
 
-ROUNDS: Final = 8
+ROUNDS: Final = 4
 """Turns over all rows; a round that improves nothing is the last one anyway."""
-BEGINNINGS: Final = (always(Mode.KV), exact, always(Mode.HIDDEN))
+BEGINNINGS: Final = (always(Mode.KV), exact)
 Modes = tuple[Mode, ...]
 
 
@@ -108,11 +108,9 @@ def evaluate(rows: Sequence[BatchRow], modes: Sequence[Modes], link: Link, base_
     """When the batch ends with these `modes`."""
     if not rows:
         return BatchPlan((), timeline((), (), link))
-    alone = _beside(rows, modes, None)
-    nothing = (Block(0.0, 0.0, 0.0, 0, 0, fresh=True),) * len(rows[0].blocks)
     merged = [
-        replace(block, others_ms=base_ms + ms, others_slabs=sum(entries.values()))
-        for block, (ms, entries) in zip(nothing, alone, strict=True)
+        Block(0.0, 0.0, 0.0, 0, 0, fresh=True, others_ms=base_ms + ms, others_slabs=sum(entries.values()))
+        for ms, entries in _beside(rows, modes, None)
     ]
     return BatchPlan(tuple(modes), timeline(merged, (Mode.FULL,) * len(merged), link))
 

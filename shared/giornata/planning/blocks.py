@@ -43,9 +43,11 @@ class Block:
 
     def compute_ms(self, mode: Mode, *, live: bool) -> float:
         """Of this row and the others; infinite for a mode that needs what is neither at hand (`live`) nor kept."""
-        kept = self.kv_kept if mode is Mode.KV else live or self.fresh or self.hidden_kept
-        own = {Mode.FULL: self.full_ms, Mode.HIDDEN: self.hidden_ms, Mode.KV: self.kv_ms}[mode]
-        return self.others_ms + (own if kept else math.inf)
+        if mode is Mode.KV:
+            return self.others_ms + self.kv_ms if self.kv_kept else math.inf
+        if not (live or self.fresh or self.hidden_kept):
+            return math.inf
+        return self.others_ms + (self.full_ms if mode is Mode.FULL else self.hidden_ms)
 
     def slabs(self, mode: Mode, *, live: bool) -> int:
         """What this row has to load, `live` telling whether the outside tokens' hidden state is at hand."""

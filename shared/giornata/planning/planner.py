@@ -8,9 +8,10 @@ two plans that agree in these differ in nothing that matters later, so the later
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,22 @@ from numpy.typing import NDArray
 from giornata.planning.blocks import Block, Link, Mode, Timeline, timeline
 
 Times = NDArray[np.float64]
-"""(slabs + 1,) earliest end of computing in ms by slabs that the row itself has loaded; inf where there is none."""
-GONE, LIVE = 0, 1
-"""The outside tokens' hidden state."""
+"""(slabs + 1,) earliest end of computing in ms by slabs that the row itself has loaded; inf where there is none. One
+of each state of the outside tokens' hidden state: GONE, and LIVE, at hand.
+"""
+Flags = NDArray[np.bool_]
 MODES: Final = tuple(Mode)
+
+
+class Choices(NamedTuple):
+    """How the states after a block were reached, by slabs."""
+
+    by_kv: Flags
+    """Into GONE: by keys and values, not by the hidden state."""
+    from_live: Flags
+    """By the hidden state: it was at hand, not loaded."""
+    gone_first: Flags
+    """Before the block, by its own slabs: GONE ended earlier than LIVE."""
 
 
 @dataclass(frozen=True)
@@ -41,53 +54,68 @@ def exact(blocks: Sequence[Block], link: Link) -> Plan:
     Dynamic programming over (slabs, live), vectorised over slabs: time O(blocks * slabs).
     """
     most = sum(max(block.hidden_slabs, block.kv_slabs) for block in blocks)
-    ends = [np.full(most + 1, np.inf), np.full(most + 1, np.inf)]
-    ends[GONE][0] = 0.0
+    gone, live = np.full(most + 1, np.inf), np.full(most + 1, np.inf)
+    gone[0] = 0.0
     arrival = link.busy_ms + link.slab_ms * np.arange(most + 1)
     others = 0
-    choices: list[tuple[NDArray[np.int8], NDArray[np.int8]]] = []
+    choices: list[Choices] = []
     for block in blocks:
         others += block.others_slabs
-        ends, chosen = _advance(block, ends, np.add(arrival, others * link.slab_ms, dtype=np.float64))
+        there: Times = np.add(arrival, others * link.slab_ms, dtype=np.float64)
+        gone, live, chosen = _advance(block, gone, live, there)
         choices.append(chosen)
-    modes = _traced(blocks, ends, choices)
+    modes = _traced(blocks, gone, live, choices)
     return Plan(modes, timeline(blocks, modes, link))
 
 
-def _advance(
-    block: Block, ends: list[Times], arrival: Times
-) -> tuple[list[Times], tuple[NDArray[np.int8], NDArray[np.int8]]]:
-    """The states after one block, and for each of them how it was reached: 2 * mode + state before."""
-    after = [np.full_like(ends[GONE], np.inf), np.full_like(ends[GONE], np.inf)]
-    chosen = (np.zeros(len(arrival), np.int8), np.zeros(len(arrival), np.int8))
-    for number, mode in enumerate(MODES):
-        target = LIVE if mode is Mode.FULL else GONE
-        for before in (GONE, LIVE):
-            slabs = block.slabs(mode, live=before == LIVE)
-            reached = np.full_like(arrival, np.inf)
-            reached[slabs:] = ends[before][: len(arrival) - slabs]
-            if slabs or block.others_slabs:
-                reached = np.maximum(reached, arrival)
-            reached = reached + block.compute_ms(mode, live=before == LIVE)
-            better = reached < after[target]
-            after[target] = np.where(better, reached, after[target])
-            chosen[target][better] = 2 * number + before
-    return after, chosen
+def _advance(block: Block, gone: Times, live: Times, arrival: Times) -> tuple[Times, Times, Choices]:
+    """The states after one block, and how each was reached.
+
+    Six ways: into GONE by keys and values from either state, or by the hidden state of either; into LIVE by computing
+    everything from either.
+    """
+    waits = bool(block.others_slabs)
+    at_hand = np.maximum(live, arrival) if waits else live
+    fetched = gone if block.fresh else _shifted(gone, block.hidden_slabs)
+    if waits or (block.hidden_slabs and not block.fresh):
+        fetched = np.maximum(fetched, arrival)
+    kv = _shifted(np.minimum(gone, live), block.kv_slabs)
+    if waits or block.kv_slabs:
+        kv = np.maximum(kv, arrival)
+    cached = kv + block.compute_ms(Mode.KV, live=True)
+    lost_ms = 0.0 if block.fresh or block.hidden_kept else math.inf  # it can not be loaded
+    source = fetched + lost_ms
+    from_live = at_hand <= source
+    hidden = np.minimum(source, at_hand)
+    projected = hidden + block.compute_ms(Mode.HIDDEN, live=True)
+    after_live = hidden + block.compute_ms(Mode.FULL, live=True)
+    by_kv = cached <= projected
+    return np.minimum(cached, projected), after_live, Choices(by_kv, from_live, gone < live)
 
 
-def _traced(
-    blocks: Sequence[Block], ends: list[Times], choices: list[tuple[NDArray[np.int8], NDArray[np.int8]]]
-) -> tuple[Mode, ...]:
-    """The modes that led to the earliest of `ends`."""
-    best = np.minimum(*ends)
-    slabs = int(best.argmin())
-    state = LIVE if ends[LIVE][slabs] <= ends[GONE][slabs] else GONE
+def _shifted(times: Times, slabs: int) -> Times:
+    """By slabs after loading `slabs` more."""
+    if not slabs:
+        return times
+    moved = np.full_like(times, np.inf)
+    moved[slabs:] = times[:-slabs]
+    return moved
+
+
+def _traced(blocks: Sequence[Block], gone: Times, live: Times, choices: list[Choices]) -> tuple[Mode, ...]:
+    """The modes that led to the earliest end."""
+    slabs = int(np.minimum(gone, live).argmin())
+    is_live = bool(live[slabs] <= gone[slabs])
     modes: list[Mode] = []
     for block, chosen in zip(reversed(blocks), reversed(choices), strict=True):
-        number, before = divmod(int(chosen[state][slabs]), 2)
-        modes.append(MODES[number])
-        slabs -= block.slabs(MODES[number], live=before == LIVE)
-        state = before
+        mode = Mode.FULL if is_live else Mode.KV if chosen.by_kv[slabs] else Mode.HIDDEN
+        modes.append(mode)
+        if mode is Mode.KV:
+            slabs -= block.kv_slabs
+            is_live = not chosen.gone_first[slabs]
+        else:
+            is_live = bool(chosen.from_live[slabs])
+            slabs -= block.slabs(mode, live=is_live)
     return tuple(reversed(modes))
 
 
