@@ -1,10 +1,10 @@
 """Edits a second at full batches: diffusers' static batching beside the engine, on the same edits.
 
 Two tables. *Equal steps*: a batch of eight with the production trace's masks; the ratio is held against the token
-limit (T + L) / (T + M), T text tokens, L of the picture, M computed ones with the halo, a first step in full counted as
-one. *Mixed steps*: edits that all wait at the beginning, with step counts of `MIXES`; static batching pads every batch to
-its longest edit, or forms batches of equal counts. Denoising only: prompts come as embeddings and pictures as latents on
-both sides.
+limit (T + L) / (T + M), T text tokens, L of the picture, M computed ones with the halo, a step in full counted as one.
+*Mixed steps*: edits that all wait at the beginning, with step counts of `MIXES`; static batching pads every batch to
+its longest edit, or forms batches of equal counts. Denoising only: prompts come as embeddings and pictures as latents
+on both sides.
 """
 
 from __future__ import annotations

@@ -1,0 +1,130 @@
+"""What a denoiser is configured with reaches its engine."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from giornata.planning.batch import PlannerName
+from giornata.planning.costs import Work
+from giornata.planning.profile import BatchCap
+from giornata_denoiser.batch import Joining
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.costing import CostModel
+from giornata_denoiser.engine import Engine
+from giornata_denoiser.reuse.region import region
+from giornata_denoiser.reuse.stored import EXACT
+from giornata_denoiser.reuse.template import Form, Template
+from giornata_denoiser.row import Recording, Row
+from giornata_denoiser.tuning import budget_of, engine_of
+from tests.fakes import tiny_flux
+from tests.fakes.profiles import PROFILE
+from tests.fakes.tiny_flux import Spec
+
+GRID = (4, 4)
+
+
+def config(**options: Any) -> DenoiserConfig:
+    return DenoiserConfig(model="tiny", **options)
+
+
+def run(engine: Engine, rows: list[Row]) -> dict[str, Row]:
+    engine.batch.submit(rows)
+    done: dict[str, Row] = {}
+    while (report := engine.step()) is not None:
+        assert report.failed == ()
+        done |= {row.key.job_id: row for row in report.advanced if row.done}
+    return done
+
+
+def edited(rows: list[Row] | None = None, **options: Any) -> tuple[dict[str, Row], CostModel]:
+    """Rows by an engine that is configured so; by default one that takes from its own picture's template."""
+    checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None)
+    model = CostModel(PROFILE)
+    with engine_of(config(**options), checkpoint, PROFILE, model) as engine:
+        if rows is None:
+            recording = Recording(frozenset(Form), EXACT)
+            spec = Spec("run", grid=GRID, steps=4)
+            plain = tiny_flux.row(checkpoint.family, spec)
+            taken = Template("t", GRID, run(engine, [replace(plain, recording=recording)])["run"].entries)
+            where = region(torch.eye(4, dtype=torch.bool), 0)
+            edit = tiny_flux.row(checkpoint.family, Spec("edit", grid=GRID, steps=4, seed=1))
+            rows = [replace(edit, region=where, template=taken)]
+        return run(engine, rows), model
+
+
+def test_whether_a_first_step_is_computed_in_full_is_configured() -> None:
+    with_it, without = (edited(template_correction=on, template_bits=0)[0]["edit"] for on in (True, False))
+    assert not torch.allclose(with_it.latent, without.latent, atol=1e-3)
+
+
+@pytest.mark.parametrize("planner", [PlannerName.FULL, PlannerName.HIDDEN])
+def test_the_planner_is_configured(planner: PlannerName) -> None:
+    usual, other = (
+        edited(planner=name, template_correction=False)[0]["edit"] for name in (PlannerName.KV, planner)
+    )
+    assert (usual.latent - other.latent).abs().max() > 1e-5
+
+
+def test_steps_and_loads_reach_the_cost_model() -> None:
+    of = tiny_flux.family()
+    _, model = edited([tiny_flux.row(of, Spec("long", grid=GRID, steps=40))])
+    assert model.state.compute.samples + model.state.compute.outliers >= 16
+    _, model = edited()
+    for _ in range(40):
+        model.observe_step(Work(1.0, 10.0, 0.0, 100.0), 1.0)
+    assert model.state.load.samples + model.state.load.outliers > 0
+
+
+def steps_of(rows: list[Row], **options: Any) -> list[list[str]]:
+    """Who shared every step."""
+    checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None)
+    with engine_of(config(**options), checkpoint, PROFILE, CostModel(PROFILE)) as engine:
+        engine.batch.submit(rows)
+        shared = []
+        while (report := engine.step()) is not None:
+            shared.append([row.key.job_id for row in report.advanced])
+        return shared
+
+
+def three() -> list[Row]:
+    of = tiny_flux.family()
+    return [
+        tiny_flux.row(of, Spec(name, grid=GRID, steps=steps))
+        for name, steps in (("a", 1), ("b", 2), ("c", 1))
+    ]
+
+
+def test_batching_is_configured() -> None:
+    assert steps_of(three(), capacity_rows=2) == [["a", "b"], ["b", "c"]]
+    assert steps_of(three(), capacity_rows=2, batching=Joining.REQUEST) == [["a", "b"], ["b"], ["c"]]
+
+
+def test_a_limit_of_time_or_memory_lets_rows_run_alone() -> None:
+    alone = [["a"], ["b"], ["b"], ["c"]]
+    assert steps_of(three()) == [["a", "b", "c"], ["b"]]
+    assert steps_of(three(), step_limit_ms=1e-9) == alone
+    family = tiny_flux.family()
+    small = budget_of(config(memory_mb=1), PROFILE, family.device)
+    assert small.memory_bytes == 1 << 20
+    assert budget_of(config(), PROFILE, family.device).memory_bytes == math.inf
+
+
+def test_caps_of_the_profile_hold_where_that_is_configured() -> None:
+    profile = PROFILE.model_copy(update={"caps": (BatchCap(tokens=1000, rows=2),)})
+    device = torch.device("cpu")
+    assert budget_of(config(), profile, device).caps == ()
+    assert budget_of(config(batch_caps=True), profile, device).caps == profile.caps
+
+
+def test_a_trace_is_written_at_the_end(tmp_path: Path) -> None:
+    edited(trace_file=tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["cat"] for event in events if event["ph"] == "X"} == {"steps", "compute", "load"}
