@@ -189,7 +189,9 @@ class Row(Wire):
     latents: BlobRef | None = None
     """Final latents, written by the denoiser."""
     computed_tokens: int | None = None
-    """Image tokens that were computed at each step; fewer than there are where the others were reused."""
+    """Image tokens that each step computed; fewer than there are where the others were reused, in all steps but the
+    first.
+    """
     template: TemplateUse | None = None
     """What a template did for it, written with the final latents."""
     image: BlobRef | None = None

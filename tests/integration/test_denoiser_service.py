@@ -445,7 +445,7 @@ async def test_a_drained_row_goes_on_elsewhere_as_if_nothing_had_happened(bench:
         await bench.run(second, whole)
         await bench.report()
         (uninterrupted,) = await bench.latents(whole)
-    torch.testing.assert_close(resumed, uninterrupted, atol=1e-6, rtol=0)
+    torch.testing.assert_close(resumed, uninterrupted, atol=1e-5, rtol=0)
     expected = STEPS if forget else STEPS - 2
     assert [(await bench.step()).attempt for _ in range(expected)] == [2] * expected
 

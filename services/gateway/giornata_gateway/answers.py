@@ -95,7 +95,7 @@ class Extension(View):
     """Denoising steps that were computed per picture."""
     computed_tokens: list[int]
     """Image tokens that each step computed, of the pictures in `data`; fewer than the picture has where `reuse` took
-    the others from an earlier edit."""
+    the others from its template, in all steps but the first."""
     template: list[TemplateUse]
     """What a template did, of the pictures in `data`: `hit`, `miss`, which computes everything, or `off`."""
     errors: list[PictureError]

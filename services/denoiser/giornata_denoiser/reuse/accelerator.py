@@ -76,6 +76,11 @@ class Accelerator:
         """All of it, or nothing where it is there; gathering on the device takes next to no time."""
         return 0 if str(id(stored)) in self._here else stored.size_bytes
 
+    def reads(self, *tensors: Tensor) -> None:
+        """On the copy stream."""
+        for tensor in tensors:
+            tensor.record_stream(self._stream)
+
     @contextmanager
     def loading(self) -> Iterator[Arrival]:
         """On the copy stream."""

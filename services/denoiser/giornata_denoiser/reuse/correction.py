@@ -39,11 +39,9 @@ class Correction:
             self._take(block, "key", key.flatten(1), slab.key[slab.room :].flatten(1))
             self._take(block, "value", value.flatten(1), slab.value[slab.room :].flatten(1))
 
-    def correct(self, block: int, part: str, slab: Tensor) -> None:
-        """Add the difference to `slab`, (outside, channels) of another entry, in place."""
-        delta = self._deltas.get((block, part))
-        if delta is not None:
-            delta.add_to(slab)
+    def of(self, block: int, part: str) -> Stored | None:
+        """What is added to a block's `key`, `value` or `hidden`, (outside, channels), of another entry."""
+        return self._deltas.get((block, part))
 
     def _take(self, block: int, part: str, own: Tensor, template: Tensor) -> None:
         """Keep own - template; `template` (outside, channels) becomes the own one."""

@@ -30,6 +30,9 @@ class Device(Protocol):
     def moved_bytes(self, stored: Stored, slab_bytes: int) -> int:
         """What has to move for `slab_bytes` that are gathered from it now."""
 
+    def reads(self, *tensors: Tensor) -> None:
+        """Loading reads these, which were made elsewhere: their memory is not to be given away before it has."""
+
     @contextmanager
     def loading(self) -> Iterator[Arrival]:
         """What is done within runs beside the computing; the arrival is of all of it, once it is left."""
@@ -53,6 +56,9 @@ class Host:
     def moved_bytes(self, stored: Stored, slab_bytes: int) -> int:  # noqa: ARG002 - protocol
         """What is gathered."""
         return slab_bytes
+
+    def reads(self, *tensors: Tensor) -> None:
+        """Nothing happens later than it is written."""
 
     @contextmanager
     def loading(self) -> Iterator[Arrival]:

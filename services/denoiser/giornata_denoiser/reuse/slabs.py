@@ -25,8 +25,8 @@ Slab = Outside | Tensor
 class Corrector(Protocol):
     """What is added to what a template kept."""
 
-    def correct(self, block: int, part: str, slab: Tensor) -> None:
-        """Change `slab`, (outside, channels): a block's `key`, `value` or `hidden`."""
+    def of(self, block: int, part: str) -> Stored | None:
+        """What is added to a block's `key`, `value` or `hidden`, (outside, channels)."""
 
 
 class Waits:
@@ -188,9 +188,12 @@ class Slabs:
             raise LookupError("the template's entry does not hold what the plan takes from it")
         family = self._family
         slab = torch.empty(room + len(self._index), stored.shape[1], dtype=family.dtype, device=family.device)
+        self._device.reads(self._index)
         self._device.bring(stored).gather(self._index, slab[room:])
-        if self._correction is not None:
-            self._correction.correct(block, part, slab[room:])
+        delta = None if self._correction is None else self._correction.of(block, part)
+        if delta is not None:
+            self._device.reads(*delta.tensors)
+            delta.add_to(slab[room:])
         return slab
 
 

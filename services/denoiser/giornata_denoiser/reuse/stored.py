@@ -40,8 +40,12 @@ class Stored:
     @property
     def size_bytes(self) -> int:
         """Of all its tensors."""
-        parts = [self.data, *(part for part in (self.scale, self.low) if part is not None)]
-        return sum(part.numel() * part.element_size() for part in parts)
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that there are."""
+        return (self.data, *(part for part in (self.scale, self.low) if part is not None))
 
     @property
     def shape(self) -> tuple[int, int]:
