@@ -38,7 +38,7 @@ from deploy.launcher.terminal import StepProgress
 from deploy.launcher.up import MODELS
 from giornata.jobs import StageTimes
 from giornata.models import Family
-from giornata.requests import EditParameters
+from giornata.requests import EditParameters, Reuse
 from giornata_prepost.masks import Alpha, edited_region, effective_alpha
 
 MODEL_PIXELS: Final = 1024 * 1024
@@ -151,8 +151,9 @@ async def _through_the_system(
 
 
 async def _edit(session: client.Session, exhibit: Exhibit, options: DemoOptions, console: Console) -> Done:
+    # What is computed in full equals diffusers' own pictures; reuse has its own comparison, `make quality`.
     parameters = exhibit.parameters.model_copy(
-        update={"num_inference_steps": options.steps, "seed": options.seed}
+        update={"num_inference_steps": options.steps, "seed": options.seed, "reuse": Reuse.OFF}
     )
     console.print(f'{exhibit.name}: "{parameters.prompt}"', highlight=False)
     fields = parameters.model_dump(mode="json", exclude_defaults=True)

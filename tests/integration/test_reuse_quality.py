@@ -15,8 +15,8 @@ from tests.bench.bench_model import BenchModel, Request, box_of
 from tests.bench.reuse_quality import MODEL
 from tests.bench.setting import DEFAULT, Setting
 
-STEPS = 8
-EDITS = 3
+STEPS = 6
+EDITS = 2
 LEAST = 0.97
 
 
