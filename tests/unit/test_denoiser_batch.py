@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -49,6 +50,19 @@ def test_a_row_larger_than_the_capacity_runs_alone() -> None:
     assert names(batch.admit()) == ["small"]
     batch.settle([], [RowKey("small", 1, 0)])
     assert names(batch.admit()) == ["huge"]
+
+
+def test_a_saturated_batch_lets_a_background_row_in_now_and_then() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=1, tokens=10))
+    batch.submit([seat(f"a{i}") for i in range(40)])
+    batch.submit([replace(seat("x"), background=True)])
+    beside = []
+    for step in range(40):
+        members = batch.admit()
+        beside += [step] if "x" in names(members) else []
+        batch.settle([], [member.key for member in members if not member.background])
+    assert len(beside) == 4
+    assert len({b - a for a, b in pairwise(beside)}) == 1
 
 
 def test_one_background_row_shares_a_step_that_has_room() -> None:

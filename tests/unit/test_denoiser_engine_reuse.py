@@ -21,16 +21,19 @@ from giornata.planning.profile import BatchCap
 from giornata_denoiser.attention import Outside
 from giornata_denoiser.batch import Capacity
 from giornata_denoiser.engine import Engine, ReuseOptions
+from giornata_denoiser.families.flux_inpaint import FluxInpaint
 from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.sequences import Sequences
 from giornata_denoiser.reuse.loader import Loader
 from giornata_denoiser.reuse.region import Region, region
+from giornata_denoiser.reuse.slabs import Slabs
 from giornata_denoiser.reuse.stored import EXACT
 from giornata_denoiser.reuse.template import Entry, Form, Kept, Template
-from giornata_denoiser.reuse.uses import Reuse
+from giornata_denoiser.reuse.uses import Reuse, Use
 from giornata_denoiser.row import Recording, Row
 from giornata_denoiser.trace import Trace
-from giornata_denoiser.tracing import Lane
-from giornata_denoiser.weighing import Budget, fits, share, step_bytes
+from giornata_denoiser.tracing import UNTRACED, Lane, Tracing
+from giornata_denoiser.weighing import Budget, fits, row_bytes, share, slab_bytes, step_bytes
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.test_denoiser_masked import BLOCKS, FLOAT32, Everything, step
@@ -230,27 +233,28 @@ class Measured:
         self.steps.append((work, step_ms))
 
 
-def test_a_cost_model_is_told_what_every_step_computed() -> None:
+def test_a_cost_model_is_told_of_every_step_that_loaded_nothing() -> None:
     of = tiny_flux.family()
     model = Measured()
     made = engine(of, model=model)
-    made.batch.submit([edit(of, template(of), Spec("edit", grid=GRID, steps=3, text_tokens=5))])
-    report = made.step()
-    assert report is not None
-    assert report.sample is not None
-    assert report.sample.predicted_ms == pytest.approx(model.costs.step_ms(model.steps[0][0]))
-    finished(made)
+    made.batch.submit([edit(of, template(of, steps=1), Spec("edit", grid=GRID, steps=3, text_tokens=5))])
+    first, second, third = (made.step() for _ in range(3))
     own, keys = 5 + 4, 5 + 16
-    assert [work.tokens for work, _ in model.steps] == [keys * BLOCKS, own * BLOCKS, own * BLOCKS]
-    assert [work.pairs for work, _ in model.steps] == [
-        keys**2 * BLOCKS,
-        own * keys * BLOCKS,
-        own * keys * BLOCKS,
-    ]
+    assert first is not None
+    assert first.sample is not None
+    assert first.sample.loaded_bytes > 0
+    assert first.sample.predicted_ms == pytest.approx(
+        model.costs.step_ms(Work(BLOCKS, keys * BLOCKS, 0, keys**2 * BLOCKS))
+    )
+    assert second is not None
+    assert third is not None
+    assert [work.tokens for work, _ in model.steps] == [own * BLOCKS] * 2
+    assert [work.pairs for work, _ in model.steps] == [own * keys * BLOCKS] * 2
 
 
-def test_a_row_that_fails_leaves_the_others_as_they_were() -> None:
-    """Also the one that is computed alone afterwards keeps its correction and its slabs."""
+@pytest.mark.parametrize("at_step", [0, 1, 3])
+def test_a_row_that_fails_leaves_the_others_as_they_were(at_step: int) -> None:
+    """Also in the step that teaches the others their correction, which is then computed again, each row alone."""
     of = tiny_flux.family()
     taken = template(of)
     good = edit(of, taken, Spec("good", grid=GRID, steps=5, seed=2))
@@ -260,13 +264,76 @@ def test_a_row_that_fails_leaves_the_others_as_they_were() -> None:
     wanted = finished(alone)["good"].latent
     made = engine(of)
     made.batch.submit([good, bad])
-    made.step()
+    for _ in range(at_step):
+        made.step()
+    made.plan()
     (spoiled,) = (row for row in made.batch.running if row.key.job_id == "bad")
     made.batch.settle([replace(spoiled, latent=spoiled.latent[:3])], [])  # no forward takes it
     report = made.step()
     assert report is not None
     assert [failure.row.key.job_id for failure in report.failed] == ["bad"]
     torch.testing.assert_close(finished(made)["good"].latent, wanted, atol=FLOAT32, rtol=0)
+
+
+class Hiccup(FluxInpaint):
+    """A family whose first forward fails in its last block, whoever is in it."""
+
+    failed = False
+
+    def velocity(
+        self,
+        sequences: Sequences,
+        image: Tensor,
+        timestep: Tensor,
+        uses: Sequence[Use] = (),
+        trace: Tracing = UNTRACED,
+    ) -> Tensor:
+        found = super().velocity(sequences, image, timestep, uses, trace)
+        if not self.failed:
+            self.failed = True
+            raise RuntimeError("once")
+        return found
+
+
+def test_a_step_that_is_computed_again_teaches_its_rows_anew() -> None:
+    of = tiny_flux.family()
+    taken = template(of)
+    rows = [edit(of, taken, Spec(name, grid=GRID, steps=4, seed=i)) for i, name in enumerate("ab")]
+    calm = engine(of)
+    calm.batch.submit(rows)
+    wanted = finished(calm)
+    made = engine(Hiccup(tiny_flux.transformer()))
+    made.batch.submit(rows)
+    ended = finished(made)
+    for name in "ab":
+        torch.testing.assert_close(ended[name].latent, wanted[name].latent, atol=FLOAT32, rtol=0)
+
+
+def test_a_template_that_cannot_be_loaded_is_a_miss() -> None:
+    of = tiny_flux.family()
+    taken = template(of)
+    spec = Spec("edit", grid=GRID, steps=4)
+    broken = Entry(
+        taken.entries[0].sigma, tuple(replace(kept, value=None) for kept in taken.entries[0].blocks)
+    )
+    rows = [edit(of, Template("t", GRID, (broken,)), spec), edit(of, None, spec)]
+    latents = []
+    for row in rows:
+        made = engine(of)
+        made.batch.submit([row])
+        latents.append(finished(made)["edit"].latent)
+    torch.testing.assert_close(*latents, atol=FLOAT32, rtol=0)
+
+
+def test_an_edit_of_one_step_is_computed_in_full() -> None:
+    of = tiny_flux.family()
+    spec = Spec("edit", grid=GRID, steps=1)
+    latents = []
+    for taken in (template(of), None):
+        made = engine(of)
+        made.batch.submit([edit(of, taken, spec)])
+        latents.append(finished(made)["edit"].latent)
+    torch.testing.assert_close(*latents, atol=FLOAT32, rtol=0)
 
 
 def test_a_row_cancelled_between_steps_leaves_the_others_as_they_were() -> None:
@@ -315,19 +382,34 @@ def test_memory_stays_within_its_budget_over_a_thousand_admissions() -> None:
     taken = template(of)
     rows = list(rows_of_any_weight(of, taken))
     activation = 1000.0
-    most = 4 * max(step_bytes([row], activation, 4) for row in rows)
+    most = 4 * max(step_bytes([row], activation, of) for row in rows)
     made = engine(of, budget=Budget(memory_bytes=most, activation_bytes=activation))
     made.batch.submit(rows)
     fullest, admitted = 0, set()
     while joined := made.plan():
         admitted |= {row.key for row in joined}
-        assert step_bytes(joined, activation, 4) <= most
+        assert step_bytes(joined, activation, of) <= most
         fullest = max(fullest, len(joined))
         made.batch.settle(
             [row.advanced(row.latent) for row in joined], [r.key for r in joined if r.step + 1 >= r.steps]
         )
     assert len(admitted) == 1000
     assert fullest > 4
+
+
+def test_what_is_counted_is_what_is_held() -> None:
+    of = tiny_flux.family()
+    row = edit(of, template(of), Spec("edit", grid=GRID, steps=6, true_cfg_scale=2.0, text_tokens=7))
+    slabs = (
+        [Slabs(row.template.entries[0], row.region, own, of) for own in row.own_tokens]
+        if row.template and row.region
+        else []
+    )
+    held = [slab.keys_values(block) for slab in slabs for block in range(BLOCKS)]
+    assert slab_bytes(row, 4) == sum(each.key.nbytes + each.value.nbytes for each in held) > 0
+    run = replace(tiny_flux.row(of, Spec("run", grid=GRID, steps=3)), recording=Recording(FORMS[0], EXACT))
+    recorded = template(of, steps=3).size_bytes
+    assert row_bytes(run, of) - row_bytes(replace(run, recording=None), of) == recorded
 
 
 def test_rows_share_a_step_while_it_is_predicted_to_be_short_enough() -> None:

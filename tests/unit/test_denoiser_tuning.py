@@ -127,4 +127,4 @@ def test_caps_of_the_profile_hold_where_that_is_configured() -> None:
 def test_a_trace_is_written_at_the_end(tmp_path: Path) -> None:
     edited(trace_file=tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert {event["cat"] for event in events if event["ph"] == "X"} == {"steps", "compute", "load"}
+    assert {"steps", "compute", "load"} <= {event["cat"] for event in events if event["ph"] == "X"}

@@ -79,7 +79,7 @@ def varlen(
     keys = own
     if outside:
         parts = [
-            _extended(key[start:end], value[start:end], outside.get(sequence))
+            _beside(key[start:end], value[start:end], outside.get(sequence))
             for sequence, (start, end) in enumerate(own.bounds)
         ]
         key, value = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
@@ -108,6 +108,13 @@ def grouped(
         for index, (start, end) in enumerate(spans):
             out[start:end] = attended[:, index]
     return out
+
+
+def _beside(key: Tensor, value: Tensor, outside: Outside | None) -> tuple[Tensor, Tensor]:
+    """As :func:`_extended`, in memory of its own: sequences of one kernel may share what lies outside."""
+    if outside is None:
+        return key, value
+    return torch.cat((key, outside.key[outside.room :])), torch.cat((value, outside.value[outside.room :]))
 
 
 def _extended(key: Tensor, value: Tensor, outside: Outside | None) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,10 @@ class Capacity:
             raise ValueError(f"capacity needs at least one row and one token, received {self}")
 
 
+PATIENCE: Final = 8
+"""Steps that may pass over background rows in a row."""
+
+
 class Joining(StrEnum):
     """When waiting rows may join."""
 
@@ -66,7 +70,8 @@ class Batch(Generic[M]):
     """Rows of one worker: first come, first served.
 
     A row that is larger than the whole capacity is not refused for ever: it runs alone. Background rows yield: one of
-    them shares a step while nobody waits and it fits, or there is nobody else.
+    them shares a step while nobody waits and it fits, or there is nobody else; where there is no such step for long,
+    every so often one beside the others, which a saturated worker needs most: what it records makes all lighter.
 
     Args:
         capacity: of one step.
@@ -86,6 +91,7 @@ class Batch(Generic[M]):
         self._waiting: dict[RowKey, M] = {}
         self._running: dict[RowKey, M] = {}
         self._background: dict[RowKey, M] = {}
+        self._passed_over = 0
 
     @property
     def waiting(self) -> tuple[M, ...]:
@@ -130,7 +136,12 @@ class Batch(Generic[M]):
             for member in list(self._joining(self._waiting.values())):
                 del self._waiting[member.key]
                 self._running[member.key] = member
-        beside = () if self._waiting else islice(self._joining(self._background.values()), 1)
+        beside = () if self._waiting else tuple(islice(self._joining(self._background.values()), 1))
+        self._passed_over = 0 if beside or not self._background else self._passed_over + 1
+        if self._passed_over > PATIENCE:
+            self._passed_over = 0
+            every = (*self.running, next(iter(self._background.values())))
+            beside = every[-1:] if self._fits(every) else ()
         return (*self.running, *beside)
 
     def settle(self, advanced: Iterable[M], left: Iterable[RowKey]) -> None:

@@ -73,7 +73,7 @@ class CostModel(Protocol):
         """As they are known now."""
 
     def observe_step(self, work: Work, step_ms: float) -> object:
-        """A step computed `work` in `step_ms`, waits for loads not counted."""
+        """A step that had nothing to load computed `work` in `step_ms`."""
 
 
 class Guess:
@@ -166,6 +166,7 @@ class Engine:
             planner=how.planner,
             ahead_bytes=how.ahead_bytes,
             correction_bits=how.correction_bits,
+            shares=how.device is not None and how.device.shares,
         )
 
     def step(self) -> StepReport | None:
@@ -193,6 +194,8 @@ class Engine:
         outcome = self._attempt(rows)
         if isinstance(outcome, StepReport):
             return outcome
+        if len(rows) == 1 and rows[0].template is not None:  # a template is never the reason of a failure
+            return self.compute((replace(rows[0], template=None),))
         if len(rows) == 1:
             return StepReport(began, self._clock(), failed=(FailedRow(rows[0], _row_error(outcome)),))
         del outcome  # its traceback keeps the tensors of the failed step alive
@@ -248,7 +251,8 @@ class Engine:
         previews = [
             _preview(row, picture) for row, picture in zip(rows, pictures, strict=True) if picture is not None
         ]
-        self._model.observe_step(reuses.work, (ended - began - self._waits.total_s) * 1e3)
+        if not reuses.missing_bytes:  # else part of it was waiting
+            self._model.observe_step(reuses.work, (ended - began) * 1e3)
         sample = step_sample(
             rows,
             reuses,

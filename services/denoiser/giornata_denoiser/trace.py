@@ -51,7 +51,8 @@ class Trace:
         self._lock = threading.Lock()
         self._spans: deque[Span] = deque(maxlen=EVENTS)
         self._clock = clock
-        self._mark = self._host_mark if torch.device(device).type != "cuda" else _DeviceClock(clock).mark
+        self._on_device = torch.device(device).type == "cuda"
+        self._mark = _DeviceClock(clock).mark if self._on_device else self._host_mark
 
     @contextmanager
     def span(self, lane: Lane, name: str, **arguments: object) -> Iterator[None]:
@@ -65,9 +66,11 @@ class Trace:
                 self._spans.append(span)
 
     def spans(self) -> list[tuple[Lane, str, float, float, dict[str, object]]]:
-        """Lane, name, begin and end in seconds, and arguments, in order of their begin; the device has finished all."""
+        """Lane, name, begin and end in seconds, and arguments, in order of their begin. Waits for the device."""
         with self._lock:
             spans = list(self._spans)
+        if self._on_device:
+            torch.cuda.synchronize()
         found = [(span.lane, span.name, span.began(), span.ended(), span.arguments) for span in spans]
         return sorted(found, key=lambda span: span[2])
 

@@ -12,6 +12,8 @@ class Lane(StrEnum):
 
     STEP = "steps"
     COMPUTE = "compute"
+    WAIT = "wait"
+    """Part of computing: for a load."""
     LOAD = "load"
 
 

@@ -41,19 +41,21 @@ def engine_of(
         if device.type == "cpu" and load.size_bytes:
             model.observe_load(load.size_bytes, (load.ended_s - load.began_s) * 1e3)
 
-    with Loader(on_loaded=loaded) as loader:
-        yield Engine(
-            checkpoint.family,
-            Capacity(config.capacity_rows, config.capacity_tokens),
-            time.perf_counter,
-            checkpoint.preview_map,
-            budget=budget_of(config, profile, device),
-            joining=config.batching,
-            reusing=reusing_of(config, model, loader, device),
-            trace=trace or UNTRACED,
-        )
-    if trace is not None and config.trace_file is not None:
-        trace.write(config.trace_file)
+    try:
+        with Loader(on_loaded=loaded) as loader:
+            yield Engine(
+                checkpoint.family,
+                Capacity(config.capacity_rows, config.capacity_tokens),
+                time.perf_counter,
+                checkpoint.preview_map,
+                budget=budget_of(config, profile, device),
+                joining=config.batching,
+                reusing=reusing_of(config, model, loader, device),
+                trace=trace or UNTRACED,
+            )
+    finally:
+        if trace is not None and config.trace_file is not None:
+            trace.write(config.trace_file)
 
 
 def budget_of(config: DenoiserConfig, profile: Profile, device: torch.device) -> Budget:
@@ -61,7 +63,7 @@ def budget_of(config: DenoiserConfig, profile: Profile, device: torch.device) ->
     unlimited = Budget()
     return Budget(
         step_ms=config.step_limit_ms or unlimited.step_ms,
-        memory_bytes=_memory_bytes(config.memory_mb, device),
+        memory_bytes=_memory_bytes(config, device),
         activation_bytes=profile.activation_bytes,
         caps=profile.caps if config.batch_caps else (),
     )
@@ -81,10 +83,10 @@ def reusing_of(
     )
 
 
-def _memory_bytes(configured_mb: int | None, device: torch.device) -> float:
-    if configured_mb is not None:
-        return configured_mb << MIB
+def _memory_bytes(config: DenoiserConfig, device: torch.device) -> float:
+    if config.memory_mb is not None:
+        return config.memory_mb << MIB
     if device.type != "cuda":
         return Budget().memory_bytes
     free, _ = torch.cuda.mem_get_info(device)
-    return SPARED * free
+    return max(0.0, SPARED * free - (config.template_device_mb << MIB))

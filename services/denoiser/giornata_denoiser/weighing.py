@@ -11,6 +11,7 @@ from giornata.planning.costs import Shape, StepCosts, step_work, worth_reusing
 from giornata.planning.profile import BatchCap
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.reuse.served import preferred
+from giornata_denoiser.reuse.template import Form
 from giornata_denoiser.row import Row
 
 ENTRIES = 3
@@ -41,7 +42,7 @@ def fits(rows: Sequence[Row], budget: Budget, costs: StepCosts, family: Family) 
     """
     return (
         predicted_ms(rows, costs, family.blocks) <= budget.step_ms
-        and step_bytes(rows, budget.activation_bytes, family.dtype.itemsize) <= budget.memory_bytes
+        and step_bytes(rows, budget.activation_bytes, family) <= budget.memory_bytes
         and sum(share(row.tokens, budget.caps) for row in rows) <= 1.0
     )
 
@@ -56,41 +57,59 @@ def predicted_ms(rows: Sequence[Row], costs: StepCosts, blocks: int) -> float:
     return costs.step_ms(step_work(shapes, modes))
 
 
-def step_bytes(rows: Sequence[Row], activation_bytes: float, itemsize: int) -> float:
+def step_bytes(rows: Sequence[Row], activation_bytes: float, family: Family) -> float:
     """Memory of a step of `rows`, the model's weights not counted."""
-    held = sum(row_bytes(row, itemsize) for row in rows)
+    held = sum(row_bytes(row, family) for row in rows)
     return held + activation_bytes * sum(row.tokens for row in rows)
 
 
-def row_bytes(row: Row, itemsize: int) -> int:
-    """What a row holds between steps: its tensors and, at most, the slabs of so many entries."""
+def row_bytes(row: Row, family: Family) -> int:
+    """What a row holds between steps, at most: its tensors, what it takes from a template, what it records."""
     held = [row.latent, *row.conditioning.values()]
     held += [tensor for prompt in row.prompts for tensor in (prompt.embeds, prompt.pooled)]
-    return sum(tensor.nbytes for tensor in held) + ENTRIES * slab_bytes(row, itemsize)
+    taken = ENTRIES * slab_bytes(row, family.dtype.itemsize)
+    return sum(tensor.nbytes for tensor in held) + taken + _recorded_bytes(row, family)
 
 
 def slab_bytes(row: Row, itemsize: int) -> int:
-    """Of all slabs of one entry, of all of the row's sequences; 0 for a row that takes from no template."""
+    """Of all slabs of one entry, of all of the row's sequences; 0 for a row that takes from no template.
+
+    Slabs of keys and values have room for the sequence's own.
+    """
     if row.template is None or row.region is None:
         return 0
     entry, outside = row.template.entries[0], len(row.region.outside)
-    channels = 0
-    for kept, mode in zip(entry.blocks, preferred(entry), strict=True):
-        parts = {Mode.KV: (kept.key, kept.value), Mode.HIDDEN: (kept.hidden,), Mode.FULL: ()}[mode]
-        channels += sum(part.shape[1] for part in parts if part is not None)
-    return channels * outside * itemsize * len(row.prompts)
+    taken = zip(entry.blocks, preferred(entry), strict=True)
+    channels = {Mode.KV: 0, Mode.HIDDEN: 0}
+    for kept, mode in taken:
+        parts = {Mode.KV: (kept.key, kept.value), Mode.HIDDEN: (kept.hidden,)}.get(mode, ())
+        channels[mode] = channels.get(mode, 0) + sum(part.shape[1] for part in parts if part is not None)
+    return itemsize * sum(
+        channels[Mode.KV] * (own + outside) + channels[Mode.HIDDEN] * outside for own in row.own_tokens
+    )
+
+
+def _recorded_bytes(row: Row, family: Family) -> int:
+    """Of all entries that a template run will leave, in host memory on every device."""
+    what = row.recording
+    if what is None or family.device.type == "cuda":
+        return 0
+    parts = sum(2 if form is Form.KV else 1 for form in what.forms)
+    bits = what.bits or 8 * family.dtype.itemsize
+    blocks = family.blocks - what.first_block
+    return row.steps * blocks * parts * row.image_tokens * family.width * bits // 8
 
 
 def profits(row: Row, costs: StepCosts, family: Family) -> bool:
     """Whether a row with a template ends earlier than in full: below the crossover mask ratio.
 
-    Its loads are spread over its steps: every entry is loaded once.
+    Its first step is computed in full anyway. Its loads are spread over the others: every entry is loaded once.
     """
-    if row.template is None:
+    if row.template is None or row.steps < 2:
         return False
     entries = min(len(row.template.entries), row.steps)
     bytes_a_step = slab_bytes(row, family.dtype.itemsize) * entries / row.steps
-    return worth_reusing(costs, row.shapes, family.blocks, bytes_a_step)
+    return worth_reusing(costs, row.shapes, preferred(row.template.entries[0]), bytes_a_step)
 
 
 def share(tokens: int, caps: Sequence[BatchCap]) -> float:

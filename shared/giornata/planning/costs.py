@@ -150,17 +150,20 @@ def row_blocks(
     )
 
 
-def worth_reusing(costs: StepCosts, shapes: Sequence[Shape], blocks: int, bytes_a_step: float) -> bool:
-    """Whether a row with reuse ends its steps earlier than in full, loads behind computing: below the crossover.
+def worth_reusing(
+    costs: StepCosts, shapes: Sequence[Shape], modes: Sequence[Mode], bytes_a_step: float
+) -> bool:
+    """Whether a row's step with reuse ends earlier than in full, loads behind computing: below the crossover.
 
     Args:
         costs: of the machine.
         shapes: of the row's sequences.
-        blocks: of the transformer.
+        modes: of its blocks, with reuse.
         bytes_a_step: loaded, on average.
     """
     full, masked = (
-        costs.step_ms(step_work(shapes, [(mode,) * blocks] * len(shapes))) for mode in (Mode.FULL, Mode.KV)
+        costs.step_ms(step_work(shapes, [chosen] * len(shapes)))
+        for chosen in ((Mode.FULL,) * len(modes), tuple(modes))
     )
     return max(masked, costs.load_ms(bytes_a_step)) < full
 

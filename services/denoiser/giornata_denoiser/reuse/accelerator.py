@@ -33,6 +33,15 @@ class Event:
         """Everything that `stream` was given until now."""
         self._event.record(stream)
 
+    @property
+    def here(self) -> bool:
+        """Whether the stream has got that far."""
+        return bool(self._event.query())
+
+    def finish(self) -> None:
+        """Of this stream alone."""
+        self._event.synchronize()
+
     def wait(self, *tensors: Tensor) -> None:
         """No synchronisation with the host. The allocator is told of the second stream that uses the memory."""
         stream = torch.cuda.current_stream(tensors[0].device)
@@ -44,10 +53,15 @@ class Event:
 class Accelerator:
     """The device of an engine on a GPU. One thread loads at a time.
 
+    Attributes:
+        shares: see :class:`giornata_denoiser.reuse.device.Device`.
+
     Args:
         device: a CUDA device.
         budget_bytes: of what is kept there as it is stored, least recently used out first.
     """
+
+    shares: Final = True
 
     def __init__(self, device: torch.device, budget_bytes: int) -> None:
         self._device = device

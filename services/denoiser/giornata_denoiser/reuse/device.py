@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
 from torch import Tensor
 
@@ -15,7 +15,14 @@ from giornata_denoiser.reuse.stored import Stored
 
 
 class Arrival(Protocol):
-    """Tells the computing stream when something is there."""
+    """Tells when something is there."""
+
+    @property
+    def here(self) -> bool:
+        """Whether it is now."""
+
+    def finish(self) -> None:
+        """Let the calling thread wait for it."""
 
     def wait(self, *tensors: Tensor) -> None:
         """Let the current stream wait for it; `tensors` are read there."""
@@ -23,6 +30,10 @@ class Arrival(Protocol):
 
 class Device(Protocol):
     """Where slabs are gathered."""
+
+    @property
+    def shares(self) -> bool:
+        """Whether what was brought stays for others: rows of one entry move it once."""
 
     def bring(self, stored: Stored) -> Stored:
         """`stored` on the device; called while :meth:`loading`."""
@@ -42,12 +53,20 @@ class Device(Protocol):
 class Here:
     """The arrival of what is there already."""
 
+    here: Final = True
+
+    def finish(self) -> None:
+        """At once."""
+
     def wait(self, *tensors: Tensor) -> None:
         """At once."""
 
 
 class Host:
     """The device of an engine on a CPU."""
+
+    shares: Final = False
+    """Gathering is the load."""
 
     def bring(self, stored: Stored) -> Stored:
         """As it is."""

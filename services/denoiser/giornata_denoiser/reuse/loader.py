@@ -8,9 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
+from giornata_denoiser.reuse.device import Arrival
 from giornata_denoiser.reuse.loads import Load, Loaded
+
+UNDER_WAY: Final = 2
+"""Loads that a GPU's copy stream is given ahead: it never idles, and what becomes urgent waits for no more."""
 
 
 class Loader:
@@ -72,10 +76,14 @@ class Loader:
             self._changed.notify()
 
     def _run(self) -> None:
+        under_way: deque[Arrival] = deque()
         while (load := self._next()) is not None:
             began, size = self._clock(), load.slabs.load_bytes(load.block, load.mode)
-            load.slabs.load(load.block, load.mode, partial(self._throttle, size, began))
+            under_way.append(load.slabs.load(load.block, load.mode, partial(self._throttle, size, began)))
+            if len(under_way) > UNDER_WAY:
+                under_way.popleft().finish()
             self._on_loaded(Loaded(load, size, began, self._clock()))
+            del load  # whose slabs would otherwise stay while nothing is to be done
 
     def _throttle(self, size_bytes: int, began_s: float) -> None:
         """Wait until the link would have moved the slab, or the loader stops."""

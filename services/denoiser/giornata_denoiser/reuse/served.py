@@ -31,6 +31,8 @@ class Served:
     """Nothing that is still to be loaded would change the modes."""
     corrections: tuple[Correction, ...] = ()
     """Of a step that is computed in full to learn them, one of each sequence."""
+    step: int = 0
+    """Of the row, when it was last served."""
 
     @property
     def size_bytes(self) -> int:
@@ -98,6 +100,8 @@ def planned(
     costs: StepCosts,
     beside_ms: float,
     planner: BatchPlanner,
+    *,
+    shared: bool,
 ) -> tuple[list[Served], float]:
     """The rows with the modes of this step, and its predicted end in ms, its fixed costs not counted.
 
@@ -109,6 +113,7 @@ def planned(
         costs: of the machine.
         beside_ms: what each block takes besides these rows.
         planner: of :data:`giornata.planning.batch.PLANNERS`.
+        shared: rows of one entry load it once.
     """
     blocks = len(now[0].modes)
     beyond = any(after is not None for after in following)
@@ -118,7 +123,10 @@ def planned(
     unit = slab_unit(load for window in windows for load in window)
     link = Link(costs.load[0] / SLABS + costs.load[1] * unit)
     rows = [
-        BatchRow(row_blocks(costs, row.shapes, window, unit, blocks), id(row.slabs[0]))
+        BatchRow(
+            row_blocks(costs, row.shapes, window, unit, blocks),
+            id(row.entry) if shared else id(row.slabs[0]),
+        )
         for row, window in zip(now, windows, strict=True)
     ]
     plan = planner(rows, link, beside_ms)

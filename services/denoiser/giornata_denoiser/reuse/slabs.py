@@ -13,7 +13,7 @@ from torch import Tensor
 from giornata.planning.blocks import Mode
 from giornata_denoiser.attention import Outside
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.reuse.device import Arrival, Device, Host
+from giornata_denoiser.reuse.device import Arrival, Device, Here, Host
 from giornata_denoiser.reuse.region import Region
 from giornata_denoiser.reuse.stored import Stored
 from giornata_denoiser.reuse.template import Entry
@@ -118,7 +118,7 @@ class Slabs:
     def load_bytes(self, block: int, mode: Mode) -> int:
         """What has to move for a slab; 0 for one that is here."""
         slot = self._slabs.get((block, mode))
-        if slot is not None and slot.done():
+        if slot is not None and slot.done() and slot.exception() is None and slot.result()[1].here:
             return 0
         parts = self._parts(block, mode)
         return sum(self._device.moved_bytes(part, self._gathered_bytes(part)) for part in parts)
@@ -135,7 +135,7 @@ class Slabs:
         """Nobody will load what was expected."""
         del self._slabs[block, mode]
 
-    def load(self, block: int, mode: Mode, pause: Callable[[], None] = lambda: None) -> None:
+    def load(self, block: int, mode: Mode, pause: Callable[[], None] = lambda: None) -> Arrival:
         """Gather an expected slab, in any thread; what goes wrong is raised to who asks for it.
 
         `pause` is called before the slab is handed out.
@@ -154,12 +154,14 @@ class Slabs:
             slot.set_result((slab, arrival))
         except Exception as error:  # noqa: BLE001 - a thread's edge: who asks for the slab is told
             slot.set_exception(error)
+            return Here()
+        return arrival
 
     def _slab(self, block: int, mode: Mode) -> tuple[Slab, Arrival]:
         slot = self._slabs.get((block, mode))
         if slot is not None and slot.done():
             return slot.result()
-        with self._waits.waiting():
+        with self._waits.waiting(), self._trace.span(Lane.WAIT, f"block {block}", mode=str(mode)):
             if slot is None:
                 self.expect(block, mode)
                 self.load(block, mode)

@@ -77,6 +77,7 @@ class Sources:
         planner: of :data:`giornata.planning.batch.PLANNERS`.
         ahead_bytes: most slabs that are loaded for later steps.
         correction_bits: in which corrections are kept; None corrects nothing.
+        shares: rows of one entry load it once; see :attr:`giornata_denoiser.reuse.device.Device.shares`.
     """
 
     def __init__(
@@ -89,10 +90,11 @@ class Sources:
         planner: BatchPlanner = plan_batch,
         ahead_bytes: int = 1 << 30,
         correction_bits: int | None = 8,
+        shares: bool = False,
     ) -> None:
         self._family, self._make_slabs, self._costs = family, make_slabs, costs
         self._loader, self._planner, self._ahead_bytes = loader, planner, ahead_bytes
-        self._correction_bits = correction_bits
+        self._correction_bits, self._shares = correction_bits, shares
         self._entries: dict[RowKey, Entries] = {}
         self._corrections: dict[RowKey, tuple[Correction, ...]] = {}
         self._served: dict[RowKey, Served] = {}
@@ -137,20 +139,26 @@ class Sources:
         entry, served = known.at(row.step), self._served.pop(row.key, None)
         if entry is None:
             return
+        if served is not None and served.corrections and served.step == row.step:
+            # The step that was to teach them has failed and is tried again: what they have learnt may be half of it,
+            # and the slabs may hold the row's own values already.
+            del self._corrections[row.key]
+            served = None
         ahead = self._next.get(row.key)
         if ahead is not None and ahead.entry is entry:
             served = self._next.pop(row.key)
         if served is None or served.entry is not entry:
             served = self._made(row, entry)
-        elif served.corrections:
-            served = replace(served, corrections=())
-        self._served[row.key] = self._correcting(row, served)
+        corrected = self._correcting(row, replace(served, corrections=(), step=row.step))
+        if corrected is not None:
+            self._served[row.key] = corrected
 
-    def _correcting(self, row: Row, served: Served) -> Served:
-        """Computed in full, if that has not been done and a later step profits."""
-        lasts = any(self._entries[row.key].by_step[row.step + 1 :])
-        if self._correction_bits is None or row.region is None or row.key in self._corrections or not lasts:
+    def _correcting(self, row: Row, served: Served) -> Served | None:
+        """To be computed in full and learnt from, if that has not been done; None where no later step would profit."""
+        if self._correction_bits is None or row.region is None or row.key in self._corrections:
             return served
+        if not any(self._entries[row.key].by_step[row.step + 1 :]):
+            return None
         bits = self._correction_bits
         made = tuple(Correction(slabs, row.region, bits) for slabs in served.slabs)
         self._corrections[row.key] = made
@@ -201,7 +209,7 @@ class Sources:
         beside_ms = costs.step_ms(step_work(beside, modes)) / self._family.blocks
         following = [self._next.get(key) if self._changes(here[key]) else None for key in open_]
         served = [self._served[key] for key in open_]
-        chosen, ended_ms = planned(served, following, costs, beside_ms, self._planner)
+        chosen, ended_ms = planned(served, following, costs, beside_ms, self._planner, shared=self._shares)
         self._served |= dict(zip(open_, chosen, strict=True))
         return ended_ms
 
