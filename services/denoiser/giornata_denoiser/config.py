@@ -40,7 +40,7 @@ class TemplateConfig(ModelConfig):
         4, description="Bits of recorded values: 8, 4, or 0 for those of the model's own dtype."
     )
     template_levels: int = Field(
-        7, ge=1, le=200, description="Noise levels that are recorded; edits take the nearest one."
+        6, ge=1, le=200, description="Noise levels that are recorded; edits take the nearest one."
     )
     template_memory_mb: int = Field(
         2048, ge=0, description="Recorded templates in memory, in MiB, least recently used out first."
