@@ -11,6 +11,7 @@ from giornata.planning.batch import PLANNERS, PlannerName
 from giornata_denoiser.batch import Capacity, Joining, RowKey
 from giornata_denoiser.engine import CostModel, Engine, ReuseOptions
 from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.reuse.accelerator import device_for
 from giornata_denoiser.reuse.loader import Loader
 from giornata_denoiser.row import Row
 from giornata_denoiser.tracing import UNTRACED, Tracing
@@ -19,7 +20,7 @@ from tests.bench.setting import DEFAULT, Setting
 ROWS = 8
 """Most rows of a step."""
 TOKENS = 1 << 20
-AHEAD_BYTES = 4 << 30
+AHEAD_BYTES = DEVICE_BYTES = 4 << 30
 
 
 @contextmanager
@@ -50,6 +51,7 @@ def engine_with(
         options = ReuseOptions(
             loader,
             planner=PLANNERS[planner],
+            device=device_for(family.device, DEVICE_BYTES),
             correction_bits=setting.correction_bits,
             ahead_bytes=AHEAD_BYTES,
         )

@@ -138,7 +138,7 @@ def _compared(
 ) -> Iterator[dict[str, Any]]:
     """Every system at one speed of loading; they take turns, and the first turn warms up."""
     load_ms = load * costs.mean_ms(Mode.KV)
-    size = scene.slabs(scene.entries[0]).size_bytes(0, Mode.KV)
+    size = scene.slabs(scene.entries[0]).load_bytes(0, Mode.KV)
     rate = size / (load_ms / 1e3)
     link = Link(load_ms / KV_SLABS)
     blocks = _blocks(scene, costs)
