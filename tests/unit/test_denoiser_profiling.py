@@ -70,7 +70,7 @@ class Far(Host):
         self.brought.append(stored)
         return stored
 
-    def moved_bytes(self, stored: Stored, slab_bytes: int) -> int:  # noqa: ARG002 - protocol
+    def moved_bytes(self, stored: Stored, slab_bytes: int) -> int:
         return stored.size_bytes
 
 
