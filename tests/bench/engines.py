@@ -14,7 +14,6 @@ from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.reuse.accelerator import device_for
 from giornata_denoiser.reuse.loader import Loader
 from giornata_denoiser.row import Row
-from giornata_denoiser.tracing import UNTRACED, Tracing
 from tests.bench.setting import DEFAULT, Setting
 
 ROWS = 8
@@ -33,7 +32,6 @@ def engine_with(
     model: CostModel | None = None,
     planner: PlannerName = PlannerName.EXACT,
     rate_bytes_s: float | None = None,
-    trace: Tracing = UNTRACED,
 ) -> Iterator[Engine]:
     """An engine that loads ahead, for as long as its context lasts.
 
@@ -45,7 +43,6 @@ def engine_with(
         model: what steps cost; None where nobody knows.
         planner: of the modes.
         rate_bytes_s: no load is faster; None for as fast as it goes.
-        trace: told of steps, blocks and loads.
     """
     with Loader(rate_bytes_s) as loader:
         options = ReuseOptions(
@@ -58,7 +55,7 @@ def engine_with(
         if model is not None:
             options = replace(options, model=model)
         capacity = Capacity(rows, TOKENS)
-        yield Engine(family, capacity, time.perf_counter, joining=joining, reusing=options, trace=trace)
+        yield Engine(family, capacity, time.perf_counter, joining=joining, reusing=options)
 
 
 def drained(engine: Engine, rows: Sequence[Row]) -> list[Row]:
