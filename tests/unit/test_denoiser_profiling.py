@@ -74,19 +74,16 @@ class Far(Host):
         return stored.size_bytes
 
 
-def meter_with(device: Host, monkeypatch: pytest.MonkeyPatch) -> Meter:
-    monkeypatch.setattr("giornata_denoiser.profiling.rows.device_for", lambda *_: device)
+def meter_with(device: Host) -> Meter:
     checkpoint = Checkpoint(CARD, tiny_flux.family(), tiny_flux.SCHEDULER, PREVIEW_MAP)
     ticks = iter(range(1000))
-    return Meter(Workpieces(checkpoint, 8), lambda: float(next(ticks)))
+    return Meter(Workpieces(checkpoint, 8, device), lambda: float(next(ticks)))
 
 
 @pytest.mark.parametrize("mode", [Mode.KV, Mode.HIDDEN])
-def test_loads_are_fitted_to_the_bytes_that_an_engine_counts(
-    mode: Mode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loads_are_fitted_to_the_bytes_that_an_engine_counts(mode: Mode) -> None:
     device = Far()
-    meter = meter_with(device, monkeypatch)
+    meter = meter_with(device)
     size = SlabSize(4, 6, 5, 0.3, mode)
     bytes_moved = meter.load_bytes(size)
     for _ in range(2):  # nothing is left of the first load
@@ -95,15 +92,15 @@ def test_loads_are_fitted_to_the_bytes_that_an_engine_counts(
         assert sum(part.size_bytes for part in device.brought) == BLOCKS * bytes_moved
 
 
-def test_a_load_that_fails_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    meter = meter_with(Far(broken=True), monkeypatch)
+def test_a_load_that_fails_is_no_measurement() -> None:
+    meter = meter_with(Far(broken=True))
     with pytest.raises(RuntimeError, match="out of memory"):
         meter.load_ms(SlabSize(4, 6, 5, 0.3, Mode.KV))
 
 
-def test_steps_are_measured_with_slabs_of_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_measured_with_slabs_of_the_models_device() -> None:
     device = Far()
-    meter = meter_with(device, monkeypatch)
+    meter = meter_with(device)
     meter.step_ms(Mixture((RowSize(4, 6, 5, (Mode.KV,) * BLOCKS, 0.3),)))
     assert len(device.brought) == 2 * BLOCKS
 

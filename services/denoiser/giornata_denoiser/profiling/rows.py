@@ -10,7 +10,7 @@ from giornata_denoiser.assembly import assemble
 from giornata_denoiser.batch import RowKey
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.profiling.mixtures import RowSize
-from giornata_denoiser.reuse.accelerator import device_for
+from giornata_denoiser.reuse.device import Device
 from giornata_denoiser.reuse.recording import EntryRecorder
 from giornata_denoiser.reuse.region import Region, region
 from giornata_denoiser.reuse.slabs import Slabs
@@ -30,11 +30,11 @@ class Workpieces:
     Args:
         checkpoint: whose rows they are.
         bits: of what is recorded.
+        device: the checkpoint's, as loads get there; one that keeps nothing, so that every load moves all of it.
     """
 
-    def __init__(self, checkpoint: Checkpoint, bits: int) -> None:
-        self.checkpoint, self._bits = checkpoint, bits
-        self._device = device_for(checkpoint.family.device, 0)  # keeps nothing, so that every load moves all
+    def __init__(self, checkpoint: Checkpoint, bits: int, device: Device) -> None:
+        self.checkpoint, self._bits, self._device = checkpoint, bits, device
         self._entries: dict[tuple[int, int], Entry] = {}
         self._random = torch.Generator().manual_seed(0)
 
