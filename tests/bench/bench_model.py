@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deploy.quality import cases
 from giornata.models import read_model_card
 from giornata_denoiser.batch import Capacity, RowKey
 from giornata_denoiser.checkpoint import Checkpoint, load
@@ -24,6 +25,7 @@ from giornata_prepost.encoding import ImageModel
 from giornata_prepost.geometry import Size
 from giornata_prepost.masks import effective_alpha, model_mask
 from giornata_prepost.pictures import Pixels
+from tests.bench import engines
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +38,6 @@ class Request:
     """(height, width) bool."""
     prompt: str
     seed: int
-    mask_blur: float = 0.0
 
 
 class BenchModel:
@@ -63,7 +64,7 @@ class BenchModel:
 
     def edit(self, request: Request, halo: int) -> Row:
         """A row that shares its template's noise outside of its region, which is not set: it computes everything."""
-        alpha = effective_alpha(request.mask, 0, request.mask_blur)
+        alpha = effective_alpha(request.mask, 0, 0.0)
         height, width = request.mask.shape
         holes = model_mask(alpha, Size(width, height)).astype(np.uint8) * np.uint8(255)
         (tensors,) = self.images.encode_rows(request.image, holes, [request.seed], sampled=False)
@@ -78,18 +79,14 @@ class BenchModel:
         """The compute set of a row."""
         return region(self.family.touched(row.conditioning).view(row.grid), halo)
 
-    def run(self, rows: Iterable[Row], how: ReuseOptions | None = None, at_once: int = 8) -> list[Row]:
+    def run(self, rows: Iterable[Row], how: ReuseOptions | None = None) -> list[Row]:
         """The rows when they are done, in order."""
         ticks = count()
-        engine = Engine(self.family, Capacity(at_once, 1 << 20), lambda: float(next(ticks)), reusing=how)
-        every = [replace(row, key=RowKey(str(index), 1, 0)) for index, row in enumerate(rows)]
-        engine.batch.submit(every)
-        done: dict[RowKey, Row] = {}
-        while (report := engine.step()) is not None:
-            if report.failed:
-                raise report.failed[0].error
-            done |= {row.key: row for row in report.advanced if row.done}
-        return [done[row.key] for row in every]
+        capacity = Capacity(engines.ROWS, engines.TOKENS)
+        engine = Engine(self.family, capacity, lambda: float(next(ticks)), reusing=how)
+        return engines.drained(
+            engine, [replace(row, key=RowKey(str(index), 1, 0)) for index, row in enumerate(rows)]
+        )
 
     def decode(self, row: Row) -> Pixels:
         """The model's picture of a finished row."""
@@ -120,7 +117,11 @@ def box_of(mask: np.ndarray) -> np.ndarray:
     return box
 
 
-def spread_over(requests: Sequence[Request], limit: int) -> list[Request]:
-    """`limit` of them, evenly spread."""
-    step = max(1, len(requests) // limit)
-    return list(requests)[::step][:limit]
+def held_out(side: int, limit: int) -> list[Request]:
+    """`limit` of the edits that the model was not trained on, of pictures of `side` pixels."""
+    slots = [slot for slot in cases.slots() if slot.side == side]
+    return [
+        Request(slot.name, case.scene.before, np.asarray(case.scene.mask), case.scene.caption, slot.index)
+        for slot in cases.spread(slots, limit)
+        for case in [cases.draw(slot)]
+    ]

@@ -1,20 +1,28 @@
-"""The engine alone, in this process: how long it takes to put a batch together."""
+"""The engine alone, in this process: how long it takes to decide on a step, and to put a batch together."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
+from unittest.mock import patch
 
 import torch
 
+from giornata.planning.costs import StepCosts
 from giornata_denoiser.assembly import Assembly, assemble
 from giornata_denoiser.batch import Capacity, RowKey
 from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.engine import Engine
 from giornata_denoiser.reuse.region import region
-from giornata_denoiser.row import Row, build_row
+from giornata_denoiser.reuse.sources import Reuses
+from giornata_denoiser.reuse.template import Template
+from giornata_denoiser.row import Recording, Row, build_row
 from giornata_denoiser.sigmas import sigma_grid
+from tests.bench import engines
+from tests.bench.loading_engine import Known
 from tests.bench.report import Measured, measured
 from tests.bench.setting import DEFAULT
 from tests.bench.workload import PERCENTILES, at_percentile
@@ -23,19 +31,72 @@ GRIDS = ((32, 32), (24, 32), (32, 24), (16, 32), (32, 16), (24, 24), (28, 20), (
 """Token grids of the eight rows: pictures of 256 to 512 pixels a side."""
 TEXT_TOKENS = 48
 REPEATS = 12
+WARM_UP = 2
 LAYOUT_REPEATS = 60
+STEPS = 4
+MASKED_STEPS = 2 * DEFAULT.levels
+"""Of edits that reuse: every entry serves two of them."""
+COSTS: Final = StepCosts((0.0, 0.0, 1.0, 0.3, 0.0), (0.0, 5e-4))
+"""Loading takes about as long as computing, so that the planner has to choose."""
 
 
-def assembly_times(model: Path, seed: int) -> dict[str, Measured]:
+def opened(model: Path) -> Checkpoint:
+    """The model in a folder."""
+    return load(model, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def bookkeeping_times(checkpoint: Checkpoint, seed: int) -> dict[str, Measured]:
+    """Milliseconds of what eight masked rows cost in a step beside assembly and computing, when they join and later.
+
+    Admission, the modes of their blocks, the slabs that they share and the order of the loads: :meth:`Engine.plan`, and
+    the engine's sources. The loader's thread runs beside it, as it does in a denoiser.
+    """
+    rows = [_reusing(checkpoint, index, seed) for index in range(len(GRIDS))]
+    changed: list[float] = []
+    unchanged: list[float] = []
+    for repeat in range(REPEATS):
+        with engines.engine_with(checkpoint.family, model=Known(COSTS)) as engine:
+            engine.batch.submit(rows)
+            for step in range(MASKED_STEPS):
+                took_ms = _bookkeeping_ms(engine)
+                if repeat >= WARM_UP:
+                    (unchanged if step else changed).append(took_ms)
+    return {"batch changed": measured(changed), "batch unchanged": measured(unchanged)}
+
+
+def _bookkeeping_ms(engine: Engine) -> float:
+    """Of one step, which is computed too."""
+    sources = engine._sources
+    decide = sources.step
+    took_s = 0.0
+
+    def timed(rows: Sequence[Row]) -> Reuses:
+        nonlocal took_s
+        began = time.perf_counter()
+        reuses = decide(rows)
+        took_s += time.perf_counter() - began
+        return reuses
+
+    began = time.perf_counter()
+    rows = engine.plan()
+    took_s += time.perf_counter() - began
+    with patch.object(sources, "step", timed):
+        report = engine.compute(rows)
+    if report.failed:
+        raise report.failed[0].error
+    engine.settle(report)
+    return took_s * 1e3
+
+
+def assembly_times(checkpoint: Checkpoint, seed: int) -> dict[str, Measured]:
     """Milliseconds of assembly when rows join or leave, and in the steps between; in full and masked."""
-    checkpoint = load(model, dtype=torch.float32, device=torch.device("cpu"))
     changed: list[float] = []
     unchanged: list[float] = []
     for repeat in range(REPEATS):
         engine = Engine(checkpoint.family, Capacity(rows=8, tokens=1 << 20), time.perf_counter)
         engine.batch.submit([_row(checkpoint, i, repeat, seed) for i in range(len(GRIDS))])
         while (report := engine.step()) is not None:
-            if report.sample is None or repeat < 2:
+            if report.sample is None or repeat < WARM_UP:
                 continue
             joined = all(row.step == 1 for row in report.advanced)
             (changed if joined else unchanged).append(report.sample.assemble_ms)
@@ -80,6 +141,17 @@ def _layouts(assembly: Assembly, blocks: int) -> None:
         sequences.beyond(range(count))
 
 
+def _reusing(checkpoint: Checkpoint, index: int, seed: int) -> Row:
+    """A masked row with a template of its own, in the benchmarks' setting."""
+    recorded = _row(checkpoint, index, 0, seed, steps=DEFAULT.levels)
+    recording = Recording(frozenset({DEFAULT.form}), DEFAULT.bits)
+    with engines.engine_with(checkpoint.family) as engine:
+        (done,) = engines.drained(engine, [replace(recorded, recording=recording)])
+    template = Template(f"template{index}", done.grid, done.entries)
+    row = _masked(_row(checkpoint, index, 0, seed, steps=MASKED_STEPS), index)
+    return replace(row, template=template)
+
+
 def _masked(row: Row, index: int) -> Row:
     """`row` with a square mask in its corner, of the production trace's ratio at its share of the batch."""
     height, width = row.grid
@@ -89,7 +161,7 @@ def _masked(row: Row, index: int) -> Row:
     return replace(row, region=region(touched, DEFAULT.halo))
 
 
-def _row(checkpoint: Checkpoint, index: int, repeat: int, seed: int) -> Row:
+def _row(checkpoint: Checkpoint, index: int, repeat: int, seed: int, steps: int = STEPS) -> Row:
     """A row of noise; its values do not matter, its shapes do."""
     generator = torch.Generator().manual_seed(seed + index)
     height, width = GRIDS[index]
@@ -102,7 +174,7 @@ def _row(checkpoint: Checkpoint, index: int, repeat: int, seed: int) -> Row:
         checkpoint.family,
         RowKey(f"job{repeat}", 1, index),
         grid=(height, width),
-        sigmas=sigma_grid(checkpoint.scheduler, steps=4, strength=1.0, image_tokens=height * width),
+        sigmas=sigma_grid(checkpoint.scheduler, steps=steps, strength=1.0, image_tokens=height * width),
         text={
             "prompt_embeds": torch.randn(TEXT_TOKENS, joint_dim, generator=generator),
             "pooled_prompt_embeds": torch.randn(pooled_dim, generator=generator),

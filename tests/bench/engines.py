@@ -11,15 +11,15 @@ from giornata.planning.batch import PLANNERS, PlannerName
 from giornata_denoiser.batch import Capacity, Joining, RowKey
 from giornata_denoiser.engine import CostModel, Engine, ReuseOptions
 from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.reuse.accelerator import device_for
 from giornata_denoiser.reuse.loader import Loader
 from giornata_denoiser.row import Row
-from giornata_denoiser.tracing import UNTRACED, Tracing
 from tests.bench.setting import DEFAULT, Setting
 
 ROWS = 8
 """Most rows of a step."""
 TOKENS = 1 << 20
-AHEAD_BYTES = 4 << 30
+AHEAD_BYTES = DEVICE_BYTES = 4 << 30
 
 
 @contextmanager
@@ -32,7 +32,6 @@ def engine_with(
     model: CostModel | None = None,
     planner: PlannerName = PlannerName.EXACT,
     rate_bytes_s: float | None = None,
-    trace: Tracing = UNTRACED,
 ) -> Iterator[Engine]:
     """An engine that loads ahead, for as long as its context lasts.
 
@@ -44,19 +43,19 @@ def engine_with(
         model: what steps cost; None where nobody knows.
         planner: of the modes.
         rate_bytes_s: no load is faster; None for as fast as it goes.
-        trace: told of steps, blocks and loads.
     """
     with Loader(rate_bytes_s) as loader:
         options = ReuseOptions(
             loader,
             planner=PLANNERS[planner],
+            device=device_for(family.device, DEVICE_BYTES),
             correction_bits=setting.correction_bits,
             ahead_bytes=AHEAD_BYTES,
         )
         if model is not None:
             options = replace(options, model=model)
         capacity = Capacity(rows, TOKENS)
-        yield Engine(family, capacity, time.perf_counter, joining=joining, reusing=options, trace=trace)
+        yield Engine(family, capacity, time.perf_counter, joining=joining, reusing=options)
 
 
 def drained(engine: Engine, rows: Sequence[Row]) -> list[Row]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from giornata.planning.blocks import Mode
 from giornata_denoiser.assembly import assemble
+from giornata_denoiser.reuse.accelerator import device_for
+from giornata_denoiser.reuse.device import Device
 from giornata_denoiser.reuse.loader import Loader
 from giornata_denoiser.reuse.loads import Load
 from giornata_denoiser.reuse.slabs import Slabs
@@ -37,7 +40,12 @@ class Scene:
         region = self.row.region
         if region is None:
             raise SystemExit("the mask leaves nothing to be reused; ask for a smaller one")
-        return Slabs(entry, region, self.row.own_tokens[0], self.rows.family)
+        return Slabs(entry, region, self.row.own_tokens[0], self.rows.family, device=self._device)
+
+    @cached_property
+    def _device(self) -> Device:
+        """Keeps nothing, so that every picture loads all that it takes."""
+        return device_for(self.rows.family.device, 0)
 
 
 def picture_ms(scene: Scene, modes: Sequence[Mode], rate_bytes_s: float, *, ahead: bool) -> float:

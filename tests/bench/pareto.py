@@ -13,10 +13,10 @@ Point = tuple[float, float]
 
 
 def pareto(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Two charts side by side: SSIM in the mask's box over KiB a template, and over the share of full computing."""
+    """Two charts side by side: SSIM in the mask's box over KiB a template, and over the share of tokens computed."""
     charts = [
         _chart(rows, "KiB", "KiB a template (log)", math.log10),
-        _chart(rows, "share of full", "computed, of full", lambda value: value),
+        _chart(rows, "tokens of full", "tokens computed, of full", lambda value: value),
     ]
     shifted = "".join(
         f'<g transform="translate({i * WIDTH},0)">{chart}</g>' for i, chart in enumerate(charts)

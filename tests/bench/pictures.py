@@ -20,10 +20,10 @@ from diffusers import FluxFillPipeline
 from diffusers.hooks import FirstBlockCacheConfig
 from PIL import Image
 
-from deploy.quality import cases, metrics
+from deploy.quality import metrics
 from giornata_denoiser.row import Recording
 from giornata_prepost.pictures import Pixels
-from tests.bench.bench_model import BenchModel, Request, box_of
+from tests.bench.bench_model import BenchModel, Request, box_of, held_out
 from tests.bench.report import write
 from tests.bench.setting import DEFAULT
 from tests.bench.static_batching import skipped_share
@@ -80,12 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, write ``out/bench/pictures.json``."""
     options = options_of(arguments)
     torch.set_num_threads(options.threads)
-    slots = [slot for slot in cases.slots() if slot.side == options.side]
-    requests = [
-        Request(slot.name, case.scene.before, np.asarray(case.scene.mask), case.scene.caption, slot.index)
-        for slot in cases.spread(slots, options.limit)
-        for case in [cases.draw(slot)]
-    ]
+    requests = held_out(options.side, options.limit)
     model = BenchModel(options.model, steps=options.steps, guidance=options.guidance)
     lines = [_reuse(model, requests), *_first_block_cache(model, requests, options.thresholds)]
     write("pictures", lines, workload={**vars(options), "model": options.model.name, **DEFAULT.as_dict()})

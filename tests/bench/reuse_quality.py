@@ -1,6 +1,7 @@
 """What reuse costs in picture: accelerated against full computation with the same noise, on held-out edits.
 
-Every switch beside the default: form, bits, recorded levels, halo. ``python -m tests.bench.reuse_quality --help``.
+Every switch beside the default: form, bits, recorded levels, halo. `tokens of full` counts tokens and no time: what a
+form costs to load, or `hidden` to project again, is not in it. ``python -m tests.bench.reuse_quality --help``.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deploy.quality import cases, metrics
+from deploy.quality import metrics
 from giornata_denoiser.engine import ReuseOptions
 from giornata_denoiser.reuse.template import Form, Template
 from giornata_denoiser.row import Recording, Row
 from giornata_prepost.pictures import Pixels
-from tests.bench.bench_model import BenchModel, Request, box_of
+from tests.bench.bench_model import BenchModel, Request, box_of, held_out
 from tests.bench.pareto import pareto
 from tests.bench.report import write
 from tests.bench.setting import Setting
@@ -93,7 +94,7 @@ class Comparison:
             **_named(switches),
             **_scores(pictures, self._in_full(switches.halo)),
             "KiB": round(statistics.mean(t.size_bytes for t in templates) / 1024, 1),
-            "share of full": round(statistics.mean(_cost(row, switches) for row in rows), 3),
+            "tokens of full": round(statistics.mean(_cost(row, switches) for row in rows), 3),
         }
 
     def _in_full(self, halo: int) -> list[Reference]:
@@ -141,7 +142,7 @@ def _scores(pictures: Sequence[Pixels], full: Sequence[Reference]) -> dict[str, 
 
 
 def _cost(row: Row, switches: Setting) -> float:
-    """Tokens that the edit computes, text included, over those of full computation."""
+    """Tokens that the edit computes, text included, over those of full computation; the same for every form."""
     text = len(row.prompt.embeds)
     masked = (text + row.computed_tokens) / (text + row.image_tokens)
     return (1 + masked * (row.steps - 1)) / row.steps if switches.corrected else masked
@@ -157,12 +158,7 @@ def main() -> None:
     parser.add_argument("--guidance", type=float, default=30.0)
     options = parser.parse_args()
     torch.set_num_threads(2)
-    slots = [slot for slot in cases.slots() if slot.side == options.side]
-    requests = [
-        Request(slot.name, case.scene.before, np.asarray(case.scene.mask), case.scene.caption, slot.index)
-        for slot in cases.spread(slots, options.limit)
-        for case in [cases.draw(slot)]
-    ]
+    requests = held_out(options.side, options.limit)
     model = BenchModel(options.model, steps=STEPS, guidance=options.guidance)
     comparison = Comparison(model, requests)
     rows = []

@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from giornata_denoiser.assembly import assemble
+from giornata_denoiser.reuse.accelerator import device_for
 from giornata_denoiser.reuse.recording import EntryRecorder
 from giornata_denoiser.reuse.served import preferred
 from giornata_denoiser.reuse.slabs import Slabs
@@ -83,7 +84,8 @@ def _prepared(rows: Rows, row: Row) -> Callable[[], object]:
     if row.region is None or row.template is None:
         raise ValueError("the row takes from no template")
     (entry,) = row.template.entries
-    use = Reuse(preferred(entry), Slabs(entry, row.region, row.own_tokens[0], family))
+    slabs = Slabs(entry, row.region, row.own_tokens[0], family, device=device_for(family.device, 0))
+    use = Reuse(preferred(entry), slabs)
     assembly = assemble(family, [row])
     return lambda: denoise_step(family, assembly, [row], [use])
 

@@ -21,6 +21,7 @@ from giornata_denoiser.profiling.__main__ import ProfilerConfig, run
 from giornata_denoiser.profiling.measuring import Meter
 from giornata_denoiser.profiling.mixtures import Mixture, RowSize
 from giornata_denoiser.profiling.rows import Workpieces
+from giornata_denoiser.reuse.device import Host
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_a_profile_predicts_steps_that_were_not_measured(
     assert min(*profile.compute.weights, *profile.load.weights) >= 0
     assert profile.activation_bytes > 100
     assert profile.caps
-    meter = Meter(Workpieces(checkpoint, 8), time.perf_counter)
+    meter = Meter(Workpieces(checkpoint, 8, Host()), time.perf_counter)
     blocks = checkpoint.family.blocks
     for row in (
         RowSize(10, 11, 20, (Mode.FULL,) * blocks),

@@ -26,7 +26,7 @@ def test_the_drawing_names_every_variant() -> None:
             "corrected": True,
             "SSIM box": 0.9 + halo / 100,
             "KiB": 10.0,
-            "share of full": 0.3,
+            "tokens of full": 0.3,
         }
         for halo in range(3)
     ]

@@ -75,9 +75,3 @@ def test_what_is_no_profile_is_refused_by_name(
 def test_a_fit_is_its_record_again() -> None:
     fit = Fit(("a", "b"), (1.0, 2.0), 0.9, 0.1, 0.2, 7, 0.01, 0.02)
     assert FitRecord.of(fit).fit() == fit
-
-
-@pytest.mark.parametrize(("tokens", "rows"), [(1, 8), (100, 8), (300, 8), (330, 4), (10**6, 4)])
-def test_a_cap_is_that_of_the_nearest_measured_size(tokens: int, rows: int) -> None:
-    assert PROFILE.cap(tokens) == rows
-    assert PROFILE.model_copy(update={"caps": ()}).cap(tokens) is None

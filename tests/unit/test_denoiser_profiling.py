@@ -18,10 +18,13 @@ from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.preview_map import PreviewMap
 from giornata_denoiser.profiling import fitting, making
 from giornata_denoiser.profiling.calibration import operations, proportional
-from giornata_denoiser.profiling.measuring import StepTime, medians
+from giornata_denoiser.profiling.measuring import Meter, StepTime, medians
 from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, SlabSize, mixtures
 from giornata_denoiser.profiling.report import report
+from giornata_denoiser.profiling.rows import Workpieces
 from giornata_denoiser.profiling.scatter import scatter
+from giornata_denoiser.reuse.device import Host
+from giornata_denoiser.reuse.stored import Stored
 from tests.fakes import tiny_flux
 from tests.unit.test_denoiser_rehearsal import CARD
 
@@ -52,6 +55,54 @@ class KnownMachine:
 
     def load_bytes(self, size: SlabSize) -> int:
         return int(size.height * size.width * (1 - size.ratio)) * (2 if size.mode is Mode.KV else 1) * 256
+
+
+class Far(Host):
+    """Stands for a GPU: whole tensors move as they are stored, whatever is gathered of them, or cannot."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.broken = broken
+        self.brought: list[Stored] = []
+
+    def bring(self, stored: Stored) -> Stored:
+        if self.broken:
+            raise RuntimeError("out of memory")
+        self.brought.append(stored)
+        return stored
+
+    def moved_bytes(self, stored: Stored, slab_bytes: int) -> int:
+        return stored.size_bytes
+
+
+def meter_with(device: Host) -> Meter:
+    checkpoint = Checkpoint(CARD, tiny_flux.family(), tiny_flux.SCHEDULER, PREVIEW_MAP)
+    ticks = iter(range(1000))
+    return Meter(Workpieces(checkpoint, 8, device), lambda: float(next(ticks)))
+
+
+@pytest.mark.parametrize("mode", [Mode.KV, Mode.HIDDEN])
+def test_loads_are_fitted_to_the_bytes_that_an_engine_counts(mode: Mode) -> None:
+    device = Far()
+    meter = meter_with(device)
+    size = SlabSize(4, 6, 5, 0.3, mode)
+    bytes_moved = meter.load_bytes(size)
+    for _ in range(2):  # nothing is left of the first load
+        device.brought.clear()
+        assert meter.load_ms(size) == 1000
+        assert sum(part.size_bytes for part in device.brought) == BLOCKS * bytes_moved
+
+
+def test_a_load_that_fails_is_no_measurement() -> None:
+    meter = meter_with(Far(broken=True))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        meter.load_ms(SlabSize(4, 6, 5, 0.3, Mode.KV))
+
+
+def test_steps_are_measured_with_slabs_of_the_models_device() -> None:
+    device = Far()
+    meter = meter_with(device)
+    meter.step_ms(Mixture((RowSize(4, 6, 5, (Mode.KV,) * BLOCKS, 0.3),)))
+    assert len(device.brought) == 2 * BLOCKS
 
 
 def measured(machine: KnownMachine, *, quick: bool) -> making.Measurements:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.batch import BatchRow, evaluate, plan_batch
+from giornata.planning.batch import PLANNERS, BatchRow, PlannerName, evaluate, plan_batch
 from giornata.planning.blocks import Block, Link, Mode, sequential, timeline
 from giornata.planning.planner import always, exact, greedy
 
@@ -135,6 +136,25 @@ def test_rows_of_one_template_load_once() -> None:
     together = plan_batch([BatchRow(row, "t"), BatchRow(row, "t")], link).timeline
     apart = plan_batch([BatchRow(row, "t"), BatchRow(row, "u")], link).timeline
     assert together.slabs < apart.slabs or together.finish_ms < apart.finish_ms
+
+
+def test_greedy_knows_what_blocks_take_besides() -> None:
+    """Without it the second block computes in full; beside it its load has arrived."""
+    row = BatchRow((Block(5, 6, 1, 0, 1, fresh=True), Block(5, 6, 1, 0, 1)), "t")
+    planner, link = PLANNERS[PlannerName.GREEDY], Link(slab_ms=9.5)
+    assert planner([row], link, 0.0).modes == ((Mode.FULL, Mode.FULL),)
+    assert planner([row], link, 6.0).modes == ((Mode.FULL, Mode.KV),)
+    assert planner([row], link, 6.0).timeline.finish_ms == 18
+
+
+@given(batches(), LINKS, st.floats(0, 20))
+def test_greedy_alone_is_the_papers(rows: list[BatchRow], link: Link, base_ms: float) -> None:
+    """Its block times are what a row's blocks take with all that is computed beside them."""
+    (row, *_) = rows
+    beside = [replace(block, others_ms=base_ms) for block in row.blocks]
+    plan = PLANNERS[PlannerName.GREEDY]([row], link, base_ms)
+    assert plan.modes == (greedy(beside, link).modes,)
+    assert plan.timeline.finish_ms == pytest.approx(greedy(beside, link).timeline.finish_ms)
 
 
 def test_unequal_rows_are_refused() -> None:

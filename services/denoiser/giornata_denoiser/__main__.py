@@ -18,6 +18,7 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.profiles import read_profile
 from giornata_denoiser.profiling.calibration import calibrate
 from giornata_denoiser.rehearsal import rehearse
+from giornata_denoiser.reuse.accelerator import device_for
 from giornata_denoiser.service import Denoiser
 
 
@@ -44,7 +45,8 @@ def profile_of(config: DenoiserConfig, checkpoint: Checkpoint) -> Profile:
     if config.profile is not None:
         return read_profile(config.profile, checkpoint)
     today = datetime.now(UTC).date().isoformat()
-    return calibrate(checkpoint, config.template_bits, time.perf_counter, today)
+    device = device_for(checkpoint.family.device, budget_bytes=0)  # so that every load is one
+    return calibrate(checkpoint, config.template_bits, device, time.perf_counter, today)
 
 
 def main() -> int:

@@ -69,10 +69,14 @@ def plan_batch(rows: Sequence[BatchRow], link: Link, base_ms: float = 0.0) -> Ba
 
 
 def each(planner: Planner) -> BatchPlanner:
-    """Every row by itself, as if the others were not there; `plan_batch` where that takes what is not kept."""
+    """Every row by itself, beside what every block takes besides but as if the other rows were not there.
+
+    `plan_batch` where that takes what is not kept.
+    """
 
     def planned(rows: Sequence[BatchRow], link: Link, base_ms: float) -> BatchPlan:
-        plan = evaluate(rows, [planner(row.blocks, link).modes for row in rows], link, base_ms)
+        alone = [_given(row, [(0.0, {})] * len(row.blocks), base_ms) for row in rows]
+        plan = evaluate(rows, [planner(blocks, link).modes for blocks in alone], link, base_ms)
         return plan if plan.timeline.possible else plan_batch(rows, link, base_ms)
 
     return planned

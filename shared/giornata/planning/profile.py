@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from pydantic import BaseModel, ConfigDict
 
 from giornata.planning.costs import StepCosts
@@ -90,8 +88,3 @@ class Profile(BaseModel):
     def costs(self) -> StepCosts:
         """For planner and admission."""
         return StepCosts(self.compute.weights, self.load.weights)
-
-    def cap(self, tokens: int) -> int | None:
-        """Rows worth a step where each computes `tokens`: those of the measured size that is nearest by ratio."""
-        nearest = min(self.caps, key=lambda cap: abs(math.log(cap.tokens / tokens)), default=None)
-        return None if nearest is None else nearest.rows

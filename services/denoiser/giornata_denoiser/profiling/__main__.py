@@ -22,6 +22,7 @@ from giornata_denoiser.profiling.report import report
 from giornata_denoiser.profiling.rows import Workpieces
 from giornata_denoiser.profiling.scatter import scatter
 from giornata_denoiser.rehearsal import rehearse
+from giornata_denoiser.reuse.accelerator import device_for
 
 BAR = 40
 
@@ -53,7 +54,8 @@ def run(config: ProfilerConfig, checkpoint: Checkpoint) -> None:
     extent = Extent(
         checkpoint.card, checkpoint.family.blocks, config.capacity_rows, config.capacity_tokens, config.quick
     )
-    meter = Meter(Workpieces(checkpoint, config.template_bits), time.perf_counter)
+    device = device_for(checkpoint.family.device, budget_bytes=0)
+    meter = Meter(Workpieces(checkpoint, config.template_bits, device), time.perf_counter)
     measured = making.measure(meter, extent, bar(making.count(extent)))
     profile = making.profile(
         checkpoint,

@@ -21,6 +21,7 @@ from giornata_denoiser.profiling.making import activation_bytes, profile
 from giornata_denoiser.profiling.measuring import Clock, Meter
 from giornata_denoiser.profiling.mixtures import Mixture, RowSize, SlabSize
 from giornata_denoiser.profiling.rows import Workpieces
+from giornata_denoiser.reuse.device import Device
 
 LIMIT_S: Final = 1.0
 """No step begins later than this after the first one; a slow model is calibrated on fewer."""
@@ -31,17 +32,18 @@ SIDES: Final = (8, 16)
 T = TypeVar("T")
 
 
-def calibrate(checkpoint: Checkpoint, bits: int, clock: Clock, measured_on: str) -> Profile:
+def calibrate(checkpoint: Checkpoint, bits: int, device: Device, clock: Clock, measured_on: str) -> Profile:
     """Costs from a few steps and loads, without batch caps.
 
     Args:
         checkpoint: to be served.
         bits: of recorded templates.
+        device: as loads get there; see :class:`giornata_denoiser.profiling.rows.Workpieces`.
         clock: monotonic seconds.
         measured_on: date, ISO 8601.
     """
     family = checkpoint.family
-    workpieces = Workpieces(checkpoint, bits)
+    workpieces = Workpieces(checkpoint, bits, device)
     meter = Meter(workpieces, clock)
     text = checkpoint.card.max_text_tokens
     steps = _steps(family.blocks, text)

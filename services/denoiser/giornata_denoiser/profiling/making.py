@@ -54,7 +54,7 @@ class Measuring(Protocol):
         """Of one slab."""
 
     def load_bytes(self, size: SlabSize) -> int:
-        """Of one slab as it is kept."""
+        """What has to move for one slab."""
 
 
 def count(extent: Extent) -> int:

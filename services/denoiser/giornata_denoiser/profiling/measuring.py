@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from giornata.planning.blocks import Mode
 from giornata_denoiser.assembly import assemble
 from giornata_denoiser.profiling.memory import peak_bytes
 from giornata_denoiser.profiling.mixtures import Mixture, RowSize, SlabSize
@@ -32,7 +33,7 @@ class LoadTime(NamedTuple):
     """What loading one slab took."""
 
     size_bytes: int
-    """As it is kept on the device."""
+    """That had to move for it."""
     ms: float
 
 
@@ -84,15 +85,15 @@ class Meter:
             return peak_bytes(self._family.device, step)
 
     def load_ms(self, size: SlabSize) -> float:
-        """The median of the blocks' slabs."""
+        """The median of the blocks' slabs, each until it has arrived; what goes wrong with a load is raised."""
         slabs = self._slabs(size)
         with torch.inference_mode():
             times = [self._timed_load(slabs, block, size) for block in range(self._family.blocks)]
         return statistics.median(times)
 
     def load_bytes(self, size: SlabSize) -> int:
-        """Of one block's slab."""
-        return self._slabs(size).size_bytes(0, size.mode)
+        """What has to move for one block's slab."""
+        return self._slabs(size).load_bytes(0, size.mode)
 
     def _prepared(self, mixture: Mixture) -> Callable[[], object]:
         rows = tuple(self._workpieces.row(size, index) for index, size in enumerate(mixture.rows))
@@ -102,20 +103,17 @@ class Meter:
         return lambda: denoise_step(self._family, assembly, rows, uses)
 
     def _timed_load(self, slabs: Slabs, block: int, size: SlabSize) -> float:
-        def load() -> None:
-            slabs.expect(block, size.mode)
-            slabs.load(block, size.mode)
-
-        return self._timed(load)
+        # Who asks for a slab loads it, and lets the current stream wait for it: its events then tell when it is there.
+        ask = slabs.keys_values if size.mode is Mode.KV else slabs.hidden
+        return self._timed(lambda: ask(block))
 
     def _slabs(self, size: SlabSize) -> Slabs:
         row = RowSize(size.height, size.width, size.text, (size.mode,) * self._family.blocks, size.ratio)
         where = self._workpieces.region(row)
         if where is None:
             raise ValueError(f"received {size}, of which nothing is loaded")
-        return Slabs(
-            self._workpieces.entry(size.height, size.width, size.text), where, row.tokens, self._family
-        )
+        entry = self._workpieces.entry(size.height, size.width, size.text)
+        return self._workpieces.slabs(entry, where, row.tokens)
 
     def _timed(self, compute: Callable[[], object]) -> float:
         device = self._family.device

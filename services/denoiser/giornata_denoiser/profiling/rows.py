@@ -10,11 +10,11 @@ from giornata_denoiser.assembly import assemble
 from giornata_denoiser.batch import RowKey
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.profiling.mixtures import RowSize
+from giornata_denoiser.reuse.device import Device
 from giornata_denoiser.reuse.recording import EntryRecorder
 from giornata_denoiser.reuse.region import Region, region
 from giornata_denoiser.reuse.slabs import Slabs
-from giornata_denoiser.reuse.stored import Stored
-from giornata_denoiser.reuse.template import Entry, Form, Kept
+from giornata_denoiser.reuse.template import Entry, Form
 from giornata_denoiser.reuse.uses import Reuse, Use
 from giornata_denoiser.row import Row, build_row
 from giornata_denoiser.sigmas import sigma_grid
@@ -30,10 +30,11 @@ class Workpieces:
     Args:
         checkpoint: whose rows they are.
         bits: of what is recorded.
+        device: the checkpoint's, as loads get there; one that keeps nothing, so that every load moves all of it.
     """
 
-    def __init__(self, checkpoint: Checkpoint, bits: int) -> None:
-        self.checkpoint, self._bits = checkpoint, bits
+    def __init__(self, checkpoint: Checkpoint, bits: int, device: Device) -> None:
+        self.checkpoint, self._bits, self._device = checkpoint, bits, device
         self._entries: dict[tuple[int, int], Entry] = {}
         self._random = torch.Generator().manual_seed(0)
 
@@ -77,8 +78,12 @@ class Workpieces:
             recorder = EntryRecorder(row.sigma, family.blocks, tuple(Form), self._bits)
             with torch.inference_mode():
                 denoise_step(family, assemble(family, [row]), [row], [recorder])
-            self._entries[height, width] = _on_host(recorder.entry())
+            self._entries[height, width] = recorder.entry()
         return self._entries[height, width]
+
+    def slabs(self, entry: Entry, where: Region, own: int) -> Slabs:
+        """Of a sequence that computes `own` tokens; nothing loaded yet."""
+        return Slabs(entry, where, own, self.checkpoint.family, device=self._device)
 
     def inner_dim(self, side: int, text: int) -> int:
         """Width of the transformer, as a block's input tells it."""
@@ -91,22 +96,7 @@ class Workpieces:
         if row.region is None:
             return (None,) * len(row.prompts)
         entry = self.entry(size.height, size.width, size.text)
-        return tuple(
-            Reuse(size.modes, Slabs(entry, row.region, own, self.checkpoint.family)) for own in row.own_tokens
-        )
+        return tuple(Reuse(size.modes, self.slabs(entry, row.region, own)) for own in row.own_tokens)
 
     def _noise(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._random)
-
-
-def _on_host(entry: Entry) -> Entry:
-    """`entry` where template stores keep it."""
-
-    def moved(part: Stored | None) -> Stored | None:
-        if part is None:
-            return None
-        scale, low = (None if one is None else one.cpu() for one in (part.scale, part.low))
-        return Stored(part.data.cpu(), scale, low)
-
-    blocks = (Kept(moved(kept.key), moved(kept.value), moved(kept.hidden)) for kept in entry.blocks)
-    return Entry(entry.sigma, tuple(blocks))

@@ -1,0 +1,53 @@
+"""The loading benchmark's engine: its weights say what was measured, and it serves a picture with every planner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from giornata.planning.batch import PlannerName
+from giornata.planning.blocks import Mode
+from giornata.planning.costs import Shape, step_work
+from tests.bench import loading, loading_engine
+from tests.bench.block_costs import Costs
+from tests.bench.loading_run import Scene
+from tests.bench.models import TINY, flux
+from tests.bench.rows import Rows
+
+BLOCKS, STEPS = 4, 2
+COSTS = Costs({Mode.FULL: (9.0, 11.0) * 2, Mode.HIDDEN: (4.0,) * 4, Mode.KV: (3.0,) * 4}, around_ms=2.0)
+
+
+@pytest.fixture(scope="module")
+def scene() -> Scene:
+    rows = Rows(flux(TINY, torch.float32, torch.device("cpu")), side=6, text_tokens=5)
+    options = loading.options_of(["--steps", str(STEPS), "--mask", "0.1"])
+    with torch.inference_mode():
+        return loading._scene(rows, options)
+
+
+@pytest.mark.parametrize("shapes", [(Shape(5, 36, 9),), (Shape(5, 36, 9), Shape(7, 36, 9))])
+def test_the_weights_are_those_that_were_measured(shapes: tuple[Shape, ...]) -> None:
+    weights = loading_engine.linear(COSTS, shapes, rate_bytes_s=2000.0)
+    for mode, block_ms in ((Mode.FULL, 10.0), (Mode.HIDDEN, 4.0), (Mode.KV, 3.0)):
+        work = step_work(shapes, [(mode,) * BLOCKS] * len(shapes))
+        assert weights.step_ms(work) == pytest.approx(2.0 + BLOCKS * block_ms)
+    assert weights.load_ms(4000) == pytest.approx(2000)
+
+
+@pytest.mark.parametrize("planner", loading_engine.PLANNERS)
+def test_the_engine_says_what_its_steps_take(scene: Scene, planner: PlannerName) -> None:
+    """Where loading takes no time, every planner but one takes everything from the cache."""
+    weights = loading_engine.linear(COSTS, scene.row.shapes, rate_bytes_s=1e12)
+    took = loading_engine.picture(scene, planner, weights, rate_bytes_s=1e12)
+    block_ms = 10.0 if planner is PlannerName.FULL else 3.0
+    assert took.predicted_ms == pytest.approx(STEPS * (2.0 + BLOCKS * block_ms), rel=1e-3)
+    assert took.ms > 0
+
+
+def test_every_step_has_its_own_entry(scene: Scene) -> None:
+    levels = {entry.sigma for entry in scene.entries}
+    row = scene.row
+    assert levels == {replace(row, step=step).sigma for step in range(STEPS)}
