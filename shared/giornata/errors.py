@@ -12,7 +12,7 @@
     │   ├── CrossSite                                         403
     │   └── JobNotFound, ModelNotFound, TemplateNotFound      404
     │       ResultExpired                                     410
-    │       JobNotFinished, JobCancelled                      409
+    │       JobNotFinished, JobCancelled, TemplateLimit       409
     ├── Overloaded                      429/503  try again later
     │   ├── TooManyRequests (429), QueueFull, BlobStoreFull, ServiceUnavailable
     └── Failed                          5xx  it was accepted and could not be done
@@ -235,6 +235,13 @@ class JobCancelled(BadRequest):
     """The job was cancelled."""
 
     code = "job_cancelled"
+    status = 409
+
+
+class TemplateLimit(BadRequest):
+    """The tenant has as many registered templates as it may have."""
+
+    code = "template_limit"
     status = 409
 
 

@@ -163,6 +163,8 @@ class TemplateUse(StrEnum):
     """What it had recorded outside the mask was taken."""
     MISS = "miss"
     """It was not recorded where the picture was computed."""
+    SKIPPED = "skipped"
+    """It was recorded there; computing everything was faster, or the mask left nothing to take."""
     OFF = "off"
     """It was not asked for."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from giornata import subjects
+from giornata import subjects, templates
 from giornata.deadlines import Deadline
 from giornata.messages import (
     PrefetchTemplate,
@@ -139,6 +139,21 @@ async def test_another_worker_records_it_at_first_sight(bench: Bench, registry: 
         assert (await other.settled()).worker == worker.instance
         assert await other.edited(worker) == (1, "hit")
         assert (await registry.counters(worker, recorded=1)).misses == 2
+
+
+async def test_an_edit_that_finds_it_tells_a_record_whose_recorder_has_died(
+    bench: Bench, registry: Registry
+) -> None:
+    async with bench.worker() as worker:
+        await registry.ask(worker)
+        ready = await registry.settled()
+        asked = templates.recording(ready, "dead", INSPECTION)
+        await registry.records.change(asked.tenant, asked.template_id, lambda _: asked)
+        assert await registry.edited(worker) == (1, "hit")
+        found = await registry.settled()
+        assert (found.state, found.worker, found.size_bytes) == (
+            TemplateState.READY, worker.instance, ready.size_bytes,
+        )  # fmt: skip
 
 
 async def test_nothing_is_recorded_for_a_miss_where_the_policy_is_off(

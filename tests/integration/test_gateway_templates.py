@@ -220,7 +220,16 @@ async def test_a_use_renews_a_template(stage: Stage) -> None:
 
 
 async def test_queries_are_read_by_name(stage: Stage) -> None:
-    for path in ("?limit=0", "?limit=101", "?page=2", "?after=none", "/template_1?wait_ms=60001", "/t?x=1"):
+    for path in (
+        "?limit=0",
+        "?limit=101",
+        "?page=2",
+        "?after=none",
+        "/template_1?wait_ms=60001",
+        "/t?x=1",
+        f"?limit={'1' * 5000}",
+        f"/t?wait_ms={'9' * 400}",
+    ):
         status, told = await get(stage, path)
         assert (status, told["error"]["type"]) == (400, "invalid_request_error"), path
 
@@ -234,3 +243,20 @@ async def test_a_failure_is_told_with_its_code(stage: Stage) -> None:
     failed = (await get(stage, f"/{told['id']}?wait_ms=1000"))[1]
     assert (failed["state"], failed["error"]["code"]) == (TemplateState.FAILED, "image_unreadable")
     assert (await edit(stage, template_id=told["id"]))[0] == 200
+
+
+async def test_a_tenant_has_so_many_templates_and_no_more(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, max_templates=1, api_keys=keys()) as stage:
+        image = secrets.token_bytes(16)
+        status, kept = await register(stage, image, ALICE)
+        assert status == 202
+        status, told = await register(stage, None, ALICE)
+        assert (status, told["error"]["code"]) == (409, "template_limit")
+        assert told["error"]["accepted"].startswith("at most 1;")
+        assert (await register(stage, image, ALICE))[0] == 202, "it renews its own"
+        assert (await register(stage, None, BOB))[0] == 202, "it has its own number"
+        async with stage.http.delete(f"/v1/templates/{kept['id']}", headers=ALICE) as response:
+            assert response.status == 200
+        assert (await register(stage, None, ALICE))[0] == 202

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
+from giornata.errors import InvalidField
+from giornata.jobs import JobRecord, JobState
 from giornata.messages import RunAnswer, RunRequest
+from giornata_denoiser.assignments import Assignment
 from giornata_denoiser.batch import Capacity
-from giornata_denoiser.carrying import Carrier
+from giornata_denoiser.carrying import Carrier, Fetch
 from giornata_denoiser.engine import Engine
 from giornata_denoiser.loop import EngineLoop
 from giornata_denoiser.row import Row
@@ -15,23 +20,42 @@ from tests.fakes import tiny_flux
 from tests.unit.test_denoiser_assignments import request
 
 
-async def fetch_for_ever(request: RunRequest) -> tuple[Row, ...]:
+@asynccontextmanager
+async def fetch_for_ever(request: RunRequest) -> AsyncIterator[tuple[Row, ...]]:
     await asyncio.Event().wait()
-    return ()
+    yield ()
+
+
+@asynccontextmanager
+async def refuse(request: RunRequest) -> AsyncIterator[tuple[Row, ...]]:
+    if request.rows:
+        raise InvalidField("strength leaves no step to compute.", field="strength")
+    yield ()
 
 
 async def publish_nothing(*event: object) -> None:
     raise AssertionError("an attempt that was dropped is not told of")
 
 
-def carrier(tasks: asyncio.TaskGroup) -> Carrier:
+class Outcomes:
+    """Keeps assignments whose outcome is written; their attempts are void by then."""
+
+    def __init__(self) -> None:
+        self.written: list[Assignment] = []
+
+    async def write(self, assignment: Assignment) -> JobRecord:
+        self.written.append(assignment)
+        return JobRecord(job=assignment.request.job, state=JobState.CANCELLED)
+
+
+def carrier(tasks: asyncio.TaskGroup, fetch: Fetch = fetch_for_ever, outcomes: Any = None) -> Carrier:
     engine = Engine(tiny_flux.family(), Capacity(rows=2, tokens=1000), lambda: 0.0)
     return Carrier(
         "worker",
         capacity_rows=2,
         engine=EngineLoop(engine, lambda report: None, lambda error: None),
-        fetch=fetch_for_ever,
-        outcomes=cast("Any", None),
+        fetch=fetch,
+        outcomes=outcomes,
         publish=publish_nothing,
         tasks=tasks,
     )
@@ -63,4 +87,14 @@ async def test_a_dropped_attempt_is_forgotten_while_it_fetches() -> None:
         made.take(request("a"))
         await asyncio.sleep(0)
         made.drop(("a", 1))
+    assert list(made.assignments) == []
+
+
+async def test_what_cannot_be_computed_is_answered_and_not_lost() -> None:
+    outcomes = Outcomes()
+    async with asyncio.TaskGroup() as tasks:
+        made = carrier(tasks, refuse, outcomes)
+        assert made.take(request("a")) is RunAnswer.ACCEPTED
+    (assignment,) = outcomes.written
+    assert [error.code for error in assignment.errors.values()] == ["invalid_field"] * 2
     assert list(made.assignments) == []

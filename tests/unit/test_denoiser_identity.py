@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,11 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 from giornata.requests import EditParameters, Reuse
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.reuse import files
 from giornata_denoiser.reuse.admission import Admission
 from giornata_denoiser.reuse.identity import ANYWHERE, SAME, Wanted, picture_id, wanted
+from giornata_denoiser.reuse.stored import store
+from giornata_denoiser.reuse.template import FILE_BYTES, Entry, Form, Kept, Template
 from tests.contract.messages import CARD, INSPECTION
 
 CHECKPOINT: Any = SimpleNamespace(
@@ -20,6 +24,10 @@ CHECKPOINT: Any = SimpleNamespace(
     card=CARD,
     family=SimpleNamespace(blocks=6, width=192, dtype=torch.bfloat16),
 )
+
+TOKENS = ((2 << 20) - 2 * 4 * 192 - FILE_BYTES) // 96
+LARGE = INSPECTION.model_copy(update={"tokens": TOKENS})
+"""Keys and values of a block and level are 4 MiB in 4 bits."""
 
 
 def config(**options: Any) -> DenoiserConfig:
@@ -59,10 +67,8 @@ def test_all_recordings_of_a_picture_begin_alike_and_those_of_others_do_not() ->
 
 
 def test_a_budget_of_bytes_drops_noise_levels_and_then_blocks() -> None:
-    tokens = (1 << 20) // (2 * 192) * 8  # keys and values of a block and level: 4 MiB in 4 bits
-    large = INSPECTION.model_copy(update={"tokens": tokens})
     kept = {
-        budget: wanted(config(template_budget_mb=budget), CHECKPOINT, "alice", large)
+        budget: wanted(config(template_budget_mb=budget), CHECKPOINT, "alice", LARGE)
         for budget in (7 * 6 * 4, 7 * 6 * 4 - 1, 4 * 6 * 4, 4 * 3 * 4, 1)
     }
     assert [(found.grid.steps, found.first_block) for found in kept.values()] == [
@@ -73,6 +79,51 @@ def test_a_budget_of_bytes_drops_noise_levels_and_then_blocks() -> None:
         (4, 6),
     ]
     assert len({found.id for found in kept.values()}) == 5
+
+
+def test_a_template_is_no_larger_than_the_largest_tier() -> None:
+    def kept(parameters: EditParameters | None = None, **options: Any) -> tuple[int, int]:
+        found = wanted(config(**options), CHECKPOINT, "alice", LARGE, parameters)
+        return found.grid.steps, found.first_block
+
+    whole = 7 * 6 * 4
+    assert kept(template_memory_mb=whole) == (7, 0)
+    assert kept(template_memory_mb=4 * 6 * 4) == (4, 0)
+    assert kept(template_memory_mb=4 * 6 * 4, template_disk_mb=whole) == (4, 0), "there is no folder"
+    assert kept(template_memory_mb=1, template_folder=Path("x"), template_disk_mb=whole) == (7, 0)
+    assert kept(template_memory_mb=4 * 6 * 4, template_budget_mb=whole) == (4, 0)
+    assert kept(template_memory_mb=0) == (4, 6)
+
+
+def test_an_edit_that_is_strict_keeps_its_levels_and_drops_blocks() -> None:
+    strict = EditParameters(prompt="x", reuse=Reuse.STRICT, num_inference_steps=12, strength=1.0)
+    found = wanted(config(template_memory_mb=12 * 2 * 4), CHECKPOINT, "alice", LARGE, strict)
+    assert (found.grid.steps, found.first_block) == (12, 4)
+    short = strict.model_copy(update={"strength": 0.5})
+    found = wanted(config(template_memory_mb=12 * 2 * 4), CHECKPOINT, "alice", LARGE, short)
+    assert (found.grid.steps, found.first_block) == (6, 2)
+
+
+@pytest.mark.parametrize("bits", [0, 4, 8])
+@pytest.mark.parametrize("form", list(Form))
+def test_a_recording_is_as_large_as_was_reckoned_with_its_file(tmp_path: Path, form: Form, bits: int) -> None:
+    inspection = INSPECTION.model_copy(update={"tokens": 64})
+    options: dict[str, Any] = {"template_form": form, "template_bits": bits, "template_levels": 200}
+    found = wanted(config(template_memory_mb=1, **options), CHECKPOINT, "alice", inspection)
+    data = torch.zeros(64, 192, dtype=torch.bfloat16)
+
+    def kept() -> Kept:
+        if form is Form.KV:
+            return Kept(key=store(data, bits), value=store(data, bits))
+        return Kept(hidden=store(data, bits))
+
+    empty = (Kept(),) * found.first_block
+    entries = tuple(
+        Entry(sigma, (*empty, *(kept() for _ in range(6 - found.first_block))))
+        for sigma in found.grid.sigmas[:-1].tolist()
+    )
+    size = files.write(Template(found.id, (8, 8), entries), tmp_path / "f")
+    assert 0.7 * (1 << 20) < size <= 1 << 20
 
 
 @pytest.mark.parametrize("edits", [1, 2])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from giornata_denoiser.reuse import files
@@ -188,6 +189,40 @@ def test_a_file_that_is_no_template_is_a_miss_and_removed(tmp_path: Path) -> Non
     files.write(template("other"), path)
     assert TemplateStore(10**6, tmp_path, 10**6).find("one") is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_read_into_memory_is_a_miss_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    TemplateStore(0, tmp_path, 10**6).put(template("one"))
+    tiers = TemplateStore(10**6, tmp_path, 10**6, pin=True)
+
+    def no_memory(self: Template) -> Template:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(Template, "pinned", no_memory)
+    assert tiers.find("one") is None
+    tiers.prefetch("one")
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setattr(Template, "pinned", lambda self: self)
+    assert tiers.find("one") is not None
+
+
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(files, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.write(template("one"), tmp_path / "f")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_clears_what_was_half_written_and_nothing_else(tmp_path: Path) -> None:
+    for name in (f"tmp123{files.PART}", "mine.part"):
+        (tmp_path / name).write_bytes(b"x")
+    TemplateStore(0, tmp_path, 10**6).put(template("one"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.part", f"one{files.SUFFIX}"]
 
 
 def test_a_removed_template_is_in_no_tier(tmp_path: Path) -> None:

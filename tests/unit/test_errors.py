@@ -47,6 +47,7 @@ CODES = {
     "schema_mismatch",
     "service_unavailable",
     "size_mismatch",
+    "template_limit",
     "template_mismatch",
     "template_not_found",
     "too_many_pixels",

@@ -10,6 +10,7 @@ from giornata.workers import ServiceName, ServiceState
 from giornata_gateway.forms import Upload, check_source
 from giornata_gateway.metrics import template_metrics
 from giornata_gateway.template_views import (
+    MAX_WAIT_MS,
     check_query,
     query_number,
     read_template_form,
@@ -63,10 +64,15 @@ def test_pages_follow_each_other_to_the_end() -> None:
         template_list(records, 2, "template_9")
 
 
-@pytest.mark.parametrize("text", ["", "-1", "x", "101", "1e3", "\u0663", "9" * 40])
+@pytest.mark.parametrize(
+    "text", ["", "-1", "x", "101", "1e3", "\u0663", "9" * 40, "1" * 5000, "0" * 5000 + "1", "0000000001"]
+)
 def test_a_query_takes_whole_numbers_within_limits(text: str) -> None:
     with pytest.raises(InvalidField, match="1 to 100"):
         query_number({"limit": text}, "limit", 20, 100, least=1)
+    if len(text) > 9:
+        with pytest.raises(InvalidField, match="0 to 60000"):
+            query_number({"wait_ms": text}, "wait_ms", 0, MAX_WAIT_MS)
 
 
 def test_a_query_is_read_by_name() -> None:

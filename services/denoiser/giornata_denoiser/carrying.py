@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 import structlog
@@ -25,10 +25,8 @@ from giornata_denoiser.loop import EngineLoop
 from giornata_denoiser.outcomes import Outcomes
 from giornata_denoiser.row import Row
 
-Fetch = Callable[[RunRequest], Awaitable[tuple[Row, ...]]]
-"""Makes a request's rows, as :func:`giornata_denoiser.inputs.rows_of`."""
-Hold = Callable[[RunRequest], AbstractContextManager[None]]
-"""Keeps what a request's rows take from where it is."""
+Fetch = Callable[[RunRequest], AbstractAsyncContextManager[tuple[Row, ...]]]
+"""Makes a request's rows, as :func:`giornata_denoiser.inputs.rows_of`, and keeps what they take from where it is."""
 Publish = Callable[[Job, EventKind, BaseModel], Awaitable[None]]
 """Publishes an event of a job."""
 
@@ -50,11 +48,10 @@ class Carrier:
         worker: instance that reports.
         capacity_rows: rows that may be unfinished at a time.
         engine: runs already.
-        fetch: where rows come from.
+        fetch: where rows come from; entered while they are computed.
         outcomes: where they go.
         publish: where events go.
         tasks: owner of the tasks.
-        hold: entered while an assignment is carried.
     """
 
     def __init__(
@@ -67,7 +64,6 @@ class Carrier:
         outcomes: Outcomes,
         publish: Publish,
         tasks: asyncio.TaskGroup,
-        hold: Hold = lambda _: nullcontext(),
     ) -> None:
         self.assignments = Assignments(capacity_rows)
         self._worker = worker
@@ -75,7 +71,6 @@ class Carrier:
         self._fetch = fetch
         self._outcomes = outcomes
         self._publish = publish
-        self._hold = hold
         self._tasks = tasks
         self._carried: dict[AssignmentKey, _Carried] = {}
         self._draining = False
@@ -147,8 +142,7 @@ class Carrier:
         request = assignment.request
         try:
             async with asyncio.timeout(request.remaining_ms / 1000):
-                with self._hold(request):
-                    await self._compute(assignment)
+                await self._compute(assignment)
                 handed_back = bool(assignment.unfinished)
                 record = await self._outcomes.write(assignment)
             await self._tell(assignment, record, handed_back=handed_back)
@@ -169,7 +163,10 @@ class Carrier:
         """Until every row has a latent or an error; rows that have neither are handed back."""
         job_id = assignment.request.job.job_id
         try:
-            rows = await self._fetch(assignment.request)
+            async with self._fetch(assignment.request) as rows:
+                assignment.start(rows)
+                if self._engine.submit(rows):
+                    await self._carried[assignment.key].released.wait()
         except Overloaded as error:
             log.warning("inputs_unreachable", job=job_id, error=str(error))
         except GiornataError as error:
@@ -177,10 +174,6 @@ class Carrier:
         except Exception:  # the assignment's edge: logged and answered
             log.exception("inputs_failed", job=job_id)
             assignment.fail(InternalError())
-        else:
-            assignment.start(rows)
-            if self._engine.submit(rows):
-                await self._carried[assignment.key].released.wait()
 
     async def _tell(self, assignment: Assignment, record: JobRecord, *, handed_back: bool) -> None:
         """The event that follows the record, unless the attempt is void."""

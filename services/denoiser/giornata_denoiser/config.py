@@ -52,7 +52,8 @@ class TemplateConfig(ModelConfig):
     template_budget_mb: int | None = Field(
         None,
         ge=1,
-        description="Most of one template, in MiB: it records fewer noise levels, then fewer blocks; default no limit.",
+        description="Most of one template, in MiB: it records fewer noise levels, then fewer blocks; "
+        "default what memory, or the folder, holds.",
     )
     template_device_mb: int = Field(
         4096, ge=0, description="Of recorded templates on a GPU, beside what running rows take; in MiB."

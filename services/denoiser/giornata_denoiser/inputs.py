@@ -72,8 +72,7 @@ async def rows_of(
         if row.index >= len(request.encoding.rows):
             raise SchemaMismatch("A row has no encoding.", received=row.index)
         found = Blobs(text, await blobs.get(request.encoding.rows[row.index]), await _resumed(row, blobs))
-        built = await asyncio.to_thread(_build, request, checkpoint, row, found)
-        rows.append(built if reusing is None else reused(built, reusing, checkpoint.family))
+        rows.append(await asyncio.to_thread(_made, request, checkpoint, row, found, reusing))
     return tuple(rows)
 
 
@@ -81,13 +80,13 @@ def reused(row: Row, how: Reusing, family: Family) -> Row:
     """`row` as it reuses: with its template's noise outside of its region and, with a template, no computing there."""
     where = region(family.touched(row.conditioning).view(row.grid), how.halo, family.device)
     if where is None:
-        return row
+        return replace(row, skipped=how.template is not None)
     noise = shared_noise(row.conditioning["noise"], where)
     row = with_noise(row, noise)
     if how.template is None:
         return row
     reusing = replace(row, region=where, template=how.template, tolerance=how.tolerance)
-    return reusing if profits(reusing, how.costs, family) else row
+    return reusing if profits(reusing, how.costs, family) else replace(row, skipped=True)
 
 
 async def _resumed(row: jobs.Row, blobs: BlobStore) -> bytes | None:
@@ -100,8 +99,15 @@ async def _resumed(row: jobs.Row, blobs: BlobStore) -> bytes | None:
         return None
 
 
+def _made(
+    request: RunRequest, checkpoint: Checkpoint, row: jobs.Row, found: Blobs, reusing: Reusing | None
+) -> Row:
+    """In a worker thread: unpacking, moving to the device and regions take milliseconds."""
+    built = _build(request, checkpoint, row, found)
+    return built if reusing is None else reused(built, reusing, checkpoint.family)
+
+
 def _build(request: RunRequest, checkpoint: Checkpoint, row: jobs.Row, found: Blobs) -> Row:
-    """In a worker thread: unpacking and moving to the device take milliseconds."""
     parameters, inspection = request.job.parameters, request.inspection
     if parameters.num_inference_steps is None or parameters.strength is None:
         raise SchemaMismatch("Denoising needs resolved parameters.")

@@ -81,7 +81,9 @@ def template_use(job: Job, row: Row) -> TemplateUse:
     """What a template did for a row."""
     if job.parameters.reuse is Reuse.OFF:
         return TemplateUse.OFF
-    return TemplateUse.MISS if row.template is None else TemplateUse.HIT
+    if row.template is not None:
+        return TemplateUse.HIT
+    return TemplateUse.SKIPPED if row.skipped else TemplateUse.MISS
 
 
 def settled(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
 
 import nats.errors
 import structlog
@@ -29,10 +27,6 @@ class Registered:
     template_key: str
 
 
-Report = Callable[[Registered, int | GiornataError], Coroutine[Any, Any, None]]
-"""Takes the bytes that were recorded, or why nothing was."""
-
-
 class Registrations:
     """The records of registered templates, as a worker changes them."""
 
@@ -41,13 +35,26 @@ class Registrations:
         self._worker = worker
 
     async def report(self, registered: Registered, outcome: int | GiornataError) -> None:
-        """Write `outcome` into the record; a template that was deleted meanwhile has none."""
+        """Write the bytes that were recorded, or why nothing was; a template that was deleted has no record."""
 
         def change(record: templates.TemplateRecord) -> templates.TemplateRecord | None:
             if isinstance(outcome, GiornataError):
                 return templates.failed(record, self._worker, outcome.body())
             return templates.ready(record, self._worker, registered.template_key, outcome)
 
+        await self._tell(registered, change)
+
+    async def found(self, registered: Registered, size_bytes: int) -> None:
+        """An edit takes from it: a record that still waits for whoever was to record it waits no more."""
+
+        def change(record: templates.TemplateRecord) -> templates.TemplateRecord | None:
+            if record.state.settled:
+                return None
+            return templates.ready(record, self._worker, registered.template_key, size_bytes)
+
+        await self._tell(registered, change)
+
+    async def _tell(self, registered: Registered, change: Change) -> None:
         try:
             await self._change(registered, change)
         except TemplateNotFound:

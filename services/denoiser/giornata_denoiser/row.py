@@ -87,6 +87,8 @@ class Row:
     """Of a template run: what its steps leave behind."""
     entries: tuple[Entry, ...] = ()
     """What they have left so far."""
+    skipped: bool = False
+    """Whether its template was here and not worth taking from."""
 
     @property
     def steps(self) -> int:

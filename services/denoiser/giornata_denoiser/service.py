@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 import nats.errors
@@ -155,14 +156,15 @@ class Denoiser:
             engine=self._engine,
             blobs=self._blobs,
             costs=lambda: self._costs.costs,
-            report=registrations.report,
+            registrations=registrations,
             tasks=tasks,
         )
 
     def _make_carrier(self, tasks: asyncio.TaskGroup) -> Carrier:
-        async def fetch(request: RunRequest) -> tuple[Row, ...]:
-            reusing = await self._templates.of(request)
-            return await rows_of(request, self._checkpoint, self._blobs, reusing)
+        @asynccontextmanager
+        async def fetch(request: RunRequest) -> AsyncIterator[tuple[Row, ...]]:
+            async with self._templates.held(request) as reusing:
+                yield await rows_of(request, self._checkpoint, self._blobs, reusing)
 
         return Carrier(
             self._config.instance,
@@ -172,7 +174,6 @@ class Denoiser:
             outcomes=self._outcomes,
             publish=self._publish,
             tasks=tasks,
-            hold=self._templates.held,
         )
 
     async def _run_rows(self, request: RunRequest) -> RunReply:
@@ -185,7 +186,7 @@ class Denoiser:
         request.template.check_model(self._checkpoint.card)
         if self._draining:
             return RunReply(answer=RunAnswer.DRAINING)
-        self._templates.record(request)
+        await self._templates.record(request)
         return RunReply(answer=RunAnswer.ACCEPTED)
 
     def _drop(self, message: CancelRows) -> None:

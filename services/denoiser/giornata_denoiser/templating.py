@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
 
 import structlog
 from torch import Tensor
@@ -16,7 +18,7 @@ from giornata.errors import GiornataError, InternalError, ServiceUnavailable, Te
 from giornata.jobs import BlobRef, Inspection
 from giornata.messages import PrefetchTemplate, RecordRequest, RemoveTemplate, RunRequest
 from giornata.planning.costs import StepCosts
-from giornata.requests import Reuse
+from giornata.requests import EditParameters, Reuse
 from giornata.workers import TemplateCounters
 from giornata_denoiser.batch import RowKey
 from giornata_denoiser.checkpoint import Checkpoint
@@ -24,7 +26,7 @@ from giornata_denoiser.config import DenoiserConfig, TemplatePolicy
 from giornata_denoiser.engine import StepReport
 from giornata_denoiser.inputs import Reusing
 from giornata_denoiser.loop import EngineLoop
-from giornata_denoiser.registered import Registered, Report
+from giornata_denoiser.registered import Registered, Registrations
 from giornata_denoiser.reuse.admission import Admission
 from giornata_denoiser.reuse.identity import ANYWHERE, Wanted, picture_id, wanted
 from giornata_denoiser.reuse.noise import template_noise
@@ -45,6 +47,18 @@ class Source:
     """Of any edit of the picture."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A template run: a template that is removed and edited again meanwhile has two, of which the first is void."""
+
+    key: RowKey
+    """Of its row; the attempt counts the runs of this process."""
+    outcome: asyncio.Future[Template | GiornataError]
+    """Resolves when it has ended."""
+    followed: set[Registered] = field(default_factory=set)
+    """Registrations whose record is told how it ends."""
+
+
 class Templates:
     """What is recorded, and what is being recorded.
 
@@ -54,7 +68,7 @@ class Templates:
         store: where templates are kept.
         engine: takes the runs as background rows.
         blobs: where inputs are.
-        report: tells how the recording of a registered template has ended.
+        registrations: are told how the recording of a registered template has ended.
         costs: of steps, as they are known now.
         tasks: owner of the tasks that begin and end runs.
     """
@@ -67,44 +81,43 @@ class Templates:
         *,
         engine: EngineLoop,
         blobs: BlobStore,
-        report: Report,
+        registrations: Registrations,
         costs: Callable[[], StepCosts],
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._config, self._checkpoint, self._store = config, checkpoint, store
-        self._engine, self._blobs, self._report, self._tasks = engine, blobs, report, tasks
+        self._engine, self._blobs, self._registrations, self._tasks = engine, blobs, registrations, tasks
         self._costs = costs
         self._admission = Admission(1 if config.template_policy is TemplatePolicy.INLINE else 2)
-        self._runs: dict[str, asyncio.Future[Template | GiornataError]] = {}
-        """By template: resolves when the run has ended."""
+        self._runs: dict[str, _Run] = {}
+        """By template: those that count."""
+        self._numbers = count(1)
         self._recorded = self._failed = 0
 
-    async def of(self, request: RunRequest) -> Reusing | None:
-        """How the rows of `request` reuse; begins to record where nothing is recorded and should be."""
-        job = request.job
-        if job.parameters.reuse is Reuse.OFF or request.encoding.empty_text is None:
-            return None
-        asked = wanted(self._config, self._checkpoint, job.tenant, request.inspection, job.parameters)
-        costs = self._costs()
-        if asked.first_block >= self._checkpoint.family.blocks:  # no byte of it fits
-            return Reusing(job.parameters.halo, asked.tolerance, None, costs)
-        template = await asyncio.to_thread(self._store.find, asked.id)
-        if template is None and self._config.template_policy is not TemplatePolicy.OFF:
-            template = await self._missed(request, asked, request.encoding.empty_text)
-        return Reusing(job.parameters.halo, asked.tolerance, template, costs)
+    @asynccontextmanager
+    async def held(self, request: RunRequest) -> AsyncIterator[Reusing | None]:
+        """How the rows of `request` reuse; begins to record where nothing is recorded and should be.
 
-    def held(self, request: RunRequest) -> AbstractContextManager[None]:
-        """Keeps the template that the rows of `request` take from in memory meanwhile, from when it is there."""
-        job = request.job
-        if job.parameters.reuse is Reuse.OFF:
-            return nullcontext()
-        asked = wanted(self._config, self._checkpoint, job.tenant, request.inspection, job.parameters)
-        return self._store.pinned(asked.id)
+        What they take from stays in memory meanwhile, from when it is there.
 
-    def record(self, request: RecordRequest) -> None:
+        Raises:
+            InvalidField: the edit has no step to compute.
+        """
+        job, empty_text = request.job, request.encoding.empty_text
+        if job.parameters.reuse is Reuse.OFF or empty_text is None:
+            yield None
+            return
+        asked = await self._wanted(job.tenant, request.inspection, job.parameters)
+        with self._store.pinned(asked.id):
+            template = None
+            if asked.first_block < self._checkpoint.family.blocks:  # otherwise no byte of it fits
+                template = await self._of(request, asked, empty_text)
+            yield Reusing(job.parameters.halo, asked.tolerance, template, self._costs())
+
+    async def record(self, request: RecordRequest) -> None:
         """Record a registered template and tell its record how that ends."""
         inputs = request.inputs
-        asked = wanted(self._config, self._checkpoint, request.template.tenant, inputs.inspection)
+        asked = await self._wanted(request.template.tenant, inputs.inspection)
         registered = Registered(
             request.template.tenant, request.template.template_id, inputs.inspection.template_key
         )
@@ -113,7 +126,7 @@ class Templates:
         if asked.first_block >= self._checkpoint.family.blocks:
             outcome = ServiceUnavailable("A template of this picture exceeds the denoiser's byte budget.")
         if outcome is not None:
-            self._tasks.create_task(self._report(registered, outcome), name="registered")
+            self._tasks.create_task(self._registrations.report(registered, outcome), name="registered")
             return
         source = Source(inputs.inspection, inputs.empty_text, inputs.conditioning)
         self._follow(registered, self._run(asked, source))
@@ -121,16 +134,20 @@ class Templates:
     def prefetch(self, request: PrefetchTemplate) -> None:
         """Read what is on disk for an edit into memory: it is about to come."""
         job = request.job
-        asked = wanted(self._config, self._checkpoint, job.tenant, request.inspection, job.parameters)
-        self._tasks.create_task(_beside(self._store.prefetch, asked.id), name="prefetch")
+
+        def work() -> None:
+            asked = wanted(self._config, self._checkpoint, job.tenant, request.inspection, job.parameters)
+            self._store.prefetch(asked.id)
+
+        self._tasks.create_task(_beside(work), name="prefetch")
 
     def remove(self, request: RemoveTemplate) -> None:
         """Forget all recordings of a picture, and those that are under way; rows that run go on."""
         picture = picture_id(request.tenant, request.template_key)
-        for name in [name for name in self._runs if name.startswith(picture)]:
-            self._engine.cancel(name)
-            self._ended(name, TemplateNotFound())
-        self._tasks.create_task(_beside(self._store.remove_all, picture), name="remove")
+        for run in [run for name, run in self._runs.items() if name.startswith(picture)]:
+            self._engine.cancel(run.key.job_id, run.key.attempt)
+            self._ended(run.key, TemplateNotFound())
+        self._tasks.create_task(_beside(partial(self._store.remove_all, picture)), name="remove")
 
     def advance(self, report: StepReport) -> None:
         """Take in what a step did of template runs."""
@@ -140,68 +157,111 @@ class Templates:
         for failure in report.failed:
             if failure.row.recording is not None:
                 log.warning("template_failed", template=failure.row.key.job_id, error=str(failure.error))
-                self._ended(failure.row.key.job_id, failure.error)
+                self._ended(failure.row.key, failure.error)
 
     def close(self) -> None:
         """Nobody waits for a run any more."""
-        for name in list(self._runs):
-            self._ended(name, ServiceUnavailable("The denoiser that was recording it has stopped."))
+        for run in list(self._runs.values()):
+            self._ended(run.key, ServiceUnavailable("The denoiser that was recording it has stopped."))
 
     def counters(self) -> TemplateCounters:
         """What templates have done so far."""
         return self._store.counted().model_copy(update={"recorded": self._recorded, "failed": self._failed})
 
-    async def _missed(self, request: RunRequest, asked: Wanted, empty_text: BlobRef) -> Template | None:
-        """Begin a run where it is time; the template, where the policy waits for it."""
-        job, inspection = request.job, request.inspection
-        run = self._runs.get(asked.id)
-        if run is None:
-            if not self._admission.see(asked.id, registered=job.template_id is not None):
-                return None
-            run = self._run(asked, Source(inspection, empty_text, request.encoding.rows[0]))
-            if job.template_id is not None and asked.tolerance == ANYWHERE:
-                self._follow(Registered(job.tenant, job.template_id, inspection.template_key), run)
+    async def _wanted(
+        self, tenant: str, inspection: Inspection, parameters: EditParameters | None = None
+    ) -> Wanted:
+        """In a worker thread: noise levels take a scheduler's making."""
+        return await asyncio.to_thread(wanted, self._config, self._checkpoint, tenant, inspection, parameters)
+
+    async def _of(self, request: RunRequest, asked: Wanted, empty_text: BlobRef) -> Template | None:
+        """The template that an edit takes from; without one it computes everything."""
+        job, registered = request.job, None
+        if job.template_id is not None and asked.tolerance == ANYWHERE:
+            registered = Registered(job.tenant, job.template_id, request.inspection.template_key)
+        template = await self._found(asked.id)
+        if template is not None and registered is not None:  # whoever was to record it may have died
+            told = self._registrations.found(registered, template.size_bytes)
+            self._tasks.create_task(told, name="registered")
+        if template is None and self._config.template_policy is not TemplatePolicy.OFF:
+            source = Source(request.inspection, empty_text, request.encoding.rows[0])
+            template = await self._missed(asked, source, registered, known=job.template_id is not None)
+        return template
+
+    async def _found(self, name: str) -> Template | None:
+        try:
+            return await asyncio.to_thread(self._store.find, name)
+        except Exception:  # the edge of edits: logged; they go on without the template
+            log.exception("template_not_read", template=name)
+            return None
+
+    async def _missed(
+        self, asked: Wanted, source: Source, registered: Registered | None, *, known: bool
+    ) -> Template | None:
+        """Begin a run where it is time; the template, where the policy waits for it.
+
+        Args:
+            asked: what is missing.
+            source: of its run.
+            registered: whose record is told how that ends.
+            known: whether the picture is registered.
+        """
+        if asked.id not in self._runs and not self._admission.see(asked.id, registered=known):
+            return None
+        run = self._run(asked, source)
+        if registered is not None:
+            self._follow(registered, run)
         if self._config.template_policy is not TemplatePolicy.INLINE:
             return None
-        outcome = await asyncio.shield(run)
+        outcome = await asyncio.shield(run.outcome)
         return outcome if isinstance(outcome, Template) else None
 
-    def _run(self, asked: Wanted, source: Source) -> asyncio.Future[Template | GiornataError]:
+    def _run(self, asked: Wanted, source: Source) -> _Run:
         """The run that records a template, begun unless it is under way."""
-        if asked.id not in self._runs:
-            self._runs[asked.id] = asyncio.get_running_loop().create_future()
-            self._tasks.create_task(self._begin(asked, source), name="record")
-        return self._runs[asked.id]
+        run = self._runs.get(asked.id)
+        if run is None:
+            outcome: asyncio.Future[Template | GiornataError] = asyncio.get_running_loop().create_future()
+            run = self._runs[asked.id] = _Run(RowKey(asked.id, next(self._numbers), 0), outcome)
+            self._tasks.create_task(self._begin(run, asked, source), name="record")
+        return run
 
-    def _follow(self, registered: Registered, run: asyncio.Future[Template | GiornataError]) -> None:
+    def _counts(self, key: RowKey) -> bool:
+        """Whether a run is the one that records its template: it has not ended, nor was the template removed."""
+        run = self._runs.get(key.job_id)
+        return run is not None and run.key == key
+
+    def _follow(self, registered: Registered, run: _Run) -> None:
         async def tell() -> None:
-            outcome = await asyncio.shield(run)
-            await self._report(registered, outcome.size_bytes if isinstance(outcome, Template) else outcome)
+            outcome = await asyncio.shield(run.outcome)
+            told = outcome.size_bytes if isinstance(outcome, Template) else outcome
+            await self._registrations.report(registered, told)
 
-        self._tasks.create_task(tell(), name="registered")
+        if registered not in run.followed:
+            run.followed.add(registered)
+            self._tasks.create_task(tell(), name="registered")
 
-    async def _begin(self, asked: Wanted, source: Source) -> None:
+    async def _begin(self, run: _Run, asked: Wanted, source: Source) -> None:
         try:
-            row = await self._row(asked, source)
+            row = await self._row(run.key, asked, source)
+            if self._counts(run.key) and not self._engine.submit([row]):
+                self._ended(run.key, ServiceUnavailable("The denoiser is stopping."))
         except GiornataError as error:
             log.warning("template_not_recorded", template=asked.id, error=str(error))
-            self._ended(asked.id, error)
+            self._ended(run.key, error)
         except Exception:  # the task's edge: logged; edits go on without the template
             log.exception("template_not_recorded", template=asked.id)
-            self._ended(asked.id, InternalError())
-        else:
-            if asked.id in self._runs and not self._engine.submit([row]):
-                self._ended(asked.id, ServiceUnavailable("The denoiser is stopping."))
+            self._ended(run.key, InternalError())
 
-    async def _row(self, asked: Wanted, source: Source) -> Row:
+    async def _row(self, key: RowKey, asked: Wanted, source: Source) -> Row:
         """A background row: the picture with an empty mask and an empty prompt, from the noise that all edits share."""
         text, conditioning = [
             tensors.unpack(await self._blobs.get(ref)) for ref in (source.empty_text, source.conditioning)
         ]
-        return await asyncio.to_thread(self._build, asked, source.inspection, text, conditioning)
+        return await asyncio.to_thread(self._build, key, asked, source.inspection, text, conditioning)
 
     def _build(
         self,
+        key: RowKey,
         asked: Wanted,
         inspection: Inspection,
         text: Mapping[str, Tensor],
@@ -211,7 +271,7 @@ class Templates:
         noise = template_noise(*conditioning["noise"].shape)
         row = build_row(
             family,
-            RowKey(asked.id, 0, 0),
+            key,
             grid=(
                 inspection.model_height // card.pixel_multiple,
                 inspection.model_width // card.pixel_multiple,
@@ -227,29 +287,38 @@ class Templates:
 
     async def _keep(self, row: Row) -> None:
         template = Template(row.key.job_id, row.grid, row.entries)
-        if template.id not in self._runs:  # removed meanwhile
+        if not self._counts(row.key):  # removed meanwhile
             return
+        try:
+            await self._put(template)
+            if not self._counts(row.key) and template.id not in self._runs:  # another run's may stay
+                await asyncio.to_thread(self._store.remove_all, template.id)
+        except Exception:  # the task's edge: logged; edits go on without the template
+            log.exception("template_not_kept", template=template.id)
+            self._ended(row.key, InternalError())
+        else:
+            self._ended(row.key, template)
+
+    async def _put(self, template: Template) -> None:
         try:
             await asyncio.to_thread(self._store.put, template)
         except OSError as error:
             log.warning("template_not_on_disk", template=template.id, error=str(error))
-        if template.id not in self._runs:
-            await asyncio.to_thread(self._store.remove_all, template.id)
-            return
         log.info("template_recorded", template=template.id, size_bytes=template.size_bytes)
-        self._ended(template.id, template)
 
-    def _ended(self, name: str, outcome: Template | GiornataError) -> None:
-        run = self._runs.pop(name, None)
-        if run is not None and not run.done():
+    def _ended(self, key: RowKey, outcome: Template | GiornataError) -> None:
+        """A run that counts no more has ended already."""
+        run = self._runs.get(key.job_id)
+        if run is not None and run.key == key:
+            del self._runs[key.job_id]
             self._recorded += isinstance(outcome, Template)
             self._failed += isinstance(outcome, GiornataError)
-            run.set_result(outcome)
+            run.outcome.set_result(outcome)
 
 
-async def _beside(work: Callable[[str], None], name: str) -> None:
+async def _beside(work: Callable[[], None]) -> None:
     """`work` in a thread; that it fails is logged, and costs time at most."""
     try:
-        await asyncio.to_thread(work, name)
+        await asyncio.to_thread(work)
     except Exception:  # the task's edge
-        log.exception("template_work_failed", template=name)
+        log.exception("template_work_failed")

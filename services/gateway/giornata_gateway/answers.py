@@ -97,7 +97,8 @@ class Extension(View):
     """Image tokens that each step computed, of the pictures in `data`; fewer than the picture has where `reuse` took
     the others from its template, in all steps but the first."""
     template: list[TemplateUse]
-    """What a template did, of the pictures in `data`: `hit`, `miss`, which computes everything, or `off`."""
+    """What a template did, of the pictures in `data`: `hit`; `miss`, not recorded there, or `skipped`, recorded and not
+    worth it, which both compute everything; or `off`."""
     errors: list[PictureError]
 
 

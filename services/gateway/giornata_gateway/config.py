@@ -72,6 +72,12 @@ class GatewayConfig(ServiceConfig):
         le=30 * 86400,
         description="How long a registered template is kept that no edit uses.",
     )
+    max_templates: int = Field(
+        1000,
+        ge=0,
+        le=100_000,
+        description="Registered templates of one tenant; one more gets 409 until one is deleted or expires.",
+    )
     heartbeat_s: float = Field(
         15.0, gt=0, le=300, description="Pause between comments on a quiet event stream."
     )

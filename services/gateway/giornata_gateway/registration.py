@@ -15,7 +15,7 @@ from giornata.blobs import BlobStore
 from giornata.blobs.protocol import refer
 from giornata.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.errors import ServiceUnavailable, TemplateNotFound
+from giornata.errors import ServiceUnavailable, TemplateLimit, TemplateNotFound
 from giornata.jobs import TAKE_OVER_S
 from giornata.messages import RemoveTemplate, TemplateRequest
 from giornata.template_records import TemplateRecords
@@ -54,6 +54,7 @@ class Registration:
         tasks: see above.
         lives: how long things are kept.
         window_s: how long a registration is tried while no router answers.
+        most: templates of a tenant; registrations at the same time may pass it by their number.
         clock: Unix time in seconds.
     """
 
@@ -67,10 +68,12 @@ class Registration:
         tasks: asyncio.TaskGroup,
         lives: Lives,
         window_s: float,
+        most: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._bus, self._blobs, self._records, self._fleet = bus, blobs, records, fleet
         self._tasks, self._lives, self._window_s, self._clock = tasks, lives, window_s, clock
+        self._most = most
 
     async def register(
         self, tenant: str, image: bytes, form: TemplateForm, deadline: Deadline
@@ -94,6 +97,7 @@ class Registration:
             created_s=now_s,
             expires_s=now_s + self._lives.template_s,
         )
+        await self._check_room(tenant, name)
         known = not await self._entered(record)
         try:
             await self._blobs.put(record.image.key, image, self._picture_s)
@@ -175,6 +179,15 @@ class Registration:
         if record.expires_s <= self._clock():
             raise TemplateNotFound(received=record.template_id)
         return record
+
+    async def _check_room(self, tenant: str, template_id: str) -> None:
+        """Whether the tenant may have this template: one that it has already it may send again."""
+        names = {record.template_id for record in await self.of(tenant)}
+        if template_id not in names and len(names) >= self._most:
+            raise TemplateLimit(
+                received=f"{len(names) + 1} templates",
+                accepted=f"at most {self._most}; delete one, or wait until one expires",
+            )
 
     async def _entered(self, record: TemplateRecord) -> bool:
         """Write the record, before the picture that it leads to; whether it is a new one."""

@@ -116,6 +116,7 @@ def _compose(
             tasks=tasks,
             lives=Lives.of(config.template_ttl_s, config.job_budget_s),
             window_s=config.submit_window_s,
+            most=config.max_templates,
         ),
         metrics=metrics,
     )

@@ -16,6 +16,8 @@ from giornata_gateway.forms import Upload, once_each
 MAX_WAIT_MS: Final = 60_000
 MAX_PAGE: Final = 100
 DEFAULT_PAGE: Final = 20
+MAX_DIGITS: Final = 9
+"""Of a number in a query; Python reads no more than a few thousand."""
 
 
 class TemplateForm(BaseModel):
@@ -135,7 +137,7 @@ def query_number(query: Mapping[str, str], name: str, default: int, most: int, l
         InvalidField: it is none, or beyond the limits.
     """
     text = query.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and least <= int(text[:9]) <= most):
+    if len(text) > MAX_DIGITS or not (text.isascii() and text.isdigit() and least <= int(text) <= most):
         raise InvalidField(
             "The number is not accepted.", field=name, received=text, accepted=f"{least} to {most}"
         )

@@ -23,17 +23,25 @@ class Keeping:
     """Blocks before it keep nothing and are computed in full; none is kept where it is their number."""
 
 
-def within(budget_bytes: int | None, *, levels: int, blocks: int, block_bytes: int) -> Keeping:
+def within(
+    budget_bytes: int | None,
+    *,
+    levels: int,
+    blocks: int,
+    block_bytes: int,
+    least_levels: int = LEAST_LEVELS,
+) -> Keeping:
     """The most that fits: first all blocks at fewer levels, then fewer blocks.
 
     Args:
         budget_bytes: of one template; None for no limit.
-        levels: wanted; never more, and fewer than :data:`LEAST_LEVELS` only where fewer are wanted.
+        levels: wanted; never more.
         blocks: of the transformer.
         block_bytes: that one block keeps at one noise level.
+        least_levels: fewer than these only where fewer are wanted.
     """
     if budget_bytes is None:
         return Keeping(levels, 0)
     slots = budget_bytes // max(1, block_bytes)
-    kept = min(levels, max(slots // blocks, min(levels, LEAST_LEVELS)))
+    kept = min(levels, max(slots // blocks, min(levels, least_levels)))
     return Keeping(kept, blocks - min(blocks, slots // kept))

@@ -28,6 +28,8 @@ from giornata_denoiser.reuse.template import Entry, Kept, Template
 FORMAT: Final = 1
 """Of the files; another one is not read."""
 SUFFIX: Final = ".template.safetensors"
+PART: Final = ".template.part"
+"""Of files that are being written."""
 TENSORS: Final = ("data", "scale", "low")
 
 
@@ -44,7 +46,11 @@ class NotATemplate(Exception):
 
 
 def write(template: Template, path: Path) -> int:
-    """Write `template` to `path`, whole or not at all; returns the file's size in bytes."""
+    """Write `template` to `path`, whole or not at all; returns the file's size in bytes.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     tensors = {name: tensor.contiguous() for name, tensor in _named(template)}
     header = {
         "format": str(FORMAT),
@@ -54,13 +60,15 @@ def write(template: Template, path: Path) -> int:
         "blocks": json.dumps([len(entry.blocks) for entry in template.entries]),
     }
     header["checksum"] = str(_checksum(header, tensors))
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=PART)
     os.close(handle)
     beside = Path(name)
     try:
         save_file(tensors, beside, metadata=header)
         size = beside.stat().st_size
         beside.replace(path)
+    except SafetensorError as error:  # what the library makes of the system's errors
+        raise OSError(f"{path} cannot be written: {error}") from error
     finally:
         beside.unlink(missing_ok=True)
     return size

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from giornata.jobs import Inspection
-from giornata.planning.keeping import Keeping, within
+from giornata.planning.keeping import LEAST_LEVELS, Keeping, within
 from giornata.requests import EditParameters, Reuse
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.reuse.template import Form
+from giornata_denoiser.reuse.stored import EXACT
+from giornata_denoiser.reuse.template import FILE_BYTES, Form
 from giornata_denoiser.sigmas import SigmaGrid, sigma_grid
 
 RECORDER: Final = 1
@@ -55,19 +57,22 @@ def wanted(
     """The template of a picture: its tenant's own.
 
     Args:
-        config: form, bits and noise levels of recordings.
+        config: form, bits and noise levels of recordings, and how large they may be.
         checkpoint: that records.
         tenant: whose picture it is.
         inspection: of the picture.
         parameters: of an edit; with `strict` the noise levels are its own, otherwise, and without an edit, the
-            configured number of them.
+            configured number of them, or so many as fit.
     """
-    keeping = _keeping(config, checkpoint.family, inspection.tokens)
-    steps, strength, strict = keeping.levels, 1.0, False
-    if parameters is not None and parameters.reuse is Reuse.STRICT:
-        strict = True
-        steps, strength = parameters.num_inference_steps or steps, parameters.strength or strength
-    grid = sigma_grid(checkpoint.scheduler, steps=steps, strength=strength, image_tokens=inspection.tokens)
+    levels = partial(sigma_grid, checkpoint.scheduler, image_tokens=inspection.tokens)
+    strict = parameters is not None and parameters.reuse is Reuse.STRICT
+    if parameters is not None and strict:
+        steps = parameters.num_inference_steps or config.template_levels
+        grid = levels(steps=steps, strength=parameters.strength or 1.0)
+        keeping = _keeping(config, checkpoint.family, inspection.tokens, grid.steps, grid.steps)
+    else:
+        keeping = _keeping(config, checkpoint.family, inspection.tokens, config.template_levels)
+        grid = levels(steps=keeping.levels, strength=1.0)
     recording = _digest(
         RECORDER,
         config.template_form,
@@ -80,15 +85,25 @@ def wanted(
     return Wanted(name, grid, SAME if strict else ANYWHERE, keeping.first_block)
 
 
-def _keeping(config: DenoiserConfig, family: Family, tokens: int) -> Keeping:
-    """What fits into the configured bytes of a template; edits with `strict` have the blocks, not the levels."""
+def _keeping(
+    config: DenoiserConfig, family: Family, tokens: int, levels: int, least_levels: int = LEAST_LEVELS
+) -> Keeping:
+    """What fits into the configured bytes and into a tier: what none holds would be recorded at every edit."""
     bits = config.template_bits or 8 * family.dtype.itemsize
     parts = 2 if config.template_form is Form.KV else 1
+    ranges = 0 if config.template_bits == EXACT else 2 * 4 * family.width
+    tiers = [config.template_memory_mb]
+    if config.template_folder is not None:
+        tiers.append(config.template_disk_mb)
+    budget_mb = max(tiers)
+    if config.template_budget_mb is not None:
+        budget_mb = min(budget_mb, config.template_budget_mb)
     return within(
-        None if config.template_budget_mb is None else config.template_budget_mb << 20,
-        levels=config.template_levels,
+        budget_mb << 20,
+        levels=levels,
         blocks=family.blocks,
-        block_bytes=parts * tokens * family.width * bits // 8,
+        block_bytes=parts * (tokens * family.width * bits // 8 + ranges + FILE_BYTES),
+        least_levels=least_levels,
     )
 
 

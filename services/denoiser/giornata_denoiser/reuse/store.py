@@ -190,20 +190,22 @@ class TemplateStore:
             self._templates.pop(name, None)
 
     def _read(self, template_id: str) -> Template | None:
-        """From disk; a file that is no template is removed."""
+        """From disk; a file that is no template is removed, and one that cannot be read into memory is not there."""
         path = self._path(template_id)
         try:
             stamp = files.stamp(path)
             template = files.read(path, template_id, checked=self._checked.get(template_id) == stamp)
+            self._checked[template_id] = stamp
+            return template.pinned() if self._pin else template
         except (files.NotATemplate, OSError) as error:
             log.warning("template_dropped", template=template_id, error=str(error))
             with self._lock:
                 self._disk.remove(template_id)
                 self._checked.pop(template_id, None)
             path.unlink(missing_ok=True)
-            return None
-        self._checked[template_id] = stamp
-        return template.pinned() if self._pin else template
+        except Exception:  # the edge of edits, such as no memory to pin: not the file's fault
+            log.exception("template_not_read", template=template_id)
+        return None
 
     def _path(self, template_id: str) -> Path:
         if self._folder is None:
@@ -213,6 +215,8 @@ class TemplateStore:
     def _take_over(self, folder: Path) -> None:
         """What an earlier process left."""
         folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob(f"*{files.PART}"):  # of a process that ended while it wrote
+            path.unlink(missing_ok=True)
         found = [(path, path.stat()) for path in folder.glob(f"*{files.SUFFIX}")]
         for path, stat in sorted(found, key=lambda item: item[1].st_mtime):
             for name in self._disk.add(path.name.removesuffix(files.SUFFIX), stat.st_size):

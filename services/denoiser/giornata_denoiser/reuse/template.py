@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 from giornata_denoiser.reuse.stored import Stored
+
+FILE_BYTES: Final = 512
+"""Most that a template's file takes for one tensor of a block beside its bytes."""
 
 
 class Form(StrEnum):
