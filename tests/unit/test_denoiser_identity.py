@@ -68,7 +68,7 @@ def test_all_recordings_of_a_picture_begin_alike_and_those_of_others_do_not() ->
 
 def test_a_budget_of_bytes_drops_noise_levels_and_then_blocks() -> None:
     kept = {
-        budget: wanted(config(template_budget_mb=budget), CHECKPOINT, "alice", LARGE)
+        budget: wanted(config(template_levels=7, template_budget_mb=budget), CHECKPOINT, "alice", LARGE)
         for budget in (7 * 6 * 4, 7 * 6 * 4 - 1, 4 * 6 * 4, 4 * 3 * 4, 1)
     }
     assert [(found.grid.steps, found.first_block) for found in kept.values()] == [
@@ -83,7 +83,7 @@ def test_a_budget_of_bytes_drops_noise_levels_and_then_blocks() -> None:
 
 def test_a_template_is_no_larger_than_the_largest_tier() -> None:
     def kept(parameters: EditParameters | None = None, **options: Any) -> tuple[int, int]:
-        found = wanted(config(**options), CHECKPOINT, "alice", LARGE, parameters)
+        found = wanted(config(template_levels=7, **options), CHECKPOINT, "alice", LARGE, parameters)
         return found.grid.steps, found.first_block
 
     whole = 7 * 6 * 4
