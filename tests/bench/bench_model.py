@@ -15,8 +15,9 @@ from deploy.quality import cases
 from giornata.models import read_model_card
 from giornata_denoiser.batch import Capacity, RowKey
 from giornata_denoiser.checkpoint import Checkpoint, load
-from giornata_denoiser.engine import Engine, ReuseOptions
+from giornata_denoiser.engine import Engine
 from giornata_denoiser.reuse.noise import shared_noise, template_noise
+from giornata_denoiser.reuse.options import ReuseOptions
 from giornata_denoiser.reuse.region import Region, region
 from giornata_denoiser.reuse.template import Template
 from giornata_denoiser.row import Recording, Row, build_row

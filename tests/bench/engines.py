@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from giornata.planning.batch import PLANNERS, PlannerName
 from giornata_denoiser.batch import Capacity, Joining, RowKey
-from giornata_denoiser.engine import CostModel, Engine, ReuseOptions
+from giornata_denoiser.engine import Engine
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.reuse.accelerator import device_for
 from giornata_denoiser.reuse.loader import Loader
+from giornata_denoiser.reuse.options import CostModel, ReuseOptions
 from giornata_denoiser.row import Row
 from tests.bench.setting import DEFAULT, Setting
 

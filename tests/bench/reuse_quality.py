@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from deploy.quality import metrics
-from giornata_denoiser.engine import ReuseOptions
+from giornata_denoiser.reuse.options import ReuseOptions
 from giornata_denoiser.reuse.template import Form, Template
 from giornata_denoiser.row import Recording, Row
 from giornata_prepost.pictures import Pixels

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from deploy.quality import cases, metrics
-from giornata_denoiser.engine import ReuseOptions
+from giornata_denoiser.reuse.options import ReuseOptions
 from giornata_denoiser.row import Recording
 from tests.bench.bench_model import BenchModel, Request, box_of
 from tests.bench.reuse_quality import MODEL

@@ -20,11 +20,12 @@ from giornata.planning.costs import StepCosts, Work
 from giornata.planning.profile import BatchCap
 from giornata_denoiser.attention import Outside
 from giornata_denoiser.batch import Capacity
-from giornata_denoiser.engine import Engine, ReuseOptions
+from giornata_denoiser.engine import Engine
 from giornata_denoiser.families.flux_inpaint import FluxInpaint
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.families.sequences import Sequences
 from giornata_denoiser.reuse.loader import Loader
+from giornata_denoiser.reuse.options import ReuseOptions
 from giornata_denoiser.reuse.region import Region, region
 from giornata_denoiser.reuse.slabs import Slabs
 from giornata_denoiser.reuse.stored import EXACT

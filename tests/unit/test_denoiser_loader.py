@@ -10,10 +10,11 @@ import torch
 
 from giornata.planning.blocks import Mode
 from giornata_denoiser.batch import Capacity
-from giornata_denoiser.engine import Engine, ReuseOptions
+from giornata_denoiser.engine import Engine
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.reuse.loader import Loader
 from giornata_denoiser.reuse.loads import Load, Loaded
+from giornata_denoiser.reuse.options import ReuseOptions
 from giornata_denoiser.reuse.recording import EntryRecorder
 from giornata_denoiser.reuse.region import region
 from giornata_denoiser.reuse.slabs import Slabs

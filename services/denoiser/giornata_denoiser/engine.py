@@ -8,15 +8,12 @@ are values: a row that is cancelled while a step runs is simply no longer there 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from giornata.errors import GiornataError, InternalError, RowPoisoned
-from giornata.planning.batch import BatchPlanner, plan_batch
-from giornata.planning.costs import StepCosts, Work
 from giornata.workers import StepSample
 from giornata_denoiser.assembly import Assembly, assemble
 from giornata_denoiser.batch import Batch, Capacity, Joining
@@ -24,8 +21,7 @@ from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.preview_map import PreviewMap
 from giornata_denoiser.previews import RowPreview
 from giornata_denoiser.reuse.correction import Correction
-from giornata_denoiser.reuse.device import Device
-from giornata_denoiser.reuse.loads import LoadsAhead
+from giornata_denoiser.reuse.options import ReuseOptions
 from giornata_denoiser.reuse.recording import EntryRecorder
 from giornata_denoiser.reuse.slabs import Slabs, Waits
 from giornata_denoiser.reuse.sources import Reuses, Sources
@@ -34,9 +30,6 @@ from giornata_denoiser.row import Row
 from giornata_denoiser.stepping import denoise_step
 from giornata_denoiser.tracing import UNTRACED, Lane, Tracing
 from giornata_denoiser.weighing import Budget, fits
-
-UNKNOWN: Final = StepCosts((0.0, 0.0, 1.0, 0.3, 0.0))
-"""Of a machine that nobody measured: computing counts tokens, loading nothing."""
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -63,47 +56,6 @@ class StepReport:
     """None for a step that had to be taken apart, whose times say nothing."""
     previews: tuple[RowPreview, ...] = ()
     """Of the rows that are shown after this step."""
-
-
-class CostModel(Protocol):
-    """What steps cost on this machine, and who is told what they did cost."""
-
-    @property
-    def costs(self) -> StepCosts:
-        """As they are known now."""
-
-    def observe_step(self, work: Work, step_ms: float) -> object:
-        """A step that had nothing to load computed `work` in `step_ms`."""
-
-
-class Guess:
-    """The costs of a machine that nobody measures."""
-
-    costs: Final = UNKNOWN
-
-    def observe_step(self, work: Work, step_ms: float) -> None:
-        """Nobody learns from it."""
-
-
-@dataclass(frozen=True, eq=False)
-class ReuseOptions:
-    """How an engine reuses templates, and by what it knows their worth.
-
-    The baselines of the benchmarks are other values of these.
-    """
-
-    loader: LoadsAhead | None = None
-    """Loads ahead what rows take; without it a block's load is waited for when the block begins."""
-    model: CostModel = field(default_factory=Guess)
-    planner: BatchPlanner = plan_batch
-    device: Device | None = None
-    """How loads get to the engine's device; None where it is the CPU."""
-    ahead_bytes: int = 1 << 30
-    """Most slabs that are loaded for later steps."""
-    correction_bits: int | None = 8
-    """Rows compute their first step in full and correct what they take by it, kept in so many bits; None corrects
-    nothing, as FlashPS.
-    """
 
 
 class Engine:

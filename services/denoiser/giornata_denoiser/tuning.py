@@ -15,10 +15,11 @@ from giornata_denoiser.batch import Capacity
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.costing import CostModel
-from giornata_denoiser.engine import Engine, ReuseOptions
+from giornata_denoiser.engine import Engine
 from giornata_denoiser.reuse.accelerator import device_for
 from giornata_denoiser.reuse.loader import Loader
 from giornata_denoiser.reuse.loads import Loaded
+from giornata_denoiser.reuse.options import ReuseOptions
 from giornata_denoiser.trace import Trace
 from giornata_denoiser.tracing import UNTRACED
 from giornata_denoiser.weighing import Budget
