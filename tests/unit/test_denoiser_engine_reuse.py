@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from giornata_denoiser.families.flux_inpaint import FluxInpaint
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.families.sequences import Sequences
 from giornata_denoiser.reuse.loader import Loader
+from giornata_denoiser.reuse.loads import Load
 from giornata_denoiser.reuse.options import ReuseOptions
 from giornata_denoiser.reuse.region import Region, region
 from giornata_denoiser.reuse.slabs import Slabs
@@ -251,6 +252,36 @@ def test_a_cost_model_is_told_of_every_step_that_loaded_nothing() -> None:
     assert third is not None
     assert [work.tokens for work, _ in model.steps] == [own * BLOCKS] * 2
     assert [work.pairs for work, _ in model.steps] == [own * keys * BLOCKS] * 2
+
+
+class Busy:
+    """A loader that is in the middle of somebody else's load, and never gets to another."""
+
+    def __init__(self, under_way: Load | None) -> None:
+        self.under_way = under_way
+
+    def schedule(self, loads: Iterable[Load]) -> None:
+        """None of them."""
+
+
+def test_a_plan_begins_where_the_loader_is() -> None:
+    of = tiny_flux.family()
+    taken = template(of)
+    others = Slabs(taken.entries[0], where(), 9, of)
+    seen: list[Link] = []
+
+    def planner(rows: Sequence[BatchRow], link: Link, base_ms: float) -> BatchPlan:
+        seen.append(link)
+        return plan_batch(rows, link, base_ms)
+
+    for under_way in (None, Load(others, 0, Mode.KV)):
+        made = engine(of, loader=Busy(under_way), planner=planner, model=Measured(), correction_bits=None)
+        made.batch.submit([edit(of, taken, Spec("edit", grid=GRID, steps=2))])
+        made.step()
+        made.batch.take_all()
+    idle, busy = seen
+    assert idle.busy_ms == 0
+    assert busy.busy_ms == pytest.approx(Measured.costs.load_ms(others.size_bytes(0, Mode.KV)))
 
 
 @pytest.mark.parametrize("at_step", [0, 1, 3])

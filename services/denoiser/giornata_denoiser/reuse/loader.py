@@ -13,7 +13,7 @@ from typing import Final, Self
 from giornata_denoiser.reuse.device import Arrival
 from giornata_denoiser.reuse.loads import Load, Loaded
 
-UNDER_WAY: Final = 2
+GIVEN: Final = 2
 """Loads that a GPU's copy stream is given ahead: it never idles, and what becomes urgent waits for no more."""
 
 
@@ -37,6 +37,8 @@ class Loader:
         self._queue: deque[Load] = deque()
         self._changed = threading.Condition()
         self._stopping = False
+        self.under_way: Load | None = None
+        """See :class:`giornata_denoiser.reuse.loads.LoadsAhead`."""
         self._thread = threading.Thread(target=self._run, name="loader")
 
     def __enter__(self) -> Self:
@@ -76,13 +78,15 @@ class Loader:
             self._changed.notify()
 
     def _run(self) -> None:
-        under_way: deque[Arrival] = deque()
+        given: deque[Arrival] = deque()
         while (load := self._next()) is not None:
+            self.under_way = load
             began, size = self._clock(), load.slabs.load_bytes(load.block, load.mode)
-            under_way.append(load.slabs.load(load.block, load.mode, partial(self._throttle, size, began)))
-            if len(under_way) > UNDER_WAY:
-                under_way.popleft().finish()
+            given.append(load.slabs.load(load.block, load.mode, partial(self._throttle, size, began)))
+            if len(given) > GIVEN:
+                given.popleft().finish()
             self._on_loaded(Loaded(load, size, began, self._clock()))
+            self.under_way = None
             del load  # whose slabs would otherwise stay while nothing is to be done
 
     def _throttle(self, size_bytes: int, began_s: float) -> None:

@@ -30,5 +30,9 @@ class Loaded(NamedTuple):
 class LoadsAhead(Protocol):
     """Loads in an order that may change at every step."""
 
+    @property
+    def under_way(self) -> Load | None:
+        """What has begun and not ended."""
+
     def schedule(self, loads: Iterable[Load]) -> None:
         """Load these, in this order, and nothing else that was scheduled and has not begun."""

@@ -98,9 +98,10 @@ def planned(
     now: Sequence[Served],
     following: Sequence[Served | None],
     costs: StepCosts,
-    beside_ms: float,
     planner: BatchPlanner,
     *,
+    beside_ms: float,
+    busy_ms: float,
     shared: bool,
 ) -> tuple[list[Served], float]:
     """The rows with the modes of this step, and its predicted end in ms, its fixed costs not counted.
@@ -111,8 +112,9 @@ def planned(
         now: rows of one model that are served in this step.
         following: for each of them what serves it in the next step, where that is another entry.
         costs: of the machine.
-        beside_ms: what each block takes besides these rows.
         planner: of :data:`giornata.planning.batch.PLANNERS`.
+        beside_ms: what each block takes besides these rows.
+        busy_ms: until the loader begins with what is planned here.
         shared: rows of one entry load it once.
     """
     blocks = len(now[0].modes)
@@ -121,7 +123,7 @@ def planned(
         row.loads() + _beyond(after, blocks * beyond) for row, after in zip(now, following, strict=True)
     ]
     unit = slab_unit(load for window in windows for load in window)
-    link = Link(costs.load[0] / SLABS + costs.load[1] * unit)
+    link = Link(costs.load[0] / SLABS + costs.load[1] * unit, busy_ms)
     rows = [
         BatchRow(
             row_blocks(costs, row.shapes, window, unit, blocks),

@@ -209,9 +209,24 @@ class Sources:
         beside_ms = costs.step_ms(step_work(beside, modes)) / self._family.blocks
         following = [self._next.get(key) if self._changes(here[key]) else None for key in open_]
         served = [self._served[key] for key in open_]
-        chosen, ended_ms = planned(served, following, costs, beside_ms, self._planner, shared=self._shares)
+        chosen, ended_ms = planned(
+            served,
+            following,
+            costs,
+            self._planner,
+            beside_ms=beside_ms,
+            busy_ms=costs.load_ms(self._busy_bytes(served)),
+            shared=self._shares,
+        )
         self._served |= dict(zip(open_, chosen, strict=True))
         return ended_ms
+
+    def _busy_bytes(self, planned_for: Sequence[Served]) -> int:
+        """Of a load that has begun for others, or for later: the link is not free before."""
+        load = None if self._loader is None else self._loader.under_way
+        if load is None or any(load.slabs in served.slabs for served in planned_for):
+            return 0
+        return load.slabs.load_bytes(load.block, load.mode)
 
     def _changes(self, row: Row) -> bool:
         """Whether the next step is served by another entry than this one."""
