@@ -5,25 +5,39 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 560, 380, 70, 40, 20, 50
 COLOURS: Final = {"kv": "#2166ac", "hidden": "#b35806"}
 Point = tuple[float, float]
 
 
+class Scale(NamedTuple):
+    """Of the axis across."""
+
+    of: Callable[[float], float]
+    label: Callable[[float], str]
+
+
 def pareto(rows: Sequence[Mapping[str, Any]]) -> str:
     """Two charts side by side: SSIM in the mask's box over KiB a template, and over the share of tokens computed."""
     charts = [
-        _chart(rows, "KiB", "KiB a template (log)", math.log10),
-        _chart(rows, "tokens of full", "tokens computed, of full", lambda value: value),
+        _chart(rows, "KiB", "KiB a template", Scale(math.log10, lambda value: f"{10**value:.0f}")),
+        _chart(
+            rows,
+            "tokens of full",
+            "tokens computed, of full",
+            Scale(lambda value: value, lambda value: f"{value:.2f}"),
+        ),
     ]
     shifted = "".join(
         f'<g transform="translate({i * WIDTH},0)">{chart}</g>' for i, chart in enumerate(charts)
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {HEIGHT}" font-family="sans-serif" '
-        f'font-size="12"><rect width="100%" height="100%" fill="white"/>{shifted}</svg>\n'
+        f'font-size="12"><rect width="100%" height="100%" fill="white"/>{shifted}'
+        f'<text x="{WIDTH}" y="{HEIGHT - 2}" text-anchor="middle" fill="#555">blue: kv, orange: hidden; hollow: not '
+        "corrected; the larger, the more halo; dashed: nothing is better and cheaper</text></svg>\n"
     )
 
 
@@ -36,8 +50,8 @@ def front(points: Sequence[Point]) -> list[Point]:
     return kept
 
 
-def _chart(rows: Sequence[Mapping[str, Any]], name: str, label: str, scale: Callable[[float], float]) -> str:
-    points = [(scale(row[name]), float(row["SSIM box"])) for row in rows]
+def _chart(rows: Sequence[Mapping[str, Any]], name: str, label: str, scale: Scale) -> str:
+    points = [(scale.of(row[name]), float(row["SSIM box"])) for row in rows]
     across, up = _axis([x for x, _ in points]), _axis([y for _, y in points])
 
     def place(point: Point) -> Point:
@@ -48,9 +62,14 @@ def _chart(rows: Sequence[Mapping[str, Any]], name: str, label: str, scale: Call
     dots = "".join(_dot(place(point), row) for point, row in zip(points, rows, strict=True))
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, front(points)))
     ticks = "".join(_tick(place((across[0], level)), f"{level:.3f}") for level in _levels(up))
+    ticks += "".join(
+        f'<text x="{place((value, up[0]))[0]:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">'
+        f"{scale.label(value)}</text>"
+        for value in _levels(across)
+    )
     return (
         f'<text x="{WIDTH / 2}" y="20" text-anchor="middle">SSIM in the mask\'s box</text>'
-        f'<text x="{WIDTH / 2}" y="{HEIGHT - 14}" text-anchor="middle">{escape(label)}</text>{ticks}'
+        f'<text x="{WIDTH / 2}" y="{HEIGHT - 18}" text-anchor="middle">{escape(label)}</text>{ticks}'
         f'<polyline points="{line}" fill="none" stroke="#444" stroke-dasharray="4 3"/>{dots}'
     )
 
