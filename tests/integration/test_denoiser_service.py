@@ -529,12 +529,13 @@ async def test_a_template_may_be_recorded_before_its_first_edit_and_outlives_its
 
 async def test_hit_and_miss_begin_from_the_same_noise(bench: Bench) -> None:
     async with bench.worker(template_policy="off") as worker:
-        request = await bench.job(worker, reuse="auto", painted=[0], steps=1)
+        request = await bench.job(worker, reuse="auto", painted=[0], steps=2)
         await bench.run(worker, request)
         await bench.report()
         (missed,) = await bench.latents(request)
-    async with bench.worker(template_policy="inline", template_bits=0) as worker:
-        request = await bench.job(worker, reuse="strict", painted=[0], steps=1)
+    options: dict[str, Any] = {"template_policy": "inline", "template_bits": 0, "template_correction": False}
+    async with bench.worker(**options) as worker:
+        request = await bench.job(worker, reuse="strict", painted=[0], steps=2)
         await bench.run(worker, request)
         await bench.report()
         (hit,) = await bench.latents(request)
