@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Callable
 from math import isqrt
 
 import torch
@@ -36,8 +37,19 @@ def parser(doc: str | None, *, tokens: int, text: int, repeats: int) -> argparse
     )
     made.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch (default: all cores)")
     made.add_argument("--repeats", type=int, default=repeats, help=f"default {repeats}")
+    made.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="what this process computed, in all of its threads, not the clock: for machines that others share, with "
+        "--threads 1",
+    )
     made.add_argument("--seed", type=int, default=0, help="of the workload")
     return made
+
+
+def clock_of(options: argparse.Namespace) -> Callable[[], float]:
+    """Seconds, as the flags ask for them."""
+    return time.process_time if options.processor_time else time.perf_counter
 
 
 def opened(options: argparse.Namespace) -> FluxInpaint:

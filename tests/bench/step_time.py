@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -26,7 +25,7 @@ from giornata_denoiser.reuse.uses import Reuse
 from giornata_denoiser.row import Row
 from giornata_denoiser.stepping import denoise_step
 from tests.bench.models import described
-from tests.bench.options import parser, rows_of, wait_for
+from tests.bench.options import clock_of, parser, rows_of, wait_for
 from tests.bench.report import write
 from tests.bench.rows import Rows
 from tests.bench.setting import DEFAULT, Setting
@@ -62,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         template = Template(form, whole.grid, (recorder.entry(),))
         for ratio in RATIOS:
             steps[str(form), ratio] = _prepared(rows, replace(rows.masked(_edit(ratio)), template=template))
-    times = _measured(steps, options.repeats, family.device)
+    times = _measured(steps, options.repeats, family.device, clock_of(options))
     lines = [_line(rows, form, ratio, times) for form, ratio in steps if form != FULL[0]]
     workload = {
         **vars(options),
@@ -91,17 +90,20 @@ def _prepared(rows: Rows, row: Row) -> Callable[[], object]:
 
 
 def _measured(
-    steps: dict[tuple[str, float], Callable[[], object]], repeats: int, device: torch.device
+    steps: dict[tuple[str, float], Callable[[], object]],
+    repeats: int,
+    device: torch.device,
+    clock: Callable[[], float],
 ) -> dict[tuple[str, float], list[float]]:
     """Milliseconds of every step; they take turns, and the first turn warms up."""
     times: dict[tuple[str, float], list[float]] = {key: [] for key in steps}
     for turn in range(repeats + 1):
         for key, step in steps.items():
-            began = time.perf_counter()
+            began = clock()
             step()
             wait_for(device)
             if turn:
-                times[key].append((time.perf_counter() - began) * 1e3)
+                times[key].append((clock() - began) * 1e3)
     return times
 
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from giornata_denoiser.batch import Joining
 from tests.bench import engines
 from tests.bench.models import autoencoder, described
-from tests.bench.options import parser, rows_of, wait_for
+from tests.bench.options import clock_of, parser, rows_of, wait_for
 from tests.bench.report import write
 from tests.bench.rows import Rows
 from tests.bench.setting import Setting
@@ -102,7 +101,7 @@ def _equal(rows: Rows, static: StaticBatching, options: argparse.Namespace) -> l
     lines = _lines(
         f"equal, {options.steps}",
         len(drawn),
-        _measured(systems, rows, options.repeats, warm_up=True),
+        _measured(systems, rows, options, warm_up=True),
         STATIC,
         limits,
     )
@@ -133,7 +132,7 @@ def _mixed(rows: Rows, static: StaticBatching, options: argparse.Namespace, mix:
         "ours, reuse off": _engine(rows, drawn, options.batch, reuse=False),
         REUSE: _engine(rows, drawn, options.batch, reuse=True),
     }
-    times = _measured(systems, rows, options.repeats, warm_up=False)  # the other table has warmed it up
+    times = _measured(systems, rows, options, warm_up=False)  # the other table has warmed it up
     lines = _lines(f"mixed, {mix}", len(drawn), times, STATIC, {})
     for line in lines:
         line["note"] = _noted(line["note"], "denoising only")
@@ -152,18 +151,19 @@ def _engine(rows: Rows, drawn: Sequence[Edit], batch: int, *, reuse: bool, **how
 
 
 def _measured(
-    systems: dict[str, System], rows: Rows, repeats: int, *, warm_up: bool
+    systems: dict[str, System], rows: Rows, options: argparse.Namespace, *, warm_up: bool
 ) -> dict[str, list[float]]:
     """Seconds of every system; they take turns, and the first turn may only warm up."""
     times: dict[str, list[float]] = {name: [] for name in systems}
-    for turn in range(repeats + warm_up):
+    clock = clock_of(options)
+    for turn in range(options.repeats + warm_up):
         for name, system in systems.items():
             wait_for(rows.family.device)
-            began = time.perf_counter()
+            began = clock()
             system()
             wait_for(rows.family.device)
             if turn or not warm_up:
-                times[name].append(time.perf_counter() - began)
+                times[name].append(clock() - began)
     return times
 
 
