@@ -80,10 +80,15 @@ class Layout:
 
     def join(self, text: Tensor, image: Tensor) -> Tensor:
         """The joint order of two streams: (text_tokens, ...), (image_tokens, ...) → (joint_tokens, ...)."""
-        return torch.cat((text, image)).index_select(0, self.to_joint)
+        texts = torch.split(text, list(self.text_lengths))
+        images = torch.split(image, list(self.image_lengths))
+        return torch.cat([part for pair in zip(texts, images, strict=True) for part in pair])
 
     def split(self, joint: Tensor) -> tuple[Tensor, Tensor]:
-        """Text and image stream of a joint tensor; the inverse of :meth:`join`."""
+        """Text and image stream of a joint tensor; the inverse of :meth:`join`. Views, where there is one sequence."""
+        if self.sequences == 1:
+            text, image = torch.split(joint, [self.text_lengths[0], self.image_lengths[0]])
+            return text, image
         return joint.index_select(0, self.text_positions), joint.index_select(0, self.image_positions)
 
 

@@ -16,14 +16,11 @@ from torch import Tensor
 
 from giornata.planning.blocks import Mode
 from giornata_denoiser.attention import Attention, Outside
+from giornata_denoiser.families.modulation import Modulation, PerToken
 from giornata_denoiser.families.sequences import Beyond, Live, Rotary, Sequences
 from giornata_denoiser.packing import bounds
 from giornata_denoiser.reuse.uses import Recorder, Reuse, Use
 from giornata_denoiser.tracing import UNTRACED, Lane, Tracing
-
-Modulation = tuple[Tensor, ...]
-"""adaLN vectors, (sequences, inner_dim) each."""
-
 
 END: Final = -1
 """No block: what follows the last one, where no token joins."""
@@ -80,8 +77,10 @@ class FluxForward:
                 joint = self._single_block(index, block, self._entering_joint(index, joint))
         image = joint.index_select(0, self._live.layout.image_positions)
         image = self._converted(image, self._sequences.live((False,) * self._sequences.layout.sequences), END)
-        scale, shift = self._gathered(self._modulation(model.norm_out, 2), self._live.layout.image_sequence)
-        return as_tensor(model.proj_out(_modulated(model.norm_out.norm(image), (shift, scale))))
+        scale, shift = self._modulation(model.norm_out, 2)
+        layout = self._live.layout
+        modulation = PerToken((shift, scale), layout.image_lengths, layout.image_sequence)
+        return as_tensor(model.proj_out(modulation.modulated(model.norm_out.norm(image), 0)))
 
     # Which tokens are live
 
@@ -162,10 +161,12 @@ class FluxForward:
         """`FluxTransformerBlock`: text and image stream with weights of their own and one attention."""
         layout, attn = self._live.layout, block.attn
         vectors = self._modulation(block.norm1, 6)
-        image_mod = self._gathered(vectors, layout.image_sequence)
-        text_mod = self._gathered(self._modulation(block.norm1_context, 6), layout.text_sequence)
-        normed_text = _modulated(block.norm1_context.norm(text), text_mod[:2])
-        normed_image = _modulated(block.norm1.norm(image), image_mod[:2])
+        image_mod = PerToken(vectors, layout.image_lengths, layout.image_sequence)
+        text_mod = PerToken(
+            self._modulation(block.norm1_context, 6), layout.text_lengths, layout.text_sequence
+        )
+        normed_text = text_mod.modulated(block.norm1_context.norm(text), 0)
+        normed_image = image_mod.modulated(block.norm1.norm(image), 0)
         attended = self._attention(
             index,
             layout.join(
@@ -180,24 +181,25 @@ class FluxForward:
             self._outside(index, attn, block.norm1.norm, vectors[:2]),
         )
         attended_text, attended_image = layout.split(attended)
-        image = image + image_mod[2] * attn.to_out[1](attn.to_out[0](attended_image))
-        text = text + text_mod[2] * attn.to_add_out(attended_text)
+        image = image + image_mod.times(attn.to_out[1](attn.to_out[0](attended_image)), 2)
+        text = text + text_mod.times(attn.to_add_out(attended_text), 2)
         return (
-            _feed_forward(text, block.norm2_context, block.ff_context, text_mod[3:]),
-            _feed_forward(image, block.norm2, block.ff, image_mod[3:]),
+            _feed_forward(text, block.norm2_context, block.ff_context, text_mod),
+            _feed_forward(image, block.norm2, block.ff, image_mod),
         )
 
     def _single_block(self, index: int, block: Any, joint: Tensor) -> Tensor:
         """`FluxSingleTransformerBlock`: attention and MLP side by side on the joint order."""
         attn = block.attn
         vectors = self._modulation(block.norm, 3)
-        shift, scale, gate = self._gathered(vectors, self._live.layout.joint_sequence)
-        normed = _modulated(block.norm.norm(joint), (shift, scale))
+        layout = self._live.layout
+        modulation = PerToken(vectors, layout.joint.lengths, layout.joint_sequence)
+        normed = modulation.modulated(block.norm.norm(joint), 0)
         query, key, value = (_heads(project(normed), attn) for project in (attn.to_q, attn.to_k, attn.to_v))
         outside = self._outside(index, attn, block.norm.norm, vectors[:2])
         attended = self._attention(index, attn.norm_q(query), attn.norm_k(key), value, outside)
         mlp = block.act_mlp(block.proj_mlp(normed))
-        return joint + gate * as_tensor(block.proj_out(torch.cat((attended, mlp), dim=1)))
+        return joint + modulation.times(as_tensor(block.proj_out(torch.cat((attended, mlp), dim=1))), 2)
 
     def _attention(
         self, block: int, query: Tensor, key: Tensor, value: Tensor, outside: Mapping[int, Outside]
@@ -234,7 +236,7 @@ class FluxForward:
                 attn,
                 norm,
                 torch.cat(list(self._hidden.values())),
-                self._gathered(modulation, beyond.sequence),
+                PerToken(self._of(tuple(self._hidden), modulation), beyond.lengths, beyond.owner),
                 beyond,
             )
             outside |= {
@@ -250,31 +252,24 @@ class FluxForward:
         vectors: Modulation = norm.linear(norm.silu(self._conditioning)).chunk(parts, dim=1)
         return vectors
 
-    def _gathered(self, vectors: Modulation, sequence: Tensor) -> Modulation:
-        """One vector per token, or one for all, where there is one sequence; `sequence` is (tokens,)."""
-        if len(self._conditioning) == 1:
-            return vectors
-        return tuple(vector.index_select(0, sequence) for vector in vectors)
+    def _of(self, sequences: tuple[int, ...], vectors: Modulation) -> Modulation:
+        """The vectors of some sequences, (len(sequences), inner_dim) each."""
+        index = torch.tensor(sequences, device=self._conditioning.device)
+        return tuple(vector.index_select(0, index) for vector in vectors)
 
 
 def _projected(
-    attn: Any, norm: Any, hidden: Tensor, modulation: Modulation, beyond: Beyond
+    attn: Any, norm: Any, hidden: Tensor, modulation: PerToken, beyond: Beyond
 ) -> tuple[Tensor, Tensor]:
     """Keys and values, (tokens, heads, head_dim) each, of a block's inputs (tokens, inner_dim)."""
-    normed = _modulated(norm(hidden), modulation)
+    normed = modulation.modulated(norm(hidden), 0)
     key = _rotate(attn.norm_k(_heads(attn.to_k(normed), attn)), beyond.rotary)
     return key, _heads(attn.to_v(normed), attn)
 
 
-def _modulated(normed: Tensor, modulation: Modulation) -> Tensor:
-    shift, scale = modulation
-    return normed * (1 + scale) + shift
-
-
-def _feed_forward(hidden: Tensor, norm: Any, feed_forward: Any, modulation: Modulation) -> Tensor:
-    """The residual MLP of a double block; `modulation` is (shift, scale, gate)."""
-    shift, scale, gate = modulation
-    return hidden + gate * as_tensor(feed_forward(_modulated(norm(hidden), (shift, scale))))
+def _feed_forward(hidden: Tensor, norm: Any, feed_forward: Any, modulation: PerToken) -> Tensor:
+    """The residual MLP of a double block."""
+    return hidden + modulation.times(as_tensor(feed_forward(modulation.modulated(norm(hidden), 3))), 5)
 
 
 def _heads(projected: Tensor, attn: Any) -> Tensor:

@@ -33,8 +33,8 @@ class Beyond:
     """The outside tokens of some sequences, packed by sequence."""
 
     lengths: tuple[int, ...]
-    sequence: Tensor
-    """(tokens,) int64: which sequence of the batch each belongs to."""
+    owner: Tensor
+    """(tokens,) int64: which of these sequences each belongs to."""
     rotary: Rotary
 
 
@@ -109,8 +109,9 @@ class Sequences:
                 raise ValueError(f"sequence {sequence} computes all of its tokens")
             parts.append(region.outside + (full.joint.bounds[sequence][0] + full.text_lengths[sequence]))
         lengths = tuple(len(part) for part in parts)
-        owner = torch.tensor(of)[segment_index(lengths)]
-        return Beyond(lengths, owner.to(full.to_joint.device), self._rotary_at(torch.cat(parts)))
+        return Beyond(
+            lengths, segment_index(lengths, full.to_joint.device), self._rotary_at(torch.cat(parts))
+        )
 
     def _rotary_at(self, joint: Tensor) -> Rotary:
         cosine, sine = self.rotary
