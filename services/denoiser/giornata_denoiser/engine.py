@@ -98,14 +98,13 @@ class Engine:
         def make_slabs(entry: Entry, row: Row, own: int, correction: Correction | None) -> Slabs:
             if row.region is None:
                 raise ValueError(f"row {row.key} computes everything")
-            waits, device = self._waits, how.device
             return Slabs(
                 entry,
                 row.region,
                 own,
                 family,
-                device=device,
-                waits=waits,
+                device=how.device,
+                waits=self._waits,
                 trace=trace,
                 correction=correction,
             )

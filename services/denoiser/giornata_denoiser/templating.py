@@ -308,12 +308,10 @@ class Templates:
 
     def _ended(self, key: RowKey, outcome: Template | GiornataError) -> None:
         """A run that counts no more has ended already."""
-        run = self._runs.get(key.job_id)
-        if run is not None and run.key == key:
-            del self._runs[key.job_id]
+        if self._counts(key):
             self._recorded += isinstance(outcome, Template)
             self._failed += isinstance(outcome, GiornataError)
-            run.outcome.set_result(outcome)
+            self._runs.pop(key.job_id).outcome.set_result(outcome)
 
 
 async def _beside(work: Callable[[], None]) -> None:

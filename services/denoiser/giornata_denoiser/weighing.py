@@ -79,11 +79,9 @@ def slab_bytes(row: Row, itemsize: int) -> int:
     if row.template is None or row.region is None:
         return 0
     entry, outside = row.template.entries[0], len(row.region.outside)
-    taken = zip(entry.blocks, preferred(entry), strict=True)
-    channels = {Mode.KV: 0, Mode.HIDDEN: 0}
-    for kept, mode in taken:
-        parts = {Mode.KV: (kept.key, kept.value), Mode.HIDDEN: (kept.hidden,)}.get(mode, ())
-        channels[mode] = channels.get(mode, 0) + sum(part.shape[1] for part in parts if part is not None)
+    channels = dict.fromkeys(Mode, 0)
+    for kept, mode in zip(entry.blocks, preferred(entry), strict=True):
+        channels[mode] += sum(part.shape[1] for part in kept.taken(mode))
     return itemsize * sum(
         channels[Mode.KV] * (own + outside) + channels[Mode.HIDDEN] * outside for own in row.own_tokens
     )

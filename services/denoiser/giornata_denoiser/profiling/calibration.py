@@ -59,7 +59,7 @@ def calibrate(checkpoint: Checkpoint, bits: int, device: Device, clock: Clock, m
     ]
     return profile(
         checkpoint,
-        compute=proportional(step_samples, operations(workpieces.inner_dim(SIDES[0], text))),
+        compute=proportional(step_samples, operations(family.width)),
         load=fitting.load_fit(load_samples),
         activation=activation_bytes(meter, steps[:1], family.blocks),
         caps=(),

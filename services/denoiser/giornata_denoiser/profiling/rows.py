@@ -15,7 +15,7 @@ from giornata_denoiser.reuse.recording import EntryRecorder
 from giornata_denoiser.reuse.region import Region, region
 from giornata_denoiser.reuse.slabs import Slabs
 from giornata_denoiser.reuse.template import Entry, Form
-from giornata_denoiser.reuse.uses import Reuse, Use
+from giornata_denoiser.reuse.uses import Reuse, Use, by_sequence
 from giornata_denoiser.row import Row, build_row
 from giornata_denoiser.sigmas import sigma_grid
 from giornata_denoiser.stepping import denoise_step
@@ -65,10 +65,9 @@ class Workpieces:
         touched[:height, :width] = True
         return region(touched, 0, self.checkpoint.family.device)
 
-    def uses(self, sizes: tuple[RowSize, ...], rows: tuple[Row, ...]) -> list[Use]:
+    def uses(self, sizes: tuple[RowSize, ...], rows: tuple[Row, ...]) -> tuple[Use, ...]:
         """By sequence, positive ones first: all that the modes take, on the device already."""
-        of_rows = [self._uses_of(size, row) for size, row in zip(sizes, rows, strict=True)]
-        return [uses[0] for uses in of_rows] + [uses[1] for uses in of_rows if len(uses) > 1]
+        return by_sequence([self._uses_of(size, row) for size, row in zip(sizes, rows, strict=True)])
 
     def entry(self, height: int, width: int, text: int) -> Entry:
         """What a template run over such a picture leaves, in both forms, in the host's memory."""
@@ -84,13 +83,6 @@ class Workpieces:
     def slabs(self, entry: Entry, where: Region, own: int) -> Slabs:
         """Of a sequence that computes `own` tokens; nothing loaded yet."""
         return Slabs(entry, where, own, self.checkpoint.family, device=self._device)
-
-    def inner_dim(self, side: int, text: int) -> int:
-        """Width of the transformer, as a block's input tells it."""
-        hidden = self.entry(side, side, text).blocks[0].hidden
-        if hidden is None:
-            raise ValueError("the entry was recorded without inputs")
-        return hidden.shape[1]
 
     def _uses_of(self, size: RowSize, row: Row) -> tuple[Use, ...]:
         if row.region is None:

@@ -113,14 +113,14 @@ class Slabs:
 
     def size_bytes(self, block: int, mode: Mode) -> int:
         """Of a slab as it is kept here; 0 in a mode that takes nothing."""
-        return sum(self._gathered_bytes(part) for part in self._parts(block, mode))
+        return sum(self._gathered_bytes(part) for part in self.entry.blocks[block].taken(mode))
 
     def load_bytes(self, block: int, mode: Mode) -> int:
         """What has to move for a slab; 0 for one that is here."""
         slot = self._slabs.get((block, mode))
         if slot is not None and slot.done() and slot.exception() is None and slot.result()[1].here:
             return 0
-        parts = self._parts(block, mode)
+        parts = self.entry.blocks[block].taken(mode)
         return sum(self._device.moved_bytes(part, self._gathered_bytes(part)) for part in parts)
 
     def has(self, block: int, mode: Mode) -> bool:
@@ -169,11 +169,6 @@ class Slabs:
 
     def _gathered_bytes(self, part: Stored) -> int:
         return self._family.dtype.itemsize * len(self._index) * part.shape[1]
-
-    def _parts(self, block: int, mode: Mode) -> tuple[Stored, ...]:
-        kept = self.entry.blocks[block]
-        parts = {Mode.KV: (kept.key, kept.value), Mode.HIDDEN: (kept.hidden,), Mode.FULL: ()}[mode]
-        return tuple(part for part in parts if part is not None)
 
     def _gather(self, block: int, mode: Mode) -> Slab:
         kept = self.entry.blocks[block]

@@ -17,7 +17,7 @@ from giornata_denoiser.reuse.recording import EntryRecorder
 from giornata_denoiser.reuse.served import Served, planned, preferred
 from giornata_denoiser.reuse.slabs import Slabs
 from giornata_denoiser.reuse.template import Entry
-from giornata_denoiser.reuse.uses import Use
+from giornata_denoiser.reuse.uses import Use, by_sequence
 from giornata_denoiser.row import Row
 
 MakeSlabs = Callable[[Entry, Row, int, Correction | None], Slabs]
@@ -118,9 +118,8 @@ class Sources:
         missing = sum(self._served[row.key].missing_bytes for row in rows if row.key in self._served)
         if self._loader is not None:
             self._loader.schedule(self._loads(rows))
-        of_rows = [self._uses_of(row) for row in rows]
-        uses = [uses[0] for uses in of_rows] + [uses[1] for uses in of_rows if len(uses) > 1]
-        return Reuses(tuple(uses), work, max(predicted_ms, costs.step_ms(work)), missing)
+        uses = by_sequence([self._uses_of(row) for row in rows])
+        return Reuses(uses, work, max(predicted_ms, costs.step_ms(work)), missing)
 
     def _uses_of(self, row: Row) -> tuple[Use, ...]:
         if row.recording is not None:
@@ -251,7 +250,7 @@ class Sources:
         yield from _in_order(
             replace(now[row.key], modes=preferred(now[row.key].entry))
             for row in rows
-            if row.key in now and not self._changes(row)
+            if row.key in now and not (now[row.key].final or self._changes(row))
         )
         yield from _in_order(self._next[row.key] for row in rows if row.key in self._next)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from giornata.planning.blocks import Mode
 from giornata_denoiser.reuse.stored import Stored
 
 FILE_BYTES: Final = 512
@@ -36,6 +37,11 @@ class Kept:
     def pinned(self) -> Kept:
         """In pinned host memory."""
         return Kept(*(p and p.pinned() for p in (self.key, self.value, self.hidden)))
+
+    def taken(self, mode: Mode) -> tuple[Stored, ...]:
+        """What a block that runs in `mode` takes, of what there is."""
+        parts = {Mode.KV: (self.key, self.value), Mode.HIDDEN: (self.hidden,), Mode.FULL: ()}[mode]
+        return tuple(part for part in parts if part is not None)
 
     @property
     def parts(self) -> Iterator[Stored]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,3 +43,8 @@ class Reuse:
 
 Use = Reuse | Recorder | None
 """None computes all tokens and keeps nothing."""
+
+
+def by_sequence(of_rows: Sequence[Sequence[Use]]) -> tuple[Use, ...]:
+    """In the order of a batch's sequences: the positive ones of all rows, then the negative ones."""
+    return (*(uses[0] for uses in of_rows), *(uses[1] for uses in of_rows if len(uses) > 1))
