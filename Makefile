@@ -64,7 +64,7 @@ check: setup ## lint, format, types, import rules and the Compose schema
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/unit/test_import_rules.py
-	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml deploy/compose.cluster.yaml
 
 bench: setup ## measure speed beside its baselines and what serving adds; write out/bench/*.json
 	$(BIN)/python -m tests.bench $(ARGS)

@@ -71,7 +71,8 @@ def _add_up_flags(up_: argparse.ArgumentParser) -> None:
     up_.add_argument(
         "--host",
         default=os.environ.get("GIORNATA_HOST") or "127.0.0.1",
-        help="address of the REST API, also GIORNATA_HOST (%(default)s)",
+        help="address of the REST API, also GIORNATA_HOST (%(default)s); one that other machines reach needs "
+        "GIORNATA_API_KEYS_FILE",
     )
     up_.add_argument(
         "--port",
@@ -84,6 +85,13 @@ def _add_up_flags(up_: argparse.ArgumentParser) -> None:
         "--routers", type=count, default=1, metavar="N", help="one is active, others stand by (%(default)s)"
     )
     up_.add_argument("--prepost", type=count, default=1, metavar="N", help="(%(default)s)")
+    up_.add_argument(
+        "--nats-servers",
+        type=int,
+        choices=(1, 3),
+        default=1,
+        help="3: a cluster that loses nothing with one of its servers; its store is not that of 1 (%(default)s)",
+    )
 
 
 def _add_demo_flags(demo_: argparse.ArgumentParser) -> None:

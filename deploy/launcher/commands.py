@@ -30,6 +30,10 @@ class Surroundings:
     """What every service is told."""
 
     nats_url: str
+    nats_password_file: Path | None
+    """Of this service's user; None where the address holds user and password, or none are asked for."""
+    nats_servers: int
+    """Embedded ones; three keep everything three times."""
     redis_url: str
     model: str
     """Local folder or hub id."""
@@ -45,6 +49,7 @@ def environment(base: Mapping[str, str], around: Surroundings) -> dict[str, str]
 
     These are no flags, because addresses may hold passwords and everybody can read a command line.
     """
+    password_file, servers = around.nats_password_file, around.nats_servers
     threads = dict.fromkeys(
         ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(around.torch_threads)
     )
@@ -54,6 +59,8 @@ def environment(base: Mapping[str, str], around: Surroundings) -> dict[str, str]
         "MODEL": around.model,
         "DRAIN_S": f"{around.drain_s:g}",
         **({"MODEL_NAME": around.model_name} if around.model_name else {}),
+        **({"NATS_PASSWORD_FILE": str(password_file)} if password_file else {}),
+        **({"REPLICAS": str(servers)} if servers > 1 else {}),
     }
     return {
         **base,

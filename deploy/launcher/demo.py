@@ -187,7 +187,7 @@ def plan(options: DemoOptions, chosen: model.Model, state: Path) -> Plan:
     exact = {} if options.no_oracle else {"GIORNATA_DTYPE": "float32"}
     asked = environment.plan(chosen, state, options.out / "logs", options.torch_threads)
     return replace(
-        asked, env={"GIORNATA_MODEL_PIXELS": str(MODEL_PIXELS), "GIORNATA_API_KEYS": "{}", **exact}
+        asked, env={"GIORNATA_MODEL_PIXELS": str(MODEL_PIXELS), "GIORNATA_API_KEYS_FILE": "", **exact}
     )
 
 

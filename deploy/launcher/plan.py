@@ -32,7 +32,9 @@ class Plan:
     model_name: str | None = None
     replicas: Mapping[ServiceName, int] = field(default_factory=lambda: dict.fromkeys(ServiceName, 1))
     nats_url: str | None = None
-    """External NATS; None starts an embedded one."""
+    """External NATS; None starts embedded ones."""
+    nats_servers: int = 1
+    """How many are embedded: 1, or a cluster of 3 that keeps everything while one of them is away."""
     redis_url: str | None = None
     """External Redis-protocol server; None starts an embedded one."""
     host: str = "127.0.0.1"

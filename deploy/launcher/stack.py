@@ -15,6 +15,7 @@ from typing import Final
 
 from deploy.launcher import commands, servers
 from deploy.launcher.folders import empty, locked
+from deploy.launcher.nats import EmbeddedNats
 from deploy.launcher.plan import DRAIN_ORDER, Plan, restart_delay_s
 from deploy.launcher.process import Command, LaunchError, Process
 from deploy.launcher.warden import Warden
@@ -22,6 +23,7 @@ from deploy.launcher.watch import FleetWatch, answers_200
 from giornata.config import new_instance
 from giornata.errors import ServiceUnavailable
 from giornata.fleet import Fleet
+from giornata.permissions import User
 from giornata.workers import ServiceName
 
 SERVER_LIMIT_S: Final = 15.0
@@ -38,6 +40,8 @@ class Stack:
         self.plan: Final = plan
         self.watch: Final = FleetWatch()
         self.nats_url = plan.nats_url or ""
+        """Also for applications, which bring no password to embedded servers."""
+        self._nats: EmbeddedNats | None = None
         self.redis_url = plan.redis_url or ""
         self.keep_up = False
         """Start again, with growing delays, what ends unasked."""
@@ -139,11 +143,15 @@ class Stack:
     async def _open_servers(self) -> None:
         env = dict(os.environ)
         if not self.nats_url:
-            port = [servers.ANY_PORT]
-            process = await self._launch(lambda: servers.nats_command(self.plan.state / "nats", port[0], env))
-            found = await process.announced(SERVER_LIMIT_S)
-            port[0] = int(found["port"])
-            self.nats_url = f"nats://127.0.0.1:{port[0]}"
+            nats = self._nats = EmbeddedNats(self.plan.state, self.plan.nats_servers)
+            started = [
+                await self._launch(lambda name=name: servers.nats_command(nats.servers[name], env))  # type: ignore[misc]  # bound per turn
+                for name in nats.servers
+            ]
+            for process in started:
+                found = await process.announced(SERVER_LIMIT_S)
+                nats.listens(process.name, int(found["port"]))
+            self.nats_url = nats.url
         if not self.redis_url:
             self._sockets = Path(tempfile.mkdtemp(prefix="giornata-", dir=servers.socket_folder()))
             socket = self._sockets / "valkey.sock"
@@ -153,9 +161,15 @@ class Stack:
             await process.announced(SERVER_LIMIT_S)
             self.redis_url = f"unix://{socket}"
 
+    def nats_password_file(self, user: User) -> Path | None:
+        """Where the password of `user` lies; None for external servers, whose address may hold user and password."""
+        return self._nats.password_file(user) if self._nats else None
+
     def _service_command(self, service: ServiceName) -> Command:
         around = commands.Surroundings(
             nats_url=self.nats_url,
+            nats_password_file=self.nats_password_file(User(service)),
+            nats_servers=self.plan.nats_servers,
             redis_url=self.redis_url,
             model=self.plan.model,
             model_name=self.plan.model_name,
@@ -226,9 +240,7 @@ class Stack:
             await self._stop(names, self.plan.drain_s + GRACE_S)
 
     async def _close_servers(self) -> None:
-        await self._stop(
-            [name for name in (servers.VALKEY, servers.NATS) if name in self._processes], SERVER_LIMIT_S
-        )
+        await self._stop([name for name in self._processes if name not in self._services], SERVER_LIMIT_S)
         if self._sockets:
             shutil.rmtree(self._sockets, ignore_errors=True)
 
@@ -266,7 +278,8 @@ async def running(plan: Plan, say: Callable[[str], None] = print) -> AsyncIterat
         undo.push_async_callback(stack._close_servers)  # noqa: SLF001 - this function is the class's constructor
         await stack._open_servers()  # noqa: SLF001 - as above
         try:
-            await undo.enter_async_context(stack.watch.listening(stack.nats_url))
+            password_file = stack.nats_password_file(User.OBSERVER)
+            await undo.enter_async_context(stack.watch.listening(stack.nats_url, password_file))
         except ServiceUnavailable as error:
             raise LaunchError(str(error)) from error
         undo.push_async_callback(stack._drain)  # noqa: SLF001 - as above

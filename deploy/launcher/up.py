@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from deploy.launcher import environment, model
 from deploy.launcher.plan import Plan
+from deploy.launcher.process import LaunchError
 from deploy.launcher.stack import Stack, running
 from giornata import models
 from giornata.models import Family
@@ -36,6 +37,7 @@ class UpOptions:
     denoisers: int
     routers: int
     prepost: int
+    nats_servers: int
     torch_threads: int
     family: Family | None
 
@@ -58,7 +60,11 @@ async def up(options: UpOptions, say: Say) -> int:
 
 
 def plan(options: UpOptions, chosen: model.Model) -> Plan:
-    """The stack that the flags and the environment ask for."""
+    """The stack that the flags and the environment ask for.
+
+    Raises:
+        LaunchError: a cluster is asked for, and external servers are named.
+    """
     replicas = {
         **dict.fromkeys(ServiceName, 1),
         ServiceName.DENOISER: options.denoisers,
@@ -67,7 +73,19 @@ def plan(options: UpOptions, chosen: model.Model) -> Plan:
     }
     asked = environment.plan(chosen, STATE, STATE / "logs", options.torch_threads)
     env = profile_env(PROFILE, chosen, options.torch_threads, os.environ)
-    return replace(asked, replicas=replicas, host=options.host, port=options.port, env=env)
+    if asked.nats_url and options.nats_servers > 1:
+        raise LaunchError(
+            f"--nats-servers {options.nats_servers} starts servers of its own, and GIORNATA_NATS_URL names others; "
+            "leave one out. For an external cluster name its servers there, and set GIORNATA_REPLICAS=3."
+        )
+    return replace(
+        asked,
+        replicas=replicas,
+        host=options.host,
+        port=options.port,
+        env=env,
+        nats_servers=options.nats_servers,
+    )
 
 
 def profile_env(

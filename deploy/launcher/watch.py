@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import tenacity
@@ -13,6 +14,7 @@ import tenacity
 from deploy.launcher.process import LaunchError
 from giornata import bus, subjects
 from giornata.fleet import Fleet
+from giornata.permissions import User
 from giornata.workers import ServiceState
 
 
@@ -24,10 +26,19 @@ class FleetWatch:
         self._news = asyncio.Event()
 
     @asynccontextmanager
-    async def listening(self, nats_url: str) -> AsyncIterator[None]:
-        """Hear all telemetry."""
+    async def listening(self, nats_url: str, password_file: Path | None) -> AsyncIterator[None]:
+        """Hear all telemetry, as the user `observer`.
+
+        Args:
+            nats_url: servers, with commas between them.
+            password_file: holds the observer's password; None where the address does, or none is asked for.
+
+        Raises:
+            ServiceUnavailable: no server answers.
+            NotPermitted: the user that the address names may not hear it.
+        """
         async with (
-            bus.connect(nats_url, "launcher") as connected,
+            bus.connect(nats_url, "launcher", user=User.OBSERVER, password_file=password_file) as connected,
             connected.listen(subjects.ALL_TELEMETRY, ServiceState, self.hear),
         ):
             yield

@@ -29,7 +29,9 @@ compare two runs picture by picture (SSIM, PSNR, Fréchet distance):
   python -m deploy.quality --out out/fast --against out/full
 
 environment:
-  GIORNATA_NATS_URL    a running system to measure, as --nats; then GIORNATA_API_KEY where its gateways ask for one
+  GIORNATA_NATS_URL    a running system to measure, as --nats; then GIORNATA_API_KEY where its gateways ask for one, and
+                       GIORNATA_NATS_PASSWORD_FILE, the observer's password: `giornata up` writes it to
+                       .giornata/nats-users/clients/observer
   GIORNATA_MODEL       the checkpoint of the stack that is started otherwise, instead of the built-in one
   GIORNATA_*           every other setting of that stack's services
 """

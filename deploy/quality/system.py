@@ -16,7 +16,7 @@ from deploy.launcher.servers import socket_folder
 from deploy.launcher.stack import running
 from deploy.launcher.up import MODELS
 from deploy.launcher.watch import FleetWatch
-from giornata.errors import ServiceUnavailable
+from giornata.errors import NotPermitted, ServiceUnavailable
 from giornata.fleet import Fleet
 from giornata.models import ModelCard
 
@@ -38,21 +38,23 @@ class System:
 
 @asynccontextmanager
 async def attached(nats_url: str, model_name: str | None) -> AsyncIterator[System]:
-    """The system that runs at `nats_url`.
+    """The system that runs at `nats_url`; its telemetry is heard as the user `observer`.
 
     Raises:
-        LaunchError: no server answers, nobody serves `model_name`, or several models are served and none is named.
+        LaunchError: no server answers, or lets us hear; nobody serves `model_name`, or several models are served and
+            none is named.
     """
     watch = FleetWatch()
+    password_file = os.environ.get("GIORNATA_NATS_PASSWORD_FILE")
     try:
-        async with watch.listening(nats_url):
+        async with watch.listening(nats_url, Path(password_file) if password_file else None):
             await watch.until(
                 lambda fleet: bool(fleet.cards()),
                 HEARD_S,
                 lambda _: "no model is served at this NATS address.",
             )
             card = _chosen(watch.fleet, model_name)
-    except ServiceUnavailable as error:
+    except (ServiceUnavailable, NotPermitted) as error:
         raise LaunchError(str(error)) from error
     redis_url, key = (os.environ.get(name) or None for name in ("GIORNATA_REDIS_URL", "GIORNATA_API_KEY"))
     yield System(nats_url, redis_url, key, card)
@@ -69,7 +71,7 @@ async def started(logs: Path, torch_threads: int, say: Say) -> AsyncIterator[Sys
     with tempfile.TemporaryDirectory(prefix="giornata-", dir=socket_folder()) as state:
         plan = environment.plan(chosen, Path(state), logs, torch_threads)
         say("Starting NATS, Valkey and six services.")
-        async with running(replace(plan, env={"GIORNATA_API_KEYS": "{}"}), say) as stack:
+        async with running(replace(plan, env={"GIORNATA_API_KEYS_FILE": ""}), say) as stack:
             await stack.bring_up()
             yield System(stack.nats_url, stack.redis_url, None, _chosen(stack.watch.fleet, chosen.name))
         if stack.obituaries:

@@ -13,7 +13,7 @@ Read in this order, it is the protocol's manual:
 
 and the edge that services share: :mod:`giornata.config`, :mod:`giornata.bus`, :mod:`giornata.records`,
 :mod:`giornata.blobs`, :mod:`giornata.tensors`, :mod:`giornata.runtime`, :mod:`giornata.client`;
-and the program ``giornata``: :mod:`giornata.cli`.
+and the program ``giornata``: :mod:`giornata.cli`, with its load generator :mod:`giornata.loadgen`.
 """
 
 __version__ = "0.1.0"

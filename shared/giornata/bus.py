@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import nats
@@ -30,7 +31,7 @@ from nats.micro.service import Service
 from nats.micro.service import ServiceConfig as MicroConfig
 from pydantic import BaseModel
 
-from giornata import __version__, codec
+from giornata import __version__, codec, subjects
 from giornata.deadlines import Deadline
 from giornata.errors import (
     DeadlineExceeded,
@@ -38,15 +39,21 @@ from giornata.errors import (
     GiornataError,
     InternalError,
     MalformedMessage,
+    NotPermitted,
     PayloadTooLarge,
     SchemaMismatch,
     ServiceUnavailable,
     from_body,
 )
+from giornata.nats_connection import Login, LostError, RefusedError, TellingClient, opened
+from giornata.permissions import User
 
 log = structlog.get_logger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
+
+RETURN_MS = 3000
+"""How long after our connection is back that of another service may take; a client tries each server once a second."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +62,19 @@ class Endpoint:
 
     subject: str
     kind: type[BaseModel]
-    handler: Callable[[Any], Awaitable[BaseModel]]
+    handler: Callable[..., Awaitable[BaseModel]]
+    """Takes a request, and where `headers` says so its headers."""
     limit_bytes: int = codec.MAX_CONTROL_BYTES
+    headers: bool = False
 
 
 class Bus:
     """One NATS connection. Make it with :func:`connect`."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: TellingClient) -> None:
         self.client = client
         self.jetstream: JetStreamContext = client.jetstream()
-        self.on_reconnect: list[Callable[[], None]] = []
+        self.on_reconnect = client.on_reconnect
         """Called after the connection was lost and is back: core messages of the meantime are gone."""
 
     async def publish(self, subject: str, message: BaseModel) -> None:
@@ -81,10 +90,13 @@ class Bus:
         *,
         limit_bytes: int = codec.MAX_CONTROL_BYTES,
     ) -> M:
-        """Ask and wait for the answer until `deadline`.
+        """Ask and wait for the answer until `deadline`; ask again where the connection was lost meanwhile.
+
+        So a request may arrive twice: whoever answers does what it asks for once, or can do it again.
 
         Raises:
             ServiceUnavailable: nobody listens on the subject, or there is no connection.
+            NotPermitted: our NATS user may not ask there.
             PayloadTooLarge: the request is larger than `limit_bytes` or than the server accepts.
             DeadlineExceeded: no answer in time.
             GiornataError: what the other side raised, as the same class.
@@ -92,27 +104,49 @@ class Bus:
         deadline.check()
         data = codec.encode(request, limit_bytes=limit_bytes)
         try:
-            message = await self.client.request(subject, data, timeout=deadline.remaining_s())
+            message = await self._request(subject, data, deadline)
         except nats.errors.NoRespondersError as error:
             raise ServiceUnavailable(f"No service answers on {subject}.", retry_after_s=1) from error
         except nats.errors.TimeoutError as error:
             raise DeadlineExceeded(f"No answer on {subject} in time.") from error
         except nats.errors.MaxPayloadError as error:
             raise PayloadTooLarge("The request is larger than the NATS server accepts.") from error
+        except RefusedError as error:
+            raise NotPermitted(received=subject) from error
         except nats.errors.Error as error:
             raise ServiceUnavailable("There is no connection to NATS.", retry_after_s=1) from error
         if message.headers and ERROR_CODE_HEADER in message.headers:
             raise from_body(codec.decode(ErrorBody, message.data))
         return codec.decode(reply, message.data)
 
+    async def _request(self, subject: str, data: bytes, deadline: Deadline) -> Msg:
+        """The answer; after a loss of the connection, whoever gave it may take a moment longer to be back than we."""
+        lost, returning = False, None
+        while True:
+            try:
+                return await self.client.request(subject, data, timeout=deadline.remaining_s())
+            except LostError:
+                log.info("asked_again", subject=subject)
+                lost, returning = True, None
+            except nats.errors.NoRespondersError:
+                returning = returning or Deadline.after_ms(RETURN_MS if lost else 0)
+                if not returning.remaining_s():
+                    raise
+                await asyncio.sleep(0.1)  # who is there again tells nobody
+            deadline.check()
+
     @asynccontextmanager
     async def answer(self, *endpoints: Endpoint) -> AsyncIterator[None]:
-        """Answer requests on plain subjects that have one owner; on leaving, finish those that were delivered."""
+        """Answer requests on plain subjects that have one owner; on leaving, finish those that were delivered.
+
+        Raises:
+            NotPermitted: our NATS user may not listen there; so :meth:`serve` and :meth:`listen`.
+        """
         async with _drained_tasks() as (tasks, stack):
             for endpoint in endpoints:
                 subscription = await self.client.subscribe(endpoint.subject, cb=_spawning(tasks, endpoint))
                 stack.push_async_callback(_drain, self.client, subscription)
-            await barrier(self.client)
+            await _in_force(self.client, *(endpoint.subject for endpoint in endpoints))
             yield
 
     @asynccontextmanager
@@ -131,7 +165,7 @@ class Bus:
                 label = endpoint.subject.removeprefix("giornata.").replace(".", "-")
                 await service.add_endpoint(name=label, subject=endpoint.subject, handler=handle)
             stack.push_async_callback(_drain_endpoints, self.client, service)
-            await barrier(self.client)
+            await _in_force(self.client, *(endpoint.subject for endpoint in endpoints))
             yield
 
     @asynccontextmanager
@@ -150,8 +184,8 @@ class Bus:
                 log.warning("message_dropped", subject=message.subject, error=str(error))
 
         subscription = await self.client.subscribe(subject, cb=receive, pending_msgs_limit=limit)
-        await barrier(self.client)
         try:
+            await _in_force(self.client, subject)
             yield
         finally:
             with contextlib.suppress(nats.errors.Error):  # a closed connection has no subscriptions
@@ -162,66 +196,29 @@ _Callback = Callable[[Msg], Awaitable[None]]
 
 
 @asynccontextmanager
-async def connect(url: str, name: str, *, timeout_s: float = 10) -> AsyncIterator[Bus]:
+async def connect(
+    url: str,
+    name: str,
+    *,
+    user: User = User.APPLICATION,
+    password_file: Path | None = None,
+    timeout_s: float = 10,
+) -> AsyncIterator[Bus]:
     """A connection that reconnects for ever while it is up and drains on leaving.
 
+    Args:
+        url: NATS server(s), comma-separated; they may hold a user and a password.
+        name: in the server's list of connections.
+        user: whose inboxes answers come to, and who logs in where there is a password file.
+        password_file: holds the password of `user`; None where the address does, or the server asks for none.
+        timeout_s: how long servers are tried.
+
     Raises:
-        ServiceUnavailable: no server answers within `timeout_s`.
+        ServiceUnavailable: no server answers, or lets us in, within `timeout_s`; or there is no password.
     """
-
-    async def reconnected() -> None:
-        log.info("nats_reconnected")
-        for callback in bus.on_reconnect:
-            callback()
-
-    async def disconnected() -> None:
-        if not (client.is_closed or client.is_draining):
-            log.warning("nats_disconnected")
-
-    async def failed(error: Exception) -> None:
-        log.warning("nats_error", error=repr(error))
-
-    client = Client()
-    bus = Bus(client)
-    try:
-        async with asyncio.timeout(timeout_s):
-            await client.connect(
-                servers=[part.strip() for part in url.split(",")],
-                name=name,
-                allow_reconnect=True,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=1,
-                reconnected_cb=reconnected,
-                disconnected_cb=disconnected,
-                error_cb=failed,
-            )
-    except (OSError, TimeoutError, nats.errors.Error) as error:
-        await _close(client)
-        raise ServiceUnavailable("No NATS server answers; is GIORNATA_NATS_URL right?") from error
-    except BaseException:  # cancelled while connecting: the client has begun tasks
-        await _close(client)
-        raise
-    try:
-        yield bus
-    finally:
-        await _leave(client)
-
-
-async def _leave(client: Client) -> None:
-    """Drain the connection if there is one; close it in any case."""
-    try:
-        if client.is_connected:
-            await client.drain()
-    except nats.errors.Error as error:  # it was lost on the way
-        log.warning("not_drained", error=repr(error))
-    finally:
-        await _close(client)
-
-
-async def _close(client: Client) -> None:
-    if not client.is_connected:  # close() would write what waits to the broken socket, fail and stop half-way
-        client._pending, client._pending_data_size = [], 0  # noqa: SLF001 - nats-py has no other way
-    await client.close()
+    login = Login(user, password_file)
+    async with opened(url, name, login, timeout_s) as client:
+        yield Bus(client)
 
 
 @asynccontextmanager
@@ -233,6 +230,9 @@ async def _drained_tasks() -> AsyncIterator[tuple[asyncio.TaskGroup, AsyncExitSt
 
 def _spawning(tasks: asyncio.TaskGroup, endpoint: Endpoint) -> _Callback:
     async def receive(message: Msg) -> None:
+        if message.reply and not subjects.is_inbox(message.reply):
+            log.error("answer_refused", subject=message.subject, reply=message.reply[:200])
+            return
         tasks.create_task(_respond(endpoint, message), name=endpoint.subject)
 
     return receive
@@ -245,7 +245,9 @@ async def _respond(endpoint: Endpoint, message: Msg) -> None:
         remaining_ms = getattr(request, "remaining_ms", None)
         try:
             async with asyncio.timeout(None if remaining_ms is None else remaining_ms / 1000) as scope:
-                reply = await endpoint.handler(request)
+                reply = await endpoint.handler(
+                    request, *((message.headers or {},) if endpoint.headers else ())
+                )
         except TimeoutError as error:
             if not scope.expired():
                 raise  # the handler's own
@@ -287,6 +289,16 @@ async def barrier(client: Client) -> None:
     """
     await client.flush()
     await client.flush()
+
+
+async def _in_force(client: TellingClient, *subscribed: str) -> None:
+    """Return when the server has taken the subscriptions; NotPermitted where it has refused one."""
+    await barrier(client)
+    try:
+        for subject in subscribed:
+            client.check_subscribed(subject)
+    except RefusedError as error:
+        raise NotPermitted(received=error.subject) from error
 
 
 async def _drain(client: Client, subscription: Subscription) -> None:

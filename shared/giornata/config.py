@@ -10,6 +10,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Final, Literal, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
@@ -41,6 +42,9 @@ class ServiceConfig(BaseSettings):
     )
 
     nats_url: str = Field("nats://127.0.0.1:4222", description="NATS server(s), comma-separated.")
+    nats_password_file: Path | None = Field(
+        None, description="File with the password of this service's NATS user, which has the service's name."
+    )
     redis_url: str = Field(
         "redis://127.0.0.1:6379", description="Redis-protocol server: redis://, rediss:// or unix:///path."
     )
@@ -85,6 +89,14 @@ class ServiceConfig(BaseSettings):
                 urlsplit(part.strip()).port  # noqa: B018 - reading it checks it
             except ValueError as error:
                 raise ValueError("the port is not a number from 0 to 65535") from error
+        return value
+
+    @field_validator("nats_password_file")
+    @classmethod
+    def _is_the_only_password(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        addresses = str(info.data.get("nats_url", ""))
+        if value is not None and any(urlsplit(part.strip()).username for part in addresses.split(",")):
+            raise ValueError("the NATS address holds a user already; name one of the two")
         return value
 
 

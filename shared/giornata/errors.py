@@ -10,13 +10,15 @@
     │   ├── PayloadTooLarge, TooManyPixels                    413
     │   ├── Unauthorized                                      401
     │   ├── CrossSite                                         403
-    │   └── JobNotFound, ModelNotFound, TemplateNotFound      404
-    │       ResultExpired                                     410
-    │       JobNotFinished, JobCancelled, TemplateLimit       409
+    │   ├── JobNotFound, ModelNotFound, TemplateNotFound      404
+    │   ├── JobNotFinished, JobCancelled, TemplateLimit       409
+    │   ├── ResultExpired                                     410
+    │   └── IdempotencyKeyReused                              422
     ├── Overloaded                      429/503  try again later
-    │   ├── TooManyRequests (429), QueueFull, BlobStoreFull, ServiceUnavailable
+    │   ├── TooManyRequests, RateLimited, ConcurrencyLimited  429
+    │   └── QueueFull, BlobStoreFull, ServiceUnavailable      503
     └── Failed                          5xx  it was accepted and could not be done
-        ├── InputLost, RowPoisoned, AttemptsExhausted, ImageTimeout, SchemaMismatch, InternalError
+        ├── InputLost, RowPoisoned, AttemptsExhausted, ImageTimeout, SchemaMismatch, InternalError, NotPermitted
         └── DeadlineExceeded                                  504
 
 A leaf's docstring is its default message. An error travels as an :class:`ErrorBody` and is raised again as the
@@ -245,6 +247,13 @@ class TemplateLimit(BadRequest):
     status = 409
 
 
+class IdempotencyKeyReused(BadRequest):
+    """The idempotency key belongs to another edit."""
+
+    code = "idempotency_key_reused"
+    status = 422
+
+
 class Overloaded(GiornataError):
     """The system is busy; try again later."""
 
@@ -257,6 +266,26 @@ class TooManyRequests(Overloaded):
     """Too many edits are in progress at this gateway; try again later."""
 
     code = "too_many_requests"
+    status = 429
+
+
+class QueueTooLong(TooManyRequests):
+    """An edit that came now would wait for longer than it may; try again later."""
+
+    code = "queue_too_long"
+
+
+class RateLimited(Overloaded):
+    """The tenant has asked for as many pictures as it may in a minute; try again later."""
+
+    code = "rate_limit_exceeded"
+    status = 429
+
+
+class ConcurrencyLimited(Overloaded):
+    """The tenant has as many pictures in progress as it may have; try again later."""
+
+    code = "concurrency_limit_exceeded"
     status = 429
 
 
@@ -326,6 +355,12 @@ class InternalError(Failed):
 
     code = "internal_error"
     retryable = True
+
+
+class NotPermitted(Failed):
+    """The NATS server does not let this user do that."""
+
+    code = "not_permitted"
 
 
 def _leaves(root: type[GiornataError]) -> dict[str, type[GiornataError]]:

@@ -100,6 +100,8 @@ class DoneEvent(Wire):
     state: JobState
     error: ErrorBody | None = None
     stage_ms: StageTimes
+    slo_met: bool | None = None
+    """Whether it was completed within the time that its client wished; None where it wished none."""
 
 
 EVENT_TYPES: Final[dict[EventKind, type[BaseModel]]] = {

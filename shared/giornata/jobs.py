@@ -83,6 +83,10 @@ class Job(Wire):
     result_ttl_s: int
     """How long results are kept."""
     traceparent: str | None = None
+    weight: float = 1.0
+    """Share of its tenant beside others, where they compete: twice the weight, twice the pictures."""
+    fingerprint: str | None = None
+    """What was asked for under the idempotency key that `job_id` was made of; None: it was asked for without one."""
 
     def check_model(self, card: ModelCard) -> None:
         """Two versions of a model may serve under one name for a while; they never mix in one job.
@@ -234,7 +238,9 @@ class JobRecord(Wire):
     attempt: int = 0
     """Counts assignments to a denoiser; a report of an older attempt is discarded."""
     failures: int = 0
-    """Attempts that were lost: the worker died or fell silent."""
+    """Attempts that were lost: the worker died, fell silent or stalled."""
+    causes: tuple[str, ...] = ()
+    """How each of them was lost."""
     owner: str | None = None
     """Worker that has the rows of this attempt."""
     cancel: bool = False
@@ -253,6 +259,14 @@ class JobRecord(Wire):
     def pending_rows(self) -> tuple[Row, ...]:
         """Rows that a denoiser still has to compute."""
         return tuple(row for row in self.rows if row.latents is None and row.error is None)
+
+    @property
+    def slo_met(self) -> bool | None:
+        """Whether an ended job was completed within the time that its client wished; None where it wished none."""
+        slo_ms = self.job.parameters.slo_ms
+        if slo_ms is None or not self.state.terminal:
+            return None
+        return self.state is JobState.COMPLETED and self.spent_ms <= slo_ms
 
     @property
     def images(self) -> tuple[Row, ...]:

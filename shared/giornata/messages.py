@@ -12,6 +12,7 @@ from giornata.templates import TemplateInputs, TemplateRecord
 
 __all__ = [
     "EVENT_HEADER",
+    "IDEMPOTENCY_HEADER",
     "INLINE_BYTES",
     "Accepted",
     "AdapterRequest",
@@ -48,6 +49,22 @@ class Accepted(Wire):
     """router → gateway: the job is in JetStream."""
 
     job_id: str
+
+
+class Forecast(Wire):
+    """When a job should have been denoised, as the router sees it now."""
+
+    position: int
+    """Jobs that are to get a worker before it; 0 for the next one, and for one that has a worker."""
+    finish_ms: float
+    """Until its rows are computed, from now."""
+
+
+class ForecastRequest(Wire):
+    """gateway → router: when will a job be denoised? Answered by a :class:`Forecast`."""
+
+    job_id: str
+    remaining_ms: int
 
 
 class InspectRequest(Wire):
@@ -158,6 +175,8 @@ class AdapterRequest(Wire):
 
 INLINE_BYTES: Final = 6 << 20
 """Image and mask of an :class:`EditMessage` together, inline; larger ones travel as claim checks."""
+IDEMPOTENCY_HEADER: Final = "Nats-Msg-Id"
+"""Header of an :class:`EditMessage` that carries its idempotency key; NATS's own name for one."""
 EVENT_HEADER: Final = "Giornata-Event"
 """Header of a progress message: the event's kind (:class:`~giornata.events.EventKind`)."""
 

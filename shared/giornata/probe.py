@@ -10,14 +10,18 @@ import asyncio
 import os
 import socket
 import sys
+from pathlib import Path
 
 from giornata import bus, subjects
 from giornata.errors import GiornataError
+from giornata.permissions import User
 from giornata.workers import ServiceName, ServiceState
 
 
-async def is_ready(nats_url: str, service: ServiceName, timeout_s: float) -> bool:
-    """Whether an instance of `service` on this host says *ready* within `timeout_s`."""
+async def is_ready(
+    nats_url: str, service: ServiceName, timeout_s: float, password_file: Path | None = None
+) -> bool:
+    """Whether an instance of `service` on this host says *ready* within `timeout_s`; asked as that service's user."""
     ready = asyncio.Event()
 
     def hear(state: ServiceState) -> None:
@@ -25,7 +29,9 @@ async def is_ready(nats_url: str, service: ServiceName, timeout_s: float) -> boo
             ready.set()
 
     async with (
-        bus.connect(nats_url, "probe", timeout_s=timeout_s) as connected,
+        bus.connect(
+            nats_url, "probe", user=User(service), password_file=password_file, timeout_s=timeout_s
+        ) as connected,
         connected.listen(subjects.telemetry_of(service), ServiceState, hear),
     ):
         try:
@@ -43,8 +49,13 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=3.0, help="seconds to listen (default 3)")
     arguments = parser.parse_args()
     url = os.environ.get("GIORNATA_NATS_URL", "nats://127.0.0.1:4222")
+    password_file = os.environ.get("GIORNATA_NATS_PASSWORD_FILE")
     try:
-        ready = asyncio.run(is_ready(url, arguments.service, arguments.timeout))
+        ready = asyncio.run(
+            is_ready(
+                url, arguments.service, arguments.timeout, Path(password_file) if password_file else None
+            )
+        )
     except GiornataError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
@@ -11,6 +12,7 @@ from nats.js.kv import KeyValue
 from giornata import codec
 from giornata.errors import InternalError, JobNotFound
 from giornata.jobs import JobRecord
+from giornata.patience import repeated, written
 from giornata.streams import RECORDS
 
 Change = Callable[[JobRecord], JobRecord | None]
@@ -21,7 +23,10 @@ MAX_CONFLICTS = 50
 
 
 class Records:
-    """The bucket of job records. Make it with :meth:`open`."""
+    """The bucket of job records. Make it with :meth:`open`.
+
+    A cluster of NATS servers that chooses a leader is waited for. A write that is not answered may have been taken.
+    """
 
     def __init__(self, bucket: KeyValue) -> None:
         self._bucket = bucket
@@ -43,7 +48,7 @@ class Records:
     async def create(self, record: JobRecord) -> bool:
         """Write the first revision; False if the job has a record already (a repeated submission)."""
         try:
-            await self._bucket.create(record.job.job_id, codec.encode(record))
+            await written(lambda: self._bucket.create(record.job.job_id, codec.encode(record)))
         except KeyWrongLastSequenceError:
             return False
         return True
@@ -67,7 +72,8 @@ class Records:
             if following is None or following == record:
                 return record
             try:
-                await self._bucket.update(job_id, codec.encode(following), last=revision)
+                data = codec.encode(following)
+                await written(partial(self._bucket.update, job_id, data, last=revision))
             except KeyWrongLastSequenceError:
                 continue
             return following
@@ -75,7 +81,7 @@ class Records:
 
     async def _read(self, job_id: str) -> tuple[JobRecord, int]:
         try:
-            entry = await self._bucket.get(job_id)
+            entry = await repeated(lambda: self._bucket.get(job_id))
         except KeyNotFoundError as error:
             raise JobNotFound(received=job_id) from error
         if entry.value is None or entry.revision is None:

@@ -25,6 +25,7 @@ MAX_SEED: Final = 2**32 - 1
 MAX_PARTIAL_IMAGES: Final = 16
 """Previews of one picture; OpenAI's own limit is 3."""
 MAX_PADDING: Final = 4096
+MAX_SLO_MS: Final = 24 * 3600 * 1000
 MAX_HALO: Final = 8
 ADAPTER_FIELDS: Final = frozenset(
     {"adapters", "lora", "loras", "lora_scale", "controlnet", "controlnets", "control_image"}
@@ -141,6 +142,13 @@ class EditParameters(BaseModel):
         ge=0,
         le=MAX_HALO,
         description="Tokens around the mask that are computed with it, where others are reused.",
+    )
+    slo_ms: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_SLO_MS,
+        description="Milliseconds in which the edit should have ended; the answer and the metrics tell whether it had. "
+        "A router with the deadline-aware policy serves by it: the earliest deadline that can still be met first.",
     )
     user: Annotated[str, StringConstraints(max_length=256)] | None = Field(
         None, description="The application's end user; kept in the job's record and log."

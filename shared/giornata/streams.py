@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from nats.js import JetStreamContext
@@ -18,22 +19,26 @@ from nats.js.errors import BadRequestError
 
 from giornata import subjects
 from giornata.jobs import Priority
+from giornata.patience import COMING_UP_S, repeated
+from giornata.stores import (
+    BUCKETS,
+    EVENTS,
+    JOBS,
+    LEASES,
+    QUARANTINE,
+    RECORDS,
+    TEMPLATES,
+    bucket_stream,
+    queue_consumer_name,
+)
 
-JOBS: Final = "GIORNATA_JOBS"
-"""Work queue of accepted jobs; a message lives until its job is terminal."""
-EVENTS: Final = "GIORNATA_EVENTS"
-"""Events of all jobs, captured from core publishes, for replay."""
-RECORDS: Final = "giornata-jobs"
-"""Key-value bucket of job records."""
-TEMPLATES: Final = "giornata-templates"
-"""Key-value bucket of registered templates."""
-LEASES: Final = "giornata-leases"
-"""Key-value bucket whose entries expire unless renewed."""
+__all__ = ["EVENTS", "JOBS", "LEASES", "QUARANTINE", "RECORDS", "TEMPLATES"]  # besides what is defined here
 
 RECORD_TTL_S: Final = 24 * 3600
 """Records outlive results, so that an expired result is told from an unknown job."""
 TEMPLATE_TTL_S: Final = 31 * 24 * 3600
 """No registration is kept for longer without a use; its own life, which a gateway may be told, is shorter."""
+QUARANTINE_TTL_S: Final = 7 * 24 * 3600
 LEASE_TTL_S: Final = 3.0
 ACK_WAIT_S: Final = 6.0
 """A router renews its messages well within this; after it, a dead router's jobs go to the next."""
@@ -59,7 +64,7 @@ async def ensure_queue(jetstream: JetStreamContext, *, replicas: int, queue_limi
         num_replicas=replicas,
     )
     if not await _ensure_stream(jetstream, config):
-        await jetstream.update_stream(config)
+        await repeated(lambda: jetstream.update_stream(config))
 
 
 async def ensure(jetstream: JetStreamContext, *, replicas: int, events_ttl_s: float) -> None:
@@ -82,13 +87,27 @@ async def ensure(jetstream: JetStreamContext, *, replicas: int, events_ttl_s: fl
             num_replicas=replicas,
         ),
     )
-    for bucket, ttl_s in ((RECORDS, RECORD_TTL_S), (TEMPLATES, TEMPLATE_TTL_S), (LEASES, LEASE_TTL_S)):
+    lives = {
+        RECORDS: RECORD_TTL_S,
+        TEMPLATES: TEMPLATE_TTL_S,
+        QUARANTINE: QUARANTINE_TTL_S,
+        LEASES: LEASE_TTL_S,
+    }
+    for bucket, ttl_s in lives.items():
         config = KeyValueConfig(bucket=bucket, ttl=ttl_s, history=1, replicas=replicas)
-        try:
-            await jetstream.create_key_value(config)
-        except BadRequestError as error:
-            if error.err_code != _STREAM_NAME_IN_USE:
-                raise
+        await _made(lambda config=config: jetstream.create_key_value(config))  # type: ignore[misc]  # bound per turn
+
+
+async def replicate(jetstream: JetStreamContext, *, replicas: int) -> None:
+    """Keep what exists on `replicas` servers, where it is on fewer; never on fewer than it is. The router's business.
+
+    So that a deployment which was begun with one server goes on with three.
+    """
+    for name in (EVENTS, *(bucket_stream(bucket) for bucket in BUCKETS)):
+        info = await repeated(lambda name=name: jetstream.stream_info(name))  # type: ignore[misc]  # bound per turn
+        if (info.config.num_replicas or 1) < replicas:
+            config = info.config.evolve(num_replicas=replicas)
+            await repeated(lambda config=config: jetstream.update_stream(config))  # type: ignore[misc]  # bound per turn
 
 
 async def queue_consumer(
@@ -99,14 +118,14 @@ async def queue_consumer(
     An existing one is brought up to date: its limit may be another than when it was made.
     """
     config = ConsumerConfig(
-        durable_name=f"router-{priority}",
+        durable_name=queue_consumer_name(priority),
         filter_subject=subjects.jobs(priority),
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=ACK_WAIT_S,
         max_deliver=-1,
         max_ack_pending=max_in_flight,
     )
-    await jetstream.add_consumer(JOBS, config)
+    await repeated(lambda: jetstream.add_consumer(JOBS, config))
     return await jetstream.pull_subscribe_bind(durable=config.durable_name, stream=JOBS)
 
 
@@ -115,8 +134,13 @@ _STREAM_NAME_IN_USE: Final = 10058
 
 async def _ensure_stream(jetstream: JetStreamContext, config: StreamConfig) -> bool:
     """Whether the stream was made, or was there with this very configuration."""
+    return await _made(lambda: jetstream.add_stream(config))
+
+
+async def _made(make: Callable[[], Awaitable[object]]) -> bool:
+    """Whether `make` made it, or it was there alike; False where it is there otherwise."""
     try:
-        await jetstream.add_stream(config)
+        await repeated(make, COMING_UP_S)
     except BadRequestError as error:
         if error.err_code != _STREAM_NAME_IN_USE:
             raise

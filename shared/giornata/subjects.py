@@ -16,14 +16,27 @@ SUBMIT = "giornata.router.submit"
 """Accept a job (the active router); the reply means that the job is durable."""
 TEMPLATE = "giornata.router.template"
 """Have a template recorded (the active router); the reply means that a worker was asked to."""
+FORECAST = "giornata.router.forecast"
+"""When a job that has not ended will be denoised (the active router)."""
 TEMPLATE_REMOVED = "giornata.template.removed"
 """Broadcast to the denoisers: forget what was recorded of a template."""
 ALL_EVENTS = "giornata.event.>"
 ALL_TELEMETRY = "giornata.telemetry.>"
 ALL_CANCELS = "giornata.cancel.*"
 ALL_JOBS = "giornata.jobs.*"
+ALL_PREPOST = "giornata.prepost.*.*"
+ALL_CONTROLNET = "giornata.controlnet.*"
+ALL_LORA = "giornata.lora.*"
+ALL_WORKERS = tuple(f"giornata.worker.*.{verb}" for verb in ("run", "cancel", "record", "prefetch"))
+INBOX = "_INBOX"
+"""Where answers go. Prefix of an application's inboxes; a service's is this, an underscore and its name."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,96}\Z")
+
+
+def is_inbox(subject: str) -> bool:
+    """Whether an answer may go there: one that goes wherever its asker says lends the asker the answerer's rights."""
+    return subject.startswith((f"{INBOX}.", f"{INBOX}_"))
 
 
 def token(value: str) -> str:

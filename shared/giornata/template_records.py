@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
@@ -13,6 +14,7 @@ from nats.js.kv import KeyValue
 from giornata import codec, subjects
 from giornata.deadlines import Deadline
 from giornata.errors import InternalError, TemplateNotFound
+from giornata.patience import repeated, written
 from giornata.records import MAX_CONFLICTS
 from giornata.streams import TEMPLATES
 from giornata.templates import TemplateRecord
@@ -44,7 +46,8 @@ class TemplateRecords:
     async def create(self, record: TemplateRecord) -> bool:
         """Write the first revision; False if the template has a record already."""
         try:
-            await self._bucket.create(_key(record.tenant, record.template_id), codec.encode(record))
+            key = _key(record.tenant, record.template_id)
+            await written(lambda: self._bucket.create(key, codec.encode(record)))
         except KeyWrongLastSequenceError:
             return False
         return True
@@ -65,7 +68,8 @@ class TemplateRecords:
             if following is None or following == record:
                 return record
             try:
-                await self._bucket.update(key, codec.encode(following), last=revision)
+                data = codec.encode(following)
+                await written(partial(self._bucket.update, key, data, last=revision))
             except KeyWrongLastSequenceError:
                 continue
             return following
@@ -73,7 +77,7 @@ class TemplateRecords:
 
     async def delete(self, record: TemplateRecord) -> None:
         """Forget the record; what is not there is no error."""
-        await self._bucket.delete(_key(record.tenant, record.template_id))
+        await written(lambda: self._bucket.delete(_key(record.tenant, record.template_id)))
 
     async def all_of(self, tenant: str) -> list[TemplateRecord]:
         """Every template of a tenant, in no order."""
@@ -116,7 +120,7 @@ class TemplateRecords:
 
     @asynccontextmanager
     async def _watching(self, pattern: str) -> AsyncIterator[KeyValue.KeyWatcher]:
-        watcher = await self._bucket.watch(pattern)
+        watcher = await repeated(lambda: self._bucket.watch(pattern))
         try:
             yield watcher
         finally:
@@ -124,7 +128,8 @@ class TemplateRecords:
 
     async def _read(self, tenant: str, template_id: str) -> tuple[TemplateRecord, int]:
         try:
-            entry = await self._bucket.get(_key(tenant, template_id))
+            key = _key(tenant, template_id)
+            entry = await repeated(lambda: self._bucket.get(key))
         except KeyNotFoundError as error:
             raise TemplateNotFound(received=template_id) from error
         if entry.value is None or entry.revision is None:

@@ -154,3 +154,18 @@ def applied(record: TemplateRecord, parameters: EditParameters) -> EditParameter
         if received not in accepted:
             raise TemplateMismatch(field=field, received=received, accepted=text)
     return parameters.model_copy(update={"model": record.model, "size": record.size})
+
+
+def picture_id(tenant: str, template_key: str) -> str:
+    """What the ids of all recordings of one picture of one tenant begin with.
+
+    Args:
+        tenant: who may take from them.
+        template_key: of the inspection: model and pixels.
+    """
+    return digest_of(tenant, template_key)
+
+
+def digest_of(*parts: object) -> str:
+    """32 hexadecimal digits of values with a stable `repr`."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pydantic import Field
+
 from giornata.jobs import Wire
 from giornata.models import ModelCard
+from giornata.planning.blocks import Mode
 
 
 class ServiceName(StrEnum):
@@ -19,6 +22,13 @@ class ServiceName(StrEnum):
     LORA_STORE = "lora-store"
 
 
+class Tier(StrEnum):
+    """Where a worker has a template."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+
+
 class RowProgress(Wire):
     """A row that a worker has."""
 
@@ -29,6 +39,15 @@ class RowProgress(Wire):
     """Steps computed; 0 while it waits."""
     steps: int
     tokens: int
+    """Of the picture."""
+    computed_tokens: int | None = None
+    """Of them that its next step computes unless it is its first; None: all."""
+    text_tokens: int = 0
+    """Of one sequence."""
+    sequences: int = 1
+    """2 with true classifier-free guidance."""
+    begun: bool = False
+    """Whether it has made a step here; the first one of an edit that reuses is computed in full."""
 
 
 class StepSample(Wire):
@@ -59,6 +78,15 @@ class StepSample(Wire):
     """What the worker expected it to take."""
 
 
+class LoadSample(Wire):
+    """One template's way from one tier to the next, or a part's; the router's regressions are fitted to these."""
+
+    tier: Tier
+    """Where it came from."""
+    size_bytes: int
+    load_ms: float
+
+
 class CostFit(Wire):
     """A worker's linear model of one thing that takes time; see :mod:`giornata.planning.costs`."""
 
@@ -81,6 +109,12 @@ class WorkerCosts(Wire):
     """By :data:`giornata.planning.costs.COMPUTE`."""
     load: CostFit
     """By :data:`giornata.planning.costs.LOAD`."""
+    blocks: int = 1
+    """Of the transformer; all weights but a step's own are those of one block."""
+    device: str = ""
+    """As torch names it; workers of one model and device share regressions at the router."""
+    reused: Mode = Mode.KV
+    """How edits take from templates here."""
 
 
 class TemplateCounters(Wire):
@@ -112,11 +146,28 @@ class WorkerState(Wire):
     waiting: tuple[RowProgress, ...] = ()
     steps_total: int = 0
     """Row steps since the start."""
+    stepping_ms: float = 0.0
+    """Since the step that is being computed began; 0 where none is."""
     templates: TemplateCounters | None = None
+    resident: dict[Tier, tuple[str, ...]] = Field(default_factory=dict)
+    """Pictures whose templates are here, by :func:`giornata.templates.picture_id`, lately used first, at most 256 a
+    tier.
+    """
     samples: tuple[StepSample, ...] = ()
     """Of the steps since the last telemetry, at most 16."""
+    loads: tuple[LoadSample, ...] = ()
+    """Likewise."""
     costs: WorkerCosts | None = None
     """None for a worker that has no cost model."""
+
+
+class KindCosts(Wire):
+    """What the router has learnt of all workers of one model and device."""
+
+    model_digest: str
+    device: str
+    compute: CostFit
+    load: CostFit
 
 
 class QueueState(Wire):
@@ -130,6 +181,7 @@ class QueueState(Wire):
     """Row steps that they ask for."""
     full: bool = False
     """As many jobs as may be are carried at a time: more may wait behind these, uncounted."""
+    costs: tuple[KindCosts, ...] = ()
 
 
 class ServiceState(Wire):

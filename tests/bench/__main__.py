@@ -24,6 +24,8 @@ LONG: Final[dict[str, list[str]]] = {
     ],
     "latency": ["--seconds", "180", "--divide", "4", "--shares", "0.2", "0.4", "0.6", "0.8", "0.95"],
     "pictures": ["--limit", "48"],
+    "router_decision": [],
+    "simulation": ["--seconds", "600", "--seeds", "5", "--workers", "1000"],
 }
 """The benchmarks in their order, and the flags of a long run; each module's ``--help`` tells the others."""
 

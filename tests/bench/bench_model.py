@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deploy.quality import cases
 from giornata.models import read_model_card
-from giornata_denoiser.batch import Capacity, RowKey
+from giornata.scheduling.batch import Capacity, RowKey
 from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.engine import Engine
 from giornata_denoiser.reuse.noise import shared_noise, template_noise

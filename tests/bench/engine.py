@@ -11,9 +11,10 @@ from unittest.mock import patch
 
 import torch
 
+from giornata.loadgen.distributions import at_percentile
 from giornata.planning.costs import StepCosts
+from giornata.scheduling.batch import Capacity, RowKey
 from giornata_denoiser.assembly import Assembly, assemble
-from giornata_denoiser.batch import Capacity, RowKey
 from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.engine import Engine
 from giornata_denoiser.reuse.region import region
@@ -25,7 +26,7 @@ from tests.bench import engines
 from tests.bench.loading_engine import Known
 from tests.bench.report import Measured, measured
 from tests.bench.setting import DEFAULT
-from tests.bench.workload import PERCENTILES, at_percentile
+from tests.bench.workload import PERCENTILES
 
 GRIDS = ((32, 32), (24, 32), (32, 24), (16, 32), (32, 16), (24, 24), (28, 20), (20, 28))
 """Token grids of the eight rows: pictures of 256 to 512 pixels a side."""

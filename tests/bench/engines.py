@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from giornata.planning.batch import PLANNERS, PlannerName
-from giornata_denoiser.batch import Capacity, Joining, RowKey
+from giornata.scheduling.batch import Capacity, Joining, RowKey
 from giornata_denoiser.engine import Engine
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.reuse.accelerator import device_for

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import torch
 
-from tests.bench.curves import svg
+from giornata.loadgen.arrivals import arrival_times
+from giornata.loadgen.charts import svg
 from tests.bench.models import TOKEN_PIXELS, described
 from tests.bench.options import parser, rows_of
 from tests.bench.prepost import Coder, coder_process
@@ -24,7 +25,7 @@ from tests.bench.report import OUT, write
 from tests.bench.serving import SYSTEMS
 from tests.bench.serving_parts import Parts
 from tests.bench.static_batching import StaticBatching, in_batches
-from tests.bench.workload import IMAGES, MIXES, Arrival, Edit, arrivals, edits, poisson
+from tests.bench.workload import IMAGES, MIXES, Arrival, Edit, arrivals, edits
 
 STATIC: Final = next(iter(SYSTEMS))
 DISTINCT: Final = 64
@@ -139,7 +140,7 @@ def _measured(
         latencies: dict[str, list[float]] = {name: [] for name in options.systems}
         for repeat in range(options.repeats):
             seed = options.seed + repeat
-            times = poisson(rate, options.seconds, seed) or [0.0]
+            times = arrival_times(rate, options.seconds, seed) or [0.0]
             trace = arrivals(times, drawn, images, seed)
             for name in options.systems:
                 latencies[name] += served(name, parts, trace)

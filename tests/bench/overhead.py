@@ -30,9 +30,10 @@ from deploy.model.random.build import build
 from giornata import tensors
 from giornata.blobs import RedisBlobs
 from giornata.models import Family
+from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.placement import Placement
+from giornata.scheduling.policies import finish_time
 from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerState
-from giornata_router.placement import Placement
-from giornata_router.policy import Demand, least_remaining_steps
 from tests.bench.engine import MASKED_STEPS, assembly_times, bookkeeping_times, opened
 from tests.bench.report import Measured, measured, write
 from tests.bench.servers import embedded
@@ -77,7 +78,7 @@ async def request_overhead(model: Path, state: Path) -> tuple[Measured, Measured
 
 def router_decisions() -> Measured:
     """Milliseconds to choose among a busy fleet, with as many assignments that telemetry does not show yet."""
-    placement = Placement(least_remaining_steps)
+    placement = Placement(finish_time)
     for worker in range(WORKERS):
         rows = tuple(
             RowProgress(job_id=f"j{worker}-{i}", attempt=1, index=0, step=i, steps=30, tokens=4096)
@@ -93,7 +94,7 @@ def router_decisions() -> Measured:
             worker=WorkerState(capacity_rows=64, capacity_tokens=1 << 20, running=rows),
         )
         placement.observe(state, 0)
-    demand = Demand(model=CARD.name, model_digest=CARD.digest, rows=1, tokens=4096, steps=30)
+    demand = Demand(CARD.name, CARD.digest, (RowShape(text=512, image=4096, computed=600, steps=30),))
     times = []
     for i in range(500):
         began = time.perf_counter()

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from giornata_denoiser.batch import RowKey
+from giornata.scheduling.batch import RowKey
 from giornata_denoiser.families.flux_inpaint import FluxInpaint
 from giornata_denoiser.reuse.noise import shared_noise, template_noise
 from giornata_denoiser.reuse.region import region

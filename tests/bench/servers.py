@@ -22,5 +22,7 @@ def embedded() -> Iterator[tuple[str, str]]:
         opened.callback(nats.kill)
         nats.start()
         socket = folder / "redis.sock"
-        opened.enter_context(ValkeyServer(port=0, unix_socket_path=socket, config={"appendonly": "yes"}))
+        opened.enter_context(
+            ValkeyServer(port=0, unix_socket_path=socket, config={"appendonly": "yes", "appendfsync": "no"})
+        )
         yield nats.url, f"unix://{socket}"

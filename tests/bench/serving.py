@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from giornata_denoiser.batch import Joining, RowKey
+from giornata.scheduling.batch import Joining, RowKey
 from giornata_denoiser.engine import Engine, StepReport
 from giornata_denoiser.loop import EngineLoop
 from giornata_denoiser.row import Row

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from giornata_denoiser.batch import Joining
+from giornata.scheduling.batch import Joining
 from tests.bench import engines
 from tests.bench.models import autoencoder, described
 from tests.bench.options import clock_of, parser, rows_of, wait_for

@@ -1,40 +1,31 @@
 """What the benchmarks serve: edits with masks, step counts and templates as in production, and when they arrive. Pure.
 
-The figures are in ``workload_facts.json``, with their source.
+The figures are those of :mod:`giornata.loadgen.facts`.
 """
 
 from __future__ import annotations
 
-import json
 import random
-from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from math import exp, log
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
-FACTS: Final[Mapping[str, Any]] = json.loads(
-    Path(__file__).with_name("workload_facts.json").read_text(encoding="utf-8")
-)
-PERCENTILES: Final[Sequence[float]] = FACTS["mask_ratio_percentiles"]["production_templates"]
-ZIPF: Final = float(FACTS["template_zipf_exponent"])
+from giornata.loadgen import facts
+from giornata.loadgen.distributions import Mix, at_percentile, chosen, zipf
 
-Mix = Mapping[int, float]
-"""Weights by value; they need not sum to 1."""
+PERCENTILES: Final = facts.MASK_RATIOS["production"]
 
 MIXES: Final[Mapping[str, Mix]] = {
-    "production": {int(steps): weight for steps, weight in FACTS["steps"].items()},
+    "production": facts.STEPS,
     "8/20/28/50": dict.fromkeys((8, 20, 28, 50), 1.0),
 }
 """Step counts of requests."""
 IMAGES: Final[Mapping[str, Mix]] = {
     "one": {1: 1.0},
-    "production": {int(images): weight for images, weight in FACTS["images_per_request"].items()},
+    "production": facts.IMAGES,
 }
 """Pictures a request asks for."""
 
@@ -61,25 +52,6 @@ class Arrival:
     edits: tuple[Edit, ...]
 
 
-def at_percentile(table: Sequence[float], share: float) -> float:
-    """The value below which `share` (0..1) of a distribution lies; straight lines between those of `table`."""
-    place = share * (len(table) - 1)
-    lower = min(int(place), len(table) - 2)
-    return table[lower] + (place - lower) * (table[lower + 1] - table[lower])
-
-
-def chosen(mix: Mix, share: float) -> int:
-    """The value of `mix` at `share` (0..1) of its weight, values in ascending order."""
-    values = sorted(mix)
-    sums = list(accumulate(mix[value] for value in values))
-    return values[min(bisect(sums, share * sums[-1]), len(values) - 1)]
-
-
-def zipf(count: int, exponent: float = ZIPF) -> Mix:
-    """Popularity of `count` templates: the weight of number i is (i + 1)^-exponent."""
-    return {index: exp(-exponent * log(index + 1)) for index in range(count)}
-
-
 def edits(count: int, mix: Mix, *, templates: int, seed: int, divide: int = 1) -> list[Edit]:
     """`count` edits whose mask ratios and step counts follow production even where they are few.
 
@@ -98,22 +70,11 @@ def edits(count: int, mix: Mix, *, templates: int, seed: int, divide: int = 1) -
     steps = [max(1, round(chosen(mix, share) / divide)) for share in shares]
     chance.shuffle(ratios)
     chance.shuffle(steps)
-    popular = zipf(templates)
+    popular = zipf(templates, facts.ZIPF)
     return [
         Edit(index, chosen(popular, chance.random()), ratio, chance.random(), chance.random(), many)
         for index, (ratio, many) in enumerate(zip(ratios, steps, strict=True))
     ]
-
-
-def poisson(rate: float, seconds: float, seed: int) -> list[float]:
-    """Times below `seconds` of a Poisson process of `rate` a second."""
-    chance = random.Random(seed)  # noqa: S311 - likewise
-    times: list[float] = []
-    now = chance.expovariate(rate)
-    while now < seconds:
-        times.append(now)
-        now += chance.expovariate(rate)
-    return times
 
 
 def arrivals(times: Sequence[float], of: Sequence[Edit], images: Mix, seed: int) -> list[Arrival]:

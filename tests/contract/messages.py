@@ -29,6 +29,8 @@ from giornata.messages import (
     EncodeRequest,
     FinishReply,
     FinishRequest,
+    Forecast,
+    ForecastRequest,
     InspectRequest,
     Picture,
     PrefetchTemplate,
@@ -79,6 +81,8 @@ JOB = Job(
     template_id="template_1",
     budget_ms=1000,
     result_ttl_s=60,
+    weight=2.0,
+    fingerprint="ff.ee.dd",
 )
 INSPECTION = Inspection(
     width=64,
@@ -184,6 +188,8 @@ MESSAGES: list[BaseModel] = [
     CancelRows(job_id="job_1", attempt=2),
     JOB,
     Accepted(job_id="job_1"),
+    Forecast(position=2, finish_ms=1500.5),
+    ForecastRequest(job_id="job_1", remaining_ms=900),
     TEMPLATE,
     INPUTS,
     TemplateRequest(template=TEMPLATE, remaining_ms=900),

@@ -61,6 +61,13 @@ def test_what_was_sent_before_previews_crops_and_reuse_is_understood() -> None:
     assert codec.decode(ModelCard, msgpack.packb(card)).native_size == 1024
 
 
+def test_a_job_from_before_weights_and_idempotency_keys_is_understood() -> None:
+    fields = codec.unpack(codec.encode(JOB))
+    del fields["weight"], fields["fingerprint"]
+    job = codec.decode(Job, msgpack.packb(fields))
+    assert (job.weight, job.fingerprint) == (1.0, None)
+
+
 def test_telemetry_from_before_cost_models_is_understood() -> None:
     state = codec.unpack(codec.encode(STATE))
     del state["worker"]["costs"]

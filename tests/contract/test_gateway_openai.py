@@ -20,6 +20,7 @@ from giornata_gateway.fleet_views import EVENT, fleet_view
 from giornata_gateway.forecast import Pace
 from giornata_gateway.forms import EditForm, JobForm
 from giornata_gateway.http_app import ROUTES
+from giornata_gateway.idempotency import HEADER
 from giornata_gateway.openapi import document
 from giornata_gateway.sse import frame
 from giornata_gateway.stream_events import completed_event, partial_image_event
@@ -105,6 +106,20 @@ def test_the_document_is_valid_and_has_every_field_and_code() -> None:
         assert set(schemas[form.__name__]["properties"]) == {*form.model_fields, "image", "mask"}
         assert schemas[form.__name__]["additionalProperties"] is False
     assert all(f"`{code}`" in described["info"]["description"] for code in BY_CODE)
+
+
+def test_what_takes_an_idempotency_key_says_so_and_what_it_may_answer() -> None:
+    keyed = set()
+    for path, item in document("")["paths"].items():
+        for method in {"get", "post", "delete"} & item.keys():
+            names = {parameter["name"] for parameter in item[method].get("parameters", [])}
+            taken = HEADER in names
+            assert taken == ("422" in item[method]["responses"]), (method, path)
+            if taken:
+                keyed.add((path, method))
+                [success] = [told for status, told in item[method]["responses"].items() if status < "300"]
+                assert {"Idempotent-Replayed", "RateLimit", "RateLimit-Policy"} == success["headers"].keys()
+    assert keyed == {("/v1/images/edits", "post"), ("/v1/jobs", "post")}
 
 
 def test_what_changes_something_may_be_refused_to_pages_of_other_sites() -> None:

@@ -7,6 +7,8 @@ a test that kills things. A stack lives in an event loop of a thread of its own:
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
@@ -27,6 +29,7 @@ from deploy.launcher.stack import Stack, running
 from deploy.launcher.up import MODELS
 from giornata.fleet import Fleet
 from giornata.models import Family
+from giornata.permissions import User
 from giornata.workers import ServiceName
 from tests.e2e.browsing import launched, visiting
 from tests.e2e.easel import Visit
@@ -43,7 +46,9 @@ T = TypeVar("T")
 class StartStack(Protocol):
     """Starts a stack for one test: the replicas that differ from one each, environment for all services."""
 
-    def __call__(self, replicas: Mapping[ServiceName, int], env: Mapping[str, str] = NO_ENV) -> LiveStack: ...
+    def __call__(
+        self, replicas: Mapping[ServiceName, int], env: Mapping[str, str] = NO_ENV, nats_servers: int = 1
+    ) -> LiveStack: ...
 
 
 class LiveStack:
@@ -61,6 +66,13 @@ class LiveStack:
     @property
     def nats_url(self) -> str:
         return self._stack.nats_url
+
+    @property
+    def observer_password_file(self) -> Path:
+        """Of the NATS user that hears telemetry."""
+        path = self._stack.nats_password_file(User.OBSERVER)
+        assert path is not None
+        return path
 
     @property
     def redis_url(self) -> str:
@@ -84,6 +96,21 @@ class LiveStack:
         """SIGKILL, as a crash; returns when it has ended."""
         await self._elsewhere(self._stack.kill(instance))
 
+    async def crash(self, server: str) -> None:
+        """SIGKILL to a server; the launcher starts it again, and this returns when it is up."""
+        await self._elsewhere(self._crash(server))
+
+    async def _crash(self, server: str) -> None:
+        stack = self._stack
+        stack.keep_up = True
+        process = stack._processes[server]
+        os.kill(process.pid, signal.SIGKILL)
+        await process.ended.wait()
+        await stack.watch.until(
+            lambda _: stack._processes.get(server) not in {None, process}, RESULT_S, lambda _: "it is gone"
+        )
+        await stack._processes[server].announced(RESULT_S)
+
     async def terminate(self, instance: str) -> int:
         """SIGTERM; returns the exit status after the drain, 0 if it was orderly."""
         return await self._elsewhere(self._stack.terminate(instance))
@@ -104,9 +131,15 @@ class LiveStack:
 
 @contextmanager
 def live_stack(
-    model: Path, replicas: Mapping[ServiceName, int] = NO_REPLICAS, env: Mapping[str, str] = NO_ENV
+    model: Path,
+    replicas: Mapping[ServiceName, int] = NO_REPLICAS,
+    env: Mapping[str, str] = NO_ENV,
+    nats_servers: int = 1,
 ) -> Iterator[LiveStack]:
-    """Start a stack, wait until it is ready, stop it; fails if a process did not end in order."""
+    """Start a stack, wait until it is ready, stop it.
+
+    Fails if a process did not end in order, or if NATS has refused a service something that it wanted.
+    """
     with tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()) as folder, Portal() as portal:
         plan = Plan(
             state=Path(folder),
@@ -115,6 +148,7 @@ def live_stack(
             model_name="tiny",
             ready_s=READY_S,
             replicas=dict.fromkeys(ServiceName, 1) | dict(replicas),
+            nats_servers=nats_servers,
             env={"GIORNATA_LOG_LEVEL": "debug", **env},
         )
         stack = portal.enter(running(plan))
@@ -123,6 +157,9 @@ def live_stack(
             yield LiveStack(stack, portal.loop)
         finally:
             portal.leave()
+            logs = {path.name: path.read_text(errors="replace") for path in plan.logs.glob("*.log")}
+    refused = {name: log for name, log in logs.items() if "nats_refused" in log or "answer_refused" in log}
+    assert refused == {}, "every service has the rights that it needs"
     assert stack.obituaries == [], "every process ended when and as it was told"
 
 
@@ -187,7 +224,9 @@ def stack(tiny_model: Path) -> Iterator[LiveStack]:
 def start_stack(tiny_model: Path) -> Iterator[StartStack]:
     """Starts a stack that belongs to this test alone: ``start_stack({ServiceName.DENOISER: 2})``."""
     with ExitStack() as opened:
-        yield lambda replicas, env=NO_ENV: opened.enter_context(live_stack(tiny_model, replicas, env))
+        yield lambda replicas, env=NO_ENV, nats_servers=1: opened.enter_context(
+            live_stack(tiny_model, replicas, env, nats_servers)
+        )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

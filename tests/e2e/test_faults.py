@@ -11,11 +11,13 @@ import aiohttp
 import numpy as np
 import pytest
 
+import giornata.client
 from deploy.launcher.plan import Plan
+from deploy.launcher.servers import NATS, VALKEY
 from deploy.launcher.stack import running
 from giornata.fleet import Fleet
 from giornata.workers import ServiceName
-from tests.e2e.conftest import LiveStack, StartStack
+from tests.e2e.conftest import NO_ENV, LiveStack, StartStack
 from tests.e2e.pictures import Pixels, box, edit_form, file, pixels, scene
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -150,6 +152,41 @@ async def test_a_job_survives_prepost_and_the_gateway_that_accepted_it(start_sta
     async with aiohttp.ClientSession(stack.url) as http:
         assert (await ended(http, job))["state"] == "completed"
         assert (await painted(http, job)).shape == (512, 512, 3)
+
+
+async def test_jobs_survive_a_blob_store_that_is_killed_again_and_again(start_stack: StartStack) -> None:
+    """Each time it is away for longer: at last for longer than a command is tried."""
+    stack = await asyncio.to_thread(start_stack, {})
+    async with aiohttp.ClientSession(stack.url) as http:
+        undisturbed = await submit(http, slow_form(num_inference_steps=40, reuse="off"))
+        assert (await ended(http, undisturbed))["state"] == "completed"
+        expected = await painted(http, undisturbed)
+        first = await submit(http, slow_form(num_inference_steps=40, reuse="off"))
+        await until_step(http, first, 3)
+        later = [await submit(http, slow_form(num_inference_steps=10, reuse="off")) for _ in range(3)]
+        for _ in range(4):
+            await stack.crash(VALKEY)
+        for job in (first, *later):
+            status = await ended(http, job, 120)
+            assert (status["state"], status["attempt"]) == ("completed", 1), "nobody computed twice"
+            assert await completions(http, job) == 1
+        disturbed = await painted(http, first)
+        assert np.abs(disturbed.astype(int) - expected).max() <= 1
+        assert np.array_equal(await painted(http, undisturbed), expected), "what was there is there"
+
+
+async def test_edits_go_on_while_servers_of_a_nats_cluster_die(start_stack: StartStack) -> None:
+    stack = await asyncio.to_thread(start_stack, {ServiceName.ROUTER: 2}, NO_ENV, 3)
+    async with aiohttp.ClientSession(stack.url) as http:
+        for server in range(1, 4):
+            job = await submit(http, slow_form(num_inference_steps=40))
+            await until_step(http, job, 3)
+            await stack.crash(f"{NATS}-{server}")
+            assert (await ended(http, job, 120))["state"] == "completed"
+            assert await completions(http, job) == 1
+        async with giornata.client.connect(stack.nats_url) as client:
+            edit = await client.edit(image=file(scene()), mask=file(box()), prompt="a red star")
+            assert len((await edit).pictures) == 1
 
 
 async def test_a_full_gateway_refuses_with_retry_after(start_stack: StartStack) -> None:

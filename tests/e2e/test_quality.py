@@ -20,8 +20,11 @@ def options(stack: LiveStack, out: Path, *more: str) -> Options:
 
 
 async def test_a_random_model_fails_its_gates_and_a_rerun_gives_the_same_pictures(
-    stack: LiveStack, tiny_model: Path, tmp_path: Path
+    stack: LiveStack, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(LaunchError, match="does not let this user"):
+        await evaluate(options(stack, tmp_path / "refused"))
+    monkeypatch.setenv("GIORNATA_NATS_PASSWORD_FILE", str(stack.observer_password_file))
     first, second = tmp_path / "first", tmp_path / "second"
 
     assert await evaluate(options(stack, first)) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from pathlib import Path
 
 import aiohttp
 import numpy as np
@@ -29,6 +30,7 @@ from tests.e2e.easel import (
 )
 from tests.e2e.pictures import file, scene
 from tests.e2e.proxy import Proxy
+from tests.fakes.key_files import write_keys
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -202,9 +204,10 @@ async def faultless(page: Page, state: str) -> None:
 
 
 async def test_the_key_that_the_gateway_wants_and_the_picture_that_the_service_refuses(
-    browser: Browser, start_stack: StartStack
+    browser: Browser, start_stack: StartStack, tmp_path: Path
 ) -> None:
-    limits = {"GIORNATA_API_KEYS": json.dumps({KEY: "alice"}), "GIORNATA_MAX_PIXELS": "160000"}
+    keys = write_keys(tmp_path, {KEY: "alice"})
+    limits = {"GIORNATA_API_KEYS_FILE": str(keys), "GIORNATA_MAX_PIXELS": "160000"}
     stack = start_stack({}, limits)
     async with visiting(browser, stack.url) as (page, watch):
         watch.expected.append("status of 401")

@@ -7,6 +7,9 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import nats.errors
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
+
 from giornata import __version__, subjects
 from giornata.bus import Bus, Endpoint
 from giornata.errors import ErrorBody
@@ -29,7 +32,7 @@ from giornata.models import Family, ModelCard
 from giornata.records import Records
 from giornata.telemetry import telemetry
 from giornata.templates import TemplateInputs
-from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerState
+from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerCosts, WorkerState
 from tests.fakes.news import News
 
 CARD = ModelCard(
@@ -123,10 +126,20 @@ class FakeDenoiser:
     """Takes rows and reports them done after `step_s` a step; `die` makes it fall silent like a killed process."""
 
     def __init__(
-        self, bus: Bus, records: Records, instance: str, *, step_s: float = 0.0, capacity: int = 8
+        self,
+        bus: Bus,
+        records: Records,
+        instance: str,
+        *,
+        step_s: float = 0.0,
+        capacity: int = 8,
+        costs: WorkerCosts | None = None,
     ) -> None:
+        self._costs = costs
         self.instance = instance
         self.answer = RunAnswer.ACCEPTED
+        self.stepping_ms = 0.0
+        """As telemetry tells it."""
         self.poisoned: set[int] = set()
         self.requests: list[RunRequest] = []
         self.cancelled: list[str] = []
@@ -235,7 +248,11 @@ class FakeDenoiser:
             )
             return record.model_copy(update={"rows": rows, "owner": None})
 
-        await self._records.change(request.job.job_id, change)
+        async for attempt in AsyncRetrying(  # as the real one: NATS may be away for a while
+            retry=retry_if_exception_type(nats.errors.Error), wait=wait_fixed(0.2)
+        ):
+            with attempt:
+                await self._records.change(request.job.job_id, change)
         event = DenoisedEvent(
             job_id=request.job.job_id,
             attempt=request.attempt,
@@ -262,5 +279,11 @@ class FakeDenoiser:
             ready=True,
             draining=self._draining,
             models=(CARD,),
-            worker=WorkerState(capacity_rows=self._capacity, capacity_tokens=10_000, running=rows),
+            worker=WorkerState(
+                capacity_rows=self._capacity,
+                capacity_tokens=10_000,
+                running=rows,
+                stepping_ms=self.stepping_ms,
+                costs=self._costs,
+            ),
         )

@@ -9,7 +9,7 @@ import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 from torch import Tensor
 
-from giornata_denoiser.batch import RowKey
+from giornata.scheduling.batch import RowKey
 from giornata_denoiser.families.flux_fill import FluxFill
 from giornata_denoiser.families.flux_inpaint import FluxInpaint
 from giornata_denoiser.families.protocol import Family

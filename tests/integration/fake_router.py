@@ -15,7 +15,7 @@ from giornata import telemetry as telemetry_module
 from giornata.blobs import RedisBlobs
 from giornata.bus import Bus, Endpoint
 from giornata.deadlines import Deadline
-from giornata.errors import DeadlineExceeded, GiornataError, JobCancelled
+from giornata.errors import DeadlineExceeded, GiornataError, JobCancelled, JobNotFound
 from giornata.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.jobs import (
     BlobRef,
@@ -28,7 +28,15 @@ from giornata.jobs import (
     Row,
     StageTimes,
 )
-from giornata.messages import Accepted, CancelMessage, CancelRows, SubmitRequest, TemplateRequest
+from giornata.messages import (
+    Accepted,
+    CancelMessage,
+    CancelRows,
+    Forecast,
+    ForecastRequest,
+    SubmitRequest,
+    TemplateRequest,
+)
 from giornata.models import ModelCard
 from giornata.records import Records
 from giornata.requests import OutputFormat
@@ -106,6 +114,7 @@ class FakeRouter:
     registered: list[TemplateRecord] = field(default_factory=list)
     template_refusal: GiornataError | None = None
     """Raised by registrations."""
+    forecast: Forecast | None = None
     progress: tuple[RowProgress, ...] = ()
     tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
 
@@ -117,12 +126,18 @@ class FakeRouter:
             self.bus.listen(subjects.ALL_CANCELS, CancelRows, self._hear_cancel),
             self.bus.answer(
                 Endpoint(subjects.SUBMIT, SubmitRequest, self._submit),
+                Endpoint(subjects.FORECAST, ForecastRequest, self._forecast),
                 Endpoint(subjects.TEMPLATE, TemplateRequest, self._register),
             ),
         ):
             yield
             for cancelled in self.cancelled.values():
                 cancelled.set()
+
+    async def _forecast(self, request: ForecastRequest) -> Forecast:
+        if self.forecast is None:
+            raise JobNotFound(received=request.job_id)
+        return self.forecast
 
     def states(self) -> list[ServiceState]:
         common: dict[str, Any] = {"host": "test", "version": __version__, "ready": True}

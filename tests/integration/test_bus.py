@@ -13,6 +13,7 @@ from giornata.bus import Bus, Endpoint
 from giornata.deadlines import Deadline
 from giornata.errors import DeadlineExceeded, InternalError, MalformedMessage, MaskEmpty, ServiceUnavailable
 from giornata.messages import Accepted, AdapterRequest, CancelRows
+from giornata.nats_connection import LostError
 from giornata.workers import ServiceName
 from tests.integration.conftest import NatsServer
 
@@ -97,6 +98,42 @@ async def test_nobody_there_and_nobody_answering_are_told_apart(bus: Bus) -> Non
         for handling in asyncio.all_tasks():
             if handling.get_name() == SUBJECT:
                 handling.cancel()
+
+
+async def test_what_was_lost_with_the_connection_is_asked_again(private_nats: NatsServer) -> None:
+    asked: asyncio.Queue[str] = asyncio.Queue()
+    never: asyncio.Future[Accepted] = asyncio.get_running_loop().create_future()
+    answers = iter([never])
+
+    async def handler(request: CancelRows) -> Accepted:
+        asked.put_nowait(request.job_id)
+        first = next(answers, None)
+        return Accepted(job_id=request.job_id) if first is None else await first
+
+    async with (
+        buses.connect(private_nats.url, "asker") as one,
+        buses.connect(private_nats.url, "answerer") as other,
+        other.answer(endpoint(handler)),
+        asyncio.timeout(60),
+    ):
+        asking = asyncio.create_task(ask(one, ms=600_000))
+        await asked.get()
+        private_nats.kill()
+        private_nats.start()
+        assert (await asking).job_id == await asked.get() == "j"
+        never.cancel()
+
+
+async def test_a_request_to_jetstream_fails_with_its_connection(private_nats: NatsServer) -> None:
+    """It may have been carried out; whoever asked reads what there is before it asks again."""
+    async with buses.connect(private_nats.url, "asker") as bus:
+        subscription = await bus.client.subscribe("$JS.API.NOBODY")  # takes the request, and says nothing
+        asking = asyncio.create_task(bus.client.request("$JS.API.NOBODY", b"", timeout=600))
+        async with asyncio.timeout(60):
+            await subscription.next_msg(timeout=None)
+            private_nats.kill()
+            with pytest.raises(LostError):
+                await asking
 
 
 async def test_a_handler_ends_when_its_request_has_no_time_left(bus: Bus) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from giornata.cli import status
 from giornata.cli.edits import Order, Preview, Refused, Stopped, Told
 from giornata.cli.http_door import open_http
+from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Stage, open_stage
 
 ORDER = Order(b"picture", b"mask", {"prompt": "a hat"})
@@ -73,8 +73,8 @@ async def test_no_gateway_at_all_says_how_to_start_one() -> None:
 
 
 async def test_a_key_is_sent_and_a_missing_one_refused(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    keys = json.dumps({"key-of-alice": "alice"})
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys=keys) as stage:
+    keys = write_keys(tmp_path, {"key-of-alice": "alice"})
+    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
         assert (await code_of(stage.url))[0] == "unauthorized"
         async with open_http(stage.url, "key-of-alice") as door:
             outcome = await door.edit(ORDER, unheard)

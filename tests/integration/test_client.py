@@ -127,7 +127,7 @@ async def test_a_gateway_that_falls_silent_is_not_waited_for_for_ever(
         giornata.client.connect(private_nats.url) as client,
     ):
         await silent.client.subscribe(subjects.EDIT, cb=accept)
-        await silent.client.flush()
+        await bus.barrier(silent.client)
         edit = await client.edit(image=b"picture", prompt="a scarf", timeout_s=0.3)
         progress = aiter(edit)
         assert await anext(progress) == StateEvent(job_id="job_1", state=JobState.QUEUED, attempt=0)

@@ -18,8 +18,8 @@ from PIL import Image
 from torch import Tensor
 
 from giornata import models
+from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import pack, unpack
-from giornata_denoiser.batch import Capacity, RowKey
 from giornata_denoiser.checkpoint import Checkpoint, load, scheduler_config
 from giornata_denoiser.engine import Engine
 from giornata_denoiser.preview_map import board

@@ -85,5 +85,5 @@ def test_without_one_it_measures_a_few_steps(checkpoint: Checkpoint) -> None:
     assert profile.model_digest == checkpoint.card.digest
     assert min(profile.costs.compute) >= 0
     small, large = (profile.costs.step_ms(Work(4, 4 * tokens, 0, 4 * tokens**2)) for tokens in (100, 2000))
-    assert 0 < small < large
+    assert 0 < small <= large
     assert profile.costs.load_ms(10**6) > 0

@@ -314,9 +314,13 @@ async def test_telemetry_lists_rows_from_acceptance_and_carries_samples(bench: B
         assert state is not None
         assert [(row.index, row.step, row.steps, row.tokens) for row in state.running] == [(0, 0, STEPS, 12)]
         assert [row.index for row in state.waiting] == [1]
+        [row] = state.running
+        assert (row.computed_tokens, row.text_tokens, row.sequences, row.begun) == (None, 6, 1, False)
+        assert state.stepping_ms > 0, "its first step is held up"
         assert (state.capacity_rows, state.steps_total) == (1, 0)
         assert state.costs is not None
         assert state.costs.compute.weights == PROFILE.compute.weights
+        assert (state.costs.blocks, state.costs.device) == (worker.family.blocks, PROFILE.device)
         worker.family.permits.release(1000)
         await bench.report()
         samples: list[StepSample] = []

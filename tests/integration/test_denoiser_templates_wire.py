@@ -20,8 +20,8 @@ from giornata.messages import (
     RunRequest,
 )
 from giornata.template_records import TemplateRecords
-from giornata.templates import TemplateInputs, TemplateRecord, TemplateState
-from giornata.workers import TemplateCounters
+from giornata.templates import TemplateInputs, TemplateRecord, TemplateState, picture_id
+from giornata.workers import TemplateCounters, Tier
 from tests.integration.test_denoiser_service import INSPECTION, REF, WAIT_S, Bench, Worker, bench, checkpoint
 
 __all__ = ["bench", "checkpoint"]  # fixtures
@@ -101,6 +101,16 @@ class Registry:
                 told = state.worker and state.worker.templates
                 if told and state.instance == worker.instance and wanted.items() <= told.model_dump().items():
                     return told
+
+    async def resident(self, worker: Worker, tier: Tier) -> None:
+        """Until the worker's telemetry tells that the picture's template is in a tier."""
+        picture = picture_id(self.record.tenant, INSPECTION.template_key)
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                state = await self.bench.states.get()
+                told = state.worker.resident.get(tier, ()) if state.worker else ()
+                if state.instance == worker.instance and picture in told:
+                    return
 
     async def request(self, worker: Worker) -> RunRequest:
         return await self.bench.job(worker, painted=[0], reuse="auto", halo=0, tenant=self.record.tenant)
@@ -182,10 +192,12 @@ async def test_what_is_on_disk_is_prefetched_into_memory(
         await registry.ask(worker)
         await registry.settled()
     async with bench.worker(template_folder=tmp_path) as worker:
+        await registry.resident(worker, Tier.DISK)
         before = await registry.counters(worker, memory_bytes=0)
         assert before.disk_bytes > 0
         await registry.prefetch(worker)
         await registry.counters(worker, prefetched=1)
+        await registry.resident(worker, Tier.MEMORY)
         assert await registry.edited(worker) == (1, "hit")
         await registry.counters(worker, hits_memory=1, hits_disk=0, misses=0)
 

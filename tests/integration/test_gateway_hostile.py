@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +12,7 @@ import aiohttp
 import pytest
 
 from giornata_gateway.http_app import ROUTES
+from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway_fakes import Stage, open_stage
 from tests.integration.test_gateway_jobs import frames_of, submit
@@ -166,8 +166,8 @@ async def test_a_client_that_leaves_while_its_job_is_submitted_leaves_no_job(sta
 async def test_every_route_wants_a_key(
     nats_url: str, redis_url: str, tmp_path: Path, route: aiohttp.web.RouteDef
 ) -> None:
-    keys = json.dumps({"sk-alice-123": "alice"})
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys=keys) as stage:
+    keys = write_keys(tmp_path, {"sk-alice-123": "alice"})
+    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
         path = route.path.replace("{job_id}", "job_1").replace("{template_id}", "template_1")
         async with stage.http.request(route.method, path) as response:
             assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
@@ -205,18 +205,18 @@ async def test_a_page_of_another_site_changes_nothing_where_no_key_is_asked_for(
 async def test_a_page_of_another_site_that_has_a_key_may_edit(
     nats_url: str, redis_url: str, tmp_path: Path
 ) -> None:
-    keys = json.dumps({"sk-alice-123": "alice"})
+    keys = write_keys(tmp_path, {"sk-alice-123": "alice"})
     headers = {"Sec-Fetch-Site": "cross-site", "Authorization": "Bearer sk-alice-123"}
     async with (
-        open_stage(nats_url, redis_url, tmp_path, api_keys=keys) as stage,
+        open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage,
         stage.http.post("/v1/jobs", data=stage.form(), headers=headers) as response,
     ):
         assert response.status == 202
 
 
 async def test_other_tenants_see_nothing_of_a_job(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    keys = json.dumps({"sk-alice-123": "alice", "sk-robert-12": "bob"})
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys=keys) as stage:
+    keys = write_keys(tmp_path, {"sk-alice-123": "alice", "sk-robert-12": "bob"})
+    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
         alice, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-alice-123", "sk-robert-12"))
         async with stage.http.post("/v1/jobs", data=stage.form(), headers=alice) as response:
             job_id = (await response.json())["id"]
@@ -231,9 +231,9 @@ async def test_other_tenants_see_nothing_of_a_job(nats_url: str, redis_url: str,
 async def test_bytes_that_are_no_text_are_refused_like_anything_else(
     nats_url: str, redis_url: str, tmp_path: Path
 ) -> None:
-    keys = json.dumps({"sk-alice-123": "alice"})
+    keys = write_keys(tmp_path, {"sk-alice-123": "alice"})
     end = b"\r\nHost: x\r\nConnection: close\r\n\r\n"
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys=keys) as stage:
+    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
         status, text = await answer_to(
             stage, b"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer sk-\xff\xfe" + end
         )

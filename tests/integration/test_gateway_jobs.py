@@ -13,6 +13,7 @@ import pytest
 
 from giornata.blobs import RedisBlobs
 from giornata.errors import MaskEmpty, RowPoisoned
+from giornata.messages import Forecast
 from giornata.workers import RowProgress
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway_fakes import Stage, open_gateway, open_stage
@@ -52,6 +53,11 @@ async def test_a_job_from_submission_to_picture(stage: Stage) -> None:
         view = await response.json()
     assert (view["state"], view["step"], view["steps"]) == ("running", 1, 3)
     assert [picture["step"] for picture in view["pictures"]] == [1, 2]
+    assert (view["queue_position"], view["predicted_finish_s"]) == (None, None), "the router does not know"
+    stage.router.forecast = Forecast(position=3, finish_ms=12_500)
+    async with stage.http.get(f"/v1/jobs/{job_id}") as response:
+        view = await response.json()
+    assert (view["queue_position"], view["predicted_finish_s"]) == (3, 12.5)
     async with stage.http.get(f"/v1/jobs/{job_id}/image") as response:
         assert (response.status, (await response.json())["error"]["code"]) == (409, "job_not_finished")
 
@@ -60,6 +66,7 @@ async def test_a_job_from_submission_to_picture(stage: Stage) -> None:
     async with stage.http.get(f"/v1/jobs/{job_id}") as response:
         view = await response.json()
     assert (view["state"], view["step"], view["usage"]["output_tokens"]) == ("completed", None, 10)
+    assert (view["queue_position"], view["predicted_finish_s"]) == (None, None), "it is over"
     assert [picture["seed"] for picture in view["pictures"]] == [5, 6]
     async with stage.http.get(view["pictures"][1]["url"]) as response:
         assert response.content_type == "image/png"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from giornata.errors import (
 from giornata.jobs import BlobRef
 from giornata.messages import Accepted, CancelMessage, EditMessage, EditReply
 from giornata.requests import EditParameters
+from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Stage, open_stage
 
 
@@ -56,8 +56,8 @@ async def test_admission_is_shared_with_the_other_door(nats_url: str, redis_url:
 
 
 async def test_keys_at_the_nats_door(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    keys = json.dumps({"sk-alice-123": "alice", "sk-robert-12": "bob"})
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys=keys) as stage:
+    keys = write_keys(tmp_path, {"sk-alice-123": "alice", "sk-robert-12": "bob"})
+    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
         async with giornata.client.connect(nats_url) as client:
             with pytest.raises(Unauthorized):
                 await client.edit(image=b"picture", prompt="a scarf")

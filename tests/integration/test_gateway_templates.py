@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,17 @@ from giornata.errors import ImageUnreadable, ServiceUnavailable, TemplateNotFoun
 from giornata.messages import EditMessage, EditReply, RemoveTemplate
 from giornata.requests import EditParameters, Reuse
 from giornata.templates import TemplateRecord, TemplateState
+from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Stage, open_stage
 
 ALICE = {"Authorization": "Bearer sk-alice-123"}
 BOB = {"Authorization": "Bearer sk-robert-12"}
 
 
-def keys() -> str:
+def keys(folder: Path) -> Path:
     """Keys of two tenants that no other test has."""
     alice, bob = (f"{name}-{secrets.token_hex(4)}" for name in ("alice", "bob"))
-    return json.dumps({"sk-alice-123": alice, "sk-robert-12": bob})
+    return write_keys(folder, {"sk-alice-123": alice, "sk-robert-12": bob})
 
 
 async def register(
@@ -144,7 +144,7 @@ async def test_edits_that_do_not_fit_their_template_are_refused_by_name(stage: S
 async def test_templates_are_their_tenants_own_at_both_doors(
     nats_url: str, redis_url: str, tmp_path: Path
 ) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys=keys()) as stage:
+    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys(tmp_path)) as stage:
         mine = [(await register(stage, None, ALICE))[1]["id"] for _ in range(3)]
         assert (await get(stage, f"/{mine[0]}", ALICE))[0] == 200
         assert (await get(stage, f"/{mine[0]}"))[0] == 401
@@ -248,7 +248,9 @@ async def test_a_failure_is_told_with_its_code(stage: Stage) -> None:
 async def test_a_tenant_has_so_many_templates_and_no_more(
     nats_url: str, redis_url: str, tmp_path: Path
 ) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path, max_templates=1, api_keys=keys()) as stage:
+    async with open_stage(
+        nats_url, redis_url, tmp_path, max_templates=1, api_keys_file=keys(tmp_path)
+    ) as stage:
         image = secrets.token_bytes(16)
         status, kept = await register(stage, image, ALICE)
         assert status == 202

@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,8 +19,10 @@ from deploy.launcher.plan import Plan
 from deploy.launcher.process import LaunchError
 from deploy.launcher.servers import NATS, VALKEY
 from deploy.launcher.stack import running
-from giornata import bus
+from giornata import bus, streams
 from giornata.blobs import RedisBlobs
+from giornata.nats_connection import RefusedError
+from giornata.permissions import User
 from giornata.workers import ServiceName
 
 ROOT = Path(__file__).parents[2]
@@ -54,8 +57,15 @@ async def test_it_is_ready_when_telemetry_says_so_and_leaves_nothing(tmp_path: P
             RedisBlobs.open(stack.redis_url) as blobs,
         ):
             assert connected.client.max_payload == 8 << 20
-            await connected.jetstream.account_info()
+            with pytest.raises(RefusedError):  # who brings no password is an application
+                await connected.jetstream.account_info()
             await blobs.put("key", b"kept", 60)
+        passwords = [path.read_text().strip() for path in map(stack.nats_password_file, User) if path]
+        started = [child for child in children() if child.pid not in before]
+        told = [text for child in started for text in (*child.cmdline(), *child.environ().values())]
+        told += [path.read_text() for path in stack.plan.logs.glob("*.log")]
+        assert len(passwords) == len(User)
+        assert not any(password in text for password in passwords for text in told)
     assert stack.obituaries == [], "everything ended with status 0"
     assert {child.pid for child in children()} == before
 
@@ -120,6 +130,33 @@ async def test_crashed_services_and_servers_come_back(tmp_path: Path) -> None:
     assert sum("started again in 0.5 s" in sentence for sentence in told) == 2
 
 
+async def test_three_nats_servers_are_one_and_each_comes_back(tmp_path: Path) -> None:
+    async with running(plan(tmp_path, nats_servers=3)) as stack:
+        names = [f"{NATS}-{i}" for i in (1, 2, 3)]
+        assert set(names) <= stack._processes.keys()
+        assert len(stack.nats_url.split(",")) == 3
+        await stack.bring_up()
+        router = stack.nats_password_file(User.ROUTER)
+        connecting = bus.connect(stack.nats_url, "test", user=User.ROUTER, password_file=router)
+        async with connecting as connected:
+            await streams.ensure(connected.jetstream, replicas=3, events_ttl_s=60)
+            stack.keep_up = True
+            for name in names:
+                port = stack._nats.servers[name].port  # type: ignore[union-attr]  # it has embedded ones
+                killed = stack._processes[name]
+                os.kill(killed.pid, signal.SIGKILL)
+                await killed.ended.wait()
+                back = partial(
+                    lambda killed, _fleet: stack._processes.get(killed.name) not in {None, killed}, killed
+                )
+                await stack.watch.until(back, LIMIT_S, lambda _: "it is gone")
+                await stack._processes[name].announced(LIMIT_S)
+                async with bus.connect(f"nats://127.0.0.1:{port}", "again"):
+                    pass
+                await streams.ensure(connected.jetstream, replicas=3, events_ttl_s=60)
+    assert stack.obituaries == []
+
+
 async def test_external_servers_are_used_and_left_alone(
     tmp_path: Path, nats_url: str, redis_url: str
 ) -> None:
@@ -152,6 +189,8 @@ from pathlib import Path
 from deploy.launcher import signals
 from deploy.launcher.plan import Plan
 from deploy.launcher.stack import running
+from giornata.nats_connection import RefusedError
+from giornata.permissions import User
 from giornata.workers import ServiceName
 
 async def main():

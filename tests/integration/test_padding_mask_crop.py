@@ -17,7 +17,7 @@ from PIL import Image
 from deploy.model.random.build import build
 from giornata.models import Family, ModelCard, read_model_card
 from giornata.requests import EditParameters, resolve
-from giornata_denoiser.batch import Capacity, RowKey
+from giornata.scheduling.batch import Capacity, RowKey
 from giornata_denoiser.checkpoint import load
 from giornata_denoiser.engine import Engine
 from giornata_denoiser.row import build_row

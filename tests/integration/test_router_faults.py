@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -13,23 +14,41 @@ from giornata import bus as buses
 from giornata import streams, subjects
 from giornata.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.errors import GiornataError, ImageUnreadable, InternalError, QueueFull, ServiceUnavailable
+from giornata.errors import (
+    GiornataError,
+    ImageUnreadable,
+    InternalError,
+    JobNotFound,
+    QueueFull,
+    QueueTooLong,
+    ServiceUnavailable,
+)
 from giornata.events import DoneEvent, EventKind
 from giornata.jobs import BlobRef, Job, JobState, Priority
-from giornata.messages import Accepted, CancelRows, RunAnswer, SubmitRequest
+from giornata.messages import Accepted, CancelRows, Forecast, ForecastRequest, RunAnswer, SubmitRequest
+from giornata.permissions import User
+from giornata.quarantine import Quarantine
 from giornata.records import Records
-from giornata.requests import EditParameters, resolve
-from giornata.workers import QueueState, ServiceName, ServiceState
+from giornata.requests import EditParameters, Reuse, resolve
+from giornata.workers import CostFit, QueueState, ServiceName, ServiceState, WorkerCosts
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router
 from tests.fakes.fleet import CARD, FakeDenoiser, FakePrepost
 from tests.fakes.news import News
 from tests.integration.conftest import NatsServer
 
+FIT = CostFit(weights=(0.0, 0.0, 0.1, 0.0, 0.0), r2=1.0, residual_ms=0.0, samples=1, outliers=0)
+COSTS = WorkerCosts(compute=FIT, load=FIT.model_copy(update={"weights": (0.0, 0.0)}), device="cpu")
 IMAGE = BlobRef(key="image", size_bytes=1, sha256="0" * 64)
 
 
-def make_job(*, n: int = 1, budget_ms: int = 20_000, priority: Priority = Priority.INTERACTIVE) -> Job:
+def make_job(
+    *,
+    n: int = 1,
+    budget_ms: int = 20_000,
+    priority: Priority = Priority.INTERACTIVE,
+    reuse: Reuse = Reuse.AUTO,
+) -> Job:
     return Job(
         job_id=f"job_{secrets.token_hex(8)}",
         tenant="default",
@@ -37,7 +56,7 @@ def make_job(*, n: int = 1, budget_ms: int = 20_000, priority: Priority = Priori
         priority=priority,
         model=CARD.name,
         model_digest=CARD.digest,
-        parameters=resolve(EditParameters(prompt="a red star", n=n), CARD, seed=7),
+        parameters=resolve(EditParameters(prompt="a red star", n=n, reuse=reuse), CARD, seed=7),
         image=IMAGE,
         budget_ms=budget_ms,
         result_ttl_s=60,
@@ -60,16 +79,14 @@ class Bench:
         if not future.done():
             future.set_result(event)
 
-    async def submit(self, job: Job) -> None:
+    async def submit(self, job: Job) -> Accepted:
         self.done.setdefault(job.job_id, asyncio.get_running_loop().create_future())
         request = SubmitRequest(job=job, remaining_ms=job.budget_ms)
         while True:
             try:
-                await self.bus.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(2000))
+                return await self.bus.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(2000))
             except ServiceUnavailable:
                 await asyncio.sleep(0.1)
-            else:
-                return
 
     async def ended(self, job: Job, timeout_s: float = 20) -> DoneEvent:
         return await asyncio.wait_for(self.done[job.job_id], timeout_s)
@@ -88,7 +105,15 @@ async def bench(private_nats: NatsServer) -> AsyncIterator[Bench]:
 
 @asynccontextmanager
 async def running_router(
-    url: str, name: str, *, queue_limit: int = 100, max_interactive: int = 512, max_batch: int = 256
+    url: str,
+    name: str,
+    *,
+    queue_limit: int = 100,
+    max_interactive: int = 512,
+    max_batch: int = 256,
+    replicas: int = 1,
+    password_file: Path | None = None,
+    stage_s: float = 60,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """A router on a connection of its own; cancelling the task is its sudden death."""
     config = RouterConfig(
@@ -99,13 +124,17 @@ async def running_router(
         max_interactive=max_interactive,
         max_batch=max_batch,
         stage_tries=2,
+        inspect_s=stage_s,
+        encode_s=stage_s,
+        finish_s=stage_s,
     )
     stop = asyncio.Event()
 
     async def live() -> None:
-        async with buses.connect(url, name) as bus:
-            await streams.ensure_queue(bus.jetstream, replicas=1, queue_limit=queue_limit)
-            await Router(bus, await Records.open(bus.jetstream), config).run(stop)
+        async with buses.connect(url, name, user=User.ROUTER, password_file=password_file) as bus:
+            await streams.ensure_queue(bus.jetstream, replicas=replicas, queue_limit=queue_limit)
+            records, quarantine = await Records.open(bus.jetstream), await Quarantine.open(bus.jetstream)
+            await Router(bus, records, quarantine, config).run(stop)
 
     task = asyncio.create_task(live())
     try:
@@ -122,7 +151,7 @@ async def stack(bench: Bench, private_nats: NatsServer) -> AsyncIterator[AsyncEx
         yield stack
 
 
-async def denoiser(stack: AsyncExitStack, bench: Bench, name: str, **options: float) -> FakeDenoiser:
+async def denoiser(stack: AsyncExitStack, bench: Bench, name: str, **options: object) -> FakeDenoiser:
     fake = FakeDenoiser(bench.bus, bench.records, name, **options)  # type: ignore[arg-type]  # test options
     await stack.enter_async_context(fake.run())
     return fake
@@ -149,6 +178,19 @@ async def test_submitting_twice_runs_once(bench: Bench, stack: AsyncExitStack) -
     await asyncio.gather(bench.submit(job), bench.submit(job))
     assert (await bench.ended(job)).state is JobState.COMPLETED
     assert len(worker.requests) == 1
+
+
+async def test_of_two_edits_under_one_id_the_one_in_the_record_is_carried_out(
+    bench: Bench, stack: AsyncExitStack
+) -> None:
+    worker = await denoiser(stack, bench, "d1", step_s=0.05)
+    job = make_job()
+    other = job.model_copy(update={"image": IMAGE.model_copy(update={"key": "another"})})
+    await asyncio.gather(bench.submit(job), bench.submit(other))
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    [request] = worker.requests
+    assert request.job == (await bench.records.get(job.job_id)).job
+    assert request.job in [job, other]
 
 
 async def test_a_lost_worker_is_replaced_and_its_late_report_discarded(
@@ -181,6 +223,49 @@ async def test_a_job_that_loses_every_worker_fails_clearly(bench: Bench, stack: 
     assert event.state is JobState.FAILED
     assert event.error is not None
     assert event.error.code == "attempts_exhausted"
+    kept = await (await Quarantine.open(bench.bus.jetstream)).get(job.job_id)
+    assert kept.state is JobState.FAILED
+    assert len(kept.causes) == 3
+    assert all("fell silent" in cause for cause in kept.causes)
+    assert await (await Quarantine.open(bench.bus.jetstream)).ids() == [job.job_id]
+
+
+async def test_rows_leave_a_worker_whose_step_does_not_end(bench: Bench, stack: AsyncExitStack) -> None:
+    stuck = await denoiser(stack, bench, "a-stuck", step_s=60)
+    job = make_job(reuse=Reuse.OFF)
+    await bench.submit(job)
+    await stuck.news.until(lambda: bool(stuck.requests))
+    await denoiser(stack, bench, "b-free")
+    stuck.stepping_ms = 60_000.0
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    record = await bench.records.get(job.job_id)
+    assert (record.attempt, record.failures) == (2, 1)
+    assert record.causes == ("attempt 1 on a-stuck: the worker's step did not end",)
+    again = make_job(reuse=Reuse.OFF)
+    await bench.submit(again)
+    assert (await bench.ended(again)).state is JobState.COMPLETED
+    assert len(stuck.requests) == 1, "it gets nothing until its step has ended"
+
+
+async def test_whoever_submits_is_told_when_and_whoever_would_end_too_late_is_refused(
+    bench: Bench, stack: AsyncExitStack
+) -> None:
+    await denoiser(stack, bench, "d1", step_s=0.01, costs=COSTS)
+    warm = make_job()
+    await bench.submit(warm)
+    await bench.ended(warm)
+    job = make_job(n=4)
+    await bench.submit(job)
+    request = ForecastRequest(job_id=job.job_id, remaining_ms=1000)
+    forecast = await bench.bus.call(subjects.FORECAST, request, Forecast, Deadline.after_ms(1000))
+    assert forecast.position == 0
+    assert forecast.finish_ms > 0
+    with pytest.raises(QueueTooLong) as refused:
+        await bench.submit(make_job(n=4, budget_ms=1))
+    assert refused.value.retry_after_s
+    await bench.ended(job)
+    with pytest.raises(JobNotFound):
+        await bench.bus.call(subjects.FORECAST, request, Forecast, Deadline.after_ms(1000))
 
 
 async def test_a_full_worker_is_passed_over(bench: Bench, stack: AsyncExitStack) -> None:

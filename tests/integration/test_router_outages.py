@@ -14,12 +14,13 @@ from giornata.errors import DeadlineExceeded
 from giornata.events import DoneEvent
 from giornata.jobs import Job, JobState, Priority
 from giornata.messages import CancelRows
+from giornata.requests import Reuse
 from giornata.streams import RECORDS
 from giornata.telemetry import publish
 from giornata_router.lease import Lease
 from tests.integration.conftest import NatsServer
 from tests.integration.test_router_faults import Bench, bench, denoiser, make_job, running_router
-from tests.unit.test_router_placement import worker
+from tests.unit.test_scheduling_placement import worker
 
 __all__ = ["bench"]  # the fixture
 
@@ -131,7 +132,7 @@ async def test_workers_that_are_gone_when_asked_cost_no_attempt(
             "a4",
         ):  # killed a moment ago: in the fleet still, chosen first, and not there
             await publish(bench.bus, worker(name))
-        job = make_job()
+        job = make_job(reuse=Reuse.OFF)  # otherwise its template would have a home among them
         await bench.submit(job)
         assert (await bench.ended(job)).state is JobState.COMPLETED
         record = await bench.records.get(job.job_id)

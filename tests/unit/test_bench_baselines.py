@@ -1,17 +1,15 @@
-"""What benchmarks compare with: batches of static batching, brute force, and the charts."""
+"""What benchmarks compare with: batches of static batching and brute force."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from xml.etree import ElementTree as ET
 
 import pytest
 
 from giornata.planning.batch import evaluate, plan_batch
 from giornata.planning.blocks import Link, Mode
 from tests.bench.brute_force import best_ms
-from tests.bench.curves import svg
 from tests.bench.planner_gap import random_link, random_row
 from tests.bench.static_batching import in_batches, in_equal_batches
 from tests.bench.workload import Edit
@@ -51,19 +49,3 @@ def test_a_busy_link_delays_the_best_plan() -> None:
     rows = [random_row(random.Random(0), 3, 0)]  # noqa: S311 - likewise
     free, busy = (best_ms(rows, Link(0.5, busy)) for busy in (0.0, 100.0))
     assert free < busy
-
-
-def test_a_chart_is_xml_with_a_line_a_system_and_escaped_names() -> None:
-    drawn = svg("P50", "rate", "s", {"a < b": [(1, 0.5), (2, 4.0)], "c": [(1, 1.0)]})
-    chart = ET.fromstring(drawn)  # noqa: S314 - our own
-    space = "{http://www.w3.org/2000/svg}"
-    assert len(chart.findall(f"{space}polyline")) == 2
-    assert len(chart.findall(f"{space}circle")) == 3
-    assert "a < b" in [text.text for text in chart.iter(f"{space}text")]
-    heights = [float(circle.attrib["cy"]) for circle in chart.findall(f"{space}circle")]
-    assert heights[1] < heights[2] < heights[0], "higher values lie higher"
-
-
-def test_a_chart_without_points_is_refused() -> None:
-    with pytest.raises(ValueError, match="one point"):
-        svg("", "", "", {})

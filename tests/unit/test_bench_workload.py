@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.bench.workload import (
-    IMAGES,
-    MIXES,
-    PERCENTILES,
-    Edit,
-    arrivals,
-    at_percentile,
-    chosen,
-    edits,
-    poisson,
-    square,
-    token_limit,
-    zipf,
-)
+from giornata.loadgen.distributions import at_percentile
+from tests.bench.workload import IMAGES, MIXES, PERCENTILES, Edit, arrivals, edits, square, token_limit
 
 
 def test_masks_have_the_mean_of_the_production_trace() -> None:
@@ -47,30 +34,6 @@ def test_a_seed_makes_the_same_edits_and_another_one_others() -> None:
 
 def test_divided_step_counts_are_never_zero() -> None:
     assert {edit.steps for edit in edits(8, {8: 1.0}, templates=1, seed=0, divide=100)} == {1}
-
-
-def test_percentiles_are_joined_by_straight_lines() -> None:
-    assert at_percentile([0.0, 1.0, 3.0], 0.75) == 2.0
-    assert at_percentile([0.0, 1.0, 3.0], 1.0) == 3.0
-
-
-def test_a_mix_is_chosen_by_weight() -> None:
-    mix = {30: 3.0, 8: 1.0}
-    assert [chosen(mix, share) for share in (0.0, 0.2, 0.3, 0.99, 1.0)] == [8, 8, 30, 30, 30]
-
-
-def test_zipf_falls_with_the_rank() -> None:
-    weights = zipf(4)
-    assert weights == pytest.approx({0: 1.0, 1: 1 / 2, 2: 1 / 3, 3: 1 / 4})
-
-
-def test_arrivals_come_at_their_rate_and_by_chance() -> None:
-    times = poisson(5.0, 400.0, seed=0)
-    gaps = [b - a for a, b in pairwise(times)]
-    assert len(times) == pytest.approx(2000, rel=0.05)
-    assert statistics.stdev(gaps) / statistics.mean(gaps) == pytest.approx(1.0, abs=0.07)
-    assert times == sorted(times)
-    assert times[-1] < 400
 
 
 def test_pictures_of_a_request_share_all_but_their_number() -> None:

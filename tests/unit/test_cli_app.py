@@ -55,8 +55,10 @@ def test_the_editing_command_imports_nothing_that_computes() -> None:
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize("name", ["click", "rich", "aiohttp"])
-def test_without_its_extra_the_program_says_how_to_get_it(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "called"), [("click", "click"), ("rich", "rich"), ("aiohttp", "aiohttp"), ("PIL", "pillow")]
+)
+def test_without_its_extra_the_program_says_how_to_get_it(name: str, called: str) -> None:
     code = (
         "import importlib.util as u; find = u.find_spec; "
         f"u.find_spec = lambda name: None if name == {name!r} else find(name); "
@@ -64,7 +66,7 @@ def test_without_its_extra_the_program_says_how_to_get_it(name: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert f"needs {name}: run `make setup`" in done.stderr
+    assert f"needs {called}: run `make setup`" in done.stderr
     assert "Traceback" not in done.stderr
 
 

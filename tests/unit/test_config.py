@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from giornata.config import ServiceConfig, load
@@ -13,6 +15,19 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_default(monkeypatch:
     monkeypatch.setenv("GIORNATA_QUEUE_LIMIT", "11")
     config = load(RouterConfig, "router", ["--queue-limit", "12"])
     assert (config.drain_s, config.queue_limit, config.telemetry_hz) == (7, 12, 4)
+
+
+def test_a_password_has_one_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GIORNATA_NATS_PASSWORD_FILE", "/run/password")
+    config = load(ServiceConfig, "router", ["--nats-url", "nats://a:1,nats://b:2"])
+    assert config.nats_password_file == Path("/run/password")
+    with pytest.raises(SystemExit):
+        load(ServiceConfig, "router", ["--nats-url", "nats://a:1,nats://me:s3cret@b:2"])
+    report = capsys.readouterr().err
+    assert "GIORNATA_NATS_PASSWORD_FILE" in report
+    assert "s3cret" not in report
 
 
 def test_every_start_is_another_instance_unless_named() -> None:
@@ -35,7 +50,7 @@ def test_every_mistake_is_in_one_report(
         "GIORNATA_QUEUE_LIMIT / --queue-limit",
         "'many'",
         "--policy",
-        "least_remaining_steps",
+        "finish_time",
         "--telemetry-hz",
     ):
         assert name in report

@@ -10,8 +10,8 @@ from typing import Any
 from giornata.errors import InvalidField
 from giornata.jobs import JobRecord, JobState
 from giornata.messages import RunAnswer, RunRequest
+from giornata.scheduling.batch import Capacity
 from giornata_denoiser.assignments import Assignment
-from giornata_denoiser.batch import Capacity
 from giornata_denoiser.carrying import Carrier, Fetch
 from giornata_denoiser.engine import Engine
 from giornata_denoiser.loop import EngineLoop

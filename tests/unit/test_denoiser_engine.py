@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from giornata.errors import InternalError, RowPoisoned, SchemaMismatch
-from giornata_denoiser.batch import Capacity, RowKey
+from giornata.scheduling.batch import Capacity, RowKey
 from giornata_denoiser.engine import Engine, StepReport
 from giornata_denoiser.families.flux_inpaint import FluxInpaint
 from giornata_denoiser.families.protocol import Family

@@ -18,8 +18,8 @@ from giornata.planning.batch import PLANNERS, BatchPlan, BatchPlanner, BatchRow,
 from giornata.planning.blocks import Link, Mode
 from giornata.planning.costs import StepCosts, Work
 from giornata.planning.profile import BatchCap
+from giornata.scheduling.batch import Capacity
 from giornata_denoiser.attention import Outside
-from giornata_denoiser.batch import Capacity
 from giornata_denoiser.engine import Engine
 from giornata_denoiser.families.flux_inpaint import FluxInpaint
 from giornata_denoiser.families.protocol import Family

@@ -11,10 +11,11 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from giornata.requests import EditParameters, Reuse
+from giornata.scheduling.recording import Admission
+from giornata.templates import picture_id
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.reuse import files
-from giornata_denoiser.reuse.admission import Admission
-from giornata_denoiser.reuse.identity import ANYWHERE, SAME, Wanted, picture_id, wanted
+from giornata_denoiser.reuse.identity import ANYWHERE, SAME, Wanted, wanted
 from giornata_denoiser.reuse.stored import store
 from giornata_denoiser.reuse.template import FILE_BYTES, Entry, Form, Kept, Template
 from tests.contract.messages import CARD, INSPECTION

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from giornata.planning.blocks import Mode
-from giornata_denoiser.batch import Capacity
+from giornata.scheduling.batch import Capacity
 from giornata_denoiser.engine import Engine
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.reuse.loader import Loader

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata_denoiser.batch import Capacity
+from giornata.scheduling.batch import Capacity
 from giornata_denoiser.engine import Engine, StepReport
 from giornata_denoiser.families.flux_inpaint import FluxInpaint
 from giornata_denoiser.loop import EngineLoop

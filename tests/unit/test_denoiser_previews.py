@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from giornata.events import PREVIEW_BYTES, PREVIEW_JOB_BYTES
-from giornata_denoiser.batch import Capacity
+from giornata.scheduling.batch import Capacity
 from giornata_denoiser.engine import Engine, StepReport
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.preview_map import PreviewMap

@@ -25,8 +25,8 @@ from giornata.messages import RemoveTemplate, RunRequest
 from giornata.models import Family as FamilyName
 from giornata.planning.costs import StepCosts
 from giornata.requests import EditParameters, Reuse
+from giornata.scheduling.batch import Batch, Capacity
 from giornata_denoiser import inputs, outcomes, templating
-from giornata_denoiser.batch import Batch, Capacity
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine import StepReport
 from giornata_denoiser.inputs import Reusing, reused, rows_of

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from giornata.planning.batch import PlannerName
+from giornata.planning.costing import CostModel
 from giornata.planning.costs import Work
 from giornata.planning.profile import BatchCap
-from giornata_denoiser.batch import Joining
+from giornata.scheduling.batch import Joining
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.costing import CostModel
 from giornata_denoiser.engine import Engine
 from giornata_denoiser.reuse.region import region
 from giornata_denoiser.reuse.stored import EXACT
@@ -47,7 +47,7 @@ def run(engine: Engine, rows: list[Row]) -> dict[str, Row]:
 def edited(rows: list[Row] | None = None, **options: Any) -> tuple[dict[str, Row], CostModel]:
     """Rows by an engine that is configured so; by default one that takes from its own picture's template."""
     checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None)
-    model = CostModel(PROFILE)
+    model = CostModel.of(PROFILE)
     with engine_of(config(**options), checkpoint, PROFILE, model) as engine:
         if rows is None:
             recording = Recording(frozenset(Form), EXACT)
@@ -86,7 +86,7 @@ def test_steps_and_loads_reach_the_cost_model() -> None:
 def steps_of(rows: list[Row], **options: Any) -> list[list[str]]:
     """Who shared every step."""
     checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None)
-    with engine_of(config(**options), checkpoint, PROFILE, CostModel(PROFILE)) as engine:
+    with engine_of(config(**options), checkpoint, PROFILE, CostModel.of(PROFILE)) as engine:
         engine.batch.submit(rows)
         shared = []
         while (report := engine.step()) is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +15,12 @@ import pytest
 import yaml
 
 from deploy.launcher import servers
+from giornata.nats_users import password_file, write_cluster, write_users
+from giornata.permissions import User
 from giornata.workers import ServiceName
+from giornata_gateway.config import GatewayConfig
 from giornata_gateway.metrics import Metrics
+from giornata_gateway.tenants import is_loopback
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPUTING = (ServiceName.DENOISER, ServiceName.PREPOST, ServiceName.CONTROLNET)
@@ -38,10 +44,72 @@ def test_a_service_is_built_probed_drained_and_told_where_the_servers_are(
     assert re.fullmatch(r"\$\{[A-Z_]+_REPLICAS:-\d}", service["deploy"]["replicas"])
     environment = service["environment"]
     assert environment["GIORNATA_NATS_URL"] == "nats://nats:4222"
+    assert environment["GIORNATA_NATS_PASSWORD_FILE"] == "/credentials/password"  # noqa: S105 - its place
     assert environment["GIORNATA_REDIS_URL"] == "redis://valkey:6379"
     assert ("GIORNATA_MODEL" in environment) == (name in {"denoiser", "prepost"})
     assert float(service["stop_grace_period"].removesuffix("s")) > float(environment["GIORNATA_DRAIN_S"])
     assert {"nats", "valkey"} <= service["depends_on"].keys()
+
+
+def test_the_gateway_asks_whoever_reaches_it_for_a_key(compose: dict[str, Any]) -> None:
+    gateway = compose["services"]["gateway"]
+    told = {
+        name.removeprefix("GIORNATA_").lower(): re.sub(r"\$\{\w+:-(.*)\}", r"\1", value)
+        for name, value in gateway["environment"].items()
+    }
+    config = GatewayConfig.model_validate(told)
+    assert not is_loopback(config.host)
+    assert config.api_keys_file is not None
+    [mount] = [volume for volume in gateway["volumes"] if not volume.startswith("nats-")]
+    source, folder, mode = re.fullmatch(r"(\$\{.*\}):(.*):(.*)", mount).groups()  # type: ignore[union-attr]  # then it fails
+    assert re.match(r"\$\{GIORNATA_KEYS_FOLDER:\?", source), (
+        "nothing stands in for a folder that is not named"
+    )
+    assert (folder, mode) == (str(config.api_keys_file.parent), "ro")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_service_is_given_its_own_password_and_no_other(compose: dict[str, Any], variant: str) -> None:
+    secrets = [
+        mount for mount in compose["services"][variant]["volumes"] if mount.endswith("/credentials:ro")
+    ]
+    assert secrets == [f"nats-{variant.removesuffix('-gpu')}:/credentials:ro"]
+
+
+def test_passwords_are_written_where_they_are_mounted(compose: dict[str, Any], tmp_path: Path) -> None:
+    writer = compose["services"]["nats-users"]
+    folders = dict(mount.split(":/nats-users/") for mount in writer["volumes"])
+    write_users(tmp_path)
+    assert sorted(folders.values()) == sorted(path.name for path in tmp_path.iterdir())
+    assert all(volume == f"nats-{name}" for volume, name in folders.items())
+    for service in ServiceName:
+        assert password_file(tmp_path, User(service)) == tmp_path / service / "password"
+    listed = re.search(r"for name in (.+); do", (DEPLOY / "Dockerfile").read_text())
+    assert listed is not None
+    assert sorted(listed[1].split()) == sorted(folders.values()), "the image's folders own the volumes"
+    assert folders.keys() <= compose["volumes"].keys()
+
+
+def test_the_cluster_replaces_the_one_server_everywhere(compose: dict[str, Any]) -> None:
+    cluster = yaml.safe_load((DEPLOY / "compose.cluster.yaml").read_text())
+    servers_ = ["nats", "nats-2", "nats-3"]
+    for variant in VARIANTS:
+        environment = cluster["services"][variant]["environment"]
+        assert environment["GIORNATA_NATS_URL"] == ",".join(f"nats://{name}:4222" for name in servers_)
+        assert environment["GIORNATA_REPLICAS"] == "3"
+        assert set(cluster["services"][variant]["depends_on"]) == {"nats-2", "nats-3"}, "and nats, as before"
+    writer = cluster["services"]["nats-users"]["entrypoint"]
+    single = compose["services"]["nats-users"]["entrypoint"]
+    assert writer == [*single, "--cluster", *servers_]
+    stores = set()
+    for name in servers_:
+        server, base = cluster["services"][name], compose["services"]["nats"]
+        assert (server["image"], server["healthcheck"]) == (base["image"], base["healthcheck"])
+        stores |= {mount for mount in server["volumes"] if mount.endswith(":/data")}
+        assert "nats-server:/etc/nats/users:ro" in server["volumes"]
+    assert len(stores) == 3
+    assert "nats:/data" not in stores, "a cluster would throw away the streams of a server on its own"
+    assert len({cluster["services"][name]["environment"]["NATS_NAME"] for name in servers_}) == 3
 
 
 @pytest.mark.parametrize("service", COMPUTING)
@@ -96,16 +164,27 @@ def test_the_blob_store_appends_and_never_evicts(compose: dict[str, Any]) -> Non
     command = compose["services"]["valkey"]["command"]
     options = dict(zip(command[1::2], command[2::2], strict=True))
     assert options["--appendonly"] == "yes"
+    assert options["--appendfsync"] == "${VALKEY_APPENDFSYNC:-no}", "with everysec a killed server forgets"
     assert options["--maxmemory-policy"] == "noeviction"
 
 
-def test_nats_accepts_its_configuration_and_the_payload_is_the_launchers() -> None:
-    text = (DEPLOY / "nats.conf").read_text()
+@pytest.mark.parametrize("name", ["nats.conf", "nats-cluster.conf"])
+def test_nats_accepts_its_configuration(tmp_path: Path, name: str) -> None:
+    """As the containers see it: the files side by side, what is generated below ``users``."""
+    for path in DEPLOY.glob("nats*.conf"):
+        shutil.copy(path, tmp_path)
+    write_users(tmp_path / "generated")
+    write_cluster(tmp_path / "generated", "0.0.0.0:6222", ["nats:6222", "nats-2:6222"])
+    (tmp_path / "users").symlink_to(tmp_path / "generated" / "server")
     binary = Path(sys.executable).with_name("nats-server")
-    tried = subprocess.run(
-        [binary, "-t", "-c", DEPLOY / "nats.conf"], capture_output=True, text=True, check=False
-    )
+    command = [str(binary), "-t", "-c", str(tmp_path / name)]
+    environment = os.environ | {"NATS_NAME": "nats-1"}
+    tried = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert tried.returncode == 0, tried.stderr
+
+
+def test_the_payload_is_the_launchers() -> None:
+    text = (DEPLOY / "nats.conf").read_text()
     assert re.findall(r"^max_payload: (\S+)", text, re.MULTILINE) == [servers.MAX_PAYLOAD]
 
 

@@ -19,9 +19,8 @@ import giornata
 from giornata.cli.__main__ import NEEDED
 
 ROOT = Path(__file__).parents[2]
-COMMAND_LINE = ROOT / "shared" / "giornata" / "cli"
-PLANNING = ROOT / "shared" / "giornata" / "planning"
-EXTRAS = {"cli": COMMAND_LINE, "planning": PLANNING}
+SHARED = ROOT / "shared" / "giornata"
+EXTRAS = {"cli": [SHARED / "cli", SHARED / "loadgen"], "planning": [SHARED / "planning"]}
 """Of the shared distribution: what these folders import besides what every service needs."""
 FOLDERS = [ROOT / "shared", *sorted(path.parent for path in ROOT.glob("services/*/pyproject.toml"))]
 
@@ -87,7 +86,7 @@ def test_a_strangers_package_of_the_same_name_can_not_stand_in(folder: Path) -> 
     project = _project(folder)
     assert project["version"] == f"{giornata.__version__}+src", "a local version can not be on an index"
     own = [item for item in project["dependencies"] if item.startswith("giornata")]
-    plans = any(name.startswith("giornata.planning") for name in _imports(folder))
+    plans = any(name.startswith(("giornata.planning", "giornata.scheduling")) for name in _imports(folder))
     name = "giornata[planning]" if plans else "giornata"
     assert own == ([] if folder.name == "shared" else [f"{name}=={project['version']}"])
 
@@ -112,7 +111,7 @@ def _distributions(imports: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_distribution_requires_what_it_imports_and_nothing_else(folder: Path) -> None:
-    imports = _imports(folder, besides=EXTRAS.values())
+    imports = _imports(folder, besides=[part for parts in EXTRAS.values() for part in parts])
     named = _distributions(imports)
     for module, needs in COMPUTING.items():
         if folder.name == "shared":
@@ -131,12 +130,13 @@ def test_an_extra_is_what_its_folder_imports_besides(name: str) -> None:
         canonicalize_name(Requirement(item).name) for item in _project(ROOT / "shared")["dependencies"]
     }
     extra = {canonicalize_name(Requirement(item).name) for item in _extra(name)}
-    assert _distributions(_imports(EXTRAS[name])) - required - {"giornata"} == extra
+    imports = set().union(*map(_imports, EXTRAS[name]))
+    assert _distributions(imports) - required - {"giornata"} == extra
     assert extra & required == set(), "required anyway"
 
 
 def test_the_program_asks_for_exactly_its_extra() -> None:
-    assert sorted(NEEDED) == sorted(_extra("cli"))
+    assert sorted(NEEDED.values()) == sorted(_extra("cli"))
     assert _project(ROOT / "shared")["scripts"] == {"giornata": "giornata.cli.__main__:main"}
 
 

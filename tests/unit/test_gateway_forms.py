@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from giornata.errors import CrossSite, GiornataError, InvalidField, Unauthorized
+from giornata.errors import GiornataError, InvalidField
 from giornata.requests import MaskMode
 from giornata_gateway.envelopes import REPLY_MARGIN_BYTES, inline_pictures
 from giornata_gateway.forms import EditForm, JobForm, ResponseFormat, prefers_image, read_form
-from giornata_gateway.tenants import bearer, check_site, tenant_of
 
 
 def test_texts_become_values() -> None:
@@ -63,18 +62,6 @@ def test_jobs_take_no_field_of_an_open_connection() -> None:
         read_form(JobForm, [("prompt", "x"), ("stream", "false")])
 
 
-def test_tenants_by_key() -> None:
-    keys = {"sk-alice-123": "alice", "sk-robert-12": "bob"}
-    assert tenant_of("sk-robert-12", keys) == "bob"
-    assert tenant_of(None, {}) == "default"
-    for key in (None, "sk-robert-1", "", "ключ"):
-        with pytest.raises(Unauthorized):
-            tenant_of(key, keys)
-    assert bearer("bearer  abc ") == "abc"
-    assert bearer("Basic abc") is None
-    assert bearer(None) is None
-
-
 def test_pictures_are_inline_while_there_is_room() -> None:
     room = REPLY_MARGIN_BYTES + 100
     assert inline_pictures({0: 60, 1: 60, 2: 40}, room) == {0, 2}
@@ -86,11 +73,3 @@ def test_partial_images_need_something_to_travel_in() -> None:
     assert read_form(EditForm, [*asked, ("stream", "true")]).parameters().partial_images == 3
     assert read_form(JobForm, asked).parameters().partial_images == 3  # its events can be followed
     assert read_form(EditForm, [("prompt", "x"), ("partial_images", "0")]).partial_images == 0
-
-
-def test_pages_of_other_sites_are_refused_unless_a_key_is_asked_for() -> None:
-    with pytest.raises(CrossSite, match="cross-site"):
-        check_site("cross-site", {})
-    check_site("cross-site", {"sk-12345678": "alice"})
-    for site in (None, "", "none", "same-origin", "same-site"):
-        check_site(site, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from deploy.launcher.commands import Surroundings, environment, gateway_flags, s
 from deploy.launcher.model import DOWNLOAD_S, Model, builder_digest, choose, publish
 from deploy.launcher.plan import DRAIN_ORDER, MAX_RESTART_DELAY_S, Plan, restart_delay_s
 from deploy.launcher.process import LaunchError
-from deploy.launcher.servers import nats_config, valkey_config
+from deploy.launcher.servers import NatsServer, nats_config, valkey_config
 from deploy.launcher.up import UpOptions, plan, without_password
 from deploy.launcher.warden import remaining
 from giornata.config import ServiceConfig, load
@@ -21,6 +22,8 @@ from giornata.workers import ServiceName
 
 AROUND = Surroundings(
     nats_url="nats://user:secret@host:4222",
+    nats_password_file=None,
+    nats_servers=1,
     redis_url="unix:///tmp/v.sock",
     model="/models/fill",
     model_name="fill",
@@ -64,7 +67,7 @@ def test_one_torch_thread_per_process() -> None:
 
 
 def test_a_model_without_a_name_gets_none() -> None:
-    unnamed = Surroundings("n", "r", "m", None, 1, 1)
+    unnamed = Surroundings("n", None, 1, "r", "m", None, 1, 1)
     assert "GIORNATA_MODEL_NAME" not in environment({}, unnamed)
 
 
@@ -80,12 +83,19 @@ def test_a_gateway_says_where_it_listens() -> None:
 
 
 def test_server_files_hold_what_durability_needs() -> None:
-    nats = nats_config(Path("/s"), -1)
+    nats = nats_config(NatsServer("nats-server", Path("/s"), Path("/users")))
     assert 'listen: "127.0.0.1:-1"' in nats
     assert "max_payload: 8MB" in nats
     assert 'store_dir: "/s"' in nats
+    assert 'include "../users/server/users.conf"' in nats
     valkey = valkey_config(Path("/s"), Path("/v.sock")).splitlines()
-    assert {"port 0", "appendonly yes", "maxmemory-policy noeviction", 'unixsocket "/v.sock"'} <= set(valkey)
+    assert {
+        "port 0",
+        "appendonly yes",
+        "appendfsync no",
+        "maxmemory-policy noeviction",
+        'unixsocket "/v.sock"',
+    } <= set(valkey)
 
 
 def test_whoever_asks_is_drained_before_whoever_answers() -> None:
@@ -133,6 +143,22 @@ def test_up_plans_what_flags_and_environment_say(monkeypatch: pytest.MonkeyPatch
     assert planned.replicas[ServiceName.DENOISER] == 2
     assert planned.replicas[ServiceName.ROUTER] == 3
     assert planned.replicas[ServiceName.LORA_STORE] == 1
+
+
+def test_a_cluster_is_started_or_named_but_not_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GIORNATA_NATS_URL", raising=False)
+    assert plan(up_options(), Model("/m", "tiny")).nats_servers == 1
+    assert plan(up_options("--nats-servers", "3"), Model("/m", "tiny")).nats_servers == 3
+    monkeypatch.setenv("GIORNATA_NATS_URL", "nats://elsewhere")
+    with pytest.raises(LaunchError, match="GIORNATA_REPLICAS=3"):
+        plan(up_options("--nats-servers", "3"), Model("/m", "tiny"))
+
+
+def test_services_of_a_cluster_keep_everything_three_times() -> None:
+    guarded = replace(AROUND, nats_password_file=Path("/users/router/password"), nats_servers=3)
+    assert environment({}, guarded)["GIORNATA_REPLICAS"] == "3"
+    assert environment({}, guarded)["GIORNATA_NATS_PASSWORD_FILE"] == "/users/router/password"  # noqa: S105 - its place
+    assert {"GIORNATA_REPLICAS", "GIORNATA_NATS_PASSWORD_FILE"}.isdisjoint(environment({}, AROUND))
 
 
 def up_options(*argv: str) -> UpOptions:
@@ -199,7 +225,14 @@ def test_a_plan_has_one_of_each_service() -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [["up", "--denoisers", "0"], ["demo", "--steps", "-1"], [], ["up", "--family", "sd3"]]
+    "argv",
+    [
+        ["up", "--nats-servers", "2"],
+        ["up", "--denoisers", "0"],
+        ["demo", "--steps", "-1"],
+        [],
+        ["up", "--family", "sd3"],
+    ],
 )
 def test_flags_that_mean_nothing_are_refused(argv: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from giornata.events import DenoisedEvent
 from giornata.fleet import SILENCE_S
 from giornata.jobs import Priority
+from giornata.scheduling.demand import Demand
+from giornata.scheduling.line import Turn
+from giornata.scheduling.placement import UNLISTED_S, Placement
+from giornata.scheduling.policies import Candidate, finish_time
+from giornata.scheduling.serving import MAX_PASSED
 from giornata.workers import QueueState
-from giornata_router.dispatch import MAX_PASSED, Dispatch, Silence
-from giornata_router.placement import UNLISTED_S, Placement
-from giornata_router.policy import Candidate, Demand, least_remaining_steps
-from tests.unit.test_router_placement import DEMAND, row, worker
+from giornata_router.dispatch import Dispatch, Silence
+from tests.unit.test_scheduling_placement import DEMAND, SHAPE, row, worker
 
-LARGE = Demand(model=DEMAND.model, model_digest=DEMAND.model_digest, rows=4, tokens=64, steps=40)
+LARGE = replace(DEMAND, shapes=(SHAPE,) * 4)
 
 
 def denoised(job_id: str, attempt: int) -> DenoisedEvent:
@@ -36,7 +40,7 @@ class Waiters:
         self, job: str, demand: Demand = DEMAND, priority: Priority = Priority.INTERACTIVE
     ) -> asyncio.Task[None]:
         async def acquire() -> None:
-            await self.dispatch.acquire(job, 1, demand, priority)
+            await self.dispatch.acquire(job, 1, demand, Turn(priority))
             self.served.append(job)
 
         self.tasks[job] = asyncio.create_task(acquire())
@@ -55,7 +59,7 @@ class Waiters:
 
 
 async def test_who_waits_is_told_with_what_they_ask_for() -> None:
-    dispatch = Dispatch(Placement(least_remaining_steps))
+    dispatch = Dispatch(Placement(finish_time))
     waiters = Waiters(dispatch)
     assert dispatch.queue(full=False) == QueueState()
     await waiters.ask("j1")
@@ -67,7 +71,7 @@ async def test_who_waits_is_told_with_what_they_ask_for() -> None:
 
 
 async def test_interactive_jobs_come_first_and_equals_in_order() -> None:
-    dispatch = Dispatch(Placement(least_remaining_steps))
+    dispatch = Dispatch(Placement(finish_time))
     waiters = Waiters(dispatch)
     await waiters.ask("b1", priority=Priority.BATCH)
     await waiters.ask("b2", priority=Priority.BATCH)
@@ -82,7 +86,7 @@ async def test_interactive_jobs_come_first_and_equals_in_order() -> None:
 
 
 async def test_small_jobs_pass_a_large_one_but_not_for_ever() -> None:
-    dispatch = Dispatch(Placement(least_remaining_steps))
+    dispatch = Dispatch(Placement(finish_time))
     waiters = Waiters(dispatch)
     dispatch.observe(worker("d1"))
     await waiters.ask("s0")
@@ -95,7 +99,7 @@ async def test_small_jobs_pass_a_large_one_but_not_for_ever() -> None:
 
 
 async def test_a_large_batch_job_never_holds_up_an_interactive_one() -> None:
-    dispatch = Dispatch(Placement(least_remaining_steps))
+    dispatch = Dispatch(Placement(finish_time))
     waiters = Waiters(dispatch)
     dispatch.observe(worker("d1"))
     await waiters.ask("first")
@@ -113,7 +117,7 @@ async def test_many_that_wait_cost_one_look_not_one_each() -> None:
     def policy(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
         nonlocal looks
         looks += 1
-        return least_remaining_steps(candidates, demand)
+        return finish_time(candidates, demand)
 
     dispatch = Dispatch(Placement(policy))
     dispatch.observe(worker("d1", row("other", 0, 9), capacity=1))
@@ -127,17 +131,17 @@ async def test_many_that_wait_cost_one_look_not_one_each() -> None:
 
 
 async def test_who_no_longer_wants_a_worker_leaves_it_to_the_next() -> None:
-    dispatch = Dispatch(Placement(least_remaining_steps))
+    dispatch = Dispatch(Placement(finish_time))
     waiters = Waiters(dispatch)
     (await waiters.ask("gone")).cancel()
     dispatch.observe(worker("d1", capacity=1))  # given, and not taken any more
     await waiters.ask("next")
     assert waiters.served == ["next"]
-    assert dispatch.waiting == 0
+    assert len(dispatch.line) == 0
 
 
 async def test_a_worker_that_refused_is_asked_again_after_its_next_telemetry() -> None:
-    dispatch = Dispatch(Placement(least_remaining_steps))
+    dispatch = Dispatch(Placement(finish_time))
     waiters = Waiters(dispatch)
     dispatch.observe(worker("d1"))
     dispatch.refuse("d1")
@@ -151,7 +155,7 @@ async def test_a_worker_that_refused_is_asked_again_after_its_next_telemetry() -
 
 
 async def test_a_report_of_an_older_attempt_is_not_heard() -> None:
-    dispatch = Dispatch(Placement(least_remaining_steps))
+    dispatch = Dispatch(Placement(finish_time))
     dispatch.observe(worker("d1"))
     async with dispatch.expecting("a") as report:
         dispatch.adopt("a", 2, "d1", DEMAND)
@@ -163,7 +167,7 @@ async def test_a_report_of_an_older_attempt_is_not_heard() -> None:
 
 @pytest.mark.parametrize("connected", [True, False])
 async def test_silence_means_death_only_while_one_could_hear(connected: bool) -> None:
-    dispatch = Dispatch(Placement(least_remaining_steps), lambda: connected)
+    dispatch = Dispatch(Placement(finish_time), connected=lambda: connected)
     dispatch.observe(worker("d1"))
     now = time.monotonic()
     async with dispatch.expecting("a") as report:
@@ -175,7 +179,7 @@ async def test_silence_means_death_only_while_one_could_hear(connected: bool) ->
 
 
 async def test_after_a_reconnect_everybody_has_time_to_be_heard() -> None:
-    dispatch = Dispatch(Placement(least_remaining_steps))
+    dispatch = Dispatch(Placement(finish_time))
     dispatch.observe(worker("d1"))
     dispatch._hears_since_s -= 60
     async with dispatch.expecting("a") as report:
@@ -192,13 +196,13 @@ async def test_after_a_reconnect_everybody_has_time_to_be_heard() -> None:
 
 
 async def test_the_worker_that_was_likely_is_given_if_it_still_has_room() -> None:
-    dispatch = Dispatch(Placement(least_remaining_steps))
+    dispatch = Dispatch(Placement(finish_time))
     assert dispatch.likely(DEMAND) is None
     dispatch.observe(worker("d1", capacity=1))
     assert dispatch.likely(DEMAND) == "d1"
     dispatch.observe(worker("d0", row("other", 8, 9), capacity=2))
-    assert await dispatch.acquire("a", 1, DEMAND, Priority.INTERACTIVE, preferred="d0") == "d0"
-    assert await dispatch.acquire("b", 1, DEMAND, Priority.INTERACTIVE, preferred="d0") == "d1"
+    assert await dispatch.acquire("a", 1, DEMAND, Turn(), preferred="d0") == "d0"
+    assert await dispatch.acquire("b", 1, DEMAND, Turn(), preferred="d0") == "d1"
     dispatch.refuse("d1")
     dispatch.release("b")
     assert dispatch.likely(DEMAND) is None

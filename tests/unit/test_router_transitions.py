@@ -17,6 +17,7 @@ from giornata_router.ledger import Ledger
 from giornata_router.transitions import Times
 from tests.contract.messages import ENCODING, INSPECTION, JOB, REF
 
+WHY = "the worker fell silent"
 TIMES = Times(StageTimes(prepare=1), ComputeTimes(inspect=1), spent_ms=5)
 TWO = JOB.model_copy(update={"parameters": JOB.parameters.model_copy(update={"n": 2})})
 Step = Callable[[JobRecord], JobRecord | None]
@@ -35,8 +36,8 @@ def finished(record: JobRecord) -> JobRecord:
 STEPS: dict[str, Step] = {
     "prepare": lambda r: transitions.entered(r, JobState.PREPARING, TIMES),
     "assign": lambda r: transitions.assigned(r, "d1", INSPECTION, ENCODING, TIMES),
-    "lose": lambda r: transitions.lost(r, r.attempt),
-    "lose an older one": lambda r: transitions.lost(r, r.attempt - 1),
+    "lose": lambda r: transitions.lost(r, r.attempt, WHY),
+    "lose an older one": lambda r: transitions.lost(r, r.attempt - 1, WHY),
     "take back": lambda r: transitions.taken_back(r, r.attempt),
     "denoise": latents,
     "end": finished,
@@ -68,7 +69,7 @@ def test_attempts_and_losses_only_grow_and_who_has_ended_has_no_owner(names: lis
 def test_an_older_attempt_cannot_be_lost_or_taken_back() -> None:
     first = transitions.assigned(transitions.accepted(JOB), "d1", INSPECTION, ENCODING, TIMES)
     second = transitions.assigned(first, "d2", INSPECTION, ENCODING, TIMES)
-    assert transitions.lost(second, 1) is None
+    assert transitions.lost(second, 1, WHY) is None
     assert transitions.taken_back(second, 1) is None
 
 
@@ -84,10 +85,12 @@ def test_one_picture_completes_a_job_and_none_fails_it_with_the_first_error() ->
 
 def test_a_demand_counts_only_what_is_still_to_be_computed() -> None:
     record = transitions.accepted(TWO)
-    assert transitions.demand(record, INSPECTION).steps == 8
+    assert transitions.demand(record, INSPECTION, max_failures=3).steps == 8
     resumed = record.rows[0].model_copy(update={"resume": RowState(step=3, latents=REF)})
     done = record.rows[1].model_copy(update={"latents": REF})
-    demand = transitions.demand(record.model_copy(update={"rows": (resumed, done)}), INSPECTION)
+    demand = transitions.demand(
+        record.model_copy(update={"rows": (resumed, done)}), INSPECTION, max_failures=3
+    )
     assert (demand.rows, demand.steps, demand.tokens) == (1, 1, INSPECTION.tokens)
 
 
@@ -114,3 +117,23 @@ def test_a_ledger_adds_to_what_others_have_summed_up(monkeypatch: pytest.MonkeyP
     assert times.stage_ms == StageTimes(prepare=260, queue=501)
     assert times.compute_ms.inspect == 3
     assert times.spent_ms == 11 + 500 + 250, "what was waited is spent"
+
+
+@given(failures=st.integers(0, 4), limit=st.integers(1, 5))
+def test_the_last_attempt_of_a_job_that_lost_all_others_is_made_alone(failures: int, limit: int) -> None:
+    record = transitions.accepted(TWO).model_copy(update={"failures": failures})
+    demand = transitions.demand(record, INSPECTION, max_failures=limit)
+    assert demand.alone == (failures == limit - 1 and failures > 0)
+
+
+def test_whoever_loses_too_many_attempts_is_told_how() -> None:
+    record = transitions.accepted(JOB)
+    for worker in ("d1", "d2"):
+        record = transitions.assigned(record, worker, INSPECTION, ENCODING, TIMES)
+        lost = transitions.lost(record, record.attempt, WHY)
+        assert lost is not None
+        record = lost
+    assert transitions.exhausted(record, 3) is None
+    error = transitions.exhausted(record, 2)
+    assert error is not None
+    assert error.received == f"attempt 1 on d1: {WHY}; attempt 2 on d2: {WHY}"

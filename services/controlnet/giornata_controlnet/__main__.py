@@ -8,12 +8,15 @@ from functools import partial
 
 from giornata import bus, runtime
 from giornata.config import ServiceConfig, load
+from giornata.permissions import User
 from giornata_controlnet import service
 
 
 async def run(config: ServiceConfig, stop: asyncio.Event) -> None:
     """Connect, serve until `stop`, drain."""
-    async with bus.connect(config.nats_url, config.instance) as connected:
+    async with bus.connect(
+        config.nats_url, config.instance, user=User.CONTROLNET, password_file=config.nats_password_file
+    ) as connected:
         await service.serve(connected, config, stop)
 
 

@@ -4,7 +4,7 @@ Read in this order:
 
 * :mod:`giornata_denoiser.row` - a picture being denoised, as a value
 * :mod:`giornata_denoiser.sigmas` - its noise levels and the rule of one step
-* :mod:`giornata_denoiser.batch` - which rows run next (pure)
+* :mod:`giornata.scheduling.batch` - which rows run next (pure)
 * :mod:`giornata_denoiser.packing`, :mod:`giornata_denoiser.attention` - rows share a forward without padding
 * :mod:`giornata_denoiser.families` - the transformers, over unmodified diffusers modules
 * :mod:`giornata_denoiser.assembly`, :mod:`giornata_denoiser.stepping` - a batch's tensors; one step

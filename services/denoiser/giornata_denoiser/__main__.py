@@ -11,6 +11,7 @@ from functools import partial
 from giornata import bus, runtime, streams
 from giornata.blobs import RedisBlobs
 from giornata.config import load
+from giornata.permissions import User
 from giornata.planning.profile import Profile
 from giornata.records import Records
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
@@ -25,7 +26,9 @@ from giornata_denoiser.service import Denoiser
 async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
     """Open NATS, blobs and the model; denoise until `stop`."""
     async with (
-        bus.connect(config.nats_url, config.instance) as connected,
+        bus.connect(
+            config.nats_url, config.instance, user=User.DENOISER, password_file=config.nats_password_file
+        ) as connected,
         RedisBlobs.open(config.redis_url) as blobs,
     ):
         await streams.ensure(connected.jetstream, replicas=config.replicas, events_ttl_s=config.result_ttl_s)

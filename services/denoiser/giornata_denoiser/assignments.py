@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from giornata.errors import GiornataError
 from giornata.messages import RunRequest
+from giornata.scheduling.batch import RowKey
 from giornata.workers import RowProgress
-from giornata_denoiser.batch import RowKey
 from giornata_denoiser.engine import StepReport
 from giornata_denoiser.row import Row
 
@@ -89,10 +90,21 @@ class Assignment:
                 step=row.step if row else resumed,
                 steps=row.steps if row else self.request.job.parameters.denoising_steps,
                 tokens=self.request.inspection.tokens,
+                **(_shape(row) if row else {}),
             )
 
     def _has(self, key: RowKey) -> bool:
         return (key.job_id, key.attempt) == self.key
+
+
+def _shape(row: Row) -> dict[str, Any]:
+    """What telemetry tells of a row whose inputs are here."""
+    return {
+        "computed_tokens": None if row.template is None else row.computed_tokens,
+        "text_tokens": len(row.prompt.embeds),
+        "sequences": len(row.prompts),
+        "begun": row.begun,
+    }
 
 
 class Assignments:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from giornata.checkpoints import ModelConfig
 from giornata.planning.batch import PlannerName
-from giornata_denoiser.batch import Joining
+from giornata.scheduling.batch import Joining
 from giornata_denoiser.reuse.stored import BITS
 from giornata_denoiser.reuse.template import Form
 

@@ -15,7 +15,7 @@ from giornata.blobs import BlobStore
 from giornata.errors import InputLost, SchemaMismatch
 from giornata.messages import RunRequest
 from giornata.planning.costs import StepCosts
-from giornata_denoiser.batch import RowKey
+from giornata.scheduling.batch import RowKey
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.reuse.noise import shared_noise

@@ -7,6 +7,7 @@ microseconds, not steps. Reports leave through a callback, called in this thread
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,6 +18,7 @@ from giornata_denoiser.row import Row
 
 Teller = Callable[[StepReport], object]
 """Takes a report, in the engine's thread; what it returns is of no interest."""
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +27,8 @@ class EngineState:
 
     running: tuple[Row, ...]
     waiting: tuple[Row, ...]
+    began_s: float | None = None
+    """When the step that is being computed began, by the loop's clock; None while none is."""
 
 
 class EngineLoop:
@@ -33,11 +37,20 @@ class EngineLoop:
     Args:
         engine: not to be touched by others from now on.
         on_report: told of every step, in the engine's thread.
+        clock: monotonic seconds.
         on_crash: told that the engine cannot go on (its device is lost), in the engine's thread; its rows can
             still be taken.
     """
 
-    def __init__(self, engine: Engine, on_report: Teller, on_crash: Callable[[Exception], object]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        on_report: Teller,
+        on_crash: Callable[[Exception], object],
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._clock = clock
+        self._began_s: float | None = None
         self._engine = engine
         self._on_report = on_report
         self._on_crash = on_crash
@@ -83,13 +96,14 @@ class EngineLoop:
     def state(self) -> EngineState:
         """The rows as of the last step."""
         with self._condition:
-            return EngineState(self._engine.batch.running, self._engine.batch.waiting)
+            return EngineState(self._engine.batch.running, self._engine.batch.waiting, self._began_s)
 
     def _run(self) -> None:
         try:
             while rows := self._next():
                 report = self._engine.compute(rows)
                 with self._condition:
+                    self._began_s = None
                     report = self._engine.settle(report)
                 self._on_report(report)
         except Exception as error:  # noqa: BLE001 - the thread's edge: whoever owns it is told
@@ -101,4 +115,7 @@ class EngineLoop:
         """The rows of the next step, once there are any; none when the loop is to stop."""
         with self._condition:
             self._condition.wait_for(lambda: self._stopping or len(self._engine.batch) > 0)
-            return () if self._stopping else self._engine.plan()
+            if self._stopping:
+                return ()
+            self._began_s = self._clock()
+            return self._engine.plan()

@@ -20,7 +20,7 @@ from giornata.events import PREVIEW_BYTES, PREVIEW_JOB_BYTES, PreviewEvent
 from giornata.jobs import Job
 from giornata.messages import RunRequest
 from giornata.requests import OutputFormat
-from giornata_denoiser.batch import RowKey
+from giornata.scheduling.batch import RowKey
 
 FORMAT: Final = OutputFormat.JPEG
 QUALITIES: Final = (85, 70, 50, 30, 15)

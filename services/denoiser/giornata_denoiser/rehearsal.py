@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from giornata.errors import Failed
-from giornata_denoiser.batch import Capacity, RowKey
+from giornata.scheduling.batch import Capacity, RowKey
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine import Engine
 from giornata_denoiser.row import Row, build_row

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from giornata.errors import SchemaMismatch
 from giornata.planning.costs import Shape
-from giornata_denoiser.batch import RowKey
+from giornata.scheduling.batch import RowKey
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.families.sequences import Rotary
 from giornata_denoiser.previews import preview_steps

@@ -7,9 +7,9 @@ event loop, where one task tells them in order.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from typing import Final
 
 import nats.errors
@@ -31,28 +31,30 @@ from giornata.messages import (
     RunReply,
     RunRequest,
 )
+from giornata.planning.costing import CostModel
 from giornata.planning.profile import Profile
 from giornata.records import Records
 from giornata.template_records import TemplateRecords
-from giornata.workers import ServiceName, ServiceState, StepSample, WorkerState
-from giornata_denoiser.batch import RowKey
+from giornata.workers import (
+    ServiceName,
+    ServiceState,
+    WorkerState,
+)
 from giornata_denoiser.carrying import Carrier
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.costing import CostModel
 from giornata_denoiser.engine import Engine, StepReport
 from giornata_denoiser.inputs import rows_of
 from giornata_denoiser.loop import EngineLoop
 from giornata_denoiser.outcomes import Outcomes
 from giornata_denoiser.previews import RowPreview, preview_event
 from giornata_denoiser.registered import Registrations
+from giornata_denoiser.reporting import Reporter
 from giornata_denoiser.reuse.store import TemplateStore
 from giornata_denoiser.row import Row
 from giornata_denoiser.templating import Templates
 from giornata_denoiser.tuning import engine_of
 
-MAX_SAMPLES: Final = 16
-"""Step samples that one telemetry message carries."""
 HAND_BACK_S: Final = 10.0
 """Time to write unfinished rows down, beyond the configured time to drain."""
 
@@ -80,12 +82,11 @@ class Denoiser:
         self._bus = bus
         self._blobs = blobs
         self._checkpoint = checkpoint
-        self._profile, self._costs = profile, CostModel(profile)
+        self._profile, self._costs = profile, CostModel.of(profile)
         self._outcomes = Outcomes(blobs, records, config.instance)
         self._reports: asyncio.Queue[StepReport] = asyncio.Queue()
         self._previews: asyncio.Queue[tuple[RunRequest, RowPreview]] = asyncio.Queue()
-        self._samples: deque[StepSample] = deque(maxlen=MAX_SAMPLES)
-        self._steps_total = 0
+        self._reporter = Reporter(config, checkpoint, profile, self._costs)
         self._draining = False
         self._crash: Exception | None = None
 
@@ -98,7 +99,7 @@ class Denoiser:
         config, bus = self._config, self._bus
         registrations = Registrations(await TemplateRecords.open(bus.jetstream), config.instance)
         async with AsyncExitStack() as stack:
-            engine = stack.enter_context(engine_of(config, self._checkpoint, self._profile, self._costs))
+            engine = stack.enter_context(self._make_engine())
             self._engine = stack.enter_context(self._engine_loop(engine, stop))
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self._templates = self._make_templates(registrations, tasks)
@@ -127,6 +128,11 @@ class Denoiser:
             ),
         ):
             await stack.enter_async_context(listening)
+
+    def _make_engine(self) -> AbstractContextManager[Engine]:
+        return engine_of(
+            self._config, self._checkpoint, self._profile, self._costs, told=self._reporter.loaded
+        )
 
     def _engine_loop(self, engine: Engine, stop: asyncio.Event) -> EngineLoop:
         loop = asyncio.get_running_loop()
@@ -201,9 +207,7 @@ class Denoiser:
         """Tell what the engine did, in order; runs for ever."""
         while True:
             report = await self._reports.get()
-            self._steps_total += len(report.advanced)
-            if report.sample is not None:
-                self._samples.append(report.sample)
+            self._reporter.stepped(report)
             self._templates.advance(report)
             carried = [(self._carrier.assignments.get(preview.key), preview) for preview in report.previews]
             await self._carrier.advance(report)
@@ -248,19 +252,13 @@ class Denoiser:
         )
 
     def _worker_state(self) -> WorkerState:
-        """Accepted rows are listed until they are reported, so that nobody believes them lost."""
-        running = {row.key for row in self._engine.state().running}
-        rows = [row for assignment in self._carrier.assignments for row in assignment.progress()]
-        joined = [RowKey(row.job_id, row.attempt, row.index) in running for row in rows]
-        samples = tuple(self._samples)
-        self._samples.clear()
-        return WorkerState(
-            capacity_rows=self._config.capacity_rows,
-            capacity_tokens=self._config.capacity_tokens,
-            running=tuple(row for row, here in zip(rows, joined, strict=True) if here),
-            waiting=tuple(row for row, here in zip(rows, joined, strict=True) if not here),
-            steps_total=self._steps_total,
+        for read in self._templates.reads():
+            self._reporter.loaded(read)
+        engine = self._engine.state()
+        return self._reporter.state(
+            [row.key for row in engine.running],
+            [row for assignment in self._carrier.assignments for row in assignment.progress()],
+            stepping_ms=0.0 if engine.began_s is None else (time.perf_counter() - engine.began_s) * 1e3,
             templates=self._templates.counters(),
-            samples=samples,
-            costs=self._costs.state,
+            resident=self._templates.resident(),
         )

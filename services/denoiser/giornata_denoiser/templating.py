@@ -19,16 +19,17 @@ from giornata.jobs import BlobRef, Inspection
 from giornata.messages import PrefetchTemplate, RecordRequest, RemoveTemplate, RunRequest
 from giornata.planning.costs import StepCosts
 from giornata.requests import EditParameters, Reuse
-from giornata.workers import TemplateCounters
-from giornata_denoiser.batch import RowKey
+from giornata.scheduling.batch import RowKey
+from giornata.scheduling.recording import Admission
+from giornata.templates import picture_id
+from giornata.workers import LoadSample, TemplateCounters, Tier
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, TemplatePolicy
 from giornata_denoiser.engine import StepReport
 from giornata_denoiser.inputs import Reusing
 from giornata_denoiser.loop import EngineLoop
 from giornata_denoiser.registered import Registered, Registrations
-from giornata_denoiser.reuse.admission import Admission
-from giornata_denoiser.reuse.identity import ANYWHERE, Wanted, picture_id, wanted
+from giornata_denoiser.reuse.identity import ANYWHERE, Wanted, wanted
 from giornata_denoiser.reuse.noise import template_noise
 from giornata_denoiser.reuse.store import TemplateStore
 from giornata_denoiser.reuse.template import Template
@@ -167,6 +168,14 @@ class Templates:
     def counters(self) -> TemplateCounters:
         """What templates have done so far."""
         return self._store.counted().model_copy(update={"recorded": self._recorded, "failed": self._failed})
+
+    def resident(self) -> dict[Tier, tuple[str, ...]]:
+        """Pictures whose templates are here, as telemetry tells them."""
+        return self._store.resident()
+
+    def reads(self) -> tuple[LoadSample, ...]:
+        """Templates that were read from disk since the last call, the latest of them."""
+        return self._store.taken_reads()
 
     async def _wanted(
         self, tenant: str, inspection: Inspection, parameters: EditParameters | None = None

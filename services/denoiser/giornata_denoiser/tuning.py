@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 import torch
 
 from giornata.planning.batch import PLANNERS
+from giornata.planning.costing import CostModel
 from giornata.planning.profile import Profile
-from giornata_denoiser.batch import Capacity
+from giornata.scheduling.batch import Capacity
+from giornata.workers import LoadSample, Tier
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.costing import CostModel
 from giornata_denoiser.engine import Engine
 from giornata_denoiser.reuse.accelerator import device_for
 from giornata_denoiser.reuse.loader import Loader
@@ -31,16 +32,25 @@ SPARED: Final = 0.9
 
 @contextmanager
 def engine_of(
-    config: DenoiserConfig, checkpoint: Checkpoint, profile: Profile, model: CostModel
+    config: DenoiserConfig,
+    checkpoint: Checkpoint,
+    profile: Profile,
+    model: CostModel,
+    told: Callable[[LoadSample], object] = lambda _: None,
 ) -> Iterator[Engine]:
-    """An engine with its loader, which ends with the context; then the trace is written, if there is one."""
+    """An engine with its loader, which ends with the context; then the trace is written, if there is one.
+
+    `told` hears of every load that the cost model hears of, in the loader's thread.
+    """
     device = checkpoint.family.device
     trace = Trace(device) if config.trace_file is not None else None
 
     def loaded(load: Loaded) -> None:
         # On a GPU the loader's thread only gives orders; the profile tells how long they take.
         if device.type == "cpu" and load.size_bytes:
-            model.observe_load(load.size_bytes, (load.ended_s - load.began_s) * 1e3)
+            load_ms = (load.ended_s - load.began_s) * 1e3
+            model.observe_load(load.size_bytes, load_ms)
+            told(LoadSample(tier=Tier.MEMORY, size_bytes=load.size_bytes, load_ms=load_ms))
 
     try:
         with Loader(on_loaded=loaded) as loader:

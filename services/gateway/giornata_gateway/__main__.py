@@ -10,6 +10,7 @@ from functools import partial
 from giornata import bus, runtime, streams
 from giornata.blobs import RedisBlobs
 from giornata.config import load
+from giornata.permissions import User
 from giornata.records import Records
 from giornata_gateway import service
 from giornata_gateway.config import GatewayConfig
@@ -18,7 +19,11 @@ from giornata_gateway.config import GatewayConfig
 async def run(config: GatewayConfig, stop: asyncio.Event) -> None:
     """Connect, serve until `stop`, drain."""
     async with AsyncExitStack() as stack:
-        connected = await stack.enter_async_context(bus.connect(config.nats_url, config.instance))
+        connected = await stack.enter_async_context(
+            bus.connect(
+                config.nats_url, config.instance, user=User.GATEWAY, password_file=config.nats_password_file
+            )
+        )
         blobs = await stack.enter_async_context(RedisBlobs.open(config.redis_url))
         await streams.ensure(connected.jetstream, replicas=config.replicas, events_ttl_s=config.result_ttl_s)
         records = await Records.open(connected.jetstream)

@@ -56,4 +56,8 @@ class Admission:
 
     def retry_after_s(self, excess: int) -> float:
         """Whole seconds until `excess` places should be free, judged by the latest edits."""
-        return float(max(1, math.ceil(self._seconds_each * excess / self.limit)))
+        return self.estimate_s(excess, self.limit)
+
+    def estimate_s(self, pictures: int, at_a_time: int) -> float:
+        """Whole seconds until `pictures` should be done, of those that are worked on `at_a_time`; at least 1."""
+        return float(max(1, math.ceil(self._seconds_each * pictures / at_a_time)))

@@ -99,6 +99,8 @@ class Extension(View):
     template: list[TemplateUse]
     """What a template did, of the pictures in `data`: `hit`; `miss`, not recorded there, or `skipped`, recorded and not
     worth it, which both compute everything; or `off`."""
+    slo_met: bool | None
+    """Whether the edit was completed within `slo_ms`; null without."""
     errors: list[PictureError]
 
 
@@ -220,6 +222,7 @@ def images_answer(
             steps=record.job.parameters.denoising_steps,
             computed_tokens=[row.computed_tokens or 0 for row in record.images],
             template=[row.template or TemplateUse.OFF for row in record.images],
+            slo_met=record.slo_met,
             errors=picture_errors(record),
         ),
     )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-from pydantic import Field, Json, Secret, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from giornata.config import ServiceConfig
-
-_TENANT = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+from giornata_gateway.tenants import is_loopback
 
 
 class GatewayConfig(ServiceConfig):
@@ -25,11 +23,25 @@ class GatewayConfig(ServiceConfig):
         pattern=r"^(https?://\S+)?$",
         description="How clients reach this gateway, for links; default: as they asked.",
     )
-    api_keys: Secret[Json[dict[str, str]]] = Field(
-        Secret({}),
-        validate_default=False,  # the default is not text
-        description='JSON object of API keys and their tenants, {"sk-…": "alice"}; empty: open to everyone '
-        "but pages of other web sites.",
+    api_keys_file: Path | None = Field(
+        None,
+        validate_default=True,
+        description="File of API keys, made by `giornata keys create`; it is read again when it has changed. Default: "
+        "open to everyone on this machine but pages of other web sites; needed where host is another address.",
+    )
+    tenant_in_progress: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Pictures that a tenant may have in progress at this gateway where the keys' file does not say; "
+        "0: as many as all may have together.",
+    )
+    tenant_per_minute: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Pictures that a tenant may ask this gateway for in a minute where the keys' file does not say; "
+        "0: no limit.",
     )
     max_concurrent_rows: int = Field(
         64, ge=1, le=100_000, description="Pictures in progress at a time; more get 429."
@@ -88,17 +100,18 @@ class GatewayConfig(ServiceConfig):
             raise ValueError("max_held_bytes must be at least max_request_bytes")
         return self
 
+    @field_validator("api_keys_file")
+    @classmethod
+    def _strangers_need_a_key(cls, file: Path | None, info: ValidationInfo) -> Path | None:
+        host = info.data.get("host", "127.0.0.1")
+        if file is None and not is_loopback(host):
+            raise ValueError(
+                f"other machines reach the host {host!r}, so that API keys are needed: name the file that "
+                "`giornata keys create` has made, or listen on 127.0.0.1"
+            )
+        return file
+
     @field_validator("public_url")
     @classmethod
     def _no_slash(cls, url: str) -> str:
         return url.rstrip("/")
-
-    @field_validator("api_keys")
-    @classmethod
-    def _usable(cls, keys: Secret[dict[str, str]]) -> Secret[dict[str, str]]:
-        for key, tenant in keys.get_secret_value().items():
-            if len(key) < 8:
-                raise ValueError("an API key needs at least 8 characters")
-            if not _TENANT.match(tenant):
-                raise ValueError("a tenant must match [A-Za-z0-9_-]{1,64}")
-        return keys

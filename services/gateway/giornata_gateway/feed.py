@@ -20,6 +20,7 @@ from giornata.deadlines import Deadline
 from giornata.errors import GiornataError
 from giornata.events import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.jobs import Job
+from giornata.patience import repeated
 from giornata.streams import EVENTS
 
 log = structlog.get_logger(__name__)
@@ -87,10 +88,10 @@ async def open_feed(
         config=config,
     )
     try:
-        subscription = await subscribe()
+        subscription = await repeated(subscribe)
     except NotFoundError:
         await restore()
-        subscription = await subscribe()
+        subscription = await repeated(subscribe)
     try:
         yield told
     finally:
@@ -129,7 +130,7 @@ async def known_sequence(bus: Bus, after: int) -> int:
     if not after:
         return 0
     try:
-        info = await bus.jetstream.stream_info(EVENTS)
+        info = await repeated(lambda: bus.jetstream.stream_info(EVENTS))
     except NotFoundError:
         return 0
     return after if after <= info.state.last_seq else 0
@@ -139,7 +140,7 @@ async def done_sequence(bus: Bus, job: Job) -> int | None:
     """Where the job's last event lies in the stream; None before it came and after it has expired."""
     subject = subjects.event(job.gateway, job.job_id, EventKind.DONE)
     try:
-        message = await bus.jetstream.get_last_msg(EVENTS, subject)
+        message = await repeated(lambda: bus.jetstream.get_last_msg(EVENTS, subject))
     except NotFoundError:
         return None
     return message.seq

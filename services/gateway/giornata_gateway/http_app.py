@@ -8,7 +8,8 @@ from aiohttp import hdrs, web
 
 from giornata_gateway import http_edits, http_fleet, http_jobs, http_status, http_studio, http_templates
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.http_errors import GATEWAY, Handler, errors_as_json
+from giornata_gateway.http_errors import GATEWAY, REPEATED, TENANT, Handler, errors_as_json
+from giornata_gateway.idempotency import REPEATED as REPEATED_HEADER
 from giornata_gateway.tenants import check_site
 
 ROUTES: Final = (
@@ -44,9 +45,18 @@ ACTING: Final = frozenset({hdrs.METH_POST, hdrs.METH_DELETE})
 async def own_site(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Let nothing be changed by pages of other web sites, where no API key keeps them out."""
     if request.method in ACTING:
-        keys = request.app[GATEWAY].config.api_keys.get_secret_value()
-        check_site(request.headers.get("Sec-Fetch-Site"), keys)
+        keyed = request.app[GATEWAY].keys is not None
+        check_site(request.headers.get("Sec-Fetch-Site"), keyed=keyed)
     return await handler(request)
+
+
+async def tell(request: web.Request, response: web.StreamResponse) -> None:
+    """Before an answer's headers are sent: what the tenant may still ask for, and whose job it is about."""
+    tenant = request.get(TENANT)
+    if tenant is not None:
+        response.headers.update(request.app[GATEWAY].quotas.headers(tenant))
+    if request.get(REPEATED):
+        response.headers[REPEATED_HEADER] = "true"
 
 
 def build_app(gateway: Gateway) -> web.Application:
@@ -54,6 +64,7 @@ def build_app(gateway: Gateway) -> web.Application:
     app = web.Application(
         middlewares=[errors_as_json, own_site], client_max_size=gateway.config.max_request_bytes
     )
+    app.on_response_prepare.append(tell)
     app[GATEWAY] = gateway
     app[http_studio.ASSETS] = http_studio.load_assets()
     app.add_routes((*ROUTES, *PAGES))

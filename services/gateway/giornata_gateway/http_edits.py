@@ -17,12 +17,14 @@ from giornata_gateway.answers import CONTENT_TYPES, error_of, images_answer
 from giornata_gateway.forms import EditForm, F, JobForm, ResponseFormat, Upload, check_source, read_form
 from giornata_gateway.gateway import Gateway, Place
 from giornata_gateway.http_body import JSON_COPIES, send
-from giornata_gateway.http_errors import GATEWAY, JOB_ID, OUTCOME, json_answer
+from giornata_gateway.http_errors import GATEWAY, JOB_ID, OUTCOME, REPEATED, TENANT, json_answer
 from giornata_gateway.http_stream import Stream
+from giornata_gateway.idempotency import HEADER, read_key
 from giornata_gateway.memory import Grow
 from giornata_gateway.multipart import Limits, read_upload
 from giornata_gateway.preparation import Order, Prepared
-from giornata_gateway.tenants import bearer
+from giornata_gateway.sharing import identified
+from giornata_gateway.tenants import Tenant, bearer
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -42,8 +44,9 @@ async def edit(request: web.Request) -> web.StreamResponse:
     with ExitStack() as places:
         received = await receive(request, EditForm, Priority.INTERACTIVE, places)
         form = received.form
-        async with gateway.submission.held(received.prepared) as held:
+        async with gateway.held(received.prepared, received.place) as held:
             request[JOB_ID] = held.job.job_id
+            request[REPEATED] = received.place.repeated
             if form.stream:
                 stream = Stream(gateway, request, held.job.job_id, base_url(request), inline=True)
                 response = await stream.run(held.ended, 0, held.deadline)
@@ -91,16 +94,22 @@ async def receive(request: web.Request, kind: type[F], priority: Priority, place
         GiornataError: why it is refused.
     """
     gateway = request.app[GATEWAY]
-    tenant = tenant_of_request(request)
+    tenant = request[TENANT] = tenant_of_request(request)
+    key = read_key(request.headers.getall(HEADER, ()), HEADER)
     gateway.admission.check()
+    if key is None:  # a repetition may be answered for nothing, which only its body tells
+        gateway.quotas.check(tenant)
     with gateway.uploads.growing() as grow:
         upload, form = await _read(request, kind, grow)
-        place = places.enter_context(gateway.place(form.n))
-        prepared = await gateway.prepare(_order(request, upload, form, tenant, priority))
-    return Received(form, place, prepared)
+        order = await identified(_order(request, upload, form, tenant, priority), key)
+        known = await gateway.sharing.known(order)
+        if known is not None:
+            return Received(form, places.enter_context(gateway.waiter()), known)
+        place = places.enter_context(gateway.place(tenant, form.n, order.job_id, order.longest_s))
+        return Received(form, place, await gateway.prepare(order))
 
 
-def tenant_of_request(request: web.Request) -> str:
+def tenant_of_request(request: web.Request) -> Tenant:
     """Who asks."""
     return request.app[GATEWAY].tenant(bearer(request.headers.get("Authorization")))
 
@@ -140,7 +149,7 @@ async def received_upload(request: web.Request, grow: Grow) -> Upload:
         raise DeadlineExceeded("The request was not received in time.") from error
 
 
-def _order(request: web.Request, upload: Upload, form: JobForm, tenant: str, priority: Priority) -> Order:
+def _order(request: web.Request, upload: Upload, form: JobForm, tenant: Tenant, priority: Priority) -> Order:
     """The order in a request; its time begins now."""
     gateway: Gateway = request.app[GATEWAY]
     config = gateway.config
@@ -149,7 +158,8 @@ def _order(request: web.Request, upload: Upload, form: JobForm, tenant: str, pri
         parameters=form.parameters(),
         image=upload.image,
         mask=upload.mask,
-        tenant=tenant,
+        tenant=tenant.name,
+        weight=tenant.weight,
         priority=priority,
         deadline=gateway.deadline(
             config.budget_s if priority is Priority.INTERACTIVE else config.job_budget_s

@@ -17,6 +17,7 @@ from giornata.errors import GiornataError, InternalError, ServiceUnavailable
 from giornata_gateway.answers import ErrorAnswer, ErrorDetail, error_detail, error_type
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.openapi import HTTP_ERRORS
+from giornata_gateway.tenants import Tenant
 
 log = structlog.get_logger(__name__)
 
@@ -25,6 +26,10 @@ JOB_ID: Final = web.RequestKey("job_id", str)
 """Set once a request has a job, so that its errors name it."""
 OUTCOME: Final = web.RequestKey("outcome", str)
 """Code of an error that was told inside an event stream, whose status is 200."""
+TENANT: Final = web.RequestKey("tenant", Tenant)
+"""Set for requests that ask for pictures, so that their answers tell what the tenant may still ask for."""
+REPEATED: Final = web.RequestKey("repeated", bool)
+"""Set once a request has a job: whether it is that of an earlier request, by their idempotency key."""
 CLIENT_CLOSED: Final = 499
 """Counted for a request whose client left; never sent."""
 
@@ -52,6 +57,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         status = response.status
         return response
     finally:
+        if request.get(REPEATED):
+            request.app[GATEWAY].metrics.repeated("http")
         request.app[GATEWAY].metrics.answered(
             "http", _route(request), status, code, time.monotonic() - started
         )

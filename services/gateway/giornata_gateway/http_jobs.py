@@ -13,7 +13,7 @@ from giornata_gateway.feed import done_sequence, known_sequence
 from giornata_gateway.forms import JobForm
 from giornata_gateway.http_body import send
 from giornata_gateway.http_edits import base_url, receive, tenant_of_request
-from giornata_gateway.http_errors import GATEWAY, JOB_ID, json_answer
+from giornata_gateway.http_errors import GATEWAY, JOB_ID, REPEATED, json_answer
 from giornata_gateway.http_stream import Stream
 from giornata_gateway.job_views import JobView, job_view, steps_of
 from giornata_gateway.sse import last_event_id
@@ -24,23 +24,23 @@ async def create(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
     with ExitStack() as places:
         received = await receive(request, JobForm, Priority.BATCH, places)
-        job = received.prepared.job
-        await gateway.submission.submit(job)
+        job = await gateway.submit(received.prepared, received.place)
+        request[REPEATED] = received.place.repeated
     request[JOB_ID] = job.job_id
     record = await gateway.submission.read(job.job_id)
     location = f"{gateway.config.public_url}/v1/jobs/{job.job_id}"
-    return json_answer(_view(request, record), status=202, headers={"Location": location})
+    return json_answer(await _view(request, record), status=202, headers={"Location": location})
 
 
 async def status(request: web.Request) -> web.Response:
     """How far a job is."""
-    return json_answer(_view(request, await _record(request)))
+    return json_answer(await _view(request, await _record(request)))
 
 
 async def cancel(request: web.Request) -> web.Response:
     """Cancel a job: 202, it ends at its next step. A job that has ended stays as it is: 200 and its status."""
     record = await request.app[GATEWAY].submission.cancel((await _record(request)).job.job_id)
-    return json_answer(_view(request, record), status=200 if record.state.terminal else 202)
+    return json_answer(await _view(request, record), status=200 if record.state.terminal else 202)
 
 
 async def image(request: web.Request) -> web.StreamResponse:
@@ -89,7 +89,7 @@ async def events(request: web.Request) -> web.StreamResponse:
 async def _record(request: web.Request) -> JobRecord:
     job_id = request.match_info["job_id"]
     request[JOB_ID] = job_id
-    return await request.app[GATEWAY].submission.record(job_id, tenant_of_request(request))
+    return await request.app[GATEWAY].submission.record(job_id, tenant_of_request(request).name)
 
 
 def _row(request: web.Request, record: JobRecord) -> Row:
@@ -103,6 +103,7 @@ def _row(request: web.Request, record: JobRecord) -> Row:
     return record.rows[int(text)]
 
 
-def _view(request: web.Request, record: JobRecord) -> JobView:
+async def _view(request: web.Request, record: JobRecord) -> JobView:
+    forecast = await request.app[GATEWAY].submission.forecast(record)
     steps = steps_of(record.job.job_id, record.attempt, request.app[GATEWAY].fleet.states())
-    return job_view(record, steps, base_url(request))
+    return job_view(record, steps, base_url(request), forecast)

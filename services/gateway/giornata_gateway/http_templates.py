@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
+
 from aiohttp import web
 
 from giornata_gateway.http_edits import received_upload, tenant_of_request
-from giornata_gateway.http_errors import GATEWAY, json_answer
+from giornata_gateway.http_errors import GATEWAY, TENANT, json_answer
 from giornata_gateway.template_views import (
     DEFAULT_PAGE,
     MAX_PAGE,
@@ -22,14 +24,16 @@ from giornata_gateway.template_views import (
 async def register(request: web.Request) -> web.Response:
     """Register a template: 202 with its state and its Location, once a worker records it."""
     gateway = request.app[GATEWAY]
-    tenant = tenant_of_request(request)
+    tenant = request[TENANT] = tenant_of_request(request)
     gateway.admission.check()
+    gateway.quotas.check(tenant)
     with gateway.uploads.growing() as grow:
         upload = await received_upload(request, grow)
         form = read_template_form(upload)
-        with gateway.place(1):
+        budget_s = gateway.config.budget_s
+        with gateway.place(tenant, 1, f"registration_{secrets.token_urlsafe(9)}", budget_s):
             record = await gateway.registration.register(
-                tenant, upload.picture, form, gateway.deadline(gateway.config.budget_s)
+                tenant.name, upload.picture, form, gateway.deadline(budget_s)
             )
     location = f"{gateway.config.public_url}/v1/templates/{record.template_id}"
     return json_answer(template_view(record), status=202, headers={"Location": location})
@@ -38,7 +42,7 @@ async def register(request: web.Request) -> web.Response:
 async def status(request: web.Request) -> web.Response:
     """How far a template is; with `wait_ms`, once it is recorded or could not be, at the latest after that time."""
     gateway = request.app[GATEWAY]
-    tenant, name = tenant_of_request(request), request.match_info["template_id"]
+    tenant, name = tenant_of_request(request).name, request.match_info["template_id"]
     check_query(request.query, "wait_ms")
     wait_ms = query_number(request.query, "wait_ms", 0, MAX_WAIT_MS)
     if not wait_ms:
@@ -50,7 +54,7 @@ async def status(request: web.Request) -> web.Response:
 
 async def listed(request: web.Request) -> web.Response:
     """The tenant's templates, page by page, the newest first."""
-    tenant = tenant_of_request(request)
+    tenant = tenant_of_request(request).name
     check_query(request.query, "limit", "after")
     limit = query_number(request.query, "limit", DEFAULT_PAGE, MAX_PAGE, least=1)
     records = await request.app[GATEWAY].registration.of(tenant)
@@ -59,6 +63,6 @@ async def listed(request: web.Request) -> web.Response:
 
 async def delete(request: web.Request) -> web.Response:
     """Forget a template, its picture and what was recorded of it."""
-    tenant, name = tenant_of_request(request), request.match_info["template_id"]
+    tenant, name = tenant_of_request(request).name, request.match_info["template_id"]
     await request.app[GATEWAY].registration.delete(tenant, name)
     return json_answer(TemplateDeleted(id=name))

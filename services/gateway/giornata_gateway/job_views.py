@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from giornata.jobs import JobRecord, JobState, Row, StageTimes
+from giornata.messages import Forecast
 from giornata.workers import RowProgress, ServiceState
 from giornata_gateway.answers import ErrorDetail, Usage, View, error_detail, image_url, size_of, usage_of
 
@@ -44,6 +45,12 @@ class JobView(View):
     size: str
     mask_ratio: float | None = None
     stage_ms: StageTimes
+    queue_position: int | None = None
+    """Jobs that are to get a worker before it; 0 once it has one. Null where that is over, or not known."""
+    predicted_finish_s: float | None = None
+    """Until its pictures should be denoised; null likewise."""
+    slo_met: bool | None = None
+    """Once ended: whether it was completed within `slo_ms`; null without."""
     pictures: list[PictureView]
     usage: Usage | None = None
     """Once completed."""
@@ -60,13 +67,16 @@ def steps_of(job_id: str, attempt: int, states: Iterable[ServiceState]) -> dict[
     return {row.index: row.step for row in progress if row.job_id == job_id and row.attempt == attempt}
 
 
-def job_view(record: JobRecord, steps: dict[int, int], base_url: str) -> JobView:
+def job_view(
+    record: JobRecord, steps: dict[int, int], base_url: str, forecast: Forecast | None = None
+) -> JobView:
     """The status of a job.
 
     Args:
         record: the truth.
         steps: steps computed per picture, of :func:`steps_of`; used while the job is running.
         base_url: of this gateway.
+        forecast: of the router, where it knows.
     """
     job = record.job
     running = record.state is JobState.RUNNING
@@ -86,6 +96,9 @@ def job_view(record: JobRecord, steps: dict[int, int], base_url: str) -> JobView
         size=size_of(record),
         mask_ratio=record.inspection.mask_ratio if record.inspection else None,
         stage_ms=record.stage_ms,
+        slo_met=record.slo_met,
+        queue_position=forecast.position if forecast else None,
+        predicted_finish_s=round(forecast.finish_ms / 1e3, 3) if forecast else None,
         pictures=[
             _picture(row, done.get(row.index) if running else None, job.job_id, base_url)
             for row in record.rows

@@ -57,7 +57,9 @@ class FleetCollector(Collector):
                 running.add_metric([state.instance], len(state.worker.running))
                 waiting.add_metric([state.instance], len(state.worker.waiting))
                 steps.add_metric([state.instance], state.worker.steps_total)
-        yield from (instances, running, waiting, steps, r2, residual, *template_metrics(states))
+        yield from (instances, running, waiting, steps, r2, residual)
+        yield from template_metrics(states)
+        yield from router_metrics(states)
 
 
 def template_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
@@ -96,6 +98,27 @@ def template_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     yield from (lookups, sizes, evictions, runs, prefetched)
 
 
+def router_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
+    """Who waits for a worker, and what the active router has learnt of steps and loads by model and device."""
+    jobs = GaugeMetricFamily("giornata_router_waiting_jobs", "Prepared jobs that no worker has taken yet.")
+    rows = GaugeMetricFamily("giornata_router_waiting_rows", "Their pictures.")
+    labels = ["model_digest", "device", "of"]
+    r2 = GaugeMetricFamily("giornata_router_cost_r2", "R² of the router's regressions.", labels=labels)
+    residual = GaugeMetricFamily(
+        "giornata_router_cost_residual_ms",
+        "Median distance of the router's predictions from measurements, in milliseconds.",
+        labels=labels,
+    )
+    for queue in [state.queue for state in states if state.queue is not None and state.active]:
+        jobs.add_metric([], queue.jobs)
+        rows.add_metric([], queue.rows)
+        for kind in queue.costs:
+            for of, one in (("compute", kind.compute), ("load", kind.load)):
+                r2.add_metric([kind.model_digest, kind.device, of], one.r2)
+                residual.add_metric([kind.model_digest, kind.device, of], one.residual_ms)
+    yield from (jobs, rows, r2, residual)
+
+
 class Metrics:
     """This gateway's own registry."""
 
@@ -127,6 +150,24 @@ class Metrics:
             ["code"],
             registry=self.registry,
         )
+        self._slo = Counter(
+            "giornata_slo_total",
+            "Ended jobs that asked for a time to end in, and whether they were completed in it.",
+            ["met"],
+            registry=self.registry,
+        )
+        self._tenant_refusals = Counter(
+            "giornata_tenant_refusals_total",
+            "Requests refused by a limit of their tenant.",
+            ["tenant", "code"],
+            registry=self.registry,
+        )
+        self._repeated = Counter(
+            "giornata_repeated_requests_total",
+            "Requests answered with the job of an earlier one, by their idempotency key.",
+            ["door"],
+            registry=self.registry,
+        )
         in_flight = Gauge(
             "giornata_jobs_in_flight", "Jobs that somebody waits for at this gateway.", registry=self.registry
         )
@@ -140,10 +181,20 @@ class Metrics:
         if code != "ok":
             self._errors.labels(code).inc()
 
+    def tenant_refused(self, tenant: str, code: str) -> None:
+        """Count one refusal by a limit of a tenant."""
+        self._tenant_refusals.labels(tenant, code).inc()
+
+    def repeated(self, door: str) -> None:
+        """Count one request that computes nothing."""
+        self._repeated.labels(door).inc()
+
     def job_ended(self, event: DoneEvent, *, awaited: bool) -> None:
         """Take in the stage times of a job of this gateway, and its error where no answer will count it."""
         for stage, milliseconds in event.stage_ms.model_dump().items():
             self._stage_seconds.labels(stage).observe(milliseconds / 1000)
+        if event.slo_met is not None:
+            self._slo.labels(str(event.slo_met).lower()).inc()
         if event.error is not None and not awaited:
             self._errors.labels(event.error.code).inc()
 

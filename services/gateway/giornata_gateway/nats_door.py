@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 from giornata import codec, subjects
 from giornata.bus import Endpoint
 from giornata.errors import GiornataError, InternalError, InvalidField
 from giornata.events import EVENT_TYPES, StateEvent
 from giornata.jobs import BlobRef, JobRecord, JobState
-from giornata.messages import EVENT_HEADER, Accepted, CancelMessage, EditReply, Picture
+from giornata.messages import EVENT_HEADER, IDEMPOTENCY_HEADER, Accepted, CancelMessage, EditReply, Picture
 from giornata_gateway.answers import error_of
 from giornata_gateway.envelopes import (
     EditEnvelope,
@@ -23,8 +23,11 @@ from giornata_gateway.envelopes import (
 )
 from giornata_gateway.feed import News, open_feed, until_done
 from giornata_gateway.gateway import Gateway
+from giornata_gateway.idempotency import read_key
 from giornata_gateway.preparation import Order
+from giornata_gateway.sharing import identified
 from giornata_gateway.submission import Held
+from giornata_gateway.tenants import Tenant
 
 REPLY_BYTES = 8 << 20
 """No reply is larger, even where the server would carry it."""
@@ -39,7 +42,7 @@ async def open_door(gateway: Gateway) -> AsyncIterator[None]:
     """Answer edits over NATS while inside; on leaving, finish those that were delivered."""
     door = NatsDoor(gateway)
     limit = door.reply_limit()
-    edit = Endpoint(subjects.EDIT, EditEnvelope, door.edit, limit_bytes=limit)
+    edit = Endpoint(subjects.EDIT, EditEnvelope, door.edit, limit_bytes=limit, headers=True)
     cancel = Endpoint(subjects.EDIT_CANCEL, CancelMessage, door.cancel)
     async with gateway.bus.serve("gateway", edit, cancel, instance=gateway.config.instance):
         yield
@@ -55,39 +58,56 @@ class NatsDoor:
         """Bytes that a reply may have on this server."""
         return min(REPLY_BYTES, self._gateway.bus.client.max_payload)
 
-    async def edit(self, envelope: EditEnvelope) -> EditReply:
+    async def edit(self, envelope: EditEnvelope, headers: Mapping[str, str]) -> EditReply:
         """Carry out an edit. A caller that sets `progress` is told its events there, from *queued* on."""
         gateway = self._gateway
         with _counted(gateway, subjects.EDIT):
             tenant = gateway.tenant(envelope.api_key)
-            parameters = read_parameters(envelope)
-            image, mask = check_envelope(envelope, tenant, gateway.config.max_file_bytes)
-            await self._check_blobs(image, mask)
-            deadline = gateway.deadline(envelope.remaining_ms / 1000).at_most(gateway.config.job_budget_s)
-            order = Order(
-                parameters,
-                image,
-                mask,
-                tenant,
-                envelope.priority,
-                deadline,
-                template_id=envelope.template_id,
-            )
-            with gateway.uploads.growing() as grow, gateway.place(parameters.n) as place:
+            given = [headers[IDEMPOTENCY_HEADER]] if IDEMPOTENCY_HEADER in headers else []
+            key = read_key(given, IDEMPOTENCY_HEADER)
+            order = await identified(self._order(envelope, tenant), key)
+            known = await gateway.sharing.known(order)
+            if known is None:  # what a job of before was made of need not be there any more
+                await self._check_blobs(order.image, order.mask)
+            with ExitStack() as holds:
+                grow = holds.enter_context(gateway.uploads.growing())
+                place = holds.enter_context(
+                    gateway.waiter()
+                    if known
+                    else gateway.place(tenant, order.parameters.n, order.job_id, order.longest_s)
+                )
                 grow(MESSAGE_COPIES * inline_bytes(envelope))
-                prepared = await gateway.prepare(order)
-                async with gateway.submission.held(prepared) as held:
+                prepared = known or await gateway.prepare(order)
+                async with gateway.held(prepared, place) as held:
+                    if place.repeated:
+                        gateway.metrics.repeated("nats")
                     if envelope.progress is not None:
                         await self._relay(held, envelope.progress)
                     record = await gateway.submission.outcome(held)
                 place.carried_out()
             return await self._reply(record)
 
+    def _order(self, envelope: EditEnvelope, tenant: Tenant) -> Order:
+        """The order in an envelope."""
+        config = self._gateway.config
+        parameters = read_parameters(envelope)
+        image, mask = check_envelope(envelope, tenant.name, config.max_file_bytes)
+        return Order(
+            parameters,
+            image,
+            mask,
+            tenant.name,
+            envelope.priority,
+            self._gateway.deadline(envelope.remaining_ms / 1000).at_most(config.job_budget_s),
+            template_id=envelope.template_id,
+            weight=tenant.weight,
+        )
+
     async def cancel(self, message: CancelMessage) -> Accepted:
         """Cancel a job of the caller's tenant; one that has ended stays as it is."""
         with _counted(self._gateway, subjects.EDIT_CANCEL):
             tenant = self._gateway.tenant(message.api_key)
-            record = await self._gateway.submission.record(message.job_id, tenant)
+            record = await self._gateway.submission.record(message.job_id, tenant.name)
             await self._gateway.submission.cancel(record.job.job_id)
             return Accepted(job_id=record.job.job_id)
 

@@ -15,6 +15,7 @@ from giornata_gateway.fleet_views import FleetView
 from giornata_gateway.forms import EditForm, JobForm
 from giornata_gateway.job_views import JobView
 from giornata_gateway.openapi_parts import Json, answer, form, get, operation, ref, text
+from giornata_gateway.openapi_text import DESCRIPTION
 from giornata_gateway.stream_events import CompletedEvent, ErrorEvent, PartialImageEvent, ProgressEvent
 from giornata_gateway.template_views import (
     DEFAULT_PAGE,
@@ -31,29 +32,6 @@ HTTP_ERRORS: Final = {
     405: ("method_not_allowed", "Not with this method."),
 }
 """Errors of HTTP itself; all others come from :mod:`giornata.errors`."""
-
-DESCRIPTION: Final = """\
-Edits pictures: the masked patch is repainted, the rest stays as it is. `POST /v1/images/edits` follows OpenAI's API, \
-and its official clients work with it.
-
-**Mask.** Without a mask, the image's own transparent pixels are the mask; an opaque image is then edited as a whole \
-with `mask_mode` `auto`, and refused with the others.
-
-**Errors** have one form, `{"error": {...}}`, with a stable `code`; 429 and 503 carry Retry-After.
-
-**Browsers.** A gateway without API keys refuses POST and DELETE from pages of other web sites, by `Sec-Fetch-Site`.
-
-**Jobs** belong to the tenant of the API key that submitted them; links to pictures need that key too. A synchronous \
-edit is cancelled when its client leaves.
-
-**Templates.** A picture that is registered at `POST /v1/templates` is sent once; its edits name it by `template_id` \
-instead of `image`, and take what was recorded of it. Templates belong to their tenant, as jobs do.
-
-**Event streams.** Every event has the id of its place in the stream; `Last-Event-ID` replays what came after. \
-Of the frames that tell the end, the last alone has an id. 204 means that nothing is left to tell. \
-`image_edit.partial_image` comes where `partial_images` asks for it: its `b64_json` is a small JPEG, whatever \
-`output_format` is, to be scaled up to `box`.
-"""
 
 
 def document(server_url: str) -> Json:
@@ -118,7 +96,11 @@ def _paths() -> Json:
     edited = {"application/json": ref(ImagesAnswer), "text/event-stream": _stream(), **pictures}
     return {
         "/v1/images/edits": form(
-            "edit", "Edit a picture and wait for it.", EditForm, {"200": answer("Edited.", edited)}
+            "edit",
+            "Edit a picture and wait for it.",
+            EditForm,
+            {"200": answer("Edited.", edited)},
+            keyed=True,
         ),
         **_job_paths(pictures),
         **_template_paths(),
@@ -173,7 +155,7 @@ def _job_paths(pictures: Json) -> Json:
     }
     fetched = {"200": answer("The picture.", pictures), "304": {"description": "If-None-Match named it."}}
     return {
-        "/v1/jobs": form("createJob", "Submit an edit and do not wait.", JobForm, accepted),
+        "/v1/jobs": form("createJob", "Submit an edit and do not wait.", JobForm, accepted, keyed=True),
         "/v1/jobs/{job_id}": {
             "parameters": [job],
             "get": operation("getJob", "How far a job is.", {"200": answer("Its status.", status)}, 401, 404),
@@ -214,7 +196,11 @@ def _template_paths() -> Json:
     return {
         "/v1/templates": {
             **form(
-                "registerTemplate", "Register a picture for its edits.", TemplateForm, {"202": registered}
+                "registerTemplate",
+                "Register a picture for its edits.",
+                TemplateForm,
+                {"202": registered},
+                keyed=False,
             ),
             "get": {**listed, "parameters": [limit, after]},
         },

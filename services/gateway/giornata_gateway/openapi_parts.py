@@ -6,12 +6,35 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from giornata.errors import BY_CODE
+from giornata.errors import BY_CODE, IdempotencyKeyReused, ResultExpired
 from giornata_gateway.answers import ErrorAnswer
+from giornata_gateway.idempotency import MAX_CHARACTERS
 
 Json = dict[str, Any]
 
 RETRY_AFTER: Final = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
+RATE_LIMIT: Final = {
+    "RateLimit-Policy": {
+        "schema": {"type": "string"},
+        "description": "Where the tenant has a limit: pictures (`q`) in so many seconds (`w`).",
+    },
+    "RateLimit": {
+        "schema": {"type": "string"},
+        "description": "Where the tenant has a limit: pictures that are left (`r`), and seconds until all are (`t`).",
+    },
+}
+REPLAYED: Final = {
+    "Idempotent-Replayed": {
+        "schema": {"const": "true"},
+        "description": "The answer is about the job of an earlier request with the same Idempotency-Key.",
+    }
+}
+KEY: Final = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "The same key with the same edit is one job, however often it is asked for.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_CHARACTERS, "pattern": "^[ -~]+$"},
+}
 
 
 def text() -> Json:
@@ -44,11 +67,24 @@ def operation(name: str, summary: str, answers: Json, *errors: int) -> Json:
     return {"operationId": name, "summary": summary, "responses": responses}
 
 
-def form(name: str, summary: str, form: type[BaseModel], answers: Json) -> Json:
-    """A POST of a multipart form."""
+def form(name: str, summary: str, form: type[BaseModel], answers: Json, *, keyed: bool) -> Json:
+    """A POST of a multipart form by which pictures are asked for.
+
+    Args:
+        name: of the operation.
+        summary: of what it does.
+        form: the fields.
+        answers: of a success, by status.
+        keyed: whether it takes an idempotency key.
+    """
     body = {"required": True, "content": {"multipart/form-data": ref(form)}}
-    statuses = sorted({kind.status for kind in BY_CODE.values()} - {500, 410})
-    return {"post": {**operation(name, summary, answers, *statuses), "requestBody": body}}
+    never = {500} if keyed else {500, IdempotencyKeyReused.status, ResultExpired.status}
+    statuses = sorted({kind.status for kind in BY_CODE.values()} - never)
+    headers = RATE_LIMIT | (REPLAYED if keyed else {})
+    told = {status: {**answer, "headers": headers} for status, answer in answers.items()}
+    post = {**operation(name, summary, told, *statuses), "requestBody": body}
+    post["responses"]["429"]["headers"] = RETRY_AFTER | RATE_LIMIT
+    return {"post": post | ({"parameters": [KEY]} if keyed else {})}
 
 
 def get(name: str, summary: str, view: type[BaseModel], *errors: int, own_503: bool = False) -> Json:

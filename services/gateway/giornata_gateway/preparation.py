@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
 from giornata.blobs import BlobStore
 from giornata.deadlines import Deadline
-from giornata.jobs import BlobRef, Job, Priority
+from giornata.jobs import TAKE_OVER_S, BlobRef, Job, Priority
 from giornata.requests import MAX_SEED, EditParameters, resolve
 from giornata_gateway.catalog import choose_card
 from giornata_gateway.fleet_watch import FleetWatch
@@ -33,6 +33,17 @@ class Order:
     traceparent: str | None = None
     template_id: str | None = None
     """The registered template that is edited."""
+    weight: float = 1.0
+    """Of its tenant."""
+    job_id: str = field(default_factory=lambda: f"job_{secrets.token_urlsafe(18)}")
+    """Of the job that it becomes; with an idempotency key, the one that the key leads to."""
+    fingerprint: str | None = None
+    """What it asks for, where there is an idempotency key; see :func:`giornata_gateway.idempotency.fingerprint`."""
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds after which its job has ended, whatever happens."""
+        return self.deadline.remaining_s() + TAKE_OVER_S
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,8 @@ class Prepared:
 
     job: Job
     deadline: Deadline
+    known: bool = False
+    """It was accepted before, under the same idempotency key."""
 
 
 class Preparation:
@@ -71,15 +84,16 @@ class Preparation:
             raise missing_image()
         card = choose_card(self._fleet.cards(), order.parameters.model, self._fleet.missing())
         parameters = resolve(order.parameters, card, secrets.randbelow(MAX_SEED + 1))
-        job_id = f"job_{secrets.token_urlsafe(18)}"
+        # two requests with one idempotency key are one job, and each has an upload of its own, which it can forget
+        folder = f"{order.tenant}/{order.job_id}/{secrets.token_urlsafe(9)}"
         try:
-            image = await self._stored(order, job_id, "image", order.image)
-            mask = None if order.mask is None else await self._stored(order, job_id, "mask", order.mask)
+            image = await self._stored(order, f"{folder}/image", order.image)
+            mask = None if order.mask is None else await self._stored(order, f"{folder}/mask", order.mask)
         except BaseException:
-            self._tasks.create_task(self._forget_order(order, job_id), name=f"forget-{job_id}")
+            self._tasks.create_task(self._forget_folder(folder), name=f"forget-{order.job_id}")
             raise
         job = Job(
-            job_id=job_id,
+            job_id=order.job_id,
             tenant=order.tenant,
             gateway=self._gateway,
             priority=order.priority,
@@ -92,6 +106,8 @@ class Preparation:
             budget_ms=order.deadline.remaining_ms(),
             result_ttl_s=self._result_ttl_s,
             traceparent=order.traceparent,
+            weight=order.weight,
+            fingerprint=order.fingerprint,
         )
         return Prepared(job, order.deadline)
 
@@ -100,20 +116,16 @@ class Preparation:
         own = f"{job.tenant}/{job.job_id}/"
         await self._blobs.delete(*(ref for ref in (job.image, job.mask) if ref and ref.key.startswith(own)))
 
-    async def _stored(self, order: Order, job_id: str, name: str, data: bytes | BlobRef) -> BlobRef:
+    async def _stored(self, order: Order, key: str, data: bytes | BlobRef) -> BlobRef:
         if isinstance(data, BlobRef):
             return data
         ttl_s = self._result_ttl_s + int(order.deadline.remaining_s()) + 1
-        return await self._blobs.put(_key(order.tenant, job_id, name), data, ttl_s)
+        return await self._blobs.put(key, data, ttl_s)
 
-    async def _forget_order(self, order: Order, job_id: str) -> None:
+    async def _forget_folder(self, folder: str) -> None:
         """Delete what may have been stored: a put that was cancelled may have arrived."""
-        keys = (_key(order.tenant, job_id, name) for name in ("image", "mask"))
+        keys = (f"{folder}/{name}" for name in ("image", "mask"))
         try:
             await self._blobs.delete(*(BlobRef(key=key, size_bytes=0, sha256="") for key in keys))
         except Exception:  # the task's edge: logged; the blobs end by their time
-            log.exception("forget_failed", job_id=job_id)
-
-
-def _key(tenant: str, job_id: str, name: str) -> str:
-    return f"{tenant}/{job_id}/{name}"
+            log.exception("forget_failed", folder=folder)

@@ -13,6 +13,7 @@ from aiohttp import web
 from giornata.blobs import BlobStore
 from giornata.bus import Bus
 from giornata.errors import ServiceUnavailable
+from giornata.events import DoneEvent
 from giornata.records import Records
 from giornata.telemetry import state_of, telemetry
 from giornata.template_records import TemplateRecords
@@ -22,11 +23,14 @@ from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet_watch import FleetWatch
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http_app import build_app
+from giornata_gateway.key_file import KeyFile
 from giornata_gateway.memory import Memory
 from giornata_gateway.metrics import Metrics
 from giornata_gateway.nats_door import open_door
 from giornata_gateway.preparation import Preparation
+from giornata_gateway.quotas import Quotas
 from giornata_gateway.registration import Lives, Registration
+from giornata_gateway.sharing import Sharing
 from giornata_gateway.submission import Submission
 from giornata_gateway.waiting import Waiting
 
@@ -44,10 +48,11 @@ async def serve(
     Leaving the doors is the drain: telemetry says *draining*, the NATS door stops listening and finishes its edits,
     the HTTP door answers until no edit is in progress, and the cancellations of what nobody waits for are sent.
     """
+    keys = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
     fleet = FleetWatch()
     templates = await TemplateRecords.open(bus.jetstream)
     async with asyncio.TaskGroup() as tasks, fleet.listening(bus):
-        gateway = _compose(config, bus, blobs, records, templates, fleet=fleet, tasks=tasks)
+        gateway = _compose(config, bus, blobs, records, templates, keys=keys, fleet=fleet, tasks=tasks)
         async with gateway.waiting.listening(bus, config.instance), _restoring(gateway, tasks):
             async with AsyncExitStack() as doors:
                 await _open_http(gateway, doors)
@@ -88,25 +93,45 @@ def _compose(
     records: Records,
     templates: TemplateRecords,
     *,
+    keys: KeyFile | None,
     fleet: FleetWatch,
     tasks: asyncio.TaskGroup,
 ) -> Gateway:
     # the metrics count who waits, and waiting tells the metrics who has ended
     metrics = Metrics(fleet.states, lambda: len(waiting))
-    waiting = Waiting(records, metrics.job_ended)
+    admission = Admission(config.max_concurrent_rows)
+    quotas = Quotas(admission.estimate_s, metrics.tenant_refused)
+
+    def ended(event: DoneEvent, *, awaited: bool) -> None:
+        metrics.job_ended(event, awaited=awaited)
+        quotas.leave(event.job_id)
+
+    waiting = Waiting(records, ended)
     preparation = Preparation(blobs, fleet, tasks, gateway=config.instance, result_ttl_s=config.result_ttl_s)
+    submission = Submission(
+        bus, records, preparation, waiting=waiting, tasks=tasks, window_s=config.submit_window_s
+    )
     return Gateway(
         config=config,
         bus=bus,
         blobs=blobs,
         fleet=fleet,
         waiting=waiting,
-        admission=Admission(config.max_concurrent_rows),
+        keys=keys,
+        admission=admission,
+        quotas=quotas,
         watchers=Admission(config.max_streams, "event streams"),
         uploads=Memory(config.max_held_bytes),
         answers=Memory(config.max_held_bytes),
-        submission=Submission(
-            bus, records, preparation, waiting=waiting, tasks=tasks, window_s=config.submit_window_s
+        submission=submission,
+        sharing=Sharing(
+            bus,
+            records,
+            submission,
+            waiting=waiting,
+            tasks=tasks,
+            gateway=config.instance,
+            given_up=quotas.leave,
         ),
         registration=Registration(
             bus,

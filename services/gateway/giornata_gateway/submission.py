@@ -15,13 +15,15 @@ from giornata.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.errors import DeadlineExceeded, GiornataError, InternalError, JobNotFound, ServiceUnavailable
 from giornata.jobs import Job, JobRecord
-from giornata.messages import Accepted, CancelRows, SubmitRequest
+from giornata.messages import Accepted, CancelRows, Forecast, ForecastRequest, SubmitRequest
 from giornata.records import Records
 from giornata_gateway.preparation import Order, Preparation, Prepared
 from giornata_gateway.waiting import Waiting
 
 log = structlog.get_logger(__name__)
 
+FORECAST_MS = 500
+"""Nobody waits for longer to hear how long to wait."""
 TRY_S = 2.0
 """How long one try of a submission waits for the router."""
 
@@ -57,6 +59,13 @@ class Submission:
         """How long a submission is tried while no router answers."""
         self._sending: dict[str, asyncio.Task[GiornataError | None]] = {}
 
+    async def forget(self, job: Job) -> None:
+        """Delete the pictures that were stored for a job that nobody carries out; what fails is logged."""
+        try:
+            await self._preparation.forget(job)
+        except Exception:  # a task's edge: logged; the blobs end by their time
+            log.exception("forget_failed", job_id=job.job_id)
+
     async def prepare(self, order: Order) -> Prepared:
         """A job of `order`, whose pictures lie in the blob store from here on; submit it at once.
 
@@ -65,8 +74,8 @@ class Submission:
         """
         return await self._preparation.prepare(order)
 
-    async def submit(self, job: Job) -> None:
-        """Make `job` durable. If the caller is cancelled meanwhile, so is the job.
+    async def submit(self, job: Job) -> Job:
+        """Make `job` durable, and answer it. If the caller is cancelled meanwhile, so is the job.
 
         Raises:
             GiornataError: why it was not accepted.
@@ -76,6 +85,7 @@ class Submission:
         except BaseException:
             self.call_off(job)
             raise
+        return job
 
     @asynccontextmanager
     async def held(self, prepared: Prepared) -> AsyncIterator[Held]:
@@ -125,6 +135,18 @@ class Submission:
             raise JobNotFound(received=job_id)
         return record
 
+    async def forecast(self, record: JobRecord) -> Forecast | None:
+        """When a job should be computed; None where that is over, or unknown, or the router is away."""
+        if record.state.terminal:
+            return None
+        deadline = Deadline.after_ms(FORECAST_MS)
+        request = ForecastRequest(job_id=record.job.job_id, remaining_ms=deadline.remaining_ms())
+        try:
+            return await self._bus.call(subjects.FORECAST, request, Forecast, deadline)
+        except GiornataError as error:
+            log.debug("no_forecast", job_id=record.job.job_id, error=str(error))
+            return None
+
     async def cancel(self, job_id: str) -> JobRecord:
         """Ask for a job's end, in the record and by broadcast; a terminal job stays as it is."""
         record = await self._records.change(job_id, lambda record: record.model_copy(update={"cancel": True}))
@@ -151,23 +173,15 @@ class Submission:
 
     async def _send(self, job: Job) -> None:
         """Submit to the router; the call itself survives its caller, so that its outcome is always known."""
-        sending = self._tasks.create_task(self._ask_router(job), name=f"submit-{job.job_id}")
+        sending = self._tasks.create_task(self.ask_router(job), name=f"submit-{job.job_id}")
         self._sending[job.job_id] = sending
         sending.add_done_callback(lambda _: self._sending.pop(job.job_id, None))
         error = await asyncio.shield(sending)
         if error is not None:
             raise error
-        asked = job.parameters
-        log.info(
-            "accepted",
-            job_id=job.job_id,
-            tenant=job.tenant,
-            user=asked.user,
-            n=asked.n,
-            priority=job.priority.value,
-        )
 
-    async def _ask_router(self, job: Job) -> GiornataError | None:
+    async def ask_router(self, job: Job) -> GiornataError | None:
+        """Have `job` accepted, trying again while no router answers; why it was not. It raises nothing."""
         try:
             attempts = AsyncRetrying(
                 retry=retry_if_exception_type((ServiceUnavailable, DeadlineExceeded)),
@@ -183,6 +197,15 @@ class Submission:
         except Exception:  # the task's edge: logged and answered
             log.exception("submit_failed", job_id=job.job_id)
             return InternalError()
+        asked = job.parameters
+        log.info(
+            "accepted",
+            job_id=job.job_id,
+            tenant=job.tenant,
+            user=asked.user,
+            n=asked.n,
+            priority=job.priority.value,
+        )
         return None
 
     async def _ask_router_once(self, job: Job) -> None:

@@ -1,50 +1,76 @@
-"""Who is asking: API keys and the tenants they stand for; pages of other web sites. Pure."""
+"""Who is asking: API keys and the tenants they stand for; pages of other web sites; other machines. Pure."""
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+import ipaddress
+from dataclasses import dataclass
 from typing import Final
 
+from giornata.api_keys import KeysFile, TenantLimits, hash_of
 from giornata.errors import CrossSite, Unauthorized
 
 DEFAULT_TENANT: Final = "default"
-"""Owner of every job where no API keys are configured."""
+"""Owner of every job where no API keys are asked for."""
 
 
-def tenant_of(key: str | None, keys: Mapping[str, str]) -> str:
-    """The tenant that `key` stands for; every configured key is compared, in constant time.
+@dataclass(frozen=True)
+class Tenant:
+    """Whose request it is, and what they may do at this gateway."""
+
+    name: str
+    in_progress: int = 0
+    """Pictures in progress at a time; 0: no limit of their own."""
+    per_minute: int = 0
+    """Pictures asked for in a minute; 0: no limit."""
+    weight: float = 1.0
+    """Share beside other tenants."""
+
+
+def tenant_of(key: str | None, file: KeysFile | None, defaults: Tenant) -> Tenant:
+    """The tenant that `key` stands for; its hash is compared with every known one, each in constant time.
+
+    Args:
+        key: as the request brings it.
+        file: the known keys; None where nobody is asked for one.
+        defaults: the tenant of a gateway without keys, and the limits of those that have none of their own.
 
     Raises:
-        Unauthorized: keys are configured and `key` is none of them.
+        Unauthorized: keys are asked for and `key` is none of them.
     """
-    if not keys:
-        return DEFAULT_TENANT
+    if file is None:
+        return defaults
     if key is None:
         raise Unauthorized(
             "An API key is needed.", accepted="the header Authorization: Bearer KEY, or api_key over NATS"
         )
     found: str | None = None
-    given = key.encode(errors="surrogateescape")  # a header need not be UTF-8
-    for known, tenant in keys.items():
-        if hmac.compare_digest(known.encode(), given):
-            found = tenant
+    given = hash_of(key)
+    for known in file.keys:
+        if hmac.compare_digest(known.sha256, given):
+            found = known.tenant
     if found is None:
         raise Unauthorized
-    return found
+    limits = file.tenants.get(found, TenantLimits())
+    return Tenant(
+        name=found,
+        in_progress=defaults.in_progress if limits.in_progress is None else limits.in_progress,
+        per_minute=defaults.per_minute if limits.per_minute is None else limits.per_minute,
+        weight=defaults.weight if limits.weight is None else limits.weight,
+    )
 
 
-def check_site(site: str | None, keys: Mapping[str, str]) -> None:
+def check_site(site: str | None, *, keyed: bool) -> None:
     """A page of any web site can have its visitor's browser send a form to this machine; a key it does not know.
 
     Args:
         site: the ``Sec-Fetch-Site`` header, which browsers set and pages cannot; other clients send none.
-        keys: the configured ones.
+        keyed: whether this gateway asks for API keys.
 
     Raises:
-        CrossSite: no keys are configured and the page is one of another site.
+        CrossSite: it does not, and the page is one of another site.
     """
-    if not keys and site == "cross-site":
+    if not keyed and site == "cross-site":
         raise CrossSite(
             received=f"Sec-Fetch-Site: {site}",
             accepted="requests from pages of the gateway's own site, from programs, or to a gateway with API keys",
@@ -55,3 +81,13 @@ def bearer(authorization: str | None) -> str | None:
     """The token of an ``Authorization: Bearer`` header."""
     scheme, _, token = (authorization or "").partition(" ")
     return token.strip() or None if scheme.lower() == "bearer" else None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on `host`; a name other than localhost may lead anywhere."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

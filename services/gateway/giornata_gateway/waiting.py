@@ -58,7 +58,7 @@ class Waiting:
     def hear(self, event: DoneEvent) -> None:
         """Wake those who wait for the event's job."""
         self._on_done(event, awaited=event.job_id in self._futures)
-        self._wake(event.job_id)
+        self.wake(event.job_id)
 
     @contextmanager
     def expect(self, job_id: str, *, watching: bool = False) -> Iterator[asyncio.Future[None]]:
@@ -103,7 +103,7 @@ class Waiting:
             except JobNotFound:
                 continue  # not accepted yet
             if record.state.terminal:
-                self._wake(job_id)
+                self.wake(job_id)
 
     async def _read(self, job_id: str) -> JobRecord:
         attempts = AsyncRetrying(
@@ -114,7 +114,8 @@ class Waiting:
         )
         return await attempts(self._records.get, job_id)
 
-    def _wake(self, job_id: str) -> None:
+    def wake(self, job_id: str) -> None:
+        """Wake those who wait for a job: it has ended."""
         for future in self._futures.get(job_id, ()):
             if not future.done():
                 future.set_result(None)

@@ -19,12 +19,15 @@ def main() -> int:
     async def serve(config: PrepostConfig, stop: asyncio.Event) -> None:
         from giornata import bus  # noqa: PLC0415
         from giornata.blobs import RedisBlobs  # noqa: PLC0415
+        from giornata.permissions import User  # noqa: PLC0415
         from giornata_prepost.checkpoint import open_model  # noqa: PLC0415
         from giornata_prepost.pool import ImagePool  # noqa: PLC0415
         from giornata_prepost.service import Prepost  # noqa: PLC0415
 
         async with (
-            bus.connect(config.nats_url, config.instance) as connected,
+            bus.connect(
+                config.nats_url, config.instance, user=User.PREPOST, password_file=config.nats_password_file
+            ) as connected,
             RedisBlobs.open(config.redis_url) as blobs,
             ImagePool(config.image_processes) as pool,
         ):

@@ -8,6 +8,8 @@ from functools import partial
 
 from giornata import bus, runtime, streams
 from giornata.config import load
+from giornata.permissions import User
+from giornata.quarantine import Quarantine
 from giornata.records import Records
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router
@@ -15,11 +17,15 @@ from giornata_router.service import Router
 
 async def main(config: RouterConfig, stop: asyncio.Event) -> None:
     """Open NATS, make sure of the streams, route until `stop`."""
-    async with bus.connect(config.nats_url, config.instance) as connected:
+    async with bus.connect(
+        config.nats_url, config.instance, user=User.ROUTER, password_file=config.nats_password_file
+    ) as connected:
         jetstream = connected.jetstream
         await streams.ensure(jetstream, replicas=config.replicas, events_ttl_s=config.result_ttl_s)
+        await streams.replicate(jetstream, replicas=config.replicas)
         await streams.ensure_queue(jetstream, replicas=config.replicas, queue_limit=config.queue_limit)
-        await Router(connected, await Records.open(jetstream), config).run(stop)
+        records, quarantine = await Records.open(jetstream), await Quarantine.open(jetstream)
+        await Router(connected, records, quarantine, config).run(stop)
 
 
 if __name__ == "__main__":

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
 from giornata.config import ServiceConfig
+from giornata.scheduling.line import AGEING_S
+from giornata.scheduling.policies import PolicyName
 
 
 class RouterConfig(ServiceConfig):
     """Configuration of the router."""
 
-    policy: Literal["least_remaining_steps", "fewest_rows"] = Field(
-        "least_remaining_steps",
-        description="How a worker is chosen; fewest_rows is the request-level baseline.",
+    policy: PolicyName = Field(
+        PolicyName.FINISH_TIME,
+        description="How a worker is chosen: by predicted finish; by deadline; or as one of the baselines does.",
     )
+    max_wait_s: float | None = Field(
+        None,
+        gt=0,
+        description="Predicted wait for a worker beyond which an edit is refused with 429; every edit's own budget is "
+        "such a limit too.",
+    )
+    ageing_s: float = Field(
+        AGEING_S, ge=0, description="A batch job that has waited for so long comes as if it were interactive."
+    )
+    stall_factor: float = Field(
+        10.0,
+        gt=1,
+        description="A step that takes longer than this many times what was predicted, and than stall_s, is given up.",
+    )
+    stall_s: float = Field(10.0, gt=0, description="Least time after which a step is given up.")
     queue_limit: int = Field(
         10_000, ge=1, description="Jobs accepted and unfinished at a time; more are refused."
     )

@@ -1,26 +1,24 @@
-"""Handing rows to workers and hearing what became of them: the edge around :mod:`giornata_router.placement`."""
+"""Handing rows to workers and hearing what became of them: the edge around :mod:`giornata.scheduling`."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from giornata.events import DenoisedEvent
 from giornata.fleet import SILENCE_S
-from giornata.jobs import Priority
+from giornata.scheduling.demand import Demand
+from giornata.scheduling.line import Line, Turn
+from giornata.scheduling.placement import Placement
+from giornata.scheduling.serving import serve
 from giornata.workers import QueueState, ServiceState
-from giornata_router.placement import Placement
-from giornata_router.policy import Demand
 
-TICK_S = 0.25
+TICK_S: Final = 0.25
 """How often silence is looked for; a timer, since silence raises no event."""
-MAX_PASSED = 32
-"""Jobs served before an older one that needs more room than they; after these a worker is kept free for it."""
 
 
 class Silence(Enum):
@@ -28,51 +26,45 @@ class Silence(Enum):
 
     LOST = "the worker fell silent"
     UNLISTED = "the worker does not know the rows"
+    STALLED = "the worker's step did not end"
     RECHECK = "reports may have been missed while disconnected"
 
 
 Outcome = DenoisedEvent | Silence
 
-_ORDER = {Priority.INTERACTIVE: 0, Priority.BATCH: 1}
-
-
-@dataclass(order=True)
-class _Waiting:
-    order: tuple[int, int]
-    job_id: str = field(compare=False)
-    attempt: int = field(compare=False)
-    demand: Demand = field(compare=False)
-    worker: asyncio.Future[str] = field(compare=False)
-    preferred: str | None = field(default=None, compare=False)
-    passed: int = field(default=0, compare=False)
-    """Later jobs of the same model that were served first, since they needed less room."""
-
 
 class Dispatch:
-    """Who waits for a worker, and who waits for a worker's report."""
+    """Who waits for a worker, and who waits for a worker's report.
 
-    def __init__(self, placement: Placement, connected: Callable[[], bool] = lambda: True) -> None:
+    Args:
+        placement: of rows on workers.
+        line: of those who wait.
+        connected: whether one could hear.
+    """
+
+    def __init__(
+        self, placement: Placement, line: Line | None = None, connected: Callable[[], bool] = lambda: True
+    ) -> None:
         self.placement = placement
+        self.line = Line() if line is None else line
         self._connected = connected
-        self._waiting: list[_Waiting] = []
-        self._tickets = itertools.count()
+        self._workers: dict[str, asyncio.Future[str]] = {}
+        """By job in the line: who gets it."""
+        self._attempts: dict[str, int] = {}
+        self._preferred: dict[str, str] = {}
         self._refused: set[str] = set()
         self._reports: dict[str, asyncio.Future[Outcome]] = {}
         self._hears_since_s = time.monotonic()
 
-    @property
-    def waiting(self) -> int:
-        """Jobs that wait for a worker."""
-        return len(self._waiting)
-
     def queue(self, *, full: bool) -> QueueState:
         """Who waits for a worker, as telemetry tells it; `full` where more may wait to be carried at all."""
-        demands = [waiting.demand for waiting in self._waiting]
+        demands = [entry.demand for entry in self.line]
         return QueueState(
             jobs=len(demands),
             rows=sum(demand.rows for demand in demands),
             steps=sum(demand.steps for demand in demands),
             full=full,
+            costs=tuple(self.placement.estimates.kinds()),
         )
 
     def observe(self, state: ServiceState) -> None:
@@ -97,23 +89,17 @@ class Dispatch:
         return self.placement.choose(demand, self._refused)
 
     async def acquire(
-        self,
-        job_id: str,
-        attempt: int,
-        demand: Demand,
-        priority: Priority,
-        *,
-        preferred: str | None = None,
+        self, job_id: str, attempt: int, demand: Demand, turn: Turn, *, preferred: str | None = None
     ) -> str:
         """Wait for a worker with room; the demand counts as assigned to it from this moment.
 
         Where `preferred` has room, it is the one.
         """
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        order = (_ORDER[priority], next(self._tickets))
-        waiting = _Waiting(order, job_id, attempt, demand, future, preferred)
-        self._waiting.append(waiting)
-        self._waiting.sort()
+        self._workers[job_id], self._attempts[job_id] = future, attempt
+        if preferred is not None:
+            self._preferred[job_id] = preferred
+        self.line.join(job_id, demand, turn, time.monotonic())
         self._serve()
         try:
             return await future
@@ -121,8 +107,9 @@ class Dispatch:
             self.release(job_id)
             raise
         finally:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
+            self.line.leave(job_id, served=False)
+            self._workers.pop(job_id, None)
+            self._preferred.pop(job_id, None)
 
     def adopt(self, job_id: str, attempt: int, worker: str, demand: Demand) -> None:
         """Take over an assignment that another router made."""
@@ -154,7 +141,7 @@ class Dispatch:
             self.look(time.monotonic())
 
     def look(self, now: float) -> None:
-        """Forget workers that fell silent, and tell those who wait on them.
+        """Forget workers that fell silent or whose step does not end, and tell those who wait on them.
 
         Without a connection everybody is silent, and after a start or a reconnect it takes a while to hear of all.
         """
@@ -166,6 +153,8 @@ class Dispatch:
             self._resolve(assignment.job_id, Silence.LOST)
         for assignment in self.placement.doubtful(now):
             self._resolve(assignment.job_id, Silence.UNLISTED)
+        for assignment in self.placement.stalled():
+            self._resolve(assignment.job_id, Silence.STALLED)
         self._refused = {worker for worker in self._refused if self.placement.fleet.get(worker)}
 
     def _resolve(self, job_id: str, outcome: Outcome) -> None:
@@ -174,31 +163,12 @@ class Dispatch:
             future.set_result(outcome)
 
     def _serve(self) -> None:
-        """Give workers to those who wait, in order.
-
-        A job that no worker has room for lets later, smaller ones pass, but only :data:`MAX_PASSED` of them: then the
-        worker that is empty first is kept for it. Interactive jobs come before batch jobs and never wait for them.
-        """
-        excluded = set(self._refused)
-        left: dict[str, _Waiting] = {}  # by model, the first job that there is no room for
-        # by model, rows that there is no room for: less cannot help those that follow
-        too_many: dict[str, int] = {}
-        for waiting in list(self._waiting):
-            demand, model = waiting.demand, waiting.demand.model_digest
-            if waiting.worker.done() or demand.rows >= too_many.get(model, demand.rows + 1):
-                continue
-            worker = self.placement.choose(demand, excluded, waiting.preferred)
-            if worker is None:
-                too_many[model] = demand.rows
-                first = left.setdefault(model, waiting)
-                if first is waiting and waiting.passed >= MAX_PASSED:
-                    excluded |= self.placement.soonest(demand, excluded)
-                continue
-            self._give(waiting, worker)
-            if model in left:
-                left[model].passed += 1
-
-    def _give(self, waiting: _Waiting, worker: str) -> None:
-        self.placement.assign(waiting.job_id, waiting.attempt, worker, waiting.demand, time.monotonic())
-        self._waiting.remove(waiting)
-        waiting.worker.set_result(worker)
+        """Give workers to those who wait; who is being cancelled waits no more."""
+        for job_id in [job_id for job_id, future in self._workers.items() if future.done()]:
+            self.line.leave(job_id, served=False)
+        if not self.line:
+            return
+        now = time.monotonic()
+        for entry, worker in serve(self.line, self.placement, now, self._refused, self._preferred):
+            self.placement.assign(entry.job_id, self._attempts[entry.job_id], worker, entry.demand, now)
+            self._workers[entry.job_id].set_result(worker)

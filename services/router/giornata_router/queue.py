@@ -17,7 +17,7 @@ from nats.js.errors import APIError
 from giornata import codec, streams, subjects
 from giornata.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable
 from giornata.jobs import Job, JobRecord, Priority
-from giornata.messages import Accepted, CancelRows, SubmitRequest
+from giornata.messages import Accepted, CancelRows, Forecast, ForecastRequest, SubmitRequest
 from giornata_router import transitions
 from giornata_router.walk import Tools, Walk
 
@@ -31,11 +31,20 @@ _MESSAGES_EXCEEDED = 10077
 log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """An accepted job, since when it waits in the queue."""
+
+    job: Job
+    since_s: float
+
+
 @dataclass
 class _Carried:
     """A queue message whose job is being carried out here."""
 
     message: Msg
+    job: Job
     walk: Walk | None = None
     cancelled: bool = False
     """A cancel was heard before there was a walk."""
@@ -47,7 +56,8 @@ class Queue:
     def __init__(self, tools: Tools, walks: asyncio.TaskGroup) -> None:
         self._tools = tools
         self._walks = walks
-        self._accepted_s: dict[str, float] = {}
+        self._accepted: dict[str, _Waiting] = {}
+        """By job: not pulled from the queue yet."""
         self._carried: dict[str, _Carried] = {}
         self._limits: dict[Priority, int] = {}
         self._in_hand: Counter[Priority] = Counter()
@@ -66,22 +76,48 @@ class Queue:
         """Make a job durable; the reply means that it will end in a picture or a clear error.
 
         Raises:
+            QueueTooLong: it would wait too long.
             QueueFull: as many jobs as may be are unfinished.
             ServiceUnavailable: JetStream does not answer; the same job may be submitted again.
         """
         job = request.job
+        known = job.job_id in self._accepted or job.job_id in self._carried
+        if not known:
+            self._tools.forecasting.admit(job, self._unplaced())
         try:
             stored = await self._tools.bus.jetstream.publish(
                 subjects.jobs(job.priority), codec.encode(job), headers={"Nats-Msg-Id": job.job_id}
             )
             if not stored.duplicate:
-                self._accepted_s[job.job_id] = time.monotonic()
+                self._accepted[job.job_id] = _Waiting(job, time.monotonic())
             await self._tools.records.create(transitions.accepted(job))
         except nats.errors.Error as error:
             if isinstance(error, APIError) and error.err_code == _MESSAGES_EXCEEDED:
                 raise QueueFull(retry_after_s=5) from error
             raise ServiceUnavailable("The work queue does not answer.", retry_after_s=2) from error
         return Accepted(job_id=job.job_id)
+
+    async def forecast(self, request: ForecastRequest) -> Forecast:
+        """Endpoint ``giornata.router.forecast``.
+
+        Raises:
+            JobNotFound: it is not carried here, or nobody knows when it will be denoised.
+        """
+        found = self._tools.forecasting.of(request.job_id, time.monotonic(), self._unplaced())
+        if found is None:
+            raise JobNotFound(received=request.job_id)
+        return found
+
+    def _unplaced(self) -> list[Job]:
+        """Accepted jobs that neither wait for a worker nor have one."""
+        line, placement = self._tools.dispatch.line, self._tools.dispatch.placement
+        carried = [c.job for c in self._carried.values() if c.walk is None or c.walk.preparing]
+        waiting = [waiting.job for waiting in self._accepted.values()]
+        return [
+            job
+            for job in (*carried, *waiting)
+            if job.job_id not in line and placement.attempt(job.job_id) is None
+        ]
 
     def cancel(self, request: CancelRows) -> None:
         """A cancel was broadcast: end the job, also one that nobody carries yet."""
@@ -143,7 +179,7 @@ class Queue:
         if job.job_id in self._carried:  # redelivered: the renewal was late
             self._carried[job.job_id].message = message
             return
-        carried = _Carried(message)
+        carried = _Carried(message, job)
         self._carried[job.job_id] = carried
         try:
             await self._walk(job, carried)
@@ -161,8 +197,8 @@ class Queue:
             del self._carried[job.job_id]
 
     async def _walk(self, job: Job, carried: _Carried) -> None:
-        accepted_s = self._accepted_s.pop(job.job_id, None)
-        waited_ms = 0.0 if accepted_s is None else (time.monotonic() - accepted_s) * 1000
+        waiting = self._accepted.pop(job.job_id, None)
+        waited_ms = 0.0 if waiting is None else (time.monotonic() - waiting.since_s) * 1000
         carried.walk = Walk(self._tools, await self._record(job), waited_ms)
         if carried.cancelled:
             carried.walk.cancel()

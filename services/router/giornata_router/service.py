@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import nats.errors
 import structlog
@@ -11,16 +12,19 @@ from giornata import streams, subjects
 from giornata.bus import Bus, Endpoint
 from giornata.events import DenoisedEvent, EventKind
 from giornata.jobs import Priority
-from giornata.messages import CancelRows, SubmitRequest, TemplateRequest
+from giornata.messages import CancelRows, ForecastRequest, SubmitRequest, TemplateRequest
+from giornata.quarantine import Quarantine
 from giornata.records import Records
+from giornata.scheduling.line import Line
+from giornata.scheduling.placement import Patience, Placement
+from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.telemetry import state_of, telemetry
 from giornata.template_records import TemplateRecords
 from giornata.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
+from giornata_router.forecasting import Forecasting
 from giornata_router.lease import Lease
-from giornata_router.placement import Placement
-from giornata_router.policy import POLICIES
 from giornata_router.queue import Queue
 from giornata_router.stages import Stages
 from giornata_router.templating import Recorder
@@ -35,11 +39,20 @@ log = structlog.get_logger(__name__)
 class Router:
     """One router instance: active or standing by."""
 
-    def __init__(self, bus: Bus, records: Records, config: RouterConfig) -> None:
+    def __init__(self, bus: Bus, records: Records, quarantine: Quarantine, config: RouterConfig) -> None:
         self._bus = bus
         self._config = config
-        self._dispatch = Dispatch(Placement(POLICIES[config.policy]), lambda: bus.client.is_connected)
-        self._tools = Tools(bus, records, Stages(bus, config), self._dispatch, config)
+        patience = Patience(config.stall_factor, config.stall_s * 1e3)
+        self._dispatch = Dispatch(
+            Placement(POLICIES[config.policy], patience=patience),
+            Line(by_deadline=config.policy is PolicyName.DEADLINE_AWARE, ageing_s=config.ageing_s),
+            lambda: bus.client.is_connected,
+        )
+        forecasting = Forecasting(
+            self._dispatch.placement, self._dispatch.line, config.max_wait_s or math.inf
+        )
+        stages = Stages(bus, config)
+        self._tools = Tools(bus, records, stages, self._dispatch, forecasting, quarantine, config)
         self._active = False
         self._queue: Queue | None = None
         bus.on_reconnect.append(self._dispatch.recheck)
@@ -82,11 +95,12 @@ class Router:
         queue = Queue(self._tools, walks)
         submit = Endpoint(subjects.SUBMIT, SubmitRequest, queue.submit)
         recorder = Recorder(self._tools, await TemplateRecords.open(self._bus.jetstream))
+        forecast = Endpoint(subjects.FORECAST, ForecastRequest, queue.forecast)
         template = Endpoint(subjects.TEMPLATE, TemplateRequest, recorder.record)
         denoised = subjects.events_of_kind(EventKind.DENOISED)
         async with (
             self._bus.listen(denoised, DenoisedEvent, self._dispatch.report),
-            self._bus.answer(submit, template),
+            self._bus.answer(submit, forecast, template),
             walks,
             self._bus.listen(subjects.ALL_CANCELS, CancelRows, queue.cancel),
             asyncio.TaskGroup() as pulls,

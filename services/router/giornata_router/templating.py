@@ -8,9 +8,9 @@ from giornata import subjects, templates
 from giornata.deadlines import Deadline
 from giornata.errors import DeadlineExceeded, InternalError, Overloaded, ServiceUnavailable
 from giornata.messages import RecordRequest, RunAnswer, RunReply, TemplateRequest
+from giornata.scheduling.demand import Demand, RowShape
 from giornata.template_records import TemplateRecords
 from giornata.templates import TemplateInputs, TemplateRecord
-from giornata_router.policy import Demand
 from giornata_router.walk import RUN_REPLY_S, Tools
 
 log = structlog.get_logger(__name__)
@@ -66,10 +66,5 @@ class Recorder:
 
 def _demand(template: TemplateRecord, inputs: TemplateInputs) -> Demand:
     """Of one row; how many steps it has is the worker's to say, and nobody waits for them."""
-    return Demand(
-        model=template.model,
-        model_digest=template.model_digest,
-        rows=1,
-        tokens=inputs.inspection.tokens,
-        steps=1,
-    )
+    tokens = inputs.inspection.tokens
+    return Demand(template.model, template.model_digest, (RowShape(0, tokens, tokens, steps=1),))

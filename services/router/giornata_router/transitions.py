@@ -7,7 +7,9 @@ from typing import Any
 
 from giornata.errors import AttemptsExhausted, ErrorBody, GiornataError, InternalError
 from giornata.jobs import ComputeTimes, Encoding, Inspection, Job, JobRecord, JobState, Row, StageTimes
-from giornata_router.policy import Demand
+from giornata.requests import Reuse
+from giornata.scheduling.demand import Demand, RowShape, with_halo
+from giornata.templates import picture_id
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,12 @@ def assigned(
     )
 
 
-def lost(record: JobRecord, attempt: int) -> JobRecord | None:
+def lost(record: JobRecord, attempt: int, why: str) -> JobRecord | None:
     """The worker of `attempt` is gone; None if the record has moved on since."""
     if record.attempt != attempt or record.owner is None:
         return None
-    return record.model_copy(update={"owner": None, "failures": record.failures + 1})
+    causes = (*record.causes, f"attempt {attempt} on {record.owner}: {why}")
+    return record.model_copy(update={"owner": None, "failures": record.failures + 1, "causes": causes})
 
 
 def taken_back(record: JobRecord, attempt: int) -> JobRecord | None:
@@ -100,20 +103,37 @@ def exhausted(record: JobRecord, limit: int) -> AttemptsExhausted | None:
     if record.failures < limit:
         return None
     return AttemptsExhausted(
-        f"{record.failures} workers were lost while computing this edit.", received=record.failures
+        f"{record.failures} workers were lost while computing this edit.", received="; ".join(record.causes)
     )
 
 
-def demand(record: JobRecord, inspection: Inspection) -> Demand:
-    """What the rows that are still to be computed ask of a worker."""
-    pending = record.pending_rows
-    per_row = record.job.parameters.denoising_steps
+def demand(record: JobRecord, inspection: Inspection, *, max_failures: int) -> Demand:
+    """What the rows that are still to be computed ask of a worker.
+
+    A job that has lost all attempts but the last one may be what brings workers down, or may have shared them with such
+    a job: the last attempt it makes alone, and so fails alone or is found innocent.
+    """
+    job, asked = record.job, record.job.parameters
+    reuses = asked.reuse is not Reuse.OFF
+    computed = (
+        with_halo(inspection.compute_tokens, asked.halo, inspection.tokens) if reuses else inspection.tokens
+    )
+    shapes = tuple(
+        RowShape(
+            text=record.encoding.text_tokens if record.encoding else 0,
+            image=inspection.tokens,
+            computed=computed,
+            steps=max(1, asked.denoising_steps - (row.resume.step if row.resume else 0)),
+            sequences=2 if (asked.true_cfg_scale or 0.0) > 1 else 1,
+        )
+        for row in record.pending_rows
+    )
     return Demand(
-        model=record.job.model,
-        model_digest=record.job.model_digest,
-        rows=len(pending),
-        tokens=len(pending) * inspection.tokens,
-        steps=sum(per_row - (row.resume.step if row.resume else 0) for row in pending),
+        job.model,
+        job.model_digest,
+        shapes,
+        template=picture_id(job.tenant, inspection.template_key) if reuses else None,
+        alone=0 < record.failures == max_failures - 1,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 import nats.errors
@@ -11,15 +12,26 @@ import structlog
 from giornata import subjects
 from giornata.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.errors import DeadlineExceeded, GiornataError, InternalError, JobCancelled, Overloaded
+from giornata.errors import (
+    AttemptsExhausted,
+    DeadlineExceeded,
+    GiornataError,
+    InternalError,
+    JobCancelled,
+    Overloaded,
+)
 from giornata.events import DenoisedEvent, DoneEvent, EventKind, StateEvent
 from giornata.jobs import Encoding, Inspection, JobRecord, JobState, Row
 from giornata.messages import CancelRows, PrefetchTemplate, RunAnswer, RunReply, RunRequest
+from giornata.quarantine import Quarantine
 from giornata.records import Change, Records
 from giornata.requests import Reuse
+from giornata.scheduling.demand import Demand
+from giornata.scheduling.line import Turn
 from giornata_router import transitions
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch, Outcome, Silence
+from giornata_router.forecasting import Forecasting
 from giornata_router.ledger import Ledger
 from giornata_router.stages import Stages
 
@@ -37,6 +49,8 @@ class Tools:
     records: Records
     stages: Stages
     dispatch: Dispatch
+    forecasting: Forecasting
+    quarantine: Quarantine
     config: RouterConfig
 
 
@@ -52,6 +66,11 @@ class Walk:
         self._scope: asyncio.Timeout | None = None
         self._cancelled = False
         self._doing = "waiting in the queue"
+
+    @property
+    def preparing(self) -> bool:
+        """Whether its pictures are still inspected or encoded."""
+        return self._record.state in {JobState.QUEUED, JobState.PREPARING}
 
     def cancel(self) -> None:
         """Somebody cancelled the job: stop at the next await."""
@@ -74,6 +93,7 @@ class Walk:
             state=self._record.state,
             error=self._record.error,
             stage_ms=self._record.stage_ms,
+            slo_met=self._record.slo_met,
         )
         await self._publish(EventKind.DONE, event)
         return self._record
@@ -114,6 +134,7 @@ class Walk:
         if self._record.state is JobState.QUEUED:
             await self._enter(JobState.PREPARING)
         inspection = self._record.inspection or await self._inspect()
+        self._tools.forecasting.learn(self._demand(inspection))
         while self._record.pending_rows:
             await self._denoise(inspection)
         await self._enter(JobState.FINISHING)
@@ -151,7 +172,7 @@ class Walk:
                     likely = await self._prefetch(inspection)
                     await self._assign(inspection, await self._encode(inspection), likely)
                 else:  # they may not have been sent yet, or be done: who assigned them may have died at any moment
-                    demand = transitions.demand(self._record, inspection)
+                    demand = self._demand(inspection)
                     self._tools.dispatch.adopt(job_id, self._record.attempt, self._record.owner, demand)
                 if await self._offer(adopted=adopted):
                     self._doing = "denoising"
@@ -163,7 +184,7 @@ class Walk:
         """The worker that probably gets the rows; it may read their template from disk while they are encoded."""
         if self._job.parameters.reuse is Reuse.OFF:
             return None
-        worker = self._tools.dispatch.likely(transitions.demand(self._record, inspection))
+        worker = self._tools.dispatch.likely(self._demand(inspection))
         if worker is not None:
             message = PrefetchTemplate(job=self._job, inspection=inspection)
             await self._tools.bus.publish(subjects.worker_prefetch(worker), message)
@@ -171,16 +192,26 @@ class Walk:
 
     async def _assign(self, inspection: Inspection, encoding: Encoding, likely: str | None) -> None:
         """Choose a worker, `likely` if it has room, and write down that it owns the next attempt."""
-        demand = transitions.demand(self._record, inspection)
         job = self._job
+        turn = Turn(job.priority, job.tenant, job.weight, self._finish_by_s())
         self._doing = "waiting for a worker with room"
         with self._ledger.timing("queue"):
             worker = await self._tools.dispatch.acquire(
-                job.job_id, self._record.attempt + 1, demand, job.priority, preferred=likely
+                job.job_id, self._record.attempt + 1, self._demand(inspection), turn, preferred=likely
             )
         await self._change(
             lambda r: transitions.assigned(r, worker, inspection, encoding, self._ledger.times())
         )
+
+    def _finish_by_s(self) -> float | None:
+        """When the client wants the job to have ended, by the monotonic clock."""
+        slo_ms = self._job.parameters.slo_ms
+        if slo_ms is None:
+            return None
+        return time.monotonic() + (slo_ms - self._ledger.times().spent_ms) / 1e3
+
+    def _demand(self, inspection: Inspection) -> Demand:
+        return transitions.demand(self._record, inspection, max_failures=self._tools.config.max_failures)
 
     async def _offer(self, *, adopted: bool) -> bool:
         """Send the rows to the attempt's owner, which ignores what it has already; False if it did not take them.
@@ -207,7 +238,7 @@ class Walk:
             if isinstance(error, Overloaded) and not adopted:
                 await self._change(lambda r: transitions.taken_back(r, record.attempt))
             else:
-                await self._lose(record.owner, record.attempt)
+                await self._lose(record.owner, record.attempt, str(error))
             return False
         if reply.answer is not RunAnswer.ACCEPTED:
             self._tools.dispatch.refuse(record.owner)
@@ -228,12 +259,12 @@ class Walk:
         if outcome is Silence.RECHECK or self._record.owner is None or owner is None:
             return
         log.warning("attempt_lost", job=self._job.job_id, worker=owner, attempt=attempt, why=str(outcome))
-        await self._lose(owner, attempt)
+        await self._lose(owner, attempt, str(outcome.value if isinstance(outcome, Silence) else outcome))
 
-    async def _lose(self, owner: str, attempt: int) -> None:
+    async def _lose(self, owner: str, attempt: int, why: str) -> None:
         """Give an attempt up; should its worker have it after all, it is to drop it."""
         await self._drop(owner, attempt)
-        await self._change(lambda record: transitions.lost(record, attempt))
+        await self._change(lambda record: transitions.lost(record, attempt, why))
 
     async def _drop(self, owner: str, attempt: int) -> None:
         message = CancelRows(job_id=self._job.job_id, attempt=attempt)
@@ -268,6 +299,9 @@ class Walk:
         self._record = await self._tools.records.change(
             self._job.job_id, lambda record: close(record, error, self._ledger.times())
         )
+        if isinstance(error, AttemptsExhausted):
+            log.error("job_quarantined", job=self._job.job_id, causes=self._record.causes)
+            await self._tools.quarantine.put(self._record)
 
     async def _enter(self, state: JobState) -> None:
         await self._change(lambda record: transitions.entered(record, state, self._ledger.times()))

@@ -29,8 +29,8 @@ class RedisBlobs:
     async def open(cls, url: str, *, timeout_s: float = 10) -> AsyncIterator[RedisBlobs]:
         """Connect to ``redis://``, ``rediss://`` or ``unix://``.
 
-        A command whose connection fails is tried again for about three seconds, in which a server can restart; one
-        that is not answered within `timeout_s` is not.
+        A command whose connection fails, or whose server still reads its file, is tried again for about seven
+        seconds, in which a server can restart; one that is not answered within `timeout_s` is not.
 
         Raises:
             ServiceUnavailable: no server answers.
@@ -39,7 +39,7 @@ class RedisBlobs:
             url,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
-            retry=Retry(ExponentialBackoff(cap=1, base=0.05), 6, (redis.exceptions.ConnectionError,)),
+            retry=Retry(ExponentialBackoff(cap=1, base=0.05), 10, (redis.exceptions.ConnectionError,)),
         )
         store = cls(client)
         try:

@@ -6,13 +6,13 @@ import importlib.util
 import sys
 from typing import Final
 
-NEEDED: Final = ("aiohttp", "click", "rich")
-"""The extra ``cli`` of the distribution, as it is imported."""
+NEEDED: Final = {"aiohttp": "aiohttp", "click": "click", "numpy": "numpy", "PIL": "pillow", "rich": "rich"}
+"""The extra ``cli`` of the distribution: as it is imported, and as it is called."""
 
 
 def main() -> None:
     """Run the command line, which exits; with 1 and a sentence where the environment lacks the extra ``cli``."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    missing = [called for name, called in NEEDED.items() if importlib.util.find_spec(name) is None]
     if missing:
         sys.stderr.write(
             f"The command line needs {', '.join(missing)}: run `make setup` in the checkout, "

@@ -14,7 +14,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "edit": ("giornata.cli.edit", "Repaint the masked part of a picture."),
     "up": ("giornata.cli.up", "Run the whole system on this machine until Ctrl-C."),
     "status": ("giornata.cli.status", "Show the services that are running and what they do."),
+    "keys": ("giornata.cli.keys", "Make, list and revoke the API keys that gateways ask for."),
     "profile": ("giornata.cli.profile", "Measure what a denoising step costs on this machine."),
+    "bench": ("giornata.cli.bench", "Measure a server under load."),
+    "simulate": ("giornata.cli.simulate", "Simulate a cluster: policies, capacity, bounds."),
     "doctor": (
         "giornata.cli.doctor",
         "Find what is missing for an edit on this machine, and say what to do.",

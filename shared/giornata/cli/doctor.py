@@ -76,7 +76,7 @@ def doctor(
 
 async def run(around: Surroundings, *, as_json: bool) -> int:
     """Check everything at once, print, and tell by the exit status."""
-    runtime.configure_logs("error", "console", "giornata")  # or warnings about NATS go to standard output
+    runtime.configure_logs("critical", "console", "giornata")  # what servers refuse or fail at is a finding
     findings = await examine(around)
     verdict = worst(findings)
     if as_json:

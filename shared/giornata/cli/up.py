@@ -35,10 +35,15 @@ def up(flags: tuple[str, ...]) -> None:
 
 
 def launcher(root: Path, flags: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Command and environment of ``python -m deploy.launcher up`` of the checkout `root`.
+    """Command and environment of ``python -m deploy.launcher up`` of the checkout `root`."""
+    return module(root, ("deploy.launcher", "up", *flags), env)
+
+
+def module(root: Path, words: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of ``python -m`` with `words`, a module of the checkout `root` and its flags.
 
     The working directory stays, since flags and variables may name files; ``-P`` keeps a package called `deploy` that
     lies in it from being taken for the checkout's.
     """
     path = os.pathsep.join(part for part in (str(root), env.get("PYTHONPATH")) if part)
-    return [sys.executable, "-P", "-m", "deploy.launcher", "up", *flags], {**env, "PYTHONPATH": path}
+    return [sys.executable, "-P", "-m", *words], {**env, "PYTHONPATH": path}

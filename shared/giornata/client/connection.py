@@ -18,7 +18,7 @@ from giornata.client.edit import Edit
 from giornata.deadlines import Deadline
 from giornata.errors import PayloadTooLarge
 from giornata.jobs import BlobRef, Priority
-from giornata.messages import INLINE_BYTES, Accepted, CancelMessage, EditMessage, Picture
+from giornata.messages import IDEMPOTENCY_HEADER, INLINE_BYTES, Accepted, CancelMessage, EditMessage, Picture
 from giornata.requests import EditParameters, request_error
 
 GRACE_S: Final = 5.0
@@ -56,6 +56,7 @@ class Client:
         mask: bytes | None = None,
         timeout_s: float = 120.0,
         priority: Priority = Priority.INTERACTIVE,
+        idempotency_key: str | None = None,
         **parameters: Any,
     ) -> Edit:
         """Submit an edit and return once it is accepted.
@@ -67,6 +68,8 @@ class Client:
             mask: which region that is; see `mask_mode`.
             timeout_s: time allowed for the whole edit.
             priority: batch edits let interactive ones pass.
+            idempotency_key: the same key with the same edit is one job, however often it is submitted; another edit
+                with it is refused. Best a random UUID.
             parameters: other fields of :class:`giornata.requests.EditParameters`.
 
         Raises:
@@ -90,8 +93,11 @@ class Client:
         edit = Edit(Deadline(deadline.at_s + GRACE_S), self.picture_bytes, self.cancel)
         self._edits[token] = edit
         asyncio.get_running_loop().call_later(edit.left_s, self._edits.pop, token, None)
+        headers = None if idempotency_key is None else {IDEMPOTENCY_HEADER: idempotency_key}
         try:
-            await self._bus.client.publish(subjects.EDIT, data, reply=f"{self._inbox}.{token}.reply")
+            await self._bus.client.publish(
+                subjects.EDIT, data, reply=f"{self._inbox}.{token}.reply", headers=headers
+            )
             await edit.accepted()
         except BaseException:
             self._edits.pop(token, None)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from giornata.planning.blocks import Mode
+from giornata.scheduling.batch import RowKey
 from giornata_denoiser.assembly import assemble
-from giornata_denoiser.batch import RowKey
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.profiling.mixtures import RowSize
 from giornata_denoiser.reuse.device import Device

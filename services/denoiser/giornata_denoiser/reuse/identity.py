@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -10,6 +9,7 @@ from typing import Final
 from giornata.jobs import Inspection
 from giornata.planning.keeping import LEAST_LEVELS, Keeping, within
 from giornata.requests import EditParameters, Reuse
+from giornata.templates import digest_of, picture_id
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import Family
@@ -29,22 +29,12 @@ class Wanted:
     """A template that is taken from, or recorded."""
 
     id: str
-    """A picture's, and after it a recording's: see :func:`picture_id`."""
+    """A picture's, and after it a recording's: see :func:`giornata.templates.picture_id`."""
     grid: SigmaGrid
     """Noise levels of its run."""
     tolerance: float
     first_block: int = 0
     """Blocks before it keep nothing, for want of bytes."""
-
-
-def picture_id(tenant: str, template_key: str) -> str:
-    """What the ids of all recordings of one picture of one tenant begin with.
-
-    Args:
-        tenant: who may take from them.
-        template_key: of the inspection: model and pixels.
-    """
-    return _digest(tenant, template_key)
 
 
 def wanted(
@@ -73,7 +63,7 @@ def wanted(
     else:
         keeping = _keeping(config, checkpoint.family, inspection.tokens, config.template_levels)
         grid = levels(steps=keeping.levels, strength=1.0)
-    recording = _digest(
+    recording = digest_of(
         RECORDER,
         config.template_form,
         config.template_bits,
@@ -105,7 +95,3 @@ def _keeping(
         block_bytes=parts * (tokens * family.width * bits // 8 + ranges + FILE_BYTES),
         least_levels=least_levels,
     )
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

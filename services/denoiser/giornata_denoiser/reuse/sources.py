@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 from giornata.planning.batch import BatchPlanner, plan_batch
 from giornata.planning.blocks import Mode
 from giornata.planning.costs import Shape, StepCosts, Work, step_work
-from giornata_denoiser.batch import RowKey
+from giornata.scheduling.batch import RowKey
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.reuse.correction import Correction
 from giornata_denoiser.reuse.loads import Load, LoadsAhead

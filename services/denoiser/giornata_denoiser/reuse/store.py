@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from giornata.workers import TemplateCounters
+from giornata.workers import LoadSample, TemplateCounters, Tier
 from giornata_denoiser.reuse import files
 from giornata_denoiser.reuse.ledger import Ledger
 from giornata_denoiser.reuse.template import Template
@@ -22,6 +24,10 @@ log = structlog.get_logger(__name__)
 MEMORY: Final = "memory"
 DISK: Final = "disk"
 MISS: Final = "miss"
+LISTED: Final = 256
+"""Pictures of each tier that telemetry lists."""
+READS: Final = 16
+"""Reads from disk that telemetry tells at a time."""
 
 
 class TemplateStore:
@@ -53,6 +59,7 @@ class TemplateStore:
         self._checked: dict[str, files.Stamp] = {}
         """By template: the file that was found to be whole."""
         self._reading: dict[str, Future[Template | None]] = {}
+        self._reads: deque[LoadSample] = deque(maxlen=READS)
         self.counters: Counter[str] = Counter()
         """Lookups by the tier that had it (`memory`, `disk`, `miss`), `prefetched`, and `evicted_` with the tier."""
         if folder is not None:
@@ -84,6 +91,22 @@ class TemplateStore:
                 memory_bytes=self._memory.size_bytes,
                 disk_bytes=self._disk.size_bytes,
             )
+
+    def resident(self) -> dict[Tier, tuple[str, ...]]:
+        """Pictures of the templates that are here, the last used first, at most :data:`LISTED` a tier."""
+        with self._lock:
+            return {
+                tier: tuple(islice(dict.fromkeys(_picture(name) for name in reversed(tuple(names))), LISTED))
+                for tier, names in ((Tier.MEMORY, self._memory), (Tier.DISK, self._disk))
+                if len(names)
+            }
+
+    def taken_reads(self) -> tuple[LoadSample, ...]:
+        """How long the latest reads from disk took; each is told once."""
+        with self._lock:
+            taken = tuple(self._reads)
+            self._reads.clear()
+        return taken
 
     def size_of(self, template_id: str) -> int | None:
         """Bytes of a template that is here, of its file where it is on disk alone; None of one that is not."""
@@ -193,10 +216,7 @@ class TemplateStore:
         """From disk; a file that is no template is removed, and one that cannot be read into memory is not there."""
         path = self._path(template_id)
         try:
-            stamp = files.stamp(path)
-            template = files.read(path, template_id, checked=self._checked.get(template_id) == stamp)
-            self._checked[template_id] = stamp
-            return template.pinned() if self._pin else template
+            return self._opened(path, template_id)
         except (files.NotATemplate, OSError) as error:
             log.warning("template_dropped", template=template_id, error=str(error))
             with self._lock:
@@ -206,6 +226,19 @@ class TemplateStore:
         except Exception:  # the edge of edits, such as no memory to pin: not the file's fault
             log.exception("template_not_read", template=template_id)
         return None
+
+    def _opened(self, path: Path, template_id: str) -> Template:
+        began_s = time.perf_counter()
+        stamp = files.stamp(path)
+        template = files.read(path, template_id, checked=self._checked.get(template_id) == stamp)
+        self._checked[template_id] = stamp
+        if self._pin:
+            template = template.pinned()
+        load_ms = (time.perf_counter() - began_s) * 1e3
+        read = LoadSample(tier=Tier.DISK, size_bytes=template.size_bytes, load_ms=load_ms)
+        with self._lock:
+            self._reads.append(read)
+        return template
 
     def _path(self, template_id: str) -> Path:
         if self._folder is None:
@@ -221,3 +254,8 @@ class TemplateStore:
         for path, stat in sorted(found, key=lambda item: item[1].st_mtime):
             for name in self._disk.add(path.name.removesuffix(files.SUFFIX), stat.st_size):
                 self._path(name).unlink(missing_ok=True)
+
+
+def _picture(template_id: str) -> str:
+    """Of :func:`giornata.templates.picture_id`."""
+    return template_id.partition("-")[0]

@@ -1,0 +1,92 @@
+"""Idempotency keys: the same tenant and key lead to the same job, and only for the same edit. Pure."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Final
+
+from giornata.errors import IdempotencyKeyReused, InvalidField
+from giornata.jobs import Job
+from giornata.requests import EditParameters
+
+HEADER: Final = "Idempotency-Key"
+"""Of HTTP requests (draft-ietf-httpapi-idempotency-key-header-07)."""
+REPEATED: Final = "Idempotent-Replayed"
+"""Header of an answer that is of an earlier request's job."""
+MAX_CHARACTERS: Final = 255
+
+_PARTS: Final = ("its fields", "its image or template", "its mask")
+_DIGEST_CHARACTERS: Final = 32
+
+
+def read_key(values: Sequence[str], header: str) -> str | None:
+    """The key in a request's headers of that name; None without one.
+
+    Raises:
+        InvalidField: it is not 1 to 255 printable ASCII characters, or there are several.
+    """
+    if not values:
+        return None
+    [key, *others] = values
+    printable = key.isascii() and key.isprintable()
+    if others or not printable or not key.strip() or len(key) > MAX_CHARACTERS:
+        shown = f"{len(values)} headers" if others else f"{len(key)} characters" if printable else repr(key)
+        raise InvalidField(
+            "The idempotency key cannot be used.",
+            field=header,
+            received=shown,
+            accepted=f"one key of 1 to {MAX_CHARACTERS} printable ASCII characters, best a random UUID",
+        )
+    return key
+
+
+def job_id_of(tenant: str, key: str) -> str:
+    """The job of a tenant's key, the same at every gateway; other tenants' keys lead elsewhere."""
+    digest = hashlib.sha256(f"{tenant}\0{key}".encode()).digest()  # a tenant's name holds no zero byte
+    return f"job_{base64.urlsafe_b64encode(digest[:24]).decode()}"
+
+
+def fingerprint(
+    parameters: EditParameters, image_sha256: str | None, template_id: str | None, mask_sha256: str | None
+) -> str:
+    """What an edit asks for, as three digests: fields, image or template, mask.
+
+    Of the fields those that are left out count as their defaults; how the answer travels is none of them.
+
+    Args:
+        parameters: as they were asked for, before any default of the model.
+        image_sha256: of the image's bytes, however they came.
+        template_id: instead of an image.
+        mask_sha256: None without a mask.
+    """
+    parts = (
+        parameters.model_dump(mode="json", exclude_defaults=True),
+        [image_sha256, template_id],
+        mask_sha256,
+    )
+    return ".".join(_digest(part) for part in parts)
+
+
+def check_same(job: Job, asked: str) -> None:
+    """Whether the job under a key is the edit that is asked for now.
+
+    Raises:
+        IdempotencyKeyReused: it is another; says what differs.
+    """
+    known = (job.fingerprint or "").split(".")
+    given = asked.split(".")
+    if known == given:
+        return
+    differing = [part for part, one, other in zip(_PARTS, known, given, strict=False) if one != other]
+    raise IdempotencyKeyReused(
+        received=f"an edit that differs in {' and '.join(differing or _PARTS)} from {job.job_id}",
+        accepted="the same edit again, or a new key",
+    )
+
+
+def _digest(part: object) -> str:
+    text = json.dumps(part, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]

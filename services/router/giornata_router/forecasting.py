@@ -1,0 +1,101 @@
+"""When jobs will have been denoised, for whoever submits them or asks; and whether they may come at all. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import replace
+
+from giornata.errors import QueueTooLong
+from giornata.jobs import Job, Priority
+from giornata.messages import Forecast
+from giornata.scheduling.demand import Demand
+from giornata.scheduling.forecast import finish_ms, size
+from giornata.scheduling.line import Line
+from giornata.scheduling.placement import Placement
+
+
+class Forecasting:
+    """Of jobs whose pictures nobody has looked at yet, as if they asked for what the latest one of their model did.
+
+    Args:
+        placement: of rows on workers.
+        line: of those who wait for a worker.
+        max_wait_s: longest wait that a job is accepted for.
+    """
+
+    def __init__(self, placement: Placement, line: Line, max_wait_s: float = math.inf) -> None:
+        self._placement, self._line, self._max_wait_s = placement, line, max_wait_s
+        self._latest: dict[str, Demand] = {}
+        """By digest of the model."""
+
+    def learn(self, demand: Demand) -> None:
+        """What a job asks for whose pictures were inspected."""
+        if demand.shapes:
+            self._latest[demand.model_digest] = demand
+
+    def admit(self, job: Job, unplaced: Collection[Job]) -> Forecast | None:
+        """Of a job that is submitted now, behind `unplaced` ones, which are accepted and not in the line yet.
+
+        Raises:
+            QueueTooLong: its turn would not come within the longest wait, or within its own budget. How long it takes
+                itself is no reason: nobody has looked at its pictures.
+        """
+        demand = self._expected(job)
+        if demand is None:
+            return None
+        before = [other for other in unplaced if _comes_first(other.priority, job.priority)]
+        ahead = [entry for entry in self._line if _comes_first(entry.turn.priority, job.priority)]
+        amount = sum(size(entry.demand) for entry in ahead) / size(demand) + len(before)
+        forecast = self._forecast(demand, len(ahead) + len(before), amount)
+        if forecast is not None:
+            self._check(job, forecast, self._alone_ms(demand))
+        return forecast
+
+    def of(self, job_id: str, now: float, unplaced: Collection[Job]) -> Forecast | None:
+        """Of a job that is being carried."""
+        running_ms = self._placement.finish_ms(job_id)
+        if running_ms is not None:
+            return Forecast(position=0, finish_ms=running_ms)
+        order = self._line.order(now)
+        position = next((index for index, entry in enumerate(order) if entry.job_id == job_id), None)
+        if position is not None:
+            demand = order[position].demand
+            amount = sum(size(entry.demand) for entry in order[:position]) / size(demand)
+            return self._forecast(demand, position, amount)
+        waiting = [job for job in unplaced if job.job_id == job_id]
+        demand_expected = self._expected(waiting[0]) if waiting else None
+        if demand_expected is None:
+            return None
+        amount = sum(size(entry.demand) for entry in order) / size(demand_expected)
+        return self._forecast(demand_expected, len(order), amount)
+
+    def _forecast(self, demand: Demand, position: int, amount: float) -> Forecast | None:
+        finish = finish_ms(self._placement.prospects(demand), amount)
+        return None if finish is None else Forecast(position=position, finish_ms=finish)
+
+    def _expected(self, job: Job) -> Demand | None:
+        latest = self._latest.get(job.model_digest)
+        if latest is None:
+            return None
+        shape = replace(latest.shapes[0], steps=max(1, job.parameters.denoising_steps))
+        return replace(latest, shapes=(shape,) * job.parameters.n, template=None)
+
+    def _alone_ms(self, demand: Demand) -> float:
+        """That it takes where it is computed fastest; of a demand that somebody serves."""
+        return min(prospect.job_ms for prospect in self._placement.prospects(demand))
+
+    def _check(self, job: Job, forecast: Forecast, alone_ms: float) -> None:
+        limit_s = min(self._max_wait_s, job.budget_ms / 1e3)
+        wait_s = (forecast.finish_ms - alone_ms) / 1e3
+        if wait_s > limit_s:
+            raise QueueTooLong(
+                "An edit that came now would wait too long.",
+                received=f"{forecast.position} jobs before it, about {wait_s:.0f} s until its turn",
+                accepted=f"at most {limit_s:.0f} s",
+                retry_after_s=float(math.ceil(wait_s - limit_s)),
+            )
+
+
+def _comes_first(other: Priority, own: Priority) -> bool:
+    return own is Priority.BATCH or other is Priority.INTERACTIVE

@@ -1,0 +1,167 @@
+"""API keys as they are stored: hashes, the tenants they stand for, and what those may do. Pure.
+
+A key is random and long, so that its SHA-256 hash gives nothing away and needs no salt: 256 bits cannot be guessed.
+``giornata keys`` writes the file, gateways read it; a key itself is in no file and in no log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+PREFIX: Final = "gio_"
+"""Every key begins with it, so that secret scanners find one where it does not belong."""
+KEY_BYTES: Final = 32
+"""Random bytes of a key."""
+ID_CHARACTERS: Final = 12
+"""Of a key's hash, which name the key to people."""
+MAX_WEIGHT: Final = 1000.0
+
+Tenant = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+_Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+_Moment = Annotated[datetime, PlainSerializer(lambda moment: moment.isoformat(timespec="seconds"))]
+
+
+class KeysFileError(ValueError):
+    """The file of API keys is not one, or does not hold what was asked for; the text says what and where."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class TenantLimits(_Part):
+    """What a tenant may do at one gateway; None: what the gateway's configuration says of every tenant."""
+
+    in_progress: int | None = Field(None, ge=0, le=1_000_000)
+    """Pictures in progress at a time; 0: no limit."""
+    per_minute: int | None = Field(None, ge=0, le=1_000_000)
+    """Pictures asked for in a minute; 0: no limit."""
+    weight: float | None = Field(None, gt=0, le=MAX_WEIGHT)
+    """Share of the tenant where tenants compete; default 1."""
+
+
+class ApiKey(_Part):
+    """One key, as its hash."""
+
+    sha256: _Hash
+    tenant: Tenant
+    created: _Moment
+
+    @property
+    def key_id(self) -> str:
+        """Names the key to people; too short to be matched against."""
+        return self.sha256[:ID_CHARACTERS]
+
+
+class KeysFile(_Part):
+    """All keys and all limits of a deployment."""
+
+    version: Literal[1] = 1
+    keys: tuple[ApiKey, ...] = ()
+    tenants: dict[Tenant, TenantLimits] = Field(default_factory=dict)
+    """Those with limits of their own."""
+
+    @model_validator(mode="after")
+    def _once_each(self) -> KeysFile:
+        known = [key.sha256 for key in self.keys]
+        twice = sorted({key[:ID_CHARACTERS] for key in known if known.count(key) > 1})
+        if twice:
+            raise ValueError(f"the key {twice[0]} is there twice")
+        return self
+
+
+def hash_of(key: str) -> str:
+    """What is stored of a key, and compared. A header need not be UTF-8."""
+    return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
+
+
+def parse(text: str | bytes) -> KeysFile:
+    """The keys in a file's content.
+
+    Raises:
+        KeysFileError: names the place and the mistake, and quotes nothing.
+    """
+    try:
+        return KeysFile.model_validate_json(text)
+    except ValidationError as error:
+        raise KeysFileError(
+            f"not a file of API keys: {_mistakes(error)}"
+        ) from None  # its cause quotes the file
+
+
+def render(file: KeysFile) -> str:
+    """The content of a file with these keys."""
+    return file.model_dump_json(indent=2, exclude_none=True) + "\n"
+
+
+def with_key(file: KeysFile, key: str, tenant: str, created: datetime) -> KeysFile:
+    """`file` and a new key.
+
+    Raises:
+        KeysFileError: the tenant's name is none.
+    """
+    return _checked(
+        lambda: file.model_copy(
+            update={"keys": (*file.keys, ApiKey(sha256=hash_of(key), tenant=tenant, created=created))}
+        )
+    )
+
+
+def without_key(file: KeysFile, key_id: str) -> tuple[KeysFile, ApiKey]:
+    """`file` without the key that `key_id` names by its beginning, and that key. Its tenant keeps its limits.
+
+    Raises:
+        KeysFileError: no key is named so, or several are.
+    """
+    found = [key for key in file.keys if key_id and key.sha256.startswith(key_id)]
+    if len(found) != 1:
+        raise KeysFileError(f"{len(found) or 'no'} keys begin with {key_id!r}; exactly one must")
+    return file.model_copy(update={"keys": tuple(key for key in file.keys if key != found[0])}), found[0]
+
+
+def with_limits(file: KeysFile, tenant: str, changes: TenantLimits) -> KeysFile:
+    """`file` with those limits of a tenant that `changes` names; its others stay as they are.
+
+    Raises:
+        KeysFileError: the tenant's name is none.
+    """
+    known = file.tenants.get(tenant, TenantLimits())
+    limits = known.model_copy(update=changes.model_dump(exclude_none=True))
+    if limits == TenantLimits():
+        return file
+    fields = {"keys": file.keys, "tenants": file.tenants | {tenant: limits}}
+    return _checked(lambda: KeysFile.model_validate(fields))
+
+
+_NAMES: Final = KeysFile.model_fields.keys() | ApiKey.model_fields.keys() | TenantLimits.model_fields.keys()
+
+
+def _checked(make: Callable[[], KeysFile]) -> KeysFile:
+    try:
+        return make()
+    except ValidationError as error:
+        raise KeysFileError(_mistakes(error)) from None
+
+
+def _mistakes(error: ValidationError) -> str:
+    return "; ".join(_mistake(dict(detail)) for detail in error.errors(include_input=False))
+
+
+def _mistake(detail: dict[str, Any]) -> str:
+    """A name that is none of ours is not shown: whoever mixed the columns up wrote a key there."""
+    known = [str(part) for part in detail["loc"] if isinstance(part, int) or part in _NAMES]
+    text = "there is a field of another name" if detail["type"] == "extra_forbidden" else str(detail["msg"])
+    return f"{'.'.join(known)}: {text}" if known else text

@@ -1,0 +1,152 @@
+"""``giornata bench serve``: edits arrive by chance, as in production; how long they take, and how many are served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from click.core import ParameterSource
+
+from giornata.cli import bench_values, interrupts
+from giornata.cli.bench_plan import plan_of
+from giornata.cli.bench_run import run
+from giornata.cli.connecting import url_option
+from giornata.loadgen import facts
+from giornata.loadgen.images_api import Api
+from giornata.loadgen.workload import MAX_SEED, Shape
+
+ABOVE_0: Final = click.FloatRange(min=0, min_open=True)
+FILE: Final = click.Path(dir_okay=False, path_type=Path)
+READABLE: Final = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
+
+
+@click.command(context_settings={"show_default": True})
+@url_option
+@click.option("--against", metavar="URL", help="Another server, measured in turn with the same requests.")
+@click.option(
+    "--names", default="giornata,baseline", metavar="NAME,NAME", help="What --url and --against are called."
+)
+@click.option(
+    "--api",
+    type=click.Choice([str(api) for api in Api]),
+    default=str(Api.GIORNATA),
+    help="openai: only the fields of OpenAI's API; giornata: num_inference_steps and seed too.",
+)
+@click.option(
+    "--api-key-file",
+    type=READABLE,
+    help="File that holds the key to send; by default GIORNATA_API_KEY holds it, where one is asked for.",
+)
+@click.option(
+    "--rate",
+    default="1",
+    metavar="RATE[,RATE...]",
+    callback=bench_values.read_by(bench_values.rates),
+    help="Requests a second; a run for each.",
+)
+@click.option(
+    "--arrivals",
+    type=click.Choice(["poisson", "bursty"]),
+    default="poisson",
+    help="bursty: gamma-distributed times between requests.",
+)
+@click.option(
+    "--cv",
+    type=click.FloatRange(min=0),
+    help=f"Of bursty arrivals: standard deviation of the times between requests over their mean.  "
+    f"[default: {facts.BURSTS:g}, as in a real trace]",
+    show_default=False,
+)
+@click.option(
+    "--trace",
+    type=READABLE,
+    help="Replay a .csv or .jsonl file instead: timestamp, and where they are known mask_ratio, steps, template, n.",
+)
+@click.option("--speed", type=ABOVE_0, default=1.0, help="Replay a trace so many times as fast.")
+@click.option(
+    "--save-trace", type=FILE, help="Write the requests of the run, .csv or .jsonl, to replay them."
+)
+@click.option(
+    "--duration", type=ABOVE_0, default=60.0, metavar="SECONDS", help="Of each run, after the warm-up."
+)
+@click.option(
+    "--warmup",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    metavar="SECONDS",
+    help="Requests due before it are sent and left out of all figures.",
+)
+@click.option(
+    "--masks",
+    default=bench_values.PRODUCTION,
+    metavar="RATIO|TRACE",
+    callback=bench_values.read_by(bench_values.mask_ratios),
+    help=f"Share of the picture to repaint: a number, or as in {', '.join(facts.MASK_RATIOS)}.",
+)
+@click.option("--mask-shape", type=click.Choice([str(shape) for shape in Shape]), default=str(Shape.BLOB))
+@click.option(
+    "--steps",
+    default=bench_values.PRODUCTION,
+    metavar="STEPS",
+    callback=bench_values.read_by(bench_values.steps),
+    help="A number, production's mix, or server: the server's default.",
+)
+@click.option(
+    "-n",
+    "n",
+    default="1",
+    metavar="N",
+    callback=bench_values.read_by(bench_values.images),
+    help="Pictures a request asks for: a number, or production's mix.",
+)
+@click.option(
+    "--templates", type=click.IntRange(min=1), default=8, help="Distinct pictures, where they are generated."
+)
+@click.option("--zipf", type=click.FloatRange(min=0), default=facts.ZIPF, help="Of their popularity.")
+@click.option(
+    "--images",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Take the pictures of a folder, by name; the first is the most popular.",
+)
+@click.option(
+    "--picture-size",
+    default="512x512",
+    metavar="WIDTHxHEIGHT",
+    callback=bench_values.read_by(bench_values.size),
+    help="Of generated pictures.",
+)
+@click.option("--prompt", default="a red star", help="Of every edit.")
+@click.option("--model", help="To name to the server.")
+@click.option(
+    "--field", "fields", multiple=True, metavar="NAME=VALUE", help="Any other field of the form; repeatable."
+)
+@click.option(
+    "--slo", type=ABOVE_0, metavar="SECONDS", help="How long an answer may take to count as goodput."
+)
+@click.option(
+    "--in-flight",
+    type=click.IntRange(min=1),
+    default=1000,
+    help="Most requests without an answer; others are errors.",
+)
+@click.option("--timeout", type=ABOVE_0, default=600.0, metavar="SECONDS", help="Longest wait for an answer.")
+@click.option("--seed", type=click.IntRange(0, MAX_SEED), default=0, help="Of everything that is drawn.")
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("out") / "serve",
+    metavar="FOLDER",
+    help="Where report and charts are written.",
+)
+@click.pass_context
+def serve(ctx: click.Context, /, **options: Any) -> None:
+    """Send edits to a server when they are due, whatever became of those before them, and measure.
+
+    Latencies count from when a request was due. A table is printed; FOLDER gets report.json, with every request, and
+    charts. Ctrl-C ends the measurement and reports what there is.
+    """
+    typed = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    plan = plan_of(options, typed)
+    ctx.exit(interrupts.run(lambda: run(plan)))

@@ -1,0 +1,101 @@
+"""``python -m giornata.nats_users FOLDER``: passwords for the users of NATS, and the servers' configuration.
+
+Below FOLDER lies a folder for each who reads it, so that a container is given its own and no other:
+
+* ``<service>/password`` - what ``GIORNATA_NATS_PASSWORD_FILE`` of a service names;
+* ``clients/application``, ``clients/observer`` - passwords for applications and operators;
+* ``server/users.conf`` - who may do what, and ``server/cluster.conf`` where there are several servers: for ``include``
+  in nats-server's configuration.
+
+Passwords that are there stay, so that running services keep theirs; rights are those of this version. Only the owner
+may read any of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from giornata.permissions import CLUSTER_PORT, ROUTES_USER, User, cluster_config, users_config
+from giornata.workers import ServiceName
+
+USERS_CONF: Final = Path("server", "users.conf")
+CLUSTER_CONF: Final = "cluster.conf"
+SERVICES: Final = frozenset(User(service) for service in ServiceName)
+PASSWORD_CHARS: Final = 64
+"""Hexadecimal, 256 bits: what is drawn so need not be stretched, and may stand in an address."""
+
+
+def password_file(folder: Path, user: User) -> Path:
+    """Where the password of `user` lies."""
+    if user in SERVICES:
+        return folder / user / "password"
+    return folder / "clients" / user
+
+
+def write_users(folder: Path, *, anonymous: User | None = None) -> None:
+    """Write a password for every user that has none yet, and ``server/users.conf``.
+
+    Args:
+        folder: made where it is missing.
+        anonymous: as whom the server lets clients in that bring no password; None refuses them.
+    """
+    passwords = {user: _password(password_file(folder, user)) for user in User}
+    _write(folder / USERS_CONF, users_config(passwords, anonymous=anonymous))
+
+
+def write_cluster(folder: Path, listen: str, hosts: Sequence[str], name: str = CLUSTER_CONF) -> None:
+    """Write ``server/<name>``; other arguments as of :func:`giornata.permissions.cluster_config`."""
+    password = _password(folder / "server" / ROUTES_USER)
+    _write(folder / "server" / name, cluster_config(listen, hosts, password))
+
+
+def _password(path: Path) -> str:
+    """The one that is there, or a new one."""
+    if path.exists():
+        return path.read_text(encoding="utf-8").strip()
+    password = secrets.token_hex(PASSWORD_CHARS // 2)
+    _write(path, password + "\n")
+    return password
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all, for the owner's eyes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    draft = path.with_name(f".{path.name}.new")
+    draft.unlink(missing_ok=True)
+    draft.touch(mode=0o600)
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+def main() -> int:
+    """Command line of the generator."""
+    parser = argparse.ArgumentParser(
+        prog="giornata.nats_users",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument(
+        "--cluster",
+        nargs="+",
+        default=[],
+        metavar="HOST",
+        help="every server's name, where there are several",
+    )
+    arguments = parser.parse_args()
+    write_users(arguments.folder)
+    if arguments.cluster:
+        hosts = [f"{host}:{CLUSTER_PORT}" for host in arguments.cluster]
+        write_cluster(arguments.folder, f"0.0.0.0:{CLUSTER_PORT}", hosts)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

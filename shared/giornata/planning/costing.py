@@ -1,0 +1,131 @@
+"""What steps and loads cost: begun from a profile, refined by every sample. Pure.
+
+At a worker its own, at the router those of all workers of a kind.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from giornata.planning.costs import StepCosts, Work
+from giornata.planning.profile import FitRecord, Profile
+from giornata.planning.regression import Array, Online
+from giornata.workers import CostFit, WorkerCosts
+
+EVERY: Final = 16
+"""Samples between two refits: one takes longer than taking in all of these."""
+WINDOW: Final = 256
+"""Latest samples over which predictions are graded."""
+FEWEST: Final = 32
+"""Samples that R² takes."""
+QUEUED: Final = 4096
+"""Loads that wait for the next step, at most; the oldest are dropped."""
+LEAST_MS: Final = 1e-6
+
+
+class CostModel:
+    """Follows one machine.
+
+    Samples enter relative to what was predicted, so that short steps count as much as long ones, as in the profile's
+    own fit, and an outlier is one by its factor.
+
+    Steps are observed and costs are asked for in one thread, the engine's. Loads may be observed in any: they wait in a
+    queue for the next step. `costs` and `state` are values that are replaced as a whole, to be read in any thread.
+
+    Args:
+        compute: fit to begin with, by :data:`giornata.planning.costs.COMPUTE`.
+        load: likewise, by :data:`giornata.planning.costs.LOAD`.
+    """
+
+    def __init__(self, compute: FitRecord, load: FitRecord) -> None:
+        self._compute, self._load = _Followed(compute), _Followed(load)
+        self._loads: deque[tuple[int, float]] = deque(maxlen=QUEUED)
+        self.costs: StepCosts = StepCosts(compute.weights, load.weights)
+        """As of the latest refit."""
+        self.state: WorkerCosts = WorkerCosts(compute=self._compute.state, load=self._load.state)
+        """Likewise, for telemetry."""
+
+    @classmethod
+    def of(cls, profile: Profile) -> CostModel:
+        """Begun from what was measured offline."""
+        return cls(profile.compute, profile.load)
+
+    def observe_step(self, work: Work, step_ms: float) -> bool:
+        """Take in a step that computed `work` and did not wait for loads; False for an outlier."""
+        taken = self._compute.take(work.features, step_ms)
+        changed = self._compute.due
+        while self._loads:
+            size_bytes, load_ms = self._loads.popleft()
+            self._load.take((1.0, float(size_bytes)), load_ms)
+            changed = changed or self._load.due
+        if changed:
+            self._refresh()
+        return taken
+
+    def observe_load(self, size_bytes: int, load_ms: float) -> None:
+        """Take in one slab's load with the next step; in any thread."""
+        self._loads.append((size_bytes, load_ms))
+
+    def _refresh(self) -> None:
+        compute, load = self._compute.refreshed(), self._load.refreshed()
+        self.costs = StepCosts(compute.weights, load.weights)
+        self.state = WorkerCosts(compute=compute, load=load)
+
+
+class _Followed:
+    """One regression and how good it is on its latest samples, each predicted before it was taken in."""
+
+    def __init__(self, record: FitRecord) -> None:
+        self._online = Online(record.fit(), every=EVERY)
+        self._weights = record.weights
+        self._recent = np.zeros((WINDOW, 2))
+        """Measured and predicted ms, written in turn."""
+        self._unseen = 0
+        self.state = CostFit(
+            weights=record.weights, r2=record.r2, residual_ms=record.residual_ms_p50, samples=0, outliers=0
+        )
+
+    @property
+    def due(self) -> bool:
+        """Whether there is enough news for :meth:`refreshed`."""
+        return self._unseen >= EVERY
+
+    def take(self, features: Sequence[float], ms: float) -> bool:
+        """False for an outlier, which changes nothing but the count."""
+        expected = max(LEAST_MS, sum(w * x for w, x in zip(self._weights, features, strict=True)))
+        self._unseen += 1
+        taken = self._online.update([x / expected for x in features], ms / expected)
+        if taken:
+            self._recent[(self._online.samples - 1) % WINDOW] = ms, expected
+        return taken
+
+    def refreshed(self) -> CostFit:
+        """The state now."""
+        self._unseen = 0
+        self._weights = tuple(self._online.weights.tolist())
+        r2, residual = self.state.r2, self.state.residual_ms
+        if self._online.samples >= FEWEST:
+            r2, residual = _graded(self._recent[: self._online.samples])
+        self.state = CostFit(
+            weights=self._weights,
+            r2=r2,
+            residual_ms=residual,
+            samples=self._online.samples,
+            outliers=self._online.outliers,
+        )
+        return self.state
+
+
+def _graded(recent: Array) -> tuple[float, float]:
+    """R² and median absolute residual of (samples, 2): measured and predicted ms.
+
+    R² says how much of the samples' spread is predicted: of steps that are all alike, none is.
+    """
+    measured, residual = recent[:, 0], recent[:, 0] - recent[:, 1]
+    spread = float(((measured - measured.mean()) ** 2).sum())
+    r2 = 1 - float((residual**2).sum()) / spread if spread > 0 else 0.0
+    return r2, float(np.median(np.abs(residual)))

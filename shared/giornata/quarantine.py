@@ -1,0 +1,49 @@
+"""Jobs that were given up since every worker that had them was lost: kept with how, for whoever looks into it."""
+
+from __future__ import annotations
+
+from nats.js import JetStreamContext
+from nats.js.errors import KeyNotFoundError, NoKeysError
+from nats.js.kv import KeyValue
+
+from giornata import codec
+from giornata.errors import JobNotFound
+from giornata.jobs import JobRecord
+from giornata.stores import QUARANTINE
+
+
+class Quarantine:
+    """The bucket. Make it with :meth:`open`."""
+
+    def __init__(self, bucket: KeyValue) -> None:
+        self._bucket = bucket
+
+    @classmethod
+    async def open(cls, jetstream: JetStreamContext) -> Quarantine:
+        """Bind to the bucket that :func:`giornata.streams.ensure` made."""
+        return cls(await jetstream.key_value(QUARANTINE))
+
+    async def put(self, record: JobRecord) -> None:
+        """A job that ended so; its causes are in the record."""
+        await self._bucket.put(record.job.job_id, codec.encode(record))
+
+    async def get(self, job_id: str) -> JobRecord:
+        """The record of a job.
+
+        Raises:
+            JobNotFound: it is not here.
+        """
+        try:
+            entry = await self._bucket.get(job_id)
+        except KeyNotFoundError as error:
+            raise JobNotFound(received=job_id) from error
+        if entry.value is None:
+            raise JobNotFound(received=job_id)
+        return codec.decode(JobRecord, entry.value)
+
+    async def ids(self) -> list[str]:
+        """Of all jobs that are here."""
+        try:
+            return sorted(await self._bucket.keys())
+        except NoKeysError:
+            return []

@@ -1,0 +1,136 @@
+"""What a worker still has to compute, and when each of its rows will have left: a virtual run. Pure.
+
+A step costs what it costs by itself plus what each of its rows adds to it (:mod:`giornata.planning.costs` is linear),
+all rows advance by one step together, and waiting rows take places in order as others leave. Between two such moments
+steps are alike, so that a run costs one heap operation a row, not one a step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import accumulate
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class RowLoad:
+    """What one row adds to the steps that it takes part in."""
+
+    steps: int
+    """Still to compute, at least 1."""
+    step_ms: float
+    """To each of them."""
+    first_ms: float = 0.0
+    """To the next one beyond that: the first step of an edit that reuses is computed in full."""
+
+    @property
+    def work_ms(self) -> float:
+        """Of all its steps, as if they cost nothing by themselves."""
+        return self.steps * self.step_ms + self.first_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """One worker's rows."""
+
+    places: int
+    """Rows that share a step, at most."""
+    base_ms: float
+    """Of a step, however many rows share it."""
+    running: tuple[RowLoad, ...] = ()
+    """They may be more than there are places."""
+    waiting: tuple[RowLoad, ...] = ()
+    """In order."""
+    busy_ms: float = 0.0
+    """Until the next step can begin."""
+
+    def with_rows(self, rows: Sequence[RowLoad]) -> Backlog:
+        """With more that wait."""
+        return Backlog(self.places, self.base_ms, self.running, (*self.waiting, *rows), self.busy_ms)
+
+    def ends_ms(self) -> list[float]:
+        """When each row leaves, running ones first, in ms from now."""
+        rows = (*self.running, *self.waiting)
+        ends = [0.0] * len(rows)
+        active: list[tuple[int, int]] = []
+        """(step after which it leaves, its index in `rows`)"""
+        now_ms, step, each_ms = self.busy_ms, 0, self.base_ms
+        joined, joining = 0, max(len(self.running), min(self.places, len(rows)))
+        while joining or active:
+            for index in range(joined, joined + joining):
+                row = rows[index]
+                heappush(active, (step + row.steps, index))
+                each_ms += row.step_ms
+                now_ms += row.first_ms  # whatever shares its first step waits for it
+            joined += joining
+            leaving = active[0][0]
+            now_ms += (leaving - step) * each_ms
+            step = leaving
+            while active and active[0][0] == step:
+                _, index = heappop(active)
+                each_ms -= rows[index].step_ms
+                ends[index] = now_ms
+            joining = max(0, min(self.places - len(active), len(rows) - joined))
+        return ends
+
+
+class Prediction(NamedTuple):
+    """What becomes of a worker if a job's rows join its backlog."""
+
+    finish_ms: float
+    """From now until the last of the job's rows leaves."""
+    delay_ms: float
+    """By how much all other rows leave later, summed up."""
+
+
+class Outlook:
+    """A backlog, prepared to be asked what becomes of it with more rows.
+
+    Where all rows have a place nobody waits for anybody, and a row of r steps ends after r * base_ms and, of every
+    other row i, after step_ms[i] * min(r, steps[i]): two look-ups in running sums by steps. Else by a virtual run.
+
+    Args:
+        backlog: of the worker.
+    """
+
+    def __init__(self, backlog: Backlog) -> None:
+        self.backlog = backlog
+        rows = sorted(backlog.running, key=lambda row: row.steps)
+        self._steps = [row.steps for row in rows]
+        self._step_ms = _sums(row.step_ms for row in rows)
+        self._own_ms = _sums(row.step_ms * row.steps for row in rows)
+        self._row_steps = _sums(self._steps)
+        self._begin_ms = backlog.busy_ms + sum(row.first_ms for row in rows)
+
+    @cached_property
+    def ends_ms(self) -> list[float]:
+        """Of :meth:`Backlog.ends_ms`."""
+        return self.backlog.ends_ms()
+
+    def predict(self, rows: Sequence[RowLoad]) -> Prediction:
+        """Of `rows` joining last; at least one."""
+        backlog, first = self.backlog, rows[0]
+        steps, count = first.steps, len(rows)
+        if backlog.waiting or len(self._steps) + count > backlog.places:
+            return self._run(rows)
+        if count > 1 and any(row != first for row in rows):
+            return self._run(rows)
+        done = bisect_right(self._steps, steps)
+        others_ms = self._own_ms[done] + steps * (self._step_ms[-1] - self._step_ms[done])
+        shared_steps = self._row_steps[done] + steps * (len(self._steps) - done)
+        finish_ms = self._begin_ms + steps * backlog.base_ms + others_ms + count * first.work_ms
+        delay_ms = count * (first.step_ms * shared_steps + first.first_ms * len(self._steps))
+        return Prediction(finish_ms, delay_ms)
+
+    def _run(self, rows: Sequence[RowLoad]) -> Prediction:
+        ends = self.backlog.with_rows(rows).ends_ms()
+        return Prediction(max(ends[-len(rows) :]), max(0.0, sum(ends[: -len(rows)]) - sum(self.ends_ms)))
+
+
+def _sums(values: Iterable[float]) -> list[float]:
+    """Running ones, from 0."""
+    return [0.0, *accumulate(values)]

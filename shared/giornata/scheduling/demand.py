@@ -1,0 +1,114 @@
+"""What a job asks of whichever worker gets it, and what that costs there. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from giornata.planning.blocks import Mode
+from giornata.planning.costs import Shape, StepCosts
+from giornata.scheduling.backlog import RowLoad
+
+UNIT: Final = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0))
+"""A millisecond a token: for workers that have told nothing; they are then compared by the tokens that they compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What steps cost on one worker."""
+
+    costs: StepCosts = UNIT
+    blocks: int = 1
+    """Of the transformer; costs are those of one block, but for a step's own."""
+    reused: Mode = Mode.KV
+    """How rows take from templates there."""
+    slowness: float = 1.0
+    """By which this worker is slower than `costs`, which are those of all workers of its kind."""
+
+    @property
+    def base_ms(self) -> float:
+        """Of a step, whatever is in it."""
+        return self.slowness * self.costs.compute[0]
+
+    def row_ms(self, shape: Shape, sequences: int, mode: Mode) -> float:
+        """What a row adds to a step."""
+        return self.slowness * self.costs.block_ms(shape.work(mode)) * sequences * self.blocks
+
+
+@dataclass(frozen=True, slots=True)
+class RowShape:
+    """One row, as far as its cost depends on it."""
+
+    text: int
+    """Tokens."""
+    image: int
+    """Tokens."""
+    computed: int
+    """Image tokens that are computed where the template is at hand, halo included."""
+    steps: int
+    """Still to compute."""
+    sequences: int = 1
+    """2 with true classifier-free guidance."""
+    begun: bool = False
+    """Where it is it has made a step already, so that its next one is as the others."""
+
+    def load(self, pace: Pace, *, reuses: bool) -> RowLoad:
+        """On a worker of this pace."""
+        shape = Shape(self.text, self.image, self.computed)
+        full_ms = pace.row_ms(shape, self.sequences, Mode.FULL)
+        if not reuses or self.computed >= self.image:
+            return RowLoad(self.steps, full_ms)
+        masked_ms = pace.row_ms(shape, self.sequences, pace.reused)
+        if masked_ms >= full_ms:  # above the crossover the worker does not reuse
+            return RowLoad(self.steps, full_ms)
+        return RowLoad(self.steps, masked_ms, 0.0 if self.begun else full_ms - masked_ms)
+
+
+def with_halo(touched: int, halo: int, image: int) -> int:
+    """How many of `image` tokens are computed where a mask touches `touched`: as if it were a square.
+
+    Args:
+        touched: tokens that the mask touches.
+        halo: tokens around it that are computed too.
+        image: tokens of the picture.
+    """
+    side = math.sqrt(touched)
+    return min(image, round((side + 2 * halo) ** 2)) if touched else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a job asks of a worker."""
+
+    model: str
+    model_digest: str
+    shapes: tuple[RowShape, ...]
+    """Of the rows that are still to be computed."""
+    template: str | None = None
+    """Key of the template that they may take from; None where they do not reuse."""
+    ticket: int = 0
+    """Counts jobs in order of arrival."""
+    within_ms: float | None = None
+    """From now, in which the client wants its rows computed."""
+    alone: bool = False
+    """It may share a worker with nobody: it is suspected of having brought others down."""
+
+    @property
+    def rows(self) -> int:
+        """Their number."""
+        return len(self.shapes)
+
+    @property
+    def tokens(self) -> int:
+        """Image tokens of all rows."""
+        return sum(shape.image for shape in self.shapes)
+
+    @property
+    def steps(self) -> int:
+        """Row steps: the sum over rows of the steps still to compute."""
+        return sum(shape.steps for shape in self.shapes)
+
+    def loads(self, pace: Pace, *, reuses: bool) -> tuple[RowLoad, ...]:
+        """Of its rows on a worker of this pace."""
+        return tuple(shape.load(pace, reuses=reuses and self.template is not None) for shape in self.shapes)

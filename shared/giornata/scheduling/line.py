@@ -1,0 +1,127 @@
+"""Who waits for a worker, and who comes next: fair between tenants, by priority, and never starving. Pure.
+
+Within a class jobs come in the order of start tags (start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 1996): a
+job's tag is the virtual time at its arrival, or where its tenant's last job ends if that is later; the job then moves
+its tenant on by its work over the tenant's weight. So a tenant with a thousand jobs delays another's single one by
+about one job, and a lone tenant's jobs come in order. Batch jobs come after interactive ones until they have waited for
+a while.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from giornata.jobs import Priority
+from giornata.scheduling.demand import Demand
+
+AGEING_S: Final = 30.0
+"""A batch job that has waited for so long comes as if it were interactive."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What decides when a job comes."""
+
+    priority: Priority = Priority.INTERACTIVE
+    tenant: str = ""
+    weight: float = 1.0
+    """Of the tenant, above 0: with twice the weight, twice the share."""
+    finish_by_s: float | None = None
+    """When its rows should be computed, by the clock of `now`; None for no wish."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A job in the line."""
+
+    job_id: str
+    demand: Demand
+    turn: Turn
+    since_s: float
+    tag: float
+    """Start tag, in row steps over weight."""
+    passed: int = 0
+    """Later jobs of the same model that were served first, since they needed less room."""
+
+    def asked(self, now: float) -> Demand:
+        """What it asks of a worker, with the time that is left."""
+        if self.turn.finish_by_s is None:
+            return self.demand
+        return replace(self.demand, within_ms=(self.turn.finish_by_s - now) * 1e3)
+
+
+class Line:
+    """Jobs that are prepared and that no worker has taken yet.
+
+    Args:
+        by_deadline: among jobs of a class, those that wish to end by a time come first, the earliest first, as long as
+            that is not past; a job that is late has no claim any more and takes its turn.
+        ageing_s: after which a batch job comes as if it were interactive.
+    """
+
+    def __init__(self, *, by_deadline: bool = False, ageing_s: float = AGEING_S) -> None:
+        self._by_deadline, self._ageing_s = by_deadline, ageing_s
+        self._entries: dict[str, Entry] = {}
+        self._tickets = itertools.count()
+        self._virtual = 0.0
+        self._ends: dict[str, float] = {}
+        """By tenant: where its last job ends, in virtual time; those of the past are forgotten."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._entries
+
+    def join(self, job_id: str, demand: Demand, turn: Turn, now: float) -> Entry:
+        """At the place that is its tenant's turn; the demand's ticket is given here.
+
+        Raises:
+            ValueError: the job is in the line already.
+        """
+        if job_id in self._entries:
+            raise ValueError(f"job {job_id} is in the line already")
+        tag = max(self._virtual, self._ends.get(turn.tenant, 0.0))
+        self._ends[turn.tenant] = tag + max(1, demand.steps) / turn.weight
+        entry = Entry(job_id, replace(demand, ticket=next(self._tickets)), turn, now, tag)
+        self._entries[job_id] = entry
+        return entry
+
+    def leave(self, job_id: str, *, served: bool) -> None:
+        """It got a worker, or nobody wants it any more."""
+        entry = self._entries.pop(job_id, None)
+        if entry is not None and served:
+            self._virtual = max(self._virtual, entry.tag)
+        if not self._entries:
+            self._ends = {tenant: end for tenant, end in self._ends.items() if end > self._virtual}
+
+    def passed_by(self, job_id: str) -> None:
+        """A later job was served first."""
+        entry = self._entries[job_id]
+        self._entries[job_id] = replace(entry, passed=entry.passed + 1)
+
+    def order(self, now: float) -> list[Entry]:
+        """Everybody, who comes next first."""
+        return sorted(self._entries.values(), key=lambda entry: self._rank(entry, now))
+
+    def position(self, job_id: str, now: float) -> int | None:
+        """How many come before a job; None where it does not wait."""
+        entry = self._entries.get(job_id)
+        if entry is None:
+            return None
+        own = self._rank(entry, now)
+        return sum(self._rank(other, now) < own for other in self._entries.values())
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def _rank(self, entry: Entry, now: float) -> tuple[bool, float, float, int]:
+        turn = entry.turn
+        aged = now - entry.since_s >= self._ageing_s
+        due_s = turn.finish_by_s if self._by_deadline else None
+        urgency = math.inf if due_s is None or due_s <= now else due_s
+        return turn.priority is Priority.BATCH and not aged, urgency, entry.tag, entry.demand.ticket

@@ -1,0 +1,154 @@
+"""Choosing a worker for a job. Policies are plain functions of one signature, so that they can be compared. Pure.
+
+The paper's baselines are here beside ours (FlashPS, EuroSys '26, sections 4.4 and 6.5).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from hashlib import blake2b
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from giornata.scheduling.backlog import Outlook, Prediction, RowLoad
+from giornata.scheduling.demand import Demand
+from giornata.workers import Tier
+
+
+class Candidate(NamedTuple):
+    """A worker that serves the job's model, with what it already has."""
+
+    instance: str
+    capacity_rows: int
+    rows: int
+    """Running, waiting and just assigned."""
+    tokens: int
+    """Image tokens of these rows."""
+    outlook: Outlook
+    """Of these rows."""
+    loads: tuple[RowLoad, ...]
+    """What the job's rows would cost here."""
+    template: Tier | None = None
+    """Where it has the job's template."""
+    hit_saves_ms: float = 0.0
+    """What is expected to be saved later, of jobs like this one, if the template is recorded once and found again."""
+    fetch_ms: float = 0.0
+    """Until the job's rows could begin, were there nothing else to do: reading the template."""
+
+    def has_room(self, demand: Demand) -> bool:
+        """Whether it can take the job now; an empty worker always can, since the largest job must run too."""
+        return self.rows == 0 or (not demand.alone and self.rows + demand.rows <= self.capacity_rows)
+
+    def prediction(self) -> Prediction:
+        """What became of this worker if it got the job."""
+        predicted = self.outlook.predict(self.loads)
+        if not self.fetch_ms:
+            return predicted
+        return Prediction(predicted.finish_ms + self.fetch_ms, predicted.delay_ms)
+
+
+Policy = Callable[[Sequence[Candidate], Demand], Candidate | None]
+"""The chosen candidate, or None where the job should wait: nobody has room, or whom it should wait for has none."""
+
+
+def round_robin(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+    """One after the other, by the job's ticket."""
+    able = sorted(with_room(candidates, demand), key=lambda c: c.instance)
+    return able[demand.ticket % len(able)] if able else None
+
+
+def request_level(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+    """The fewest rows: request-level balancing, a baseline of FlashPS section 6.5."""
+    return min(with_room(candidates, demand), key=lambda c: (c.rows, c.instance), default=None)
+
+
+def token_level(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+    """The fewest image tokens: token-level balancing, the other baseline of FlashPS section 6.5."""
+    return min(with_room(candidates, demand), key=lambda c: (c.tokens, c.rows, c.instance), default=None)
+
+
+def mask_aware(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+    """The shortest step with the job's rows in it: FlashPS's Algorithm 2, by our cost model."""
+
+    def step_ms(candidate: Candidate) -> float:
+        backlog = candidate.outlook.backlog
+        rows = (*backlog.running, *backlog.waiting, *candidate.loads)
+        return backlog.base_ms + sum(row.step_ms for row in rows)
+
+    return min(with_room(candidates, demand), key=lambda c: (step_ms(c), c.instance), default=None)
+
+
+def finish_time(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+    """Where the job costs least: its own finish, and the time by which it makes all others there finish later.
+
+    A virtual run of each worker tells both; a miss of the template costs what it costs there. A job whose template
+    nobody has goes to the worker that its key names, unless that costs more than a later hit is expected to save: so
+    templates are recorded once, and found again. A worker without room is waited for where the job still ends earlier
+    than elsewhere.
+    """
+    best = _cheapest(candidates, demand)
+    return best if best is not None and best.has_room(demand) else None
+
+
+def deadline_aware(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+    """Among workers that finish in time, the one on which others are delayed least; `finish_time` where none does."""
+    if demand.within_ms is None:
+        return finish_time(candidates, demand)
+    able = [(c, c.prediction()) for c in with_room(candidates, demand)]
+    timely = [(c, p) for c, p in able if p.finish_ms <= demand.within_ms]
+    if not timely:
+        return finish_time(candidates, demand)
+    return min(timely, key=lambda pair: (pair[1].delay_ms, pair[1].finish_ms, pair[0].instance))[0]
+
+
+class PolicyName(StrEnum):
+    """What a policy is called in configurations, simulations and benchmarks."""
+
+    ROUND_ROBIN = "round_robin"
+    REQUEST_LEVEL = "request_level"
+    TOKEN_LEVEL = "token_level"  # noqa: S105 - no secret
+    MASK_AWARE = "mask_aware"
+    FINISH_TIME = "finish_time"
+    DEADLINE_AWARE = "deadline_aware"
+
+
+POLICIES: Final[Mapping[PolicyName, Policy]] = MappingProxyType(
+    {
+        PolicyName.ROUND_ROBIN: round_robin,
+        PolicyName.REQUEST_LEVEL: request_level,
+        PolicyName.TOKEN_LEVEL: token_level,
+        PolicyName.MASK_AWARE: mask_aware,
+        PolicyName.FINISH_TIME: finish_time,
+        PolicyName.DEADLINE_AWARE: deadline_aware,
+    }
+)
+
+
+def with_room(candidates: Iterable[Candidate], demand: Demand) -> list[Candidate]:
+    """Those that can take the job now."""
+    return [c for c in candidates if c.has_room(demand)]
+
+
+def home(instances: Iterable[str], template: str) -> str | None:
+    """The worker that a template's key names, by the highest hash: few templates move when workers come and go."""
+    return max(instances, key=lambda instance: _weight(template, instance), default=None)
+
+
+def _weight(template: str, instance: str) -> bytes:
+    return blake2b(f"{template}\0{instance}".encode(), digest_size=8).digest()
+
+
+def _cheapest(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+    settled = demand.template is None or any(c.template is not None for c in candidates)
+    owner = None if settled else home((c.instance for c in candidates), demand.template or "")
+    best, least = None, (math.inf, "")
+    for candidate in candidates:
+        predicted = candidate.prediction()
+        cost = predicted.finish_ms + predicted.delay_ms
+        if owner is not None and candidate.instance != owner:
+            cost += candidate.hit_saves_ms
+        if (cost, candidate.instance) < least:
+            best, least = candidate, (cost, candidate.instance)
+    return best

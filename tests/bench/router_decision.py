@@ -1,0 +1,131 @@
+"""What choosing a worker costs the router, by the size of the fleet; and what taking in telemetry costs.
+
+Every worker has running edits with masks, and templates in memory; each job that is placed counts for the next one.
+With many workers the policy is asked about those with least to compute and those that have the template; `all` asks
+about every worker. ``python -m tests.bench.router_decision --help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.placement import LOOKED_AT, Placement
+from giornata.scheduling.policies import POLICIES, PolicyName
+from giornata.workers import (
+    CostFit,
+    RowProgress,
+    ServiceName,
+    ServiceState,
+    Tier,
+    WorkerCosts,
+    WorkerState,
+)
+from tests.bench.report import Measured, measured, write
+from tests.fakes.fleet import CARD
+
+FLEETS: Final = (8, 100, 1000)
+JOBS: Final = 400
+WARM_UP: Final = 50
+TEMPLATES: Final = 970
+SEED: Final = 1
+AIMS_US: Final = {8: 100, 1000: 2000}
+PAPER_US: Final = {8: 600}
+"""FlashPS, section 6.6, on its machine."""
+
+
+def fleet(workers: int, chance: random.Random) -> list[ServiceState]:
+    """Busy workers: 3 to 7 of 8 places taken."""
+    fit = CostFit(weights=(3.0, 0.1, 0.01, 0.005, 1e-7), r2=1, residual_ms=1, samples=9, outliers=0)
+    load = CostFit(weights=(0.1, 1e-6), r2=1, residual_ms=1, samples=9, outliers=0)
+    costs = WorkerCosts(compute=fit, load=load, blocks=57, device="gpu")
+    return [
+        ServiceState(
+            service=ServiceName.DENOISER,
+            instance=f"d{worker}",
+            host="h",
+            version="0",
+            ready=True,
+            models=(CARD,),
+            worker=WorkerState(
+                capacity_rows=8,
+                capacity_tokens=1 << 20,
+                running=tuple(_row(worker, index, chance) for index in range(chance.randint(3, 7))),
+                costs=costs,
+                resident={Tier.MEMORY: tuple(f"t{chance.randrange(TEMPLATES)}" for _ in range(64))},
+            ),
+        )
+        for worker in range(workers)
+    ]
+
+
+def _row(worker: int, index: int, chance: random.Random) -> RowProgress:
+    return RowProgress(
+        job_id=f"w{worker}-{index}",
+        attempt=1,
+        index=0,
+        step=chance.randint(0, 20),
+        steps=30,
+        tokens=4096,
+        computed_tokens=chance.randint(200, 1500),
+        text_tokens=512,
+        begun=True,
+    )
+
+
+def decisions(
+    policy: PolicyName, states: Sequence[ServiceState], looked_at: int
+) -> tuple[Measured, Measured]:
+    """Milliseconds to choose a worker and count the job there, and to take in one telemetry message."""
+    placement = Placement(POLICIES[policy], looked_at=looked_at)
+    heard = []
+    for state in states:
+        began = time.perf_counter()
+        placement.observe(state, 0)
+        heard.append((time.perf_counter() - began) * 1e3)
+    times = []
+    for ticket in range(JOBS):
+        shape = RowShape(text=512, image=4096, computed=600, steps=30)
+        demand = Demand(CARD.name, CARD.digest, (shape,), f"t{ticket % TEMPLATES}", ticket)
+        began = time.perf_counter()
+        worker = placement.choose(demand)
+        if worker is not None:
+            placement.assign(f"j{ticket}", 1, worker, demand, 0)
+        times.append((time.perf_counter() - began) * 1e3)
+        if ticket >= len(states):  # as many jobs end as come
+            placement.release(f"j{ticket - len(states)}")
+    return measured(times[WARM_UP:]), measured(heard)
+
+
+def main() -> None:
+    """Print the table and write ``out/bench/router_decision.json``."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--fleets", type=int, nargs="+", default=FLEETS, help="numbers of workers")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for workers in options.fleets:
+        states = fleet(workers, random.Random(SEED))  # noqa: S311 - a workload
+        for policy in PolicyName:
+            for looked_at in sorted({LOOKED_AT, workers}) if workers > 2 * LOOKED_AT else [workers]:
+                decision, telemetry = decisions(policy, states, looked_at)
+                rows.append(
+                    {
+                        "workers": workers,
+                        "policy": str(policy),
+                        "asked about": "all" if looked_at == workers else f"{looked_at} + holders",
+                        "decision us": round(decision.p50_ms * 1e3, 1),
+                        "p95 us": round(decision.p95_ms * 1e3, 1),
+                        "aim us": AIMS_US.get(workers, "-"),
+                        "paper us": PAPER_US.get(workers, "-"),
+                        "telemetry us": round(telemetry.p50_ms * 1e3, 1),
+                    }
+                )
+    write("router_decision", rows, workload={"jobs": JOBS, "templates": TEMPLATES, "seed": SEED})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Three real NATS servers in a cluster, to be killed and started again one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nats.js import JetStreamContext
+
+from deploy.launcher.servers import free_ports
+from giornata.nats_users import USERS_CONF, password_file, write_cluster, write_users
+from giornata.permissions import User
+from tests.integration.conftest import NatsServer
+
+NAMES = ("n1", "n2", "n3")
+
+
+class NatsCluster:
+    """The servers by name; each has a store of its own, and all let the same users in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.users = folder / "users"
+        write_users(self.users, anonymous=None)
+        places = [f"127.0.0.1:{port}" for port in free_ports(len(NAMES))]
+        self.servers: dict[str, NatsServer] = {}
+        for name, place in zip(NAMES, places, strict=True):
+            write_cluster(self.users, place, places, f"{name}.conf")
+            (folder / name).mkdir()
+            includes = f'include "../users/{USERS_CONF}"\ninclude "../users/server/{name}.conf"'
+            self.servers[name] = NatsServer(folder / name, f"server_name: {name}\n{includes}")
+
+    @property
+    def url(self) -> str:
+        """Of all of them, with commas in between."""
+        return ",".join(server.url for server in self.servers.values())
+
+    def password_file(self, user: User) -> Path:
+        return password_file(self.users, user)
+
+    async def leader(self, jetstream: JetStreamContext, stream: str) -> str:
+        """Which server leads a stream."""
+        info = await jetstream.stream_info(stream)
+        assert info.cluster is not None
+        assert info.cluster.leader is not None
+        return info.cluster.leader
+
+
+@contextmanager
+def nats_cluster(folder: Path) -> Iterator[NatsCluster]:
+    """Started, until it is left."""
+    cluster = NatsCluster(folder)
+    try:
+        for server in cluster.servers.values():
+            server.start()
+        yield cluster
+    finally:
+        for server in cluster.servers.values():
+            server.kill()

@@ -1,0 +1,222 @@
+"""A cluster of three NATS servers: one dies, the leader too, and nothing that was accepted is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import nats.errors
+import pytest
+from nats.aio.msg import Msg
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from giornata import bus as buses
+from giornata import streams, subjects
+from giornata.bus import Bus
+from giornata.deadlines import Deadline
+from giornata.errors import DeadlineExceeded, JobNotFound, ServiceUnavailable
+from giornata.events import DoneEvent, EventKind
+from giornata.jobs import Job, JobRecord, JobState, Priority
+from giornata.messages import Accepted, SubmitRequest
+from giornata.permissions import User
+from giornata.records import Records
+from giornata_router import transitions
+from tests.fakes.fleet import FakeDenoiser, FakePrepost
+from tests.integration.nats_cluster import NatsCluster, nats_cluster
+from tests.integration.test_router_faults import Bench, make_job, running_router
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+LEADERLESS_S = 40
+"""A server that is missed is replaced as leader within ten seconds; machines may be busy."""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[NatsCluster]:
+    with nats_cluster(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as opened:
+        yield opened
+
+
+async def connected(stack: AsyncExitStack, cluster: NatsCluster, user: User) -> Bus:
+    return await stack.enter_async_context(
+        buses.connect(cluster.url, f"test-{user}", user=user, password_file=cluster.password_file(user))
+    )
+
+
+def insisting(*more: type[Exception]) -> AsyncRetrying:
+    """Again while there is no leader, as services do; or while what is asserted does not hold."""
+    return AsyncRetrying(
+        retry=retry_if_exception_type((nats.errors.Error, ServiceUnavailable, DeadlineExceeded, *more)),
+        stop=stop_after_delay(LEADERLESS_S),
+        wait=wait_fixed(0.2),
+        reraise=True,
+    )
+
+
+async def accept(bus: Bus, records: Records, job: Job) -> JobRecord:
+    """What a router does before it says that a job is accepted."""
+    async for attempt in insisting():
+        with attempt:
+            await bus.jetstream.publish(
+                subjects.jobs(job.priority),
+                job.job_id.encode(),
+                timeout=1,
+                headers={"Nats-Msg-Id": job.job_id},
+            )
+    record = transitions.accepted(job)
+    async for attempt in insisting():
+        with attempt:
+            await records.create(record)  # of a try that failed it may be there
+    return record
+
+
+async def kept(bus: Bus, records: Records, accepted: list[JobRecord]) -> None:
+    """Every accepted job is in the queue once, and has its record; a new leader may have to take them up first."""
+    async for attempt in insisting(AssertionError, JobNotFound):
+        with attempt:
+            info = await bus.jetstream.stream_info(streams.JOBS)
+            assert info.state.messages == len(accepted)
+    for record in accepted:
+        async for attempt in insisting(AssertionError, JobNotFound):
+            with attempt:
+                assert await records.get(record.job.job_id) == record
+    consumer = await streams.queue_consumer(bus.jetstream, Priority.INTERACTIVE, max_in_flight=1000)
+    messages: list[Msg] = []
+    async for attempt in insisting():
+        with attempt:
+            while len(messages) < len(accepted):
+                messages += await consumer.fetch(len(accepted) - len(messages), timeout=5)
+    told = sorted(message.data.decode() for message in messages)
+    assert told == sorted(record.job.job_id for record in accepted)
+    for message in messages:
+        await message.nak()
+    await consumer.unsubscribe()
+
+
+async def test_one_server_may_die_whichever_and_the_next_when_it_is_back(
+    cluster: NatsCluster, stack: AsyncExitStack
+) -> None:
+    bus = await connected(stack, cluster, User.ROUTER)
+    await streams.ensure(bus.jetstream, replicas=3, events_ttl_s=60)
+    await streams.ensure_queue(bus.jetstream, replicas=3, queue_limit=1000)
+    records = await Records.open(bus.jetstream)
+    accepted = [await accept(bus, records, make_job()) for _ in range(20)]
+
+    first = await cluster.leader(bus.jetstream, streams.JOBS)
+    cluster.servers[first].kill()
+    accepted += [await accept(bus, records, make_job()) for _ in range(20)]
+    await kept(bus, records, accepted)
+
+    cluster.servers[first].start()
+    second = await cluster.leader(bus.jetstream, "KV_giornata-jobs")
+    assert second != first
+    cluster.servers[second].kill()  # now what the first one has taken up since counts
+    accepted += [await accept(bus, records, make_job()) for _ in range(20)]
+    await kept(bus, records, accepted)
+    cluster.servers[second].start()
+
+
+async def test_all_servers_may_be_killed_at_once(cluster: NatsCluster, stack: AsyncExitStack) -> None:
+    bus = await connected(stack, cluster, User.ROUTER)
+    await streams.ensure(bus.jetstream, replicas=3, events_ttl_s=60)
+    await streams.ensure_queue(bus.jetstream, replicas=3, queue_limit=1000)
+    records = await Records.open(bus.jetstream)
+    accepted = [await accept(bus, records, make_job()) for _ in range(20)]
+    for server in cluster.servers.values():
+        server.kill()
+    for server in cluster.servers.values():
+        server.start()
+    await streams.ensure(bus.jetstream, replicas=3, events_ttl_s=60)
+    await kept(bus, records, accepted)
+
+
+async def test_what_was_begun_on_one_server_goes_on_with_three(
+    cluster: NatsCluster, stack: AsyncExitStack
+) -> None:
+    bus = await connected(stack, cluster, User.ROUTER)
+    await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
+    await streams.ensure_queue(bus.jetstream, replicas=1, queue_limit=10)
+    records = await Records.open(bus.jetstream)
+    accepted = [await accept(bus, records, make_job())]
+    for replicas in (3, 1):  # who comes later with fewer takes nothing away
+        await streams.replicate(bus.jetstream, replicas=replicas)
+        for name in ("KV_giornata-jobs", "KV_giornata-templates", "KV_giornata-leases", streams.EVENTS):
+            async for attempt in insisting():
+                with attempt:
+                    info = await bus.jetstream.stream_info(name)
+                    assert info.config.num_replicas == 3
+    await streams.ensure_queue(bus.jetstream, replicas=3, queue_limit=10)
+    await kept(bus, records, accepted)
+
+
+class Insisting(Bench):
+    """Sees what the gateway sees: events, and the record where an event was missed."""
+
+    async def submit(self, job: Job) -> Accepted:
+        self.done.setdefault(job.job_id, asyncio.get_running_loop().create_future())
+        request = SubmitRequest(job=job, remaining_ms=2000)
+        async for attempt in insisting():
+            with attempt:
+                return await self.bus.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(2000))
+        raise AssertionError("tenacity either returns or raises")
+
+    async def end(self, job: Job) -> JobRecord:
+        """The terminal record; its event may have gone with a connection."""
+        async with asyncio.timeout(90):
+            while True:
+                await asyncio.wait([self.done[job.job_id]], timeout=3)
+                async for attempt in insisting():
+                    with attempt:
+                        record = await self.records.get(job.job_id)
+                if record.state.terminal:
+                    return record
+
+
+async def test_every_accepted_job_ends_though_servers_die_under_the_router(
+    cluster: NatsCluster, stack: AsyncExitStack
+) -> None:
+    gateway, prepost, denoiser = [
+        await connected(stack, cluster, user) for user in (User.GATEWAY, User.PREPOST, User.DENOISER)
+    ]
+    onlooker = await connected(stack, cluster, User.ROUTER)
+    await streams.ensure(gateway.jetstream, replicas=3, events_ttl_s=60)
+    bench = Insisting(gateway, await Records.open(gateway.jetstream), FakePrepost(prepost))
+    done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
+    await stack.enter_async_context(gateway.listen(done, DoneEvent, bench.hear))
+    await stack.enter_async_context(bench.prepost.run())
+    workers = [
+        FakeDenoiser(denoiser, await Records.open(denoiser.jetstream), name, step_s=0.5)
+        for name in ("d1", "d2")
+    ]
+    routers = []
+    for name in ("r1", "r2"):
+        password_file = cluster.password_file(User.ROUTER)
+        router = running_router(  # what was on its way to a service through the dead server is asked again after 5 s
+            cluster.url, name, replicas=3, password_file=password_file, stage_s=5
+        )
+        routers.append(await stack.enter_async_context(router))
+    for worker in workers:
+        await stack.enter_async_context(worker.run())
+
+    jobs = [make_job(budget_ms=120_000) for _ in range(8)]
+    for stream in (streams.JOBS, "KV_giornata-jobs"):
+        batch, jobs = jobs[:4], jobs[4:] + jobs[:4]
+        for job in batch:
+            await bench.submit(job)
+        server = cluster.servers[await cluster.leader(onlooker.jetstream, stream)]
+        server.kill()
+        late = make_job(budget_ms=120_000)
+        await bench.submit(late)
+        server.start()
+        for job in (*batch, late):
+            record = await bench.end(job)
+            assert (record.state, record.error) == (JobState.COMPLETED, None)
+    assert not any(router.done() for router in routers)

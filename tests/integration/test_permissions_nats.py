@@ -1,0 +1,278 @@
+"""A real server with the users' rights: what each may do, what each may not, and how a refusal is told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+import giornata.client
+from giornata import bus as buses
+from giornata import codec, streams, subjects
+from giornata.bus import Bus, Endpoint, barrier
+from giornata.cli.checks import servers
+from giornata.cli.checks.finding import Verdict
+from giornata.deadlines import Deadline
+from giornata.errors import NotPermitted, ServiceUnavailable
+from giornata.events import DoneEvent, EventKind
+from giornata.jobs import JobState
+from giornata.messages import Accepted, CancelMessage, CancelRows, SubmitRequest
+from giornata.nats_connection import RefusedError
+from giornata.nats_users import password_file
+from giornata.permissions import User
+from giornata.probe import is_ready
+from giornata.records import Records
+from giornata.streams import RECORDS
+from giornata.template_records import TemplateRecords
+from giornata.workers import ServiceName, ServiceState
+from tests.fakes.fleet import FakeDenoiser, FakePrepost
+from tests.integration.conftest import NatsServer
+from tests.integration.test_router_faults import make_job, running_router
+
+Guarded = tuple[NatsServer, Path]
+Connect = Callable[[User], Any]
+
+GATEWAY, ROUTER, DENOISER, PREPOST, CONTROLNET, LORA_STORE, APPLICATION, OBSERVER = User
+KEEPERS = {GATEWAY, ROUTER, DENOISER}
+
+PUBLISHERS: dict[str, set[User]] = {
+    subjects.EDIT: {APPLICATION},
+    subjects.EDIT_CANCEL: {APPLICATION},
+    subjects.SUBMIT: {GATEWAY},
+    subjects.TEMPLATE: {GATEWAY},
+    subjects.TEMPLATE_REMOVED: {GATEWAY},
+    subjects.cancel("j"): {GATEWAY},
+    subjects.jobs("interactive"): {ROUTER},
+    subjects.prepost("inspect", "m"): {ROUTER},
+    subjects.worker_run("w"): {ROUTER},
+    subjects.worker_cancel("w"): {ROUTER},
+    subjects.worker_record("w"): {ROUTER},
+    subjects.worker_prefetch("w"): {ROUTER},
+    subjects.controlnet("residuals"): set(),
+    subjects.lora("load"): set(),
+    subjects.event("g", "j", EventKind.STATE): {ROUTER},
+    subjects.event("g", "j", EventKind.DONE): {ROUTER},
+    subjects.event("g", "j", EventKind.STEP): {DENOISER},
+    subjects.event("g", "j", EventKind.PREVIEW): {DENOISER},
+    subjects.event("g", "j", EventKind.DENOISED): {DENOISER},
+    **{subjects.telemetry(service, "i"): {User(service)} for service in ServiceName},
+    "$KV.giornata-jobs.j": KEEPERS,
+    "$KV.giornata-templates.t.id": KEEPERS,
+    "$KV.giornata-leases.router": {ROUTER},
+    "$JS.API.STREAM.CREATE.KV_giornata-jobs": KEEPERS,
+    "$JS.API.STREAM.CREATE.GIORNATA_JOBS": {ROUTER},
+    "$JS.API.STREAM.UPDATE.GIORNATA_EVENTS": {ROUTER},
+    "$JS.API.STREAM.DELETE.GIORNATA_JOBS": set(),
+    "$JS.API.STREAM.PURGE.KV_giornata-jobs": set(),
+    "$JS.API.CONSUMER.MSG.NEXT.GIORNATA_JOBS.router-batch": {ROUTER},
+    "$JS.API.CONSUMER.CREATE.GIORNATA_EVENTS": {GATEWAY},
+    "$JS.API.CONSUMER.CREATE.KV_giornata-jobs": set(),
+    "$SRV.PING": {OBSERVER},
+    "_INBOX.a.b": {GATEWAY},
+    "_INBOX_gateway.a.b": {ROUTER},
+    "_INBOX_router.a.b": {PREPOST, DENOISER},
+    "anything": set(),
+}
+SUBSCRIBERS: dict[str, set[User]] = {
+    subjects.EDIT: {GATEWAY},
+    subjects.SUBMIT: {ROUTER},
+    subjects.ALL_EVENTS: set(),
+    subjects.events_of_gateway("g", EventKind.DONE): {GATEWAY},
+    subjects.events_of_job("j"): set(),
+    subjects.events_of_kind(EventKind.DENOISED): {ROUTER},
+    subjects.ALL_CANCELS: {ROUTER, DENOISER},
+    subjects.ALL_JOBS: set(),
+    subjects.ALL_TELEMETRY: {GATEWAY, ROUTER, OBSERVER},
+    subjects.worker_run("w"): {DENOISER},
+    subjects.prepost("encode", "m"): {PREPOST},
+    subjects.controlnet("residuals"): {CONTROLNET},
+    subjects.lora("load"): {LORA_STORE},
+    "$SRV.PING": {GATEWAY, PREPOST, CONTROLNET, LORA_STORE},
+    "$KV.giornata-jobs.>": set(),
+    "_INBOX.>": {APPLICATION},
+    "_INBOX_router.>": {ROUTER},
+    ">": set(),
+}
+
+
+@pytest.fixture
+async def connect(guarded_nats: Guarded) -> AsyncIterator[Connect]:
+    """Connects as a user with its own password."""
+    server, users = guarded_nats
+    async with AsyncExitStack() as stack:
+
+        def connected(user: User) -> Any:
+            return stack.enter_async_context(
+                buses.connect(server.url, f"test-{user}", user=user, password_file=password_file(users, user))
+            )
+
+        yield connected
+
+
+@pytest.mark.parametrize("user", list(User))
+async def test_each_may_do_what_its_service_does_and_nothing_else(connect: Connect, user: User) -> None:
+    bus: Bus = await connect(user)
+    with capture_logs() as logs:
+        for subject in PUBLISHERS:
+            await bus.client.publish(subject, b"")
+        for subject in SUBSCRIBERS:
+            await bus.client.subscribe(subject)
+        await barrier(bus.client)
+    told = {(log["act"], log["subject"]) for log in logs if log["event"] == "nats_refused"}
+    expected = {("publish", s.lower()) for s, users in PUBLISHERS.items() if user not in users}
+    expected |= {("subscription", s.lower()) for s, users in SUBSCRIBERS.items() if user not in users}
+    assert told == expected
+
+
+async def test_a_refused_request_fails_at_once_and_is_logged(connect: Connect) -> None:
+    prepost: Bus = await connect(PREPOST)
+    began = time.monotonic()
+    request = SubmitRequest(job=make_job(), remaining_ms=60_000)
+    with capture_logs() as logs, pytest.raises(NotPermitted, match=r"giornata\.router\.submit"):
+        await prepost.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(60_000))
+    assert time.monotonic() - began < 30, "not by its time limit"
+    assert {log["event"] for log in logs} == {"nats_refused"}
+    with pytest.raises(RefusedError):
+        await streams.ensure(prepost.jetstream, replicas=1, events_ttl_s=60)
+
+
+async def test_a_refused_subscription_ends_a_service_at_its_start(connect: Connect) -> None:
+    prepost: Bus = await connect(PREPOST)
+
+    async def answer(_request: CancelRows) -> Accepted:
+        raise AssertionError("must not be called")
+
+    endpoint = Endpoint(subjects.SUBMIT, CancelRows, answer)
+    for entered in (prepost.answer(endpoint), prepost.serve("prepost", endpoint, instance="i")):
+        with pytest.RaisesGroup(NotPermitted):  # the task group's, which runtime.run takes apart
+            await _enter(entered)
+    with pytest.raises(NotPermitted):
+        await _enter(prepost.listen(subjects.ALL_EVENTS, DoneEvent, lambda _: None))
+    await _enter(prepost.listen(subjects.telemetry_of(ServiceName.PREPOST), ServiceState, lambda _: None))
+
+
+async def _enter(entered: AbstractAsyncContextManager[None]) -> None:
+    async with entered:
+        pass
+
+
+async def test_a_job_runs_from_the_gateway_to_its_end_with_everybodys_own_rights(
+    guarded_nats: Guarded, connect: Connect
+) -> None:
+    server, users = guarded_nats
+    gateway, prepost, denoiser = [await connect(user) for user in (GATEWAY, PREPOST, DENOISER)]
+    await streams.ensure(gateway.jetstream, replicas=1, events_ttl_s=60)
+    ended: asyncio.Queue[DoneEvent] = asyncio.Queue()
+    done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
+    with capture_logs() as logs:
+        async with (
+            running_router(server.url, "r1", password_file=password_file(users, ROUTER)),
+            gateway.listen(done, DoneEvent, ended.put_nowait),
+            FakePrepost(prepost).run(),
+            FakeDenoiser(denoiser, await Records.open(denoiser.jetstream), "d1").run(),
+            asyncio.timeout(30),
+        ):
+            job = make_job()
+            while True:
+                try:
+                    await gateway.call(
+                        subjects.SUBMIT,
+                        SubmitRequest(job=job, remaining_ms=2000),
+                        Accepted,
+                        Deadline.after_ms(2000),
+                    )
+                except ServiceUnavailable:  # the router does not lead yet
+                    await asyncio.sleep(0.1)
+                else:
+                    break
+            assert (await ended.get()).state is JobState.COMPLETED
+    assert [log for log in logs if log["event"] in {"nats_refused", "answer_refused"}] == []
+
+
+async def test_an_answer_that_would_write_a_record_is_not_given(
+    guarded_nats: Guarded, connect: Connect
+) -> None:
+    """The asker names where the answer goes: were it a subject of JetStream, the gateway would write for it."""
+    gateway: Bus = await connect(GATEWAY)
+    await streams.ensure(gateway.jetstream, replicas=1, events_ttl_s=60)
+    records = await gateway.jetstream.key_value(RECORDS)
+    revision = await records.put("job_x", b"kept")
+    heard = asyncio.Event()
+
+    async def cancel(message: CancelMessage) -> Accepted:
+        heard.set()
+        return Accepted(job_id=message.job_id)
+
+    server, _ = guarded_nats
+    async with (
+        gateway.serve("gateway", Endpoint(subjects.EDIT_CANCEL, CancelMessage, cancel), instance="i"),
+        buses.connect(server.url, "application") as application,
+    ):
+        message = codec.encode(CancelMessage(job_id="job_x"))
+        with capture_logs() as logs:
+            await application.client.publish(subjects.EDIT_CANCEL, message, reply="$KV.giornata-jobs.job_x")
+            answer = await application.call(
+                subjects.EDIT_CANCEL, CancelMessage(job_id="j"), Accepted, Deadline.after_ms(5000)
+            )
+    assert answer.job_id == "j"
+    assert "answer_refused" in {log["event"] for log in logs}
+    entry = await records.get("job_x")
+    assert (entry.revision, entry.value) == (revision, b"kept")
+
+
+async def test_templates_are_watched_and_events_replayed_by_the_gateway(connect: Connect) -> None:
+    gateway: Bus = await connect(GATEWAY)
+    await streams.ensure(gateway.jetstream, replicas=1, events_ttl_s=60)
+    with capture_logs() as logs:
+        assert await (await TemplateRecords.open(gateway.jetstream)).all_of("default") == []
+        subscription = await gateway.jetstream.subscribe(
+            subjects.events_of_job("j"), stream=streams.EVENTS, ordered_consumer=True, idle_heartbeat=1
+        )
+        router: Bus = await connect(ROUTER)
+        event = DoneEvent(job_id="j", state=JobState.COMPLETED, error=None, stage_ms={})  # type: ignore[arg-type]  # pydantic makes it
+        for _ in range(2000):  # flow control sets in
+            await router.publish(subjects.event("g", "j", EventKind.DONE), event)
+        for _ in range(2000):
+            await subscription.next_msg(timeout=10)
+        await subscription.unsubscribe()
+    assert [log for log in logs if log["event"] == "nats_refused"] == []
+
+
+async def test_who_brings_no_password_is_an_application(guarded_nats: Guarded) -> None:
+    server, users = guarded_nats
+    application = password_file(users, APPLICATION).read_text().strip()
+    for url in (server.url, server.url.replace("://", f"://application:{application}@")):
+        async with giornata.client.connect(url) as client:
+            with pytest.raises(
+                ServiceUnavailable, match=r"giornata\.edit\.cancel"
+            ):  # asked, and nobody there
+                await client.cancel("j")
+        found = await servers.nats_server(url)
+        assert (found.verdict, "application" in found.sentence) == (Verdict.OK, True), found
+
+
+async def test_a_wrong_password_is_told(guarded_nats: Guarded, tmp_path: Path) -> None:
+    server, _ = guarded_nats
+    wrong = tmp_path / "wrong"
+    wrong.write_text("wrong")
+    for path, told in ((wrong, "does not let us in"), (tmp_path / "missing", "cannot be read")):
+        with pytest.raises(ServiceUnavailable, match=told):
+            async with buses.connect(server.url, "x", user=GATEWAY, password_file=path, timeout_s=3):
+                pass
+
+
+async def test_an_observer_and_the_health_check_find_a_service(
+    guarded_nats: Guarded, connect: Connect
+) -> None:
+    server, users = guarded_nats
+    prepost, observer = [await connect(user) for user in (PREPOST, OBSERVER)]
+    async with FakePrepost(prepost).run():
+        assert await is_ready(server.url, ServiceName.PREPOST, 10, password_file(users, PREPOST))
+        answer = await observer.client.request("$SRV.PING.giornata-prepost", b"", timeout=10)
+    assert b'"giornata-prepost"' in answer.data

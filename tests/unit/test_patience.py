@@ -1,0 +1,68 @@
+"""What is asked again of a cluster without a leader, and what is not because it may have been done."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import nats.errors
+import pytest
+from nats.js.errors import (
+    BadRequestError,
+    KeyWrongLastSequenceError,
+    NoStreamResponseError,
+    NotFoundError,
+    ServiceUnavailableError,
+)
+
+from giornata.nats_connection import LostError, RefusedError
+from giornata.patience import repeated, written
+
+REFUSED = RefusedError("publish", "x")
+
+
+def failing(error: Exception, times: int) -> tuple[Callable[[], Awaitable[str]], list[int]]:
+    """Fails so often, then answers; and how often it was asked."""
+    asked: list[int] = []
+
+    async def ask() -> str:
+        asked.append(1)
+        if len(asked) <= times:
+            raise error
+        return "answer"
+
+    return ask, asked
+
+
+@pytest.mark.parametrize("error", [nats.errors.TimeoutError(), LostError(), ServiceUnavailableError()])
+async def test_a_question_is_asked_again(error: Exception) -> None:
+    ask, asked = failing(error, 2)
+    assert await repeated(ask) == "answer"
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NotFoundError(), BadRequestError(), KeyWrongLastSequenceError(), REFUSED, NoStreamResponseError()],
+)
+async def test_an_answer_that_says_no_is_an_answer(error: Exception) -> None:
+    ask, asked = failing(error, 1)
+    with pytest.raises(type(error)):
+        await repeated(ask)
+    assert len(asked) == 1
+
+
+async def test_a_write_that_nobody_took_is_tried_again_and_one_that_may_be_taken_is_not() -> None:
+    write, tried = failing(NoStreamResponseError(), 2)
+    assert await written(write) == "answer"
+    assert len(tried) == 3
+    for error in (nats.errors.TimeoutError(), LostError()):
+        write, tried = failing(error, 1)
+        with pytest.raises(type(error)):
+            await written(write)
+        assert len(tried) == 1
+
+
+async def test_patience_ends() -> None:
+    ask, _ = failing(nats.errors.TimeoutError(), 10_000)
+    with pytest.raises(nats.errors.TimeoutError):
+        await repeated(ask, 0.2)

@@ -1,0 +1,177 @@
+"""Who may do what over NATS, as lists of subjects and as a server's configuration."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from giornata import subjects
+from giornata.events import EventKind
+from giornata.nats_users import CLUSTER_CONF, USERS_CONF, password_file, write_cluster, write_users
+from giornata.permissions import Rights, User, cluster_config, inbox, rights, users_config
+from giornata.workers import ServiceName
+
+SERVICES = [User(service) for service in ServiceName]
+
+
+def covers(pattern: str, subject: str) -> bool:
+    """Whether a subject, or pattern, lies within a pattern of NATS."""
+    for wanted, given in itertools.zip_longest(pattern.split("."), subject.split(".")):
+        if wanted == ">":
+            return given is not None
+        if given in {None, ">"} or wanted not in {"*", given}:
+            return False
+    return True
+
+
+def may(listed: tuple[str, ...], subject: str) -> bool:
+    return any(covers(pattern, subject) for pattern in listed)
+
+
+def one_of_each() -> dict[str, str]:
+    """Every subject that `subjects` knows, by the name of its function or constant."""
+    functions: dict[str, Callable[..., str]] = {
+        name: function
+        for name, function in inspect.getmembers(subjects, inspect.isfunction)
+        if name not in {"token", "is_inbox"} and "_of" not in name
+    }
+    found = {
+        name: function(*("x" for _ in inspect.signature(function).parameters))
+        for name, function in functions.items()
+    }
+    found |= {f"event_{kind}": subjects.event("g", "j", kind) for kind in EventKind}
+    del found["event"]
+    constants = ("EDIT", "EDIT_CANCEL", "SUBMIT", "TEMPLATE", "TEMPLATE_REMOVED")
+    return found | {name: getattr(subjects, name) for name in constants}
+
+
+@pytest.mark.parametrize(("name", "subject"), one_of_each().items())
+def test_every_subject_has_somebody_who_listens(name: str, subject: str) -> None:
+    listeners = {user for user in User if may(rights(user).subscribe, subject.replace(".x", ".*"))}
+    stored = name in {
+        "jobs",
+        "event_state",
+        "event_step",
+        "event_preview",
+    }  # a stream takes them, not a client
+    assert bool(listeners) is not stored, listeners
+
+
+@pytest.mark.parametrize(("name", "subject"), one_of_each().items())
+def test_every_subject_has_somebody_who_tells(name: str, subject: str) -> None:
+    if name == "telemetry":
+        subject = subjects.telemetry(ServiceName.ROUTER, "r")
+    publishers = {user for user in User if may(rights(user).publish, subject)}
+    unasked = name in {"controlnet", "lora"}  # adapters come later
+    assert len(publishers) == (0 if unasked else 1), publishers
+
+
+def test_every_service_tells_of_itself_and_of_nobody_else() -> None:
+    for teller, service in itertools.product(User, ServiceName):
+        told = may(rights(teller).publish, subjects.telemetry(service, "i"))
+        assert told is (teller == User(service)), (teller, service)
+
+
+def test_nobody_reads_the_answers_of_another() -> None:
+    assert len({inbox(user) for user in User}) == len(User)
+    for reader, owner in itertools.product(User, User):
+        assert may(rights(reader).subscribe, f"{inbox(owner)}.abc.1") is (reader is owner), (reader, owner)
+
+
+def test_answers_go_only_to_those_who_may_ask() -> None:
+    answers = {
+        (user, asker) for user in User for asker in User if may(rights(user).publish, f"{inbox(asker)}.a.b")
+    }
+    asked = {(User.GATEWAY, User.APPLICATION), (User.ROUTER, User.GATEWAY)}
+    asked |= {(worker, User.ROUTER) for worker in (User.PREPOST, User.DENOISER)}
+    micro = (User.GATEWAY, User.PREPOST, User.CONTROLNET, User.LORA_STORE)
+    assert answers == asked | {(service, User.OBSERVER) for service in micro}
+
+
+def test_an_application_has_two_subjects_and_its_inbox() -> None:
+    assert rights(User.APPLICATION) == Rights((subjects.EDIT, subjects.EDIT_CANCEL), ("_INBOX.>",))
+
+
+def test_nobody_has_everything() -> None:
+    broad = {">", "$JS.>", "$JS.API.>", "$KV.>", "giornata.>", "_INBOX*"}
+    for user in User:
+        assert broad.isdisjoint({*rights(user).publish, *rights(user).subscribe})
+        assert not may(rights(user).publish, "$JS.API.STREAM.DELETE.GIORNATA_JOBS")
+        assert not may(rights(user).publish, "$JS.API.STREAM.PURGE.GIORNATA_JOBS")
+        assert not any(subject.startswith("$SYS") for subject in rights(user).publish)
+
+
+@pytest.mark.parametrize(
+    ("subject", "is_one"),
+    [
+        ("_INBOX.abc.1", True),
+        ("_INBOX_router.abc", True),
+        ("_INBOX", False),
+        ("$KV.giornata-jobs.j", False),
+        ("giornata.router.submit", False),
+        ("_INBOXES.a", False),
+    ],
+)
+def test_answers_go_to_inboxes_alone(subject: str, is_one: bool) -> None:
+    assert subjects.is_inbox(subject) is is_one
+
+
+def test_the_configuration_names_every_user_once_with_its_rights() -> None:
+    text = users_config({user: f"pw-{user}" for user in User})
+    listed = [json.loads(line.rstrip(",")) for line in text.splitlines() if line.lstrip().startswith("{")]
+    assert [user["user"] for user in listed] == list(User)
+    for user in listed:
+        granted = rights(User(user["user"]))
+        assert user["password"] == f"pw-{user['user']}"
+        assert tuple(user["permissions"]["publish"]["allow"]) == granted.publish
+        assert tuple(user["permissions"]["subscribe"]["allow"]) == granted.subscribe
+    assert "no_auth_user" not in text
+    assert 'no_auth_user: "application"' in users_config(dict.fromkeys(User, "x"), anonymous=User.APPLICATION)
+
+
+def test_servers_of_a_cluster_need_a_password_of_their_own() -> None:
+    text = cluster_config("127.0.0.1:1", ["a:1", "b:2"], "secret")
+    assert '"nats://routes:secret@a:1", "nats://routes:secret@b:2"' in text
+    assert 'authorization { user: "routes", password: "secret" }' in text
+
+
+def test_nats_accepts_what_is_written(tmp_path: Path) -> None:
+    write_users(tmp_path / "users", anonymous=User.APPLICATION)
+    write_cluster(tmp_path / "users", "127.0.0.1:6222", ["127.0.0.1:6222"])
+    (tmp_path / "nats.conf").write_text(
+        f'server_name: n1\njetstream {{ store_dir: "{tmp_path}" }}\n'
+        f'include "users/{USERS_CONF}"\ninclude "users/server/{CLUSTER_CONF}"\n'
+    )
+    binary = Path(sys.executable).with_name("nats-server")
+    tried = subprocess.run(
+        [binary, "-t", "-c", tmp_path / "nats.conf"], capture_output=True, text=True, check=False
+    )
+    assert tried.returncode == 0, tried.stderr
+
+
+def test_passwords_are_long_different_kept_and_private(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "giornata.nats_users", str(tmp_path / "users"), "--cluster", "n1", "n2"]
+    subprocess.run(command, check=True)
+    passwords = {user: password_file(tmp_path / "users", user).read_text().strip() for user in User}
+    assert len(set(passwords.values())) == len(User)
+    assert all(re.fullmatch("[0-9a-f]{64}", password) for password in passwords.values())
+    first = {path: path.read_text() for path in (tmp_path / "users").rglob("*") if path.is_file()}
+    assert "@n2:6222" in first[tmp_path / "users" / "server" / CLUSTER_CONF]
+    subprocess.run(command, check=True)
+    assert {path: path.read_text() for path in first} == first, "running services keep theirs"
+    for path in (tmp_path / "users").rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_service_finds_only_its_own_password_below_its_folder(tmp_path: Path) -> None:
+    write_users(tmp_path)
+    for user in SERVICES:
+        assert list((tmp_path / user).iterdir()) == [password_file(tmp_path, user)]

@@ -1,0 +1,119 @@
+"""What who submits a job is told, and when it is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from giornata.errors import QueueTooLong
+from giornata.jobs import Job, Priority
+from giornata.scheduling.line import Line, Turn
+from giornata.scheduling.placement import Placement
+from giornata.scheduling.policies import finish_time
+from giornata.workers import CostFit, ServiceState, WorkerCosts
+from giornata_router.forecasting import Forecasting
+from tests.contract.messages import JOB
+from tests.fakes.fleet import CARD
+from tests.unit.test_scheduling_placement import DEMAND, worker
+
+STEPS = 10
+STEP_MS = 160.0
+"""Of one row of :data:`DEMAND`: 16 tokens at 10 ms each."""
+
+
+def job(name: str, *, n: int = 1, priority: Priority = Priority.INTERACTIVE, budget_ms: int = 100_000) -> Job:
+    parameters = JOB.parameters.model_copy(update={"n": n, "num_inference_steps": STEPS, "strength": 1.0})
+    changed = {
+        "job_id": name,
+        "model": CARD.name,
+        "model_digest": CARD.digest,
+        "priority": priority,
+        "budget_ms": budget_ms,
+        "parameters": parameters,
+    }
+    return JOB.model_copy(update=changed)
+
+
+def known(state: ServiceState) -> ServiceState:
+    fit = CostFit(weights=(0.0, 0.0, 10.0, 0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
+    load = CostFit(weights=(0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
+    assert state.worker is not None
+    costs = WorkerCosts(compute=fit, load=load, device="cpu")
+    return state.model_copy(update={"worker": state.worker.model_copy(update={"costs": costs})})
+
+
+def forecasting(*states: ServiceState, max_wait_s: float = 1e9) -> tuple[Forecasting, Placement, Line]:
+    placement, line = Placement(finish_time), Line()
+    for state in states:
+        placement.observe(state, 0)
+    made = Forecasting(placement, line, max_wait_s)
+    made.learn(DEMAND)
+    return made, placement, line
+
+
+def test_an_idle_fleet_promises_what_the_edit_takes_and_what_waits_comes_on_top() -> None:
+    made, placement, line = forecasting(known(worker("d1")))
+    first = made.admit(job("a"), [])
+    assert first is not None
+    assert first.position == 0
+    assert first.finish_ms == pytest.approx(STEPS * STEP_MS)
+    line.join("w", DEMAND, Turn(), 0)
+    second = made.admit(job("b"), [job("c")])
+    assert second is not None
+    assert second.position == 2
+    assert second.finish_ms == pytest.approx(3 * STEPS * STEP_MS)
+    placement.assign("w", 1, "d1", DEMAND, 0)
+    line.leave("w", served=True)
+    running = made.of("w", 0, [])
+    assert running is not None
+    assert running.position == 0
+    assert running.finish_ms == pytest.approx(STEPS * STEP_MS)
+
+
+def test_batch_jobs_do_not_come_before_interactive_ones() -> None:
+    made, _, line = forecasting(known(worker("d1")))
+    line.join("w", DEMAND, Turn(Priority.BATCH), 0)
+    interactive, batch = made.admit(job("a"), []), made.admit(job("b", priority=Priority.BATCH), [])
+    assert interactive is not None
+    assert batch is not None
+    assert (interactive.position, batch.position) == (0, 1)
+
+
+def test_an_edit_that_would_wait_too_long_is_refused_with_the_time_after_which_it_would_not() -> None:
+    made, _, line = forecasting(known(worker("d1")), max_wait_s=5.0)
+    for i in range(4):
+        line.join(f"w{i}", DEMAND, Turn(), 0)
+    with pytest.raises(QueueTooLong) as refused:
+        made.admit(job("a"), [])
+    assert refused.value.retry_after_s == 2  # 4 jobs of 1.6 s are 6.4 s
+    assert refused.value.status == 429
+    with pytest.raises(QueueTooLong):
+        forecasting(known(worker("d1")))[0].admit(job("b", budget_ms=1500), [job("c")])
+
+
+def test_an_edit_is_not_refused_for_what_it_may_take_itself() -> None:
+    made, _, _ = forecasting(known(worker("d1")), max_wait_s=1.0)
+    forecast = made.admit(job("a", n=4, budget_ms=1000), [])
+    assert forecast is not None
+    assert forecast.finish_ms == pytest.approx(4 * STEPS * STEP_MS)
+
+
+def test_who_waits_is_told_its_place() -> None:
+    made, _, line = forecasting(known(worker("d1")))
+    for i in range(3):
+        line.join(f"w{i}", DEMAND, Turn(), 0)
+    told = [made.of(f"w{i}", 1, []) for i in range(3)]
+    assert [t.position for t in told if t] == [0, 1, 2]
+    assert [t.finish_ms for t in told if t] == pytest.approx([STEPS * STEP_MS * k for k in (1, 2, 3)])
+    unplaced = made.of("new", 1, [job("new")])
+    assert unplaced is not None
+    assert unplaced.position == 3
+    assert made.of("unknown", 1, []) is None
+
+
+def test_nothing_is_promised_or_refused_before_anything_is_known() -> None:
+    made, _, _ = forecasting(worker("d1"), max_wait_s=0.001)
+    assert made.admit(job("a"), []) is None, "no worker has told what its steps cost"
+    fresh = Forecasting(Placement(finish_time), Line(), 0.001)
+    assert fresh.admit(job("a"), []) is None
+    nobody, _, _ = forecasting(max_wait_s=0.001)
+    assert nobody.admit(job("a"), []) is None, "an absent fleet may come back"

@@ -1,0 +1,186 @@
+"""Continuous batching: first come first served, within capacity, nobody lost, nobody starved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
+
+from giornata.scheduling.batch import Batch, Capacity, RowKey
+
+
+@dataclass(frozen=True)
+class Seat:
+    key: RowKey
+    tokens: int = 1
+    step: int = field(default=0)
+    background: bool = False
+
+
+def seat(name: str, tokens: int = 1, *, attempt: int = 1, index: int = 0) -> Seat:
+    return Seat(RowKey(name, attempt, index), tokens)
+
+
+def names(members: tuple[Seat, ...]) -> list[str]:
+    return [member.key.job_id for member in members]
+
+
+def test_rows_join_in_order_while_they_fit_and_none_overtakes() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=3, tokens=10))
+    batch.submit([seat("a", 6), seat("b", 6), seat("c", 1)])
+    assert names(batch.admit()) == ["a"]
+    batch.settle([], [RowKey("a", 1, 0)])
+    assert names(batch.admit()) == ["b", "c"]
+
+
+def test_rows_beyond_the_row_limit_wait() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=10))
+    batch.submit([seat("a"), seat("b"), seat("c")])
+    assert names(batch.admit()) == ["a", "b"]
+    assert names(batch.waiting) == ["c"]
+
+
+def test_a_row_larger_than_the_capacity_runs_alone() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=4, tokens=10))
+    batch.submit([seat("small"), seat("huge", 50), seat("next")])
+    assert names(batch.admit()) == ["small"]
+    batch.settle([], [RowKey("small", 1, 0)])
+    assert names(batch.admit()) == ["huge"]
+
+
+def test_a_saturated_batch_lets_a_background_row_in_now_and_then() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=1, tokens=10))
+    batch.submit([seat(f"a{i}") for i in range(40)])
+    batch.submit([replace(seat("x"), background=True)])
+    beside = []
+    for step in range(40):
+        members = batch.admit()
+        beside += [step] if "x" in names(members) else []
+        batch.settle([], [member.key for member in members if not member.background])
+    assert len(beside) == 4
+    assert len({b - a for a, b in pairwise(beside)}) == 1
+
+
+def test_one_background_row_shares_a_step_that_has_room() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=3, tokens=10))
+    runs = [replace(seat(name, 4), background=True) for name in ("x", "y")]
+    batch.submit([*runs, seat("a", 3)])
+    assert len(batch) == 3
+    assert names(batch.admit()) == ["a", "x"]
+    assert (names(batch.running), names(batch.background)) == (["a"], ["x", "y"])
+    batch.settle([replace(runs[0], step=1)], [])
+    assert [member.step for member in batch.background] == [1, 0]
+    batch.submit([seat("b", 4)])
+    assert names(batch.admit()) == ["a", "b"]
+    batch.settle([], [RowKey("a", 1, 0), RowKey("b", 1, 0)])
+    assert names(batch.admit()) == ["x"]
+    batch.settle([], [RowKey("x", 1, 0)])
+    assert names(batch.admit()) == ["y"]
+
+
+def test_no_background_row_runs_while_somebody_waits() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=10))
+    batch.submit([replace(seat("x", 1), background=True), seat("a", 6), seat("b", 6)])
+    assert names(batch.admit()) == ["a"]
+    assert RowKey("x", 1, 0) in batch
+    assert names(batch.cancel("x")) == ["x"]
+    assert RowKey("x", 1, 0) not in batch
+
+
+def test_nobody_takes_background_rows_over() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=10))
+    batch.submit([replace(seat("x"), background=True), seat("a")])
+    assert names(batch.take_all()) == ["a"]
+    assert len(batch) == 0
+
+
+def test_the_same_row_twice_is_refused() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=100))
+    batch.submit([seat("a")])
+    with pytest.raises(ValueError, match="in the batch already"):
+        batch.submit([seat("a")])
+
+
+def test_cancel_drops_waiting_and_running_rows_of_one_attempt_or_all() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=100))
+    batch.submit([seat("a"), seat("a", index=1), seat("b"), seat("a", attempt=2)])
+    batch.admit()
+    assert [s.key for s in batch.cancel("a", 1)] == [RowKey("a", 1, 0), RowKey("a", 1, 1)]
+    assert names(batch.admit()) == ["b", "a"]
+    assert names(batch.cancel("a")) == ["a"]
+    assert len(batch) == 1
+
+
+def test_results_of_a_row_cancelled_meanwhile_are_dropped() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=100))
+    batch.submit([seat("a"), seat("b")])
+    running = batch.admit()
+    batch.cancel("a")
+    batch.settle([replace(s, step=1) for s in running], [])
+    assert [(s.key.job_id, s.step) for s in batch.running] == [("b", 1)]
+
+
+def test_take_all_leaves_nothing() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=1, tokens=100))
+    batch.submit([seat("a"), seat("b")])
+    batch.admit()
+    assert names(batch.take_all()) == ["a", "b"]
+    assert len(batch) == 0
+
+
+@given(st.integers(-1, 0), st.integers(-1, 0))
+def test_capacity_must_let_something_run(rows: int, tokens: int) -> None:
+    with pytest.raises(ValueError, match="at least one row and one token"):
+        Capacity(rows=rows, tokens=tokens)
+
+
+class Serving(RuleBasedStateMachine):
+    """Any order of submits, steps, ends and cancels against a plain list of what should be there."""
+
+    submitted = Bundle("submitted")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch: Batch[Seat] = Batch(Capacity(rows=3, tokens=12))
+        self.expected: list[RowKey] = []
+        self.count = 0
+
+    @rule(target=submitted, tokens=st.integers(1, 20), job=st.sampled_from("xyz"))
+    def submit(self, tokens: int, job: str) -> RowKey:
+        self.count += 1
+        member = Seat(RowKey(job, 1, self.count), tokens)
+        self.batch.submit([member])
+        self.expected.append(member.key)
+        return member.key
+
+    @rule()
+    def admit(self) -> None:
+        running = self.batch.admit()
+        assert bool(running) == bool(self.expected)  # nobody starves
+        assert len(running) <= self.batch.capacity.rows
+        total = sum(member.tokens for member in running)
+        assert total <= self.batch.capacity.tokens or len(running) == 1
+
+    @precondition(lambda self: self.batch.running)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from([member.key for member in self.batch.running]))
+        self.batch.settle([], [key])
+        self.expected.remove(key)
+
+    @rule(key=submitted)
+    def cancel(self, key: RowKey) -> None:
+        self.batch.cancel(key.job_id)
+        self.expected = [k for k in self.expected if k.job_id != key.job_id]
+
+    @invariant()
+    def nobody_is_lost_and_order_is_kept(self) -> None:
+        present = [member.key for member in (*self.batch.running, *self.batch.waiting)]
+        assert present == self.expected
+
+
+TestServing = Serving.TestCase
