@@ -1,0 +1,140 @@
+"""Whole systems on this machine for live benchmarks: ours as the launcher starts it, and diffusers' static batching."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from deploy.launcher.model import TRAINED
+from deploy.launcher.plan import Plan
+from deploy.launcher.servers import socket_folder
+from deploy.launcher.stack import Stack, running
+from giornata.loadgen.balancing import LeastInFlight
+from giornata.loadgen.driver import drive
+from giornata.loadgen.images_api import Api, open_images_api
+from giornata.loadgen.material import Material, made, material
+from giornata.loadgen.outcomes import Outcome
+from giornata.loadgen.workload import Request
+from giornata.workers import ServiceName, Tier
+
+PROMPT: Final = "a red star"
+LIMIT_S: Final = 900.0
+"""Of one answer."""
+IN_FLIGHT: Final = 1000
+ROUNDS: Final = 40
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What all requests edit."""
+
+    side: int
+    """Pixels; a square."""
+    seed: int
+
+    def material(self, requests: Sequence[Request]) -> Material:
+        """The files of `requests`."""
+        return material(requests, made(requests, self.side, self.side, self.seed))
+
+
+@asynccontextmanager
+async def giornata(denoisers: int, env: Mapping[str, str] | None = None) -> AsyncIterator[Stack]:
+    """The whole system with the model that ships, a thread a process, ready."""
+    with tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()) as name:
+        folder = Path(name)
+        plan = Plan(
+            state=folder,
+            logs=folder / "logs",
+            model=str(TRAINED),
+            replicas={**dict.fromkeys(ServiceName, 1), ServiceName.DENOISER: denoisers},
+            env=env or {},
+        )
+        async with running(plan, lambda _: None) as stack:
+            await stack.bring_up()
+            yield stack
+
+
+@asynccontextmanager
+async def static_batching(count: int, batch: int) -> AsyncIterator[list[str]]:
+    """Addresses of so many of diffusers' pipelines with the same model, a thread each, ready."""
+    command = ("-m", "deploy.baseline", "--model", str(TRAINED), "--port", "0", "--torch-threads", "1")
+    async with AsyncExitStack() as stack:
+        urls = []
+        for _ in range(count):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *command, "--batch", str(batch), stdout=asyncio.subprocess.PIPE
+            )
+            stack.push_async_callback(_ended, process)
+            assert process.stdout is not None
+            said = (await process.stdout.readline()).decode()
+            found = re.search(r"http://[\w.]+:\d+", said)
+            if found is None:
+                raise SystemExit(f"the baseline has not started: {said!r}")
+            urls.append(found[0])
+        yield urls
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    await process.wait()
+
+
+async def served(urls: Sequence[str], requests: Sequence[Request], pictures: Pictures) -> list[Outcome]:
+    """Send every request when it is due, to the server with the fewest in flight, and wait for all answers.
+
+    Raises:
+        SystemExit: one of them failed.
+    """
+    files = await asyncio.to_thread(pictures.material, requests)
+    outcomes: list[Outcome] = []
+    async with AsyncExitStack() as stack:
+        apis = [
+            await stack.enter_async_context(
+                open_images_api(
+                    url, files, {"prompt": PROMPT}, api=Api.GIORNATA, api_key=None, timeout_s=LIMIT_S
+                )
+            )
+            for url in urls
+        ]
+        balanced = LeastInFlight([api.send for api in apis])
+        await drive(requests, balanced.send, outcomes.append, limit=IN_FLIGHT)
+    failed = [outcome.answer for outcome in outcomes if outcome.answer.code is not None]
+    if failed:
+        raise SystemExit(f"{len(failed)} of {len(outcomes)} edits failed, the first with {failed[0]}")
+    return outcomes
+
+
+async def record_everywhere(stack: Stack, requests: Sequence[Request], pictures: Pictures) -> None:
+    """Edit every picture of `requests` until all denoisers have its template in memory.
+
+    Raises:
+        SystemExit: some have not after many edits.
+    """
+    first = {request.template: request for request in reversed(requests)}
+    few = [replace(request, steps=8, at_s=0.0) for request in first.values()]
+    workers = len(stack.instances(ServiceName.DENOISER))
+    missing: list[str] = []
+    for _ in range(ROUNDS):
+        await served([stack.url], few * (2 * workers), pictures)  # recorded at its second edit on a worker
+        missing = [name for name, here in _resident(stack).items() if here < len(few)]
+        if not missing:
+            return
+    raise SystemExit(f"{', '.join(missing)} still lack templates")
+
+
+def _resident(stack: Stack) -> dict[str, int]:
+    """Templates in memory, by denoiser."""
+    return {
+        state.instance: len(state.worker.resident.get(Tier.MEMORY, ()))
+        for state in stack.watch.fleet.ready(ServiceName.DENOISER)
+        if state.worker is not None
+    }

@@ -1,0 +1,136 @@
+"""Live, at rising rates: this system with its denoisers, beside diffusers' static batching, request-level balanced.
+
+The same requests for both, one after the other on the same cores: masks and step counts as in production, Poisson
+arrivals, open loop, from HTTP to HTTP. Both have the model that ships and a thread for each process that computes; a
+request of the baseline goes to the server with the fewest in flight. The rates are shares of what saturates the
+baseline, which is measured first. Writes ``out/bench/serve.json`` and charts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from giornata.loadgen import facts
+from giornata.loadgen.arrivals import arrival_times
+from giornata.loadgen.charts import svg
+from giornata.loadgen.distributions import zipf
+from giornata.loadgen.statistics import Figures, figures
+from giornata.loadgen.workload import Request, Shape, Workload, draw
+from tests.bench.live import (
+    PROMPT,
+    Pictures,
+    giornata,
+    record_everywhere,
+    served,
+    static_batching,
+)
+from tests.bench.report import OUT, write
+
+OURS: Final = "giornata"
+STATIC: Final = "static batching"
+
+
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Flags."""
+    made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    made.add_argument("--denoisers", type=int, default=2, help="and as many baselines (default 2)")
+    made.add_argument("--batch", type=int, default=8, help="of the baseline, at most (default 8)")
+    made.add_argument("--side", type=int, default=256, help="of the pictures, in pixels (default 256)")
+    made.add_argument("--templates", type=int, default=4, help="distinct pictures (default 4)")
+    made.add_argument("--seconds", type=float, default=60.0, help="of arrivals at each rate (default 60)")
+    made.add_argument("--shares", type=float, nargs="+", default=[0.3, 0.6, 0.9, 1.2], help="of saturation")
+    made.add_argument("--burst", type=int, default=64, help="requests that measure saturation (default 64)")
+    made.add_argument("--slo", type=float, default=10.0, help="seconds (default 10)")
+    made.add_argument("--seed", type=int, default=0)
+    return made.parse_args(arguments)
+
+
+async def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write."""
+    options = options_of(arguments)
+    work = Workload(
+        facts.MASK_RATIOS["production"],
+        facts.STEPS,
+        {1: 1.0},
+        zipf(options.templates, facts.ZIPF),
+        Shape.BLOB,
+    )
+    pictures = Pictures(options.side, options.seed)
+    burst = draw([0.0] * options.burst, work, options.seed + 1)
+    lines: list[dict[str, Any]] = []
+    async with (
+        giornata(options.denoisers) as stack,
+        static_batching(options.denoisers, options.batch) as urls,
+    ):
+        await record_everywhere(stack, burst, pictures)
+        systems = {STATIC: urls, OURS: [stack.url]}
+        most = {}
+        for name, addresses in systems.items():
+            outcomes = await served(addresses, burst, pictures)
+            most[name] = len(burst) / max(outcome.ended_s for outcome in outcomes)
+            print(f"{name}: saturated at {most[name]:.3f} requests/s", flush=True)
+        for share in options.shares:
+            rate = share * most[STATIC]
+            requests = draw(arrival_times(rate, options.seconds, options.seed), work, options.seed)
+            found = {
+                name: await _measured(addresses, requests, pictures, options)
+                for name, addresses in systems.items()
+            }
+            for name, told in found.items():
+                lines.append(_line(share, rate, name, told, found[STATIC]))
+                print(*(f"{key} {value}" for key, value in lines[-1].items()), sep=", ", flush=True)
+    _draw(lines)
+    workload = {
+        **vars(options),
+        "model": "fresco, float32",
+        "masks and steps": "production",
+        "prompt": PROMPT,
+        "saturation_per_s": {name: round(value, 4) for name, value in most.items()},
+        "saturation": f"{options.burst} requests at once, over the time until the last has ended",
+        "static": "pictures of one size and step count share a batch; a window of 100 ms while the pipeline is free",
+        "templates": "in memory of every denoiser from the start",
+    }
+    write("serve", lines, workload=workload)
+
+
+async def _measured(
+    urls: Sequence[str], requests: Sequence[Request], pictures: Pictures, options: argparse.Namespace
+) -> Figures:
+    outcomes = await served(urls, requests, pictures)
+    return figures(requests, outcomes, warmup_s=0.0, seconds=options.seconds, slo_s=options.slo)
+
+
+def _line(share: float, rate: float, name: str, told: Figures, baseline: Figures) -> dict[str, Any]:
+    own, other = told.latency_s, baseline.latency_s
+    assert own is not None
+    assert other is not None
+    return {
+        "of saturation": share,
+        "requests/s": round(rate, 4),
+        "system": name,
+        "mean ratio": round(other.mean / own.mean, 2),
+        "P95 ratio": round(other.p95 / own.p95, 2),
+        "mean s": round(own.mean, 3),
+        "P50 s": round(own.p50, 3),
+        "P95 s": round(own.p95, 3),
+        "within SLO": round(told.slo_share or 0.0, 3),
+        "requests": told.requests,
+        "late P99 ms": round(1e3 * (told.late_s.p99 if told.late_s else 0.0), 1),
+    }
+
+
+def _draw(lines: Sequence[Mapping[str, Any]]) -> None:
+    OUT.mkdir(parents=True, exist_ok=True)
+    for measure in ("mean", "P95"):
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for line in lines:
+            curves.setdefault(line["system"], []).append((line["requests/s"], line[f"{measure} s"]))
+        chart = svg(f"{measure} latency of a request", "requests a second", "seconds", curves)
+        (OUT / f"serve_{measure.lower()}.svg").write_text(chart, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,313 @@
+"""Does the simulator tell what happens? Live runs at shares of saturation, and the same requests on a virtual clock.
+
+First, on a run of its own, what steps and stages cost is measured: the step samples that denoisers tell in telemetry,
+while edits come one by one and all at once, are fitted as `giornata profile` fits its own; inspecting, encoding,
+decoding and pasting are what answers tell of them. Then requests with another seed arrive by chance, live and
+simulated: masks, step counts and times are the same, and nothing that the live run measured is told to the simulator.
+Writes ``out/bench/simulator_fidelity.json`` and a chart of both distributions at every rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import aiohttp
+import numpy as np
+import torch
+from safetensors.numpy import load
+
+from deploy.launcher.model import TRAINED
+from deploy.launcher.stack import Stack
+from giornata import bus, subjects
+from giornata.loadgen import facts
+from giornata.loadgen.arrivals import arrival_times
+from giornata.loadgen.charts import Drawn, svg
+from giornata.loadgen.distributions import zipf
+from giornata.loadgen.outcomes import Outcome
+from giornata.loadgen.statistics import Spread, spread
+from giornata.loadgen.workload import Request, Shape, Workload, draw
+from giornata.models import ModelCard, read_model_card
+from giornata.permissions import User
+from giornata.planning.costs import COMPUTE, StepCosts, Work
+from giornata.planning.regression import Fit, fit
+from giornata.requests import EditParameters
+from giornata.scheduling.demand import Demand, RowShape
+from giornata.simulation.jobs import DIGEST, MODEL, Job, template_name
+from giornata.simulation.machines import Machine
+from giornata.simulation.simulator import Options, Simulation, Stages
+from giornata.simulation.worker import Templates
+from giornata.workers import RowProgress, ServiceState, StepSample
+from giornata_denoiser.reuse.region import region
+from giornata_prepost.inspection import PixelLimits, inspect
+from tests.bench.live import PROMPT, Pictures, giornata, record_everywhere, served
+from tests.bench.report import OUT, write
+from tests.e2e.pictures import edit_form
+
+LIMITS: Final = PixelLimits(max_pixels=1 << 24, budget_pixels=1 << 22)
+WARM: Final = 3
+"""Edits alone that are not counted."""
+
+
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Flags."""
+    made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    made.add_argument("--denoisers", type=int, default=2, help="(default 2)")
+    made.add_argument("--side", type=int, default=256, help="of the pictures, in pixels (default 256)")
+    made.add_argument("--templates", type=int, default=4, help="distinct pictures (default 4)")
+    made.add_argument("--seconds", type=float, default=120.0, help="of arrivals at each rate (default 120)")
+    made.add_argument("--shares", type=float, nargs="+", default=[0.3, 0.6, 0.9], help="of saturation")
+    made.add_argument("--alone", type=int, default=10, help="edits that measure stages (default 10)")
+    made.add_argument(
+        "--burst", type=int, default=48, help="edits that measure steps and saturation (default 48)"
+    )
+    made.add_argument("--simulations", type=int, default=5, help="of each live run (default 5)")
+    made.add_argument("--seed", type=int, default=0)
+    return made.parse_args(arguments)
+
+
+@dataclass
+class Heard:
+    """What denoisers told."""
+
+    samples: list[StepSample] = field(default_factory=list)
+    rows: dict[str, RowProgress] = field(default_factory=dict)
+    """The latest of each job."""
+    blocks: int = 0
+    capacity: tuple[int, int] = (0, 0)
+    """Rows, tokens."""
+
+    def hear(self, state: ServiceState) -> None:
+        """Take in one telemetry message."""
+        if state.worker is None or state.worker.costs is None:
+            return
+        self.samples += state.worker.samples
+        self.rows |= {row.job_id: row for row in (*state.worker.waiting, *state.worker.running)}
+        self.blocks = state.worker.costs.blocks
+        self.capacity = state.worker.capacity_rows, state.worker.capacity_tokens
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a machine's steps and stages take."""
+
+    compute: Fit
+    noise: float
+    """Coefficient of variation of a step's time around what was predicted."""
+    stages: Stages
+    text: int
+    """Tokens of the prompt."""
+
+
+def saturation(outcomes: Sequence[Outcome]) -> float:
+    """Requests a second where all were there from the start: of the middle half of their ends, when none starves."""
+    ends = sorted(outcome.ended_s for outcome in outcomes)
+    low, high = len(ends) // 4, 3 * len(ends) // 4
+    return (high - low) / (ends[high] - ends[low])
+
+
+async def calibrated(stack: Stack, heard: Heard, alone: Sequence[Request], pictures: Pictures) -> Calibration:
+    """From the samples that were heard, and from edits that have the system for themselves."""
+    files = pictures.material(alone)
+    before, after, rest = [], [], []
+    async with aiohttp.ClientSession(stack.url) as http:
+        for request in alone:
+            image, mask = files.templates[request.template].file, files.masks[request]
+            form = edit_form(image, mask, prompt=PROMPT, num_inference_steps=request.steps, seed=request.seed)
+            began = asyncio.get_running_loop().time()
+            async with http.post("/v1/images/edits", data=form) as answer:
+                body = await answer.json()
+            took_ms = 1e3 * (asyncio.get_running_loop().time() - began)
+            if answer.status != 200:
+                raise SystemExit(f"the benchmark's edit failed: {body}")
+            spans = body["giornata"]["compute_ms"]
+            before.append(spans["inspect"] + spans["encode"])
+            after.append(spans["decode"] + spans["paste"])
+            rest.append(took_ms - sum(spans.values()))
+    between_ms = statistics.median(rest[WARM:]) / 2
+    stages = Stages(
+        statistics.median(before[WARM:]) + between_ms, statistics.median(after[WARM:]) + between_ms, 2
+    )
+    features = np.array([_work(sample, heard.blocks).features for sample in heard.samples])
+    times = np.array([sample.step_ms for sample in heard.samples])
+    found = fit(COMPUTE, features, times, relative=True)
+    ratios = times / (features @ np.array(found.weights))
+    kept = ratios[
+        ratios < np.quantile(ratios, 0.99)
+    ]  # what a machine does once in a hundred steps is no noise
+    text = next(iter(heard.rows.values())).text_tokens
+    return Calibration(found, float(np.std(kept)), stages, text)
+
+
+def _work(sample: StepSample, blocks: int) -> Work:
+    tokens = sample.image_tokens + sample.text_tokens
+    return Work(sample.sequences, tokens, sample.projected_tokens, sample.attention_pairs) * blocks
+
+
+def jobs_of(requests: Sequence[Request], pictures: Pictures, card: ModelCard, text: int) -> list[Job]:
+    """The requests as the simulator takes them, with the tokens that their masks really touch."""
+    files = pictures.material(requests)
+    made = []
+    for number, request in enumerate(requests):
+        image, computed = _tokens(files.templates[request.template].file, files.masks[request], card)
+        shape = RowShape(text, image, computed, request.steps or card.default_steps)
+        demand = Demand(MODEL, DIGEST, (shape,), template_name(request.template))
+        made.append(Job(f"j{number}", request.at_s, demand))
+    return made
+
+
+def _tokens(image: bytes, mask: bytes, card: ModelCard) -> tuple[int, int]:
+    """Of the picture; and of its region, halo included."""
+    parameters = EditParameters(prompt=PROMPT)
+    found = inspect(image, mask, parameters, card, LIMITS)
+    touched, side = load(found.prepared)["mask"] > 0, card.pixel_multiple
+    height, width = touched.shape[0] // side, touched.shape[1] // side
+    cells = torch.from_numpy(touched.reshape(height, side, width, side).any((1, 3)))
+    where = region(cells, parameters.halo)
+    return found.tokens, found.tokens if where is None else len(where.computed)
+
+
+def check_work(jobs: Sequence[Job], heard: Heard) -> None:
+    """Whether denoisers were given the work that is simulated.
+
+    Raises:
+        SystemExit: a row that they told of is none of the jobs'.
+    """
+    known = Counter((shape.computed, shape.steps) for job in jobs for shape in job.demand.shapes)
+    told = Counter((row.computed_tokens or row.tokens, row.steps) for row in heard.rows.values())
+    if unknown := told - known:
+        raise SystemExit(f"denoisers had rows that are not simulated, (tokens, steps): {dict(unknown)}")
+
+
+def simulated(
+    jobs: Sequence[Job], machine: Machine, count: int, stages: Stages, templates: Templates, seeds: int
+) -> list[float]:
+    """Latencies in seconds, of as many runs as there are seeds of noise."""
+    found: list[float] = []
+    for seed in range(seeds):
+        run = Simulation(
+            (machine,) * count, jobs, Options(seed=seed), templates=templates, stages=stages
+        ).run()
+        found += run.latencies()
+    return found
+
+
+async def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write."""
+    options = options_of(arguments)
+    work = Workload(
+        facts.MASK_RATIOS["production"],
+        facts.STEPS,
+        {1: 1.0},
+        zipf(options.templates, facts.ZIPF),
+        Shape.BLOB,
+    )
+    pictures, card = Pictures(options.side, options.seed), read_model_card(TRAINED, None)
+    burst = draw([0.0] * options.burst, work, options.seed + 1)
+    alone = draw([0.0] * (options.alone + WARM), work, options.seed + 2)
+    templates = Templates(preloaded=tuple(template_name(number) for number in range(options.templates)))
+    lines: list[dict[str, Any]] = []
+    curves: dict[str, list[tuple[float, float]]] = {}
+    heard = Heard()
+    async with (
+        giornata(options.denoisers) as stack,
+        bus.connect(
+            stack.nats_url,
+            "fidelity",
+            user=User.OBSERVER,
+            password_file=stack.nats_password_file(User.OBSERVER),
+        ) as observer,
+        observer.listen(subjects.ALL_TELEMETRY, ServiceState, heard.hear),
+    ):
+        await record_everywhere(stack, burst, pictures)
+        heard.samples.clear()
+        most = saturation(await served([stack.url], burst, pictures))
+        known = await calibrated(stack, heard, alone, pictures)
+        machine = Machine(
+            StepCosts(known.compute.weights),
+            heard.blocks,
+            rows=heard.capacity[0],
+            tokens=heard.capacity[1],
+            noise=known.noise,
+        )
+        print(
+            f"saturated at {most:.3f} requests/s; steps: R² {known.compute.r2:.3f}, noise {known.noise:.2f}"
+        )
+        for share in options.shares:
+            rate = share * most
+            requests = draw(arrival_times(rate, options.seconds, options.seed), work, options.seed)
+            heard.rows.clear()
+            live = _latencies(await served([stack.url], requests, pictures))
+            jobs = jobs_of(requests, pictures, card, known.text)
+            check_work(jobs, heard)
+            told = simulated(jobs, machine, options.denoisers, known.stages, templates, options.simulations)
+            lines.append(_line(share, rate, live, told))
+            print(*(f"{name} {value}" for name, value in lines[-1].items()), sep=", ", flush=True)
+            for name, values in (("live", live), ("simulated", told)):
+                curves[f"{name}, {share:g}"] = _distribution(values)
+    OUT.mkdir(parents=True, exist_ok=True)
+    chart = svg(
+        "Share of requests that have ended", "seconds", "share", curves, logarithmic=False, drawn=Drawn.LINE
+    )
+    (OUT / "simulator_fidelity.svg").write_text(chart, encoding="utf-8")
+    workload = {
+        **vars(options),
+        "model": "fresco, float32, a thread a process",
+        "masks and steps": "production",
+        "aim": "mean within 10 %, P95 within 20 %",
+        "saturation_per_s": round(most, 4),
+        "calibration": {
+            "samples": known.compute.samples,
+            "r2": round(known.compute.r2, 4),
+            "error_p50": round(known.compute.error_p50, 4),
+            "noise": round(known.noise, 4),
+            "weights": dict(zip(COMPUTE, known.compute.weights, strict=True)),
+            "encode_ms": round(known.stages.encode_ms, 1),
+            "finish_ms": round(known.stages.finish_ms, 1),
+        },
+    }
+    write("simulator_fidelity", lines, workload=workload)
+
+
+def _latencies(outcomes: Sequence[Outcome]) -> list[float]:
+    return [outcome.latency_s for outcome in outcomes]
+
+
+def _distribution(values: Sequence[float]) -> list[tuple[float, float]]:
+    ordered = sorted(values)
+    return [(value, (place + 1) / len(ordered)) for place, value in enumerate(ordered)]
+
+
+def _line(share: float, rate: float, live: Sequence[float], told: Sequence[float]) -> dict[str, Any]:
+    seen, said = _spread(live), _spread(told)
+    return {
+        "of saturation": share,
+        "requests/s": round(rate, 4),
+        "mean error": round(said.mean / seen.mean - 1, 3),
+        "P95 error": round(said.p95 / seen.p95 - 1, 3),
+        "live mean s": round(seen.mean, 3),
+        "simulated mean s": round(said.mean, 3),
+        "live P50 s": round(seen.p50, 3),
+        "simulated P50 s": round(said.p50, 3),
+        "live P95 s": round(seen.p95, 3),
+        "simulated P95 s": round(said.p95, 3),
+        "requests": len(live),
+        "note": ""
+        if abs(said.mean / seen.mean - 1) <= 0.1 and abs(said.p95 / seen.p95 - 1) <= 0.2
+        else "aim missed",
+    }
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    found = spread(values)
+    assert found is not None
+    return found
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
