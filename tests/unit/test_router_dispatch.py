@@ -138,6 +138,7 @@ async def test_who_no_longer_wants_a_worker_leaves_it_to_the_next() -> None:
     await waiters.ask("next")
     assert waiters.served == ["next"]
     assert len(dispatch.line) == 0
+    assert not dispatch._waiting, "nothing is kept of who waits no more"
 
 
 async def test_a_worker_that_refused_is_asked_again_after_its_next_telemetry() -> None:

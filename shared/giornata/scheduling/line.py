@@ -46,6 +46,8 @@ class Entry:
     """Start tag, in row steps over weight."""
     passed: int = 0
     """Later jobs of the same model that were served first, since they needed less room."""
+    preferred: str | None = None
+    """The worker that it gets if that has room."""
 
     def asked(self, now: float) -> Demand:
         """What it asks of a worker, with the time that is left."""
@@ -77,7 +79,9 @@ class Line:
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._entries
 
-    def join(self, job_id: str, demand: Demand, turn: Turn, now: float) -> Entry:
+    def join(
+        self, job_id: str, demand: Demand, turn: Turn, now: float, preferred: str | None = None
+    ) -> Entry:
         """At the place that is its tenant's turn; the demand's ticket is given here.
 
         Raises:
@@ -87,7 +91,8 @@ class Line:
             raise ValueError(f"job {job_id} is in the line already")
         tag = max(self._virtual, self._ends.get(turn.tenant, 0.0))
         self._ends[turn.tenant] = tag + max(1, demand.steps) / turn.weight
-        entry = Entry(job_id, replace(demand, ticket=next(self._tickets)), turn, now, tag)
+        given = replace(demand, ticket=next(self._tickets))
+        entry = Entry(job_id, given, turn, now, tag, preferred=preferred)
         self._entries[job_id] = entry
         return entry
 
