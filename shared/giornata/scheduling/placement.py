@@ -126,13 +126,13 @@ class Placement:
         if before is not None:
             worker.ended = before.ended & listed.keys()
             worker.unseen = before.unseen
-        worker.stalled = self._is_stalled(worker)
-        self._keep(worker, before)
         for job_id, attempt in listed:
             assignment = self._assignments.get(job_id)
             if assignment and (assignment.attempt, assignment.worker) == (attempt, state.instance):
                 self._assignments[job_id] = replace(assignment, listed_s=now)
                 worker.unseen.pop(job_id, None)
+        worker.stalled = self._is_stalled(worker)
+        self._keep(worker, before)
 
     def expire(self, now: float) -> list[Assignment]:
         """Assignments of workers that fell silent or went away."""
