@@ -43,6 +43,7 @@ EDGE = {
         "cli.checks.servers",
         "cli.doctor",
         "cli.edit",
+        "cli.handing_over",
         "cli.http_door",
         "cli.interrupts",
         "cli.keys",
