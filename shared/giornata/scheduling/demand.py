@@ -12,7 +12,7 @@ from giornata.scheduling.backlog import RowLoad
 
 UNIT: Final = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0))
 """A millisecond a token: for workers that have told nothing; they are then compared by the tokens that they compute."""
-REMEMBERED: Final = 4096
+REMEMBERED: Final = 1024
 """Rows of which a pace remembers what they add to a step."""
 
 
