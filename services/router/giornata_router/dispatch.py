@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -105,6 +105,8 @@ class Dispatch:
         Where `preferred` has room, it is the one.
         """
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        if turn.finish_by_s is not None:
+            turn = replace(turn, takes_s=self.placement.least_ms(demand) / 1e3)
         self.line.join(job_id, demand, turn, time.monotonic(), preferred)
         self._waiting[job_id] = _Waiting(attempt, future)
         self._serve()

@@ -147,6 +147,12 @@ class Placement:
             if worker.held is not None and worker.known
         ]
 
+    def least_ms(self, demand: Demand) -> float:
+        """That it takes where it is computed fastest, if nothing else is there; 0 where nobody knows."""
+        weigh = _Weighing(demand)
+        known = (worker for worker in self._serving(demand).all() if worker.known)
+        return min(map(weigh.alone_ms, known), default=0.0)
+
     def finish_ms(self, job_id: str) -> float | None:
         """Until a job's rows are computed, as of its worker's latest telemetry; None where none has it."""
         assignment = self._assignments.get(job_id)
@@ -233,11 +239,18 @@ class _Weighing:
         self._loads: dict[int, tuple[tuple[RowLoad, ...], tuple[RowLoad, ...], float]] = {}
 
     def work_ms(self, worker: Occupancy) -> float:
-        """Of all rows of the job there, as if steps cost nothing by themselves."""
+        """Of all rows of the job there, as if steps cost nothing by themselves but for what the job has of them."""
+        return self._ms(worker, 1 / worker.shown.capacity_rows)
+
+    def alone_ms(self, worker: Occupancy) -> float:
+        """Of all rows of the job there, if there are no others."""
+        return self._ms(worker, 1.0)
+
+    def _ms(self, worker: Occupancy, share: float) -> float:
         hit, miss, _ = self._on(worker.pace)
         loads = hit if self._demand.template in worker.places else miss
         base_ms = worker.pace.base_ms * max(load.steps for load in loads)
-        return base_ms / worker.shown.capacity_rows + sum(load.work_ms for load in loads)
+        return share * base_ms + sum(load.work_ms for load in loads)
 
     def candidate(self, worker: Occupancy) -> Candidate:
         """As policies see it; `worker` is summed up."""
