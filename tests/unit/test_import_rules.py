@@ -50,6 +50,7 @@ EDGE = {
         "cli.keys_file",
         "cli.nats_door",
         "cli.profile",
+        "cli.quarantine",
         "cli.status",
         "cli.up",
         "client",

@@ -8,6 +8,7 @@ Read in this order:
   :mod:`~giornata.cli.http_door` and :mod:`~giornata.cli.nats_door` (how),
   :mod:`~giornata.cli.progress` (what is seen meanwhile) and :mod:`~giornata.cli.report` (what is left behind)
 * :mod:`giornata.cli.status` - ``status``: the table of :mod:`~giornata.cli.fleet_table`
+* :mod:`giornata.cli.quarantine` - ``quarantine``: what :mod:`giornata.quarantine` keeps
 * :mod:`giornata.cli.up` - ``up``: the launcher of the checkout (:mod:`~giornata.cli.handing_over`)
 * :mod:`giornata.cli.bench` - ``bench serve``: with :mod:`~giornata.cli.bench_serve` (its options),
   :mod:`~giornata.cli.workload_options` (those that ``simulate`` has too), :mod:`~giornata.cli.bench_values` (how they
