@@ -1,10 +1,10 @@
-"""What one worker has: listed by telemetry, assigned and not listed yet, reported and listed still. Pure."""
+"""What one worker has: listed by telemetry and not reported, or assigned and not listed yet. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from giornata.scheduling.backlog import Backlog, Outlook, RowLoad
 from giornata.scheduling.demand import Demand, Pace, RowShape
@@ -15,6 +15,8 @@ Attempt = tuple[str, int]
 """Job and attempt."""
 Served = tuple[str, str]
 """Name and digest of a model."""
+REMEMBERED: Final = 64
+"""Attempts that have ended, of each worker."""
 
 
 class Held(NamedTuple):
@@ -47,8 +49,8 @@ class Occupancy:
     """Of the latest telemetry."""
     unseen: dict[Attempt, Demand] = field(default_factory=dict)
     """Assigned, and not listed yet."""
-    ended: set[Attempt] = field(default_factory=set)
-    """Reported, and listed still."""
+    ended: dict[Attempt, None] = field(default_factory=dict)
+    """The latest ones that were reported: a message may list them still, or again if it is late."""
     places: dict[str, Tier] = field(default_factory=dict)
     """Templates that it has."""
     stalled: bool = False
@@ -66,7 +68,7 @@ class Occupancy:
         if before is None:
             made.places = _places(shown)
             return made
-        made.ended, made.unseen = before.ended & made.listed.keys(), before.unseen
+        made.ended, made.unseen = before.ended, before.unseen
         same = shown.resident == before.shown.resident
         made.places = before.places if same else _places(shown)
         return made
@@ -98,16 +100,18 @@ class Occupancy:
 
     def give(self, attempt: Attempt, demand: Demand) -> None:
         """Count `demand` from now on."""
+        self.ended.pop(attempt, None)
         if attempt not in self.listed:
             self.unseen[attempt] = demand
-            self.held = None
+        self.held = None
 
     def take(self, attempt: Attempt) -> None:
         """Count it no more, though it may be listed still."""
         self.unseen.pop(attempt, None)
         self._loads.pop(attempt, None)
-        if attempt in self.listed:
-            self.ended.add(attempt)
+        self.ended[attempt] = None
+        if len(self.ended) > REMEMBERED:
+            del self.ended[next(iter(self.ended))]
         self.held = None
 
     def sum_up(self, pace: Pace, demanded: Mapping[Attempt, Demand]) -> Held:
