@@ -3,7 +3,7 @@
 Below FOLDER lies a folder for each who reads it, so that a container is given its own and no other:
 
 * ``<service>/password`` - what ``GIORNATA_NATS_PASSWORD_FILE`` of a service names;
-* ``clients/application``, ``clients/observer`` - passwords for applications and operators;
+* ``clients/application``, ``clients/observer``, ``clients/operator`` - passwords for applications and operators;
 * ``server/users.conf`` - who may do what, and ``server/cluster.conf`` where there are several servers: for ``include``
   in nats-server's configuration.
 

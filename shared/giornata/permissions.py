@@ -1,7 +1,8 @@
 """What each user of the NATS servers may publish and subscribe, and the server's configuration that says so. Pure.
 
-One user per service, one for applications, one for who only looks on. A user's inboxes have a prefix of their own, so
-that nobody reads another's answers; who answers may publish below the prefixes of those that it answers, no further.
+One user per service, one for applications, one for who only looks on, one for who clears up. A user's inboxes have a
+prefix of their own, so that nobody reads another's answers; who answers may publish below the prefixes of those that it
+answers, no further.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class User(StrEnum):
     """Asks for edits; all applications share it, unless the operator adds users of the same rights."""
     OBSERVER = "observer"
     """Hears telemetry and asks micro services for their state: the launcher, an operator."""
+    OPERATOR = "operator"
+    """Looks into jobs that were given up, whose records tell what was asked for, and removes them."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,10 @@ _NEEDS: Final[Mapping[User, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     User.LORA_STORE: _stateless(User.LORA_STORE, subjects.ALL_LORA),
     User.APPLICATION: ((subjects.EDIT, subjects.EDIT_CANCEL), ()),
     User.OBSERVER: (("$SRV.>",), (subjects.ALL_TELEMETRY,)),
+    User.OPERATOR: (
+        (*_keeps(stores.QUARANTINE), *_follows(stores.bucket_stream(stores.QUARANTINE))),
+        (),
+    ),
 }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from nats.js import JetStreamContext
-from nats.js.errors import KeyNotFoundError, NoKeysError
+from nats.js.errors import InvalidKeyError, KeyNotFoundError, NoKeysError
 from nats.js.kv import KeyValue
 
 from giornata import codec
@@ -33,13 +35,27 @@ class Quarantine:
         Raises:
             JobNotFound: it is not here.
         """
+        return (await self._read(job_id))[0]
+
+    async def remove(self, job_id: str) -> JobRecord:
+        """Keep a job no longer; what it was.
+
+        Raises:
+            JobNotFound: it is not here.
+        """
+        record, revision = await self._read(job_id)
+        await self._bucket.delete(job_id, last=revision)
+        return record
+
+    async def _read(self, job_id: str) -> tuple[JobRecord, int | None]:
+        """With its revision."""
         try:
             entry = await self._bucket.get(job_id)
-        except KeyNotFoundError as error:
+        except (KeyNotFoundError, InvalidKeyError) as error:
             raise JobNotFound(received=job_id) from error
         if entry.value is None:
             raise JobNotFound(received=job_id)
-        return codec.decode(JobRecord, entry.value)
+        return codec.decode(JobRecord, entry.value), entry.revision
 
     async def ids(self) -> list[str]:
         """Of all jobs that are here."""
@@ -47,3 +63,11 @@ class Quarantine:
             return sorted(await self._bucket.keys())
         except NoKeysError:
             return []
+
+    async def all(self) -> list[JobRecord]:
+        """Of all jobs that are here, ordered by their ids."""
+        found = []
+        for job_id in await self.ids():
+            with suppress(JobNotFound):  # removed meanwhile
+                found.append(await self.get(job_id))
+        return found

@@ -140,6 +140,9 @@ class FakeDenoiser:
         self.answer = RunAnswer.ACCEPTED
         self.stepping_ms = 0.0
         """As telemetry tells it."""
+        self.going = asyncio.Event()
+        """Clear it to hold all steps."""
+        self.going.set()
         self.poisoned: set[int] = set()
         self.requests: list[RunRequest] = []
         self.cancelled: list[str] = []
@@ -225,6 +228,7 @@ class FakeDenoiser:
             self._running[request.job.job_id] = (request, step)
             self.news.tell()
             await asyncio.sleep(self._step_s)
+            await self.going.wait()
             event = StepEvent(
                 job_id=request.job.job_id, attempt=request.attempt, index=0, step=step + 1, steps=steps
             )

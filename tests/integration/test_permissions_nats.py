@@ -38,7 +38,7 @@ from tests.integration.test_router_faults import make_job, running_router
 Guarded = tuple[NatsServer, Path]
 Connect = Callable[[User], Any]
 
-GATEWAY, ROUTER, DENOISER, PREPOST, CONTROLNET, LORA_STORE, APPLICATION, OBSERVER = User
+GATEWAY, ROUTER, DENOISER, PREPOST, CONTROLNET, LORA_STORE, APPLICATION, OBSERVER, OPERATOR = User
 KEEPERS = {GATEWAY, ROUTER, DENOISER}
 
 PUBLISHERS: dict[str, set[User]] = {
@@ -65,6 +65,9 @@ PUBLISHERS: dict[str, set[User]] = {
     "$KV.giornata-jobs.j": KEEPERS,
     "$KV.giornata-templates.t.id": KEEPERS,
     "$KV.giornata-leases.router": {ROUTER},
+    "$KV.giornata-quarantine.j": {ROUTER, OPERATOR},
+    "$JS.API.STREAM.MSG.GET.KV_giornata-quarantine": {OPERATOR},
+    "$JS.API.STREAM.MSG.GET.KV_giornata-jobs": KEEPERS,
     "$JS.API.STREAM.CREATE.KV_giornata-jobs": KEEPERS,
     "$JS.API.STREAM.CREATE.GIORNATA_JOBS": {ROUTER},
     "$JS.API.STREAM.UPDATE.GIORNATA_EVENTS": {ROUTER},

@@ -30,6 +30,8 @@ from giornata.permissions import User
 from giornata.quarantine import Quarantine
 from giornata.records import Records
 from giornata.requests import EditParameters, Reuse, resolve
+from giornata.scheduling.line import AGEING_S
+from giornata.scheduling.policies import PolicyName
 from giornata.workers import CostFit, QueueState, ServiceName, ServiceState, WorkerCosts
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router
@@ -48,15 +50,20 @@ def make_job(
     budget_ms: int = 20_000,
     priority: Priority = Priority.INTERACTIVE,
     reuse: Reuse = Reuse.AUTO,
+    tenant: str = "default",
+    weight: float = 1.0,
+    slo_ms: int | None = None,
 ) -> Job:
+    asked = EditParameters(prompt="a red star", n=n, reuse=reuse, slo_ms=slo_ms)
     return Job(
         job_id=f"job_{secrets.token_hex(8)}",
-        tenant="default",
+        tenant=tenant,
+        weight=weight,
         gateway="gateway-test",
         priority=priority,
         model=CARD.name,
         model_digest=CARD.digest,
-        parameters=resolve(EditParameters(prompt="a red star", n=n, reuse=reuse), CARD, seed=7),
+        parameters=resolve(asked, CARD, seed=7),
         image=IMAGE,
         budget_ms=budget_ms,
         result_ttl_s=60,
@@ -114,6 +121,8 @@ async def running_router(
     replicas: int = 1,
     password_file: Path | None = None,
     stage_s: float = 60,
+    policy: PolicyName = PolicyName.FINISH_TIME,
+    ageing_s: float = AGEING_S,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """A router on a connection of its own; cancelling the task is its sudden death."""
     config = RouterConfig(
@@ -127,6 +136,8 @@ async def running_router(
         inspect_s=stage_s,
         encode_s=stage_s,
         finish_s=stage_s,
+        policy=policy,
+        ageing_s=ageing_s,
     )
     stop = asyncio.Event()
 

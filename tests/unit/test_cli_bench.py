@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from giornata.cli import bench_values
+from giornata.cli import bench_values, checkout
 from giornata.cli.app import cli
-from giornata.cli.bench_baseline import server
 from giornata.loadgen import facts, trace
 from giornata.loadgen.pictures import generated
 
@@ -141,10 +140,17 @@ def test_bursts_come_with_the_variation_of_a_real_trace_unless_told_otherwise(tm
     assert times() == times("--arrivals", "bursty", "--cv", "1")
 
 
-def test_the_baseline_is_the_checkouts(tmp_path: Path) -> None:
-    command, env = server(tmp_path, ("--batch", "2"), {"PYTHONPATH": "x"})
+def test_the_baseline_is_the_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[tuple[str, list[str], dict[str, str]]] = []
+    monkeypatch.setattr(os, "execve", lambda *what: became.append(what))
+    monkeypatch.setattr(checkout, "find", lambda: tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "x")
+    CliRunner().invoke(cli, ["bench", "baseline", "--batch", "2"])
+    [(_, command, env)] = became
     assert command == [sys.executable, "-P", "-m", "deploy.baseline", "--batch", "2"]
     assert env["PYTHONPATH"] == f"{tmp_path}{os.pathsep}x"
+    monkeypatch.setattr(checkout, "find", lambda: None)
+    assert "the baseline is part of it" in CliRunner().invoke(cli, ["bench", "baseline"]).output
 
 
 def test_help_is_the_baseline_servers() -> None:

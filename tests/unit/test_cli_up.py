@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from giornata.cli import checkout
-from giornata.cli.up import launcher
+from giornata.cli.handing_over import module
 
 LAUNCHER = """\
 import os, sys
@@ -45,7 +45,7 @@ def test_flags_and_working_directory_reach_the_launcher_whatever_lies_there(tmp_
     root, here = a_checkout(tmp_path / "root"), tmp_path / "here"
     (here / "deploy").mkdir(parents=True)
     (here / "deploy" / "__init__.py").write_text("raise RuntimeError('another package of this name')")
-    command, env = launcher(root, ("--denoisers", "2", "--help"), os.environ)
+    command, env = module(root, ("deploy.launcher", "up", "--denoisers", "2", "--help"), os.environ)
     done = subprocess.run(command, env=env, cwd=here, capture_output=True, text=True, check=False)
     assert done.returncode == 7, done.stderr
     main = root / "deploy" / "launcher" / "__main__.py"
@@ -53,8 +53,8 @@ def test_flags_and_working_directory_reach_the_launcher_whatever_lies_there(tmp_
 
 
 def test_an_existing_search_path_is_kept(tmp_path: Path) -> None:
-    assert launcher(tmp_path, (), {"PYTHONPATH": "x"})[1]["PYTHONPATH"] == f"{tmp_path}{os.pathsep}x"
-    assert launcher(tmp_path, (), {})[1] == {"PYTHONPATH": str(tmp_path)}
+    assert module(tmp_path, (), {"PYTHONPATH": "x"})[1]["PYTHONPATH"] == f"{tmp_path}{os.pathsep}x"
+    assert module(tmp_path, (), {})[1] == {"PYTHONPATH": str(tmp_path)}
 
 
 def test_help_is_the_launchers() -> None:

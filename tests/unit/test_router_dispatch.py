@@ -138,6 +138,7 @@ async def test_who_no_longer_wants_a_worker_leaves_it_to_the_next() -> None:
     await waiters.ask("next")
     assert waiters.served == ["next"]
     assert len(dispatch.line) == 0
+    assert not dispatch._waiting, "nothing is kept of who waits no more"
 
 
 async def test_a_worker_that_refused_is_asked_again_after_its_next_telemetry() -> None:
@@ -154,7 +155,7 @@ async def test_a_worker_that_refused_is_asked_again_after_its_next_telemetry() -
     assert not dispatch._refused, "the dead are forgotten"
 
 
-async def test_a_report_of_an_older_attempt_is_not_heard() -> None:
+async def test_a_report_of_an_older_attempt_is_not_heard_and_one_of_this_only_once() -> None:
     dispatch = Dispatch(Placement(finish_time))
     dispatch.observe(worker("d1"))
     async with dispatch.expecting("a") as report:
@@ -163,6 +164,9 @@ async def test_a_report_of_an_older_attempt_is_not_heard() -> None:
         assert not report.done()
         dispatch.report(denoised("a", 2))
         assert report.result() == denoised("a", 2)
+        dispatch.report(denoised("a", 2))
+    dispatch.report(denoised("a", 2))  # doubled, and late: nobody waits any more
+    dispatch.report(denoised("unknown", 1))
 
 
 @pytest.mark.parametrize("connected", [True, False])

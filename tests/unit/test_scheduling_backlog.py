@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +12,12 @@ from hypothesis import strategies as st
 from giornata.scheduling.backlog import Backlog, Outlook, RowLoad
 
 loads = st.builds(
-    RowLoad, steps=st.integers(1, 12), step_ms=st.floats(0, 50), first_ms=st.sampled_from([0.0, 7.5, 90.0])
+    RowLoad,
+    steps=st.integers(1, 12),
+    step_ms=st.floats(0, 50),
+    first_ms=st.sampled_from([0.0, 7.5, 90.0]),
+    tokens=st.integers(0, 40),
+    first_tokens=st.sampled_from([0, 0, 30]),
 )
 backlogs = st.builds(
     Backlog,
@@ -17,7 +25,7 @@ backlogs = st.builds(
     base_ms=st.floats(0, 5),
     running=st.lists(loads, max_size=7).map(tuple),
     waiting=st.lists(loads, max_size=6).map(tuple),
-    busy_ms=st.floats(0, 20),
+    tokens=st.sampled_from([math.inf, 1, 60, 100]),
 )
 
 
@@ -27,9 +35,14 @@ def step_by_step(backlog: Backlog) -> list[float]:
     left = [row.steps for row in rows]
     ends, running, waiting = [0.0] * len(rows), list(range(len(backlog.running))), list(range(len(rows)))
     waiting = waiting[len(running) :]
-    now_ms = backlog.busy_ms
+    now_ms = 0.0
+
+    def joins(row: RowLoad) -> bool:
+        tokens = sum(rows[i].tokens for i in running) + row.tokens + row.first_tokens
+        return not running or (len(running) < backlog.places and tokens <= backlog.tokens)
+
     while running or waiting:
-        while waiting and len(running) < backlog.places:
+        while waiting and joins(rows[waiting[0]]):
             running.append(waiting.pop(0))
         firsts = sum(rows[i].first_ms for i in running if left[i] == rows[i].steps)
         now_ms += backlog.base_ms + sum(rows[i].step_ms for i in running) + firsts
@@ -46,6 +59,22 @@ def test_rows_leave_when_a_run_step_by_step_says_so(backlog: Backlog) -> None:
     assert backlog.ends_ms() == pytest.approx(step_by_step(backlog), abs=1e-6)
 
 
+@given(backlog=backlogs)
+def test_a_worker_is_empty_when_its_last_row_leaves(backlog: Backlog) -> None:
+    fitting = backlog.running_what_fits((*backlog.running, *backlog.waiting))
+    for one in (backlog, fitting):
+        assert Outlook(one).drained_ms == pytest.approx(max(one.ends_ms(), default=0.0), abs=1e-6)
+
+
+@given(backlog=backlogs)
+def test_rows_that_may_share_a_step_run_at_once_and_others_wait(backlog: Backlog) -> None:
+    rows = (*backlog.running, *backlog.waiting)
+    fitting = backlog.running_what_fits(rows)
+    assert (*fitting.running, *fitting.waiting) == rows
+    waiting = dataclasses.replace(backlog, running=(), waiting=rows)
+    assert fitting.ends_ms() == pytest.approx(waiting.ends_ms(), abs=1e-6)
+
+
 @given(backlog=backlogs, load=loads, count=st.integers(1, 3))
 def test_a_prediction_is_what_becomes_of_the_rows_and_of_all_others(
     backlog: Backlog, load: RowLoad, count: int
@@ -60,6 +89,14 @@ def test_a_prediction_is_what_becomes_of_the_rows_and_of_all_others(
 def test_rows_that_differ_are_predicted_too(backlog: Backlog, rows: list[RowLoad]) -> None:
     after = step_by_step(backlog.with_rows(rows))
     assert Outlook(backlog).predict(rows).finish_ms == pytest.approx(max(after[-len(rows) :]), abs=1e-6)
+
+
+def test_large_pictures_take_turns_where_a_step_has_no_room_for_two() -> None:
+    large = RowLoad(10, 5.0, tokens=16_000)
+    alone = Backlog(places=8, base_ms=0.0, tokens=20_000).running_what_fits([large, large])
+    assert alone.ends_ms() == pytest.approx([50.0, 100.0])
+    assert Outlook(alone).predict([large]).finish_ms == pytest.approx(150.0)
+    assert Backlog(places=8, base_ms=0.0, waiting=(large, large)).ends_ms() == pytest.approx([100.0, 100.0])
 
 
 def test_nobody_delays_an_idle_worker() -> None:

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from giornata.planning.blocks import Mode
 from giornata.planning.costs import Work
 from giornata.scheduling.estimates import Estimates
 from giornata.workers import CostFit, LoadSample, StepSample, Tier, WorkerCosts
@@ -111,3 +112,11 @@ def test_reading_from_disk_is_learnt_by_its_bytes() -> None:
     read = LoadSample(tier=Tier.DISK, size_bytes=1_000_000, load_ms=10.0)
     estimates.observe("d1", "m", costs(), loads=[read, read])
     assert estimates.fetch_ms("d1", 2e6) == pytest.approx(20.0)
+
+
+def test_workers_of_one_kind_that_reuse_in_other_ways_have_paces_of_their_own() -> None:
+    estimates = Estimates()
+    for name, mode in (("d1", Mode.KV), ("d2", Mode.HIDDEN), ("d3", Mode.KV)):
+        estimates.observe(name, "m", costs().model_copy(update={"reused": mode}))
+    assert [estimates.pace(name).reused for name in ("d1", "d2", "d3")] == [Mode.KV, Mode.HIDDEN, Mode.KV]
+    assert estimates.pace("d1") is estimates.pace("d3")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from giornata.jobs import Priority
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.line import AGEING_S, Line, Turn
+from giornata.scheduling.line import AGEING_S, FAVOURED, Line, Turn
 
 
 def demand(steps: int = 10) -> Demand:
@@ -67,6 +67,28 @@ def test_the_earliest_deadline_comes_first_while_it_can_be_met() -> None:
     assert order(Line(), 5) == []
     [soon] = [entry for entry in line if entry.job_id == "soon"]
     assert soon.asked(4).within_ms == pytest.approx(6000)
+
+
+def test_a_deadline_that_cannot_be_met_any_more_is_no_claim() -> None:
+    line = Line(by_deadline=True)
+    line.join("whenever", demand(), Turn(), 0)
+    line.join("tight", demand(), Turn(finish_by_s=10, takes_s=4), 0)
+    assert order(line, 5.9) == ["tight", "whenever"]
+    assert order(line, 6) == ["whenever", "tight"]
+
+
+def test_urgent_jobs_without_end_do_not_starve_one_that_takes_its_turn() -> None:
+    line, served = Line(by_deadline=True), list[str]()
+    line.join("whenever", demand(), Turn(), 0)
+    line.join("batch", demand(), Turn(Priority.BATCH), 0)
+    for i in range(10 * FAVOURED):
+        line.join(f"urgent{i}", demand(), Turn(finish_by_s=i + 5.0), i)
+        served.append(order(line, i)[0])
+        line.leave(served[-1], served=True)
+    after = AGEING_S + FAVOURED + 2
+    assert AGEING_S <= served.index("whenever") < after
+    assert served.index("batch") < after + FAVOURED
+    assert sum(job.startswith("urgent") for job in served) == 10 * FAVOURED - 2
 
 
 joins = st.lists(

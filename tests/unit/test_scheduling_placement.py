@@ -138,6 +138,16 @@ def test_patience_grows_with_what_a_step_was_predicted_to_take() -> None:
     assert [a.job_id for a in fleet.stalled()] == ["j"]
 
 
+def test_a_job_that_the_message_lists_first_counts_once_in_what_a_step_was_predicted_to_take() -> None:
+    fleet = Placement(finish_time, patience=Patience(factor=50.0, least_ms=1000.0))
+    fleet.observe(worker("d1"), 0)
+    fleet.assign("j", 1, "d1", DEMAND, now=0)
+    fleet.observe(stepping("d1", 1100.0), 1)  # 16 ms predicted for one row, 32 for two
+    assert [a.job_id for a in fleet.stalled()] == ["j"]
+    fleet.observe(stepping("d1", 700.0), 2)
+    assert fleet.finish_ms("j") == pytest.approx(160.0), "10 steps of one row"
+
+
 def test_what_was_reported_counts_no_more_though_telemetry_lists_it_still() -> None:
     fleet = placement(worker("d1", row("j", 9, 10), capacity=1))
     fleet.assign("j", 1, "d1", DEMAND, now=0)

@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giornata.loadgen.arrivals import arrival_times
+from giornata.loadgen.statistics import percentile
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.backlog import RowLoad
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.policies import PolicyName
 from giornata.simulation.jobs import DIGEST, MODEL, Job
 from giornata.simulation.machines import Machine, Storage
-from giornata.simulation.results import Run, percentile, summary
+from giornata.simulation.results import Run, summary
 from giornata.simulation.segments import Segment
 from giornata.simulation.simulator import Binding, Options, Simulation, Stages
 from giornata.simulation.worker import SimWorker, Templates

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giornata.loadgen import facts
+from giornata.loadgen.statistics import percentile
 from giornata.loadgen.workload import Shape, Workload
 from giornata.scheduling.policies import PolicyName
 from giornata.simulation.bound import Task, most_on_time
 from giornata.simulation.published import FLUX, FLUX_PICTURE, h800_flux
-from giornata.simulation.results import percentile
 from giornata.simulation.scenario import Arriving, Scenario, fewest_workers
 from giornata.simulation.simulator import Binding, Options
 from giornata.simulation.worker import Templates

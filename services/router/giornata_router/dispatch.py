@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -33,6 +34,16 @@ class Silence(Enum):
 Outcome = DenoisedEvent | Silence
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A job in the line."""
+
+    attempt: int
+    """That it wants a worker for."""
+    worker: asyncio.Future[str]
+    """Who gets it."""
+
+
 class Dispatch:
     """Who waits for a worker, and who waits for a worker's report.
 
@@ -48,10 +59,8 @@ class Dispatch:
         self.placement = placement
         self.line = Line() if line is None else line
         self._connected = connected
-        self._workers: dict[str, asyncio.Future[str]] = {}
-        """By job in the line: who gets it."""
-        self._attempts: dict[str, int] = {}
-        self._preferred: dict[str, str] = {}
+        self._waiting: dict[str, _Waiting] = {}
+        """By job."""
         self._refused: set[str] = set()
         self._reports: dict[str, asyncio.Future[Outcome]] = {}
         self._hears_since_s = time.monotonic()
@@ -96,10 +105,10 @@ class Dispatch:
         Where `preferred` has room, it is the one.
         """
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._workers[job_id], self._attempts[job_id] = future, attempt
-        if preferred is not None:
-            self._preferred[job_id] = preferred
-        self.line.join(job_id, demand, turn, time.monotonic())
+        if turn.finish_by_s is not None:
+            turn = replace(turn, takes_s=self.placement.least_ms(demand) / 1e3)
+        self.line.join(job_id, demand, turn, time.monotonic(), preferred)
+        self._waiting[job_id] = _Waiting(attempt, future)
         self._serve()
         try:
             return await future
@@ -108,8 +117,7 @@ class Dispatch:
             raise
         finally:
             self.line.leave(job_id, served=False)
-            self._workers.pop(job_id, None)
-            self._preferred.pop(job_id, None)
+            del self._waiting[job_id]
 
     def adopt(self, job_id: str, attempt: int, worker: str, demand: Demand) -> None:
         """Take over an assignment that another router made."""
@@ -164,11 +172,12 @@ class Dispatch:
 
     def _serve(self) -> None:
         """Give workers to those who wait; who is being cancelled waits no more."""
-        for job_id in [job_id for job_id, future in self._workers.items() if future.done()]:
+        for job_id in [job_id for job_id, waiting in self._waiting.items() if waiting.worker.done()]:
             self.line.leave(job_id, served=False)
         if not self.line:
             return
         now = time.monotonic()
-        for entry, worker in serve(self.line, self.placement, now, self._refused, self._preferred):
-            self.placement.assign(entry.job_id, self._attempts[entry.job_id], worker, entry.demand, now)
-            self._workers[entry.job_id].set_result(worker)
+        for entry, worker in serve(self.line, self.placement, now, self._refused):
+            waiting = self._waiting[entry.job_id]
+            self.placement.assign(entry.job_id, waiting.attempt, worker, entry.demand, now)
+            waiting.worker.set_result(worker)

@@ -34,8 +34,8 @@ class Forecasting:
         if demand.shapes:
             self._latest[demand.model_digest] = demand
 
-    def admit(self, job: Job, unplaced: Collection[Job]) -> Forecast | None:
-        """Of a job that is submitted now, behind `unplaced` ones, which are accepted and not in the line yet.
+    def admit(self, job: Job, unplaced: Collection[Job]) -> None:
+        """Let a job come, behind `unplaced` ones, which are accepted and not in the line yet.
 
         Raises:
             QueueTooLong: its turn would not come within the longest wait, or within its own budget. How long it takes
@@ -43,14 +43,23 @@ class Forecasting:
         """
         demand = self._expected(job)
         if demand is None:
-            return None
+            return
         before = [other for other in unplaced if _comes_first(other.priority, job.priority)]
         ahead = [entry for entry in self._line if _comes_first(entry.turn.priority, job.priority)]
         amount = sum(size(entry.demand) for entry in ahead) / size(demand) + len(before)
-        forecast = self._forecast(demand, len(ahead) + len(before), amount)
-        if forecast is not None:
-            self._check(job, forecast, self._alone_ms(demand))
-        return forecast
+        prospects = self._placement.prospects(demand)
+        finish = finish_ms(prospects, amount)
+        if finish is None:
+            return
+        wait_s = (finish - min(prospect.job_ms for prospect in prospects)) / 1e3
+        limit_s = min(self._max_wait_s, job.budget_ms / 1e3)
+        if wait_s > limit_s:
+            raise QueueTooLong(
+                "An edit that came now would wait too long.",
+                received=f"{len(ahead) + len(before)} jobs before it, about {wait_s:.0f} s until its turn",
+                accepted=f"at most {limit_s:.0f} s",
+                retry_after_s=float(math.ceil(wait_s - limit_s)),
+            )
 
     def of(self, job_id: str, now: float, unplaced: Collection[Job]) -> Forecast | None:
         """Of a job that is being carried."""
@@ -80,21 +89,6 @@ class Forecasting:
             return None
         shape = replace(latest.shapes[0], steps=max(1, job.parameters.denoising_steps))
         return replace(latest, shapes=(shape,) * job.parameters.n, template=None)
-
-    def _alone_ms(self, demand: Demand) -> float:
-        """That it takes where it is computed fastest; of a demand that somebody serves."""
-        return min(prospect.job_ms for prospect in self._placement.prospects(demand))
-
-    def _check(self, job: Job, forecast: Forecast, alone_ms: float) -> None:
-        limit_s = min(self._max_wait_s, job.budget_ms / 1e3)
-        wait_s = (forecast.finish_ms - alone_ms) / 1e3
-        if wait_s > limit_s:
-            raise QueueTooLong(
-                "An edit that came now would wait too long.",
-                received=f"{forecast.position} jobs before it, about {wait_s:.0f} s until its turn",
-                accepted=f"at most {limit_s:.0f} s",
-                retry_after_s=float(math.ceil(wait_s - limit_s)),
-            )
 
 
 def _comes_first(other: Priority, own: Priority) -> bool:

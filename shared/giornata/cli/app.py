@@ -15,6 +15,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "up": ("giornata.cli.up", "Run the whole system on this machine until Ctrl-C."),
     "status": ("giornata.cli.status", "Show the services that are running and what they do."),
     "keys": ("giornata.cli.keys", "Make, list and revoke the API keys that gateways ask for."),
+    "quarantine": (
+        "giornata.cli.quarantine",
+        "Look into edits that were given up since every worker that had them was lost.",
+    ),
     "profile": ("giornata.cli.profile", "Measure what a denoising step costs on this machine."),
     "bench": ("giornata.cli.bench", "Measure a server under load."),
     "simulate": ("giornata.cli.simulate", "Simulate a cluster: policies, capacity, bounds."),

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from giornata import __version__
 from giornata.cli.addresses import without_password
+from giornata.cli.counting import counting
 from giornata.cli.edits import Refused
 from giornata.cli.interrupts import INTERRUPTED
 from giornata.cli.report import not_written
@@ -100,7 +100,7 @@ async def _measure(plan: Plan, runs: list[Run]) -> None:
             async with _opened(plan, target, files) as api:
                 outcomes: list[Outcome] = []
                 try:
-                    with _bar(target, load, outcomes) as record:
+                    with _recording(target, load, outcomes) as record:
                         await drive(load.requests, api.send, record, limit=plan.in_flight)
                 finally:
                     runs.append(_ended(plan, target, load, outcomes))
@@ -134,18 +134,14 @@ def _ended(plan: Plan, target: Target, load: Load, outcomes: list[Outcome]) -> R
 
 
 @contextmanager
-def _bar(target: Target, load: Load, outcomes: list[Outcome]) -> Iterator[Record]:
-    """Takes outcomes, and shows on a terminal how many there are."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    shown = console.is_terminal and not console.is_dumb_terminal
-    with Progress(*columns, console=console, transient=True, disable=not shown) as drawn:
-        what = "trace" if load.rate is None else f"{load.rate:g}/s"
-        task = drawn.add_task(f"{target.name} {what}", total=len(load.requests))
+def _recording(target: Target, load: Load, outcomes: list[Outcome]) -> Iterator[Record]:
+    """Takes outcomes, and shows how many there are."""
+    what = "trace" if load.rate is None else f"{load.rate:g}/s"
+    with counting(f"{target.name} {what}", len(load.requests)) as count:
 
         def record(outcome: Outcome) -> None:
             outcomes.append(outcome)
-            drawn.update(task, completed=len(outcomes))
+            count(len(outcomes))
 
         yield record
 

@@ -12,13 +12,26 @@ from giornata.cli import bench_values, interrupts
 from giornata.cli.bench_plan import plan_of
 from giornata.cli.bench_run import run
 from giornata.cli.connecting import url_option
+from giornata.cli.workload_options import (
+    ABOVE_0,
+    AT_LEAST_0,
+    COUNT,
+    READABLE,
+    duration_option,
+    images_option,
+    masks_option,
+    rate_option,
+    speed_option,
+    steps_option,
+    trace_option,
+    warmup_option,
+    zipf_option,
+)
 from giornata.loadgen import facts
 from giornata.loadgen.images_api import Api
 from giornata.loadgen.workload import MAX_SEED, Shape
 
-ABOVE_0: Final = click.FloatRange(min=0, min_open=True)
 FILE: Final = click.Path(dir_okay=False, path_type=Path)
-READABLE: Final = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 
 
 @click.command(context_settings={"show_default": True})
@@ -38,13 +51,7 @@ READABLE: Final = click.Path(exists=True, dir_okay=False, readable=True, path_ty
     type=READABLE,
     help="File that holds the key to send; by default GIORNATA_API_KEY holds it, where one is asked for.",
 )
-@click.option(
-    "--rate",
-    default="1",
-    metavar="RATE[,RATE...]",
-    callback=bench_values.read_by(bench_values.rates),
-    help="Requests a second; a run for each.",
-)
+@rate_option("1", "Requests a second; a run for each.")
 @click.option(
     "--arrivals",
     type=click.Choice(["poisson", "bursty"]),
@@ -53,57 +60,24 @@ READABLE: Final = click.Path(exists=True, dir_okay=False, readable=True, path_ty
 )
 @click.option(
     "--cv",
-    type=click.FloatRange(min=0),
+    type=AT_LEAST_0,
     help=f"Of bursty arrivals: standard deviation of the times between requests over their mean.  "
     f"[default: {facts.BURSTS:g}, as in a real trace]",
     show_default=False,
 )
-@click.option(
-    "--trace",
-    type=READABLE,
-    help="Replay a .csv or .jsonl file instead: timestamp, and where they are known mask_ratio, steps, template, n.",
-)
-@click.option("--speed", type=ABOVE_0, default=1.0, help="Replay a trace so many times as fast.")
+@trace_option("Replay a .csv or .jsonl file instead")
+@speed_option
 @click.option(
     "--save-trace", type=FILE, help="Write the requests of the run, .csv or .jsonl, to replay them."
 )
-@click.option(
-    "--duration", type=ABOVE_0, default=60.0, metavar="SECONDS", help="Of each run, after the warm-up."
-)
-@click.option(
-    "--warmup",
-    type=click.FloatRange(min=0),
-    default=10.0,
-    metavar="SECONDS",
-    help="Requests due before it are sent and left out of all figures.",
-)
-@click.option(
-    "--masks",
-    default=bench_values.PRODUCTION,
-    metavar="RATIO|TRACE",
-    callback=bench_values.read_by(bench_values.mask_ratios),
-    help=f"Share of the picture to repaint: a number, or as in {', '.join(facts.MASK_RATIOS)}.",
-)
+@duration_option(60.0, "Of each run, after the warm-up.")
+@warmup_option(10.0, "Requests due before it are sent and left out of all figures.")
+@masks_option
 @click.option("--mask-shape", type=click.Choice([str(shape) for shape in Shape]), default=str(Shape.BLOB))
-@click.option(
-    "--steps",
-    default=bench_values.PRODUCTION,
-    metavar="STEPS",
-    callback=bench_values.read_by(bench_values.steps),
-    help="A number, production's mix, or server: the server's default.",
-)
-@click.option(
-    "-n",
-    "n",
-    default="1",
-    metavar="N",
-    callback=bench_values.read_by(bench_values.images),
-    help="Pictures a request asks for: a number, or production's mix.",
-)
-@click.option(
-    "--templates", type=click.IntRange(min=1), default=8, help="Distinct pictures, where they are generated."
-)
-@click.option("--zipf", type=click.FloatRange(min=0), default=facts.ZIPF, help="Of their popularity.")
+@steps_option("A number, production's mix, or server: the server's default.")
+@images_option("request")
+@click.option("--templates", type=COUNT, default=8, help="Distinct pictures, where they are generated.")
+@zipf_option
 @click.option(
     "--images",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -126,7 +100,7 @@ READABLE: Final = click.Path(exists=True, dir_okay=False, readable=True, path_ty
 )
 @click.option(
     "--in-flight",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=1000,
     help="Most requests without an answer; others are errors.",
 )

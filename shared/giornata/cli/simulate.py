@@ -10,37 +10,34 @@ from typing import Any, Final
 import click
 
 from giornata.cli import bench_values
+from giornata.cli.workload_options import (
+    ABOVE_0,
+    AT_LEAST_0,
+    COUNT,
+    READABLE,
+    duration_option,
+    images_option,
+    masks_option,
+    rate_option,
+    speed_option,
+    steps_option,
+    trace_option,
+    warmup_option,
+    zipf_option,
+)
 from giornata.loadgen import facts
+from giornata.scheduling.policies import PolicyName
 
-ABOVE_0: Final = click.FloatRange(min=0, min_open=True)
-AT_LEAST_0: Final = click.FloatRange(min=0)
-COUNT: Final = click.IntRange(min=1)
-READABLE: Final = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 NEEDED: Final = ("numpy", "scipy")
 """The extra ``planning`` of the distribution."""
-POLICY_NAMES: Final = (
-    "round_robin",
-    "request_level",
-    "token_level",
-    "mask_aware",
-    "finish_time",
-    "deadline_aware",
-)
 
 
-def _read_rates(_: click.Context, __: click.Parameter, text: str) -> list[float]:
-    try:
-        return bench_values.rates(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
-
-def _read_policies(_: click.Context, __: click.Parameter, text: str) -> list[str]:
-    names = list(POLICY_NAMES) if text == "all" else list(dict.fromkeys(text.split(",")))
-    if unknown := [name for name in names if name not in POLICY_NAMES]:
-        raise click.BadParameter(
-            f"no policy is called {unknown[0]}; there are {', '.join(POLICY_NAMES)}, and all"
-        )
+def _policies(text: str) -> list[str]:
+    """Some by their names, each once, or all."""
+    known = [str(name) for name in PolicyName]
+    names = known if text == "all" else list(dict.fromkeys(text.split(",")))
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"no policy is called {unknown[0]}; there are {', '.join(known)}, and all")
     return names
 
 
@@ -60,60 +57,20 @@ def _read_policies(_: click.Context, __: click.Parameter, text: str) -> list[str
     metavar="FILE",
     help="Groups of workers that differ, in TOML or JSON, instead of --workers, --machine, --rows and --noise.",
 )
-@click.option(
-    "--rate",
-    "rates",
-    default="4",
-    metavar="RATE[,RATE...]",
-    callback=_read_rates,
-    help="Jobs a second, of all workers together; runs for each.",
-)
+@rate_option("4", "Jobs a second, of all workers together; a run for each.")
 @click.option(
     "--cv",
     type=AT_LEAST_0,
     default=1.0,
     help=f"Of the times between jobs: standard deviation over mean; 1 is Poisson, a real trace has {facts.BURSTS:g}.",
 )
-@click.option(
-    "--trace",
-    "trace_file",
-    type=READABLE,
-    metavar="FILE",
-    help="Replay a .csv or .jsonl file: timestamp, and where they are known mask_ratio, steps, template, n.",
-)
-@click.option("--speed", type=ABOVE_0, default=1.0, help="Replay a trace so many times as fast.")
-@click.option(
-    "--duration", type=ABOVE_0, default=600.0, metavar="SECONDS", help="Virtual, after the warm-up."
-)
-@click.option(
-    "--warmup",
-    type=AT_LEAST_0,
-    default=30.0,
-    metavar="SECONDS",
-    help="Jobs that arrive in it are not counted.",
-)
-@click.option(
-    "--masks",
-    default=bench_values.PRODUCTION,
-    metavar="RATIO|TRACE",
-    callback=bench_values.read_by(bench_values.mask_ratios),
-    help=f"Share of the picture to repaint: a number, or as in {', '.join(facts.MASK_RATIOS)}.",
-)
-@click.option(
-    "--steps",
-    default=bench_values.PRODUCTION,
-    metavar="STEPS",
-    callback=bench_values.read_by(bench_values.steps),
-    help="A number, or production's mix.",
-)
-@click.option(
-    "-n",
-    "images",
-    default="1",
-    metavar="N",
-    callback=bench_values.read_by(bench_values.images),
-    help="Pictures a job asks for: a number, or production's mix.",
-)
+@trace_option("Replay a .csv or .jsonl file")
+@speed_option
+@duration_option(600.0, "Virtual, after the warm-up.")
+@warmup_option(30.0, "Jobs that arrive in it are not counted.")
+@masks_option
+@steps_option("A number, or production's mix.")
+@images_option("job")
 @click.option("--tokens", type=COUNT, default=4096, help="Of a picture; 4096: 1024 x 1024.")
 @click.option("--text-tokens", type=click.IntRange(min=0), default=512, help="Of a prompt.")
 @click.option(
@@ -122,7 +79,7 @@ def _read_policies(_: click.Context, __: click.Parameter, text: str) -> list[str
 @click.option("--corrects/--no-corrects", default=False, help="Edits compute their first step in full.")
 @click.option("--reuse/--no-reuse", default=True, help="Whether edits take from templates.")
 @click.option("--templates", type=COUNT, default=1, help="Distinct pictures.")
-@click.option("--zipf", "exponent", type=AT_LEAST_0, default=facts.ZIPF, help="Of their popularity.")
+@zipf_option
 @click.option(
     "--template-gb", type=AT_LEAST_0, default=0.0, help="Of one template; 0: all of them fit anywhere."
 )
@@ -149,8 +106,8 @@ def _read_policies(_: click.Context, __: click.Parameter, text: str) -> list[str
     "policies",
     default="all",
     metavar="NAME[,NAME...]",
-    callback=_read_policies,
-    help=f"all, or of {', '.join(POLICY_NAMES)}.",
+    callback=bench_values.read_by(_policies),
+    help=f"all, or of {', '.join(PolicyName)}.",
 )
 @click.option(
     "--binding",

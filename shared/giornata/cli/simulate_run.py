@@ -5,17 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from giornata.cli.counting import counting
 from giornata.cli.simulate_setting import scenario_of
 from giornata.cli.simulate_table import named, table
 from giornata.scheduling.policies import PolicyName
@@ -38,7 +37,7 @@ def run(given: Mapping[str, Any]) -> None:
     if given["find_workers"]:
         _answer(scenario, given)
         return
-    rates = [0.0] if scenario.arriving.trace else given["rates"]
+    rates = [0.0] if scenario.arriving.trace else given["rate"]
     runs: list[Simulated] = []
     for rate in rates:
         for seed in range(1, given["seeds"] + 1):
@@ -48,7 +47,7 @@ def run(given: Mapping[str, Any]) -> None:
             p95_s = bound.percentile(95, warmup_s=warmup_s) if bound else None
             mean_s = bound.mean(warmup_s=warmup_s) if bound else None
             for policy in given["policies"]:
-                with _bar(f"{policy}, {named(rate)}, seed {seed}", len(jobs)) as progress:
+                with counting(f"{policy}, {named(rate)}, seed {seed}", len(jobs)) as progress:
                     made = scenario.run(jobs, _options(given, policy, seed), progress)
                 runs.append(Simulated(policy, rate, seed, made, scenario.summary(made), p95_s, mean_s))
     _console().print(table(runs))
@@ -78,7 +77,7 @@ def _answer(scenario: Scenario, given: Mapping[str, Any]) -> None:
     for column in ("policy", "jobs a second", "workers", f"P{percent:g} s", "with one fewer"):
         drawn.add_column(column)
     answers = []
-    for rate in [0.0] if scenario.arriving.trace else given["rates"]:
+    for rate in [0.0] if scenario.arriving.trace else given["rate"]:
         for policy in given["policies"]:
             found = fewest_workers(
                 scenario,
@@ -188,16 +187,3 @@ def _save(folder: Path, files: Mapping[str, str]) -> None:
 def _console() -> Console:
     console = Console()
     return console if console.is_terminal else Console(width=WIDTH)
-
-
-@contextmanager
-def _bar(what: str, jobs: int) -> Iterator[Callable[[int], None]]:
-    """Over the jobs that have ended, on a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal or console.is_dumb_terminal:
-        yield lambda _: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as drawn:
-        task = drawn.add_task(what, total=jobs)
-        yield lambda ended: drawn.update(task, completed=ended)

@@ -24,11 +24,11 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
     Raises:
         ValueError: a file holds something else than it should.
     """
-    weights = zipf(given["templates"], given["exponent"])
+    weights = zipf(given["templates"], given["zipf"])
     names = frozenset(map(template_name, weights))
     return Scenario(
         machines=tuple(_machines(given)),
-        workload=Workload(given["masks"], given["steps"], given["images"], weights, Shape.SQUARE),
+        workload=Workload(given["masks"], given["steps"], given["n"], weights, Shape.SQUARE),
         arriving=_arriving(given),
         picture=Picture(given["text_tokens"], given["tokens"], given["halo"], given["corrects"]),
         templates=Templates(
@@ -75,7 +75,7 @@ def _machines(given: Mapping[str, Any]) -> list[Machine]:
 
 def _arriving(given: Mapping[str, Any]) -> Arriving:
     lines: tuple[trace.Line, ...] = ()
-    path: Path | None = given["trace_file"]
+    path: Path | None = given["trace"]
     if path is not None:
         if path.suffix not in trace.SUFFIXES:
             raise ValueError(f"{path}: a trace is a file that ends in {' or '.join(trace.SUFFIXES)}")

@@ -54,12 +54,21 @@ class Figures:
     """In the mean."""
 
 
+def percentile(values: Sequence[float], percent: float) -> float:
+    """By linear interpolation (numpy's default); `values` in any order, at least one."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    lower = min(int(place), len(ordered) - 1)
+    upper = min(lower + 1, len(ordered) - 1)
+    return ordered[lower] + (place - lower) * (ordered[upper] - ordered[lower])
+
+
 def spread(values: Sequence[float]) -> Spread | None:
-    """Mean and percentiles by linear interpolation (numpy's default); None of no values."""
+    """Mean and percentiles; None of no values."""
     if not values:
         return None
-    cuts = statistics.quantiles(values, n=100, method="inclusive") if len(values) > 1 else [values[0]] * 99
-    return Spread(statistics.fmean(values), cuts[49], cuts[94], cuts[98], max(values))
+    p50, p95, p99 = (percentile(values, percent) for percent in (50, 95, 99))
+    return Spread(statistics.fmean(values), p50, p95, p99, max(values))
 
 
 def figures(

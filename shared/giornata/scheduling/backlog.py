@@ -1,12 +1,14 @@
 """What a worker still has to compute, and when each of its rows will have left: a virtual run. Pure.
 
 A step costs what it costs by itself plus what each of its rows adds to it (:mod:`giornata.planning.costs` is linear),
-all rows advance by one step together, and waiting rows take places in order as others leave. Between two such moments
+all rows advance by one step together, and waiting rows take places in order as others leave, as far as a step may have
+so many rows and tokens. Between two such moments
 steps are alike, so that a run costs one heap operation a row, not one a step.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,10 @@ class RowLoad:
     """To each of them."""
     first_ms: float = 0.0
     """To the next one beyond that: the first step of an edit that reuses is computed in full."""
+    tokens: int = 0
+    """Likewise: text and image tokens of all its sequences."""
+    first_tokens: int = 0
+    """Likewise: to the next step beyond that."""
 
     @property
     def work_ms(self) -> float:
@@ -45,12 +51,21 @@ class Backlog:
     """They may be more than there are places."""
     waiting: tuple[RowLoad, ...] = ()
     """In order."""
-    busy_ms: float = 0.0
-    """Until the next step can begin."""
+    tokens: float = math.inf
+    """Text and image tokens of rows that share a step, at most; a row alone may have more."""
 
     def with_rows(self, rows: Sequence[RowLoad]) -> Backlog:
         """With more that wait."""
-        return Backlog(self.places, self.base_ms, self.running, (*self.waiting, *rows), self.busy_ms)
+        return Backlog(self.places, self.base_ms, self.running, (*self.waiting, *rows), self.tokens)
+
+    def running_what_fits(self, rows: Sequence[RowLoad]) -> Backlog:
+        """With `rows` in order, as many of them running as may share a step, instead of what it has."""
+        count = tokens = 0
+        for row in rows[: self.places]:
+            if count and tokens + row.tokens + row.first_tokens > self.tokens:
+                break
+            count, tokens = count + 1, tokens + row.tokens
+        return Backlog(self.places, self.base_ms, tuple(rows[:count]), tuple(rows[count:]), self.tokens)
 
     def ends_ms(self) -> list[float]:
         """When each row leaves, running ones first, in ms from now."""
@@ -58,23 +73,27 @@ class Backlog:
         ends = [0.0] * len(rows)
         active: list[tuple[int, int]] = []
         """(step after which it leaves, its index in `rows`)"""
-        now_ms, step, each_ms = self.busy_ms, 0, self.base_ms
-        joined, joining = 0, max(len(self.running), min(self.places, len(rows)))
-        while joining or active:
-            for index in range(joined, joined + joining):
-                row = rows[index]
-                heappush(active, (step + row.steps, index))
+        now_ms, step, each_ms = 0.0, 0, self.base_ms
+        joined = tokens = 0
+        while joined < len(rows) or active:
+            while joined < len(rows):
+                row = rows[joined]
+                full = len(active) >= self.places or tokens + row.tokens + row.first_tokens > self.tokens
+                if full and active and joined >= len(self.running):
+                    break
+                heappush(active, (step + row.steps, joined))
                 each_ms += row.step_ms
                 now_ms += row.first_ms  # whatever shares its first step waits for it
-            joined += joining
+                tokens += row.tokens
+                joined += 1
             leaving = active[0][0]
             now_ms += (leaving - step) * each_ms
             step = leaving
             while active and active[0][0] == step:
                 _, index = heappop(active)
                 each_ms -= rows[index].step_ms
+                tokens -= rows[index].tokens
                 ends[index] = now_ms
-            joining = max(0, min(self.places - len(active), len(rows) - joined))
         return ends
 
 
@@ -90,7 +109,7 @@ class Prediction(NamedTuple):
 class Outlook:
     """A backlog, prepared to be asked what becomes of it with more rows.
 
-    Where all rows have a place nobody waits for anybody, and a row of r steps ends after r * base_ms and, of every
+    Where all rows share a step nobody waits for anybody, and a row of r steps ends after r * base_ms and, of every
     other row i, after step_ms[i] * min(r, steps[i]): two look-ups in running sums by steps. Else by a virtual run.
 
     Args:
@@ -104,12 +123,21 @@ class Outlook:
         self._step_ms = _sums(row.step_ms for row in rows)
         self._own_ms = _sums(row.step_ms * row.steps for row in rows)
         self._row_steps = _sums(self._steps)
-        self._begin_ms = backlog.busy_ms + sum(row.first_ms for row in rows)
+        self._first_ms = sum(row.first_ms for row in rows)
+        self._room = backlog.tokens - sum(row.tokens for row in rows)
 
     @cached_property
     def ends_ms(self) -> list[float]:
         """Of :meth:`Backlog.ends_ms`."""
         return self.backlog.ends_ms()
+
+    @property
+    def drained_ms(self) -> float:
+        """Until all rows have left."""
+        if self.backlog.waiting:
+            return max(self.ends_ms)
+        most = self._steps[-1] if self._steps else 0
+        return self._first_ms + most * self.backlog.base_ms + self._own_ms[-1]
 
     def predict(self, rows: Sequence[RowLoad]) -> Prediction:
         """Of `rows` joining last; at least one."""
@@ -117,12 +145,14 @@ class Outlook:
         steps, count = first.steps, len(rows)
         if backlog.waiting or len(self._steps) + count > backlog.places:
             return self._run(rows)
+        if count * first.tokens + first.first_tokens > self._room:
+            return self._run(rows)
         if count > 1 and any(row != first for row in rows):
             return self._run(rows)
         done = bisect_right(self._steps, steps)
         others_ms = self._own_ms[done] + steps * (self._step_ms[-1] - self._step_ms[done])
         shared_steps = self._row_steps[done] + steps * (len(self._steps) - done)
-        finish_ms = self._begin_ms + steps * backlog.base_ms + others_ms + count * first.work_ms
+        finish_ms = self._first_ms + steps * backlog.base_ms + others_ms + count * first.work_ms
         delay_ms = count * (first.step_ms * shared_steps + first.first_ms * len(self._steps))
         return Prediction(finish_ms, delay_ms)
 

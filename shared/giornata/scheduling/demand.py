@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from giornata.planning.blocks import Mode
@@ -12,6 +12,8 @@ from giornata.scheduling.backlog import RowLoad
 
 UNIT: Final = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0))
 """A millisecond a token: for workers that have told nothing; they are then compared by the tokens that they compute."""
+REMEMBERED: Final = 1024
+"""Rows of which a pace remembers what they add to a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,10 @@ class Pace:
     """How rows take from templates there."""
     slowness: float = 1.0
     """By which this worker is slower than `costs`, which are those of all workers of its kind."""
+    _known: dict[tuple[Shape, int, Mode], float] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """What :meth:`row_ms` has said: telemetry asks for the same rows again and again."""
 
     @property
     def base_ms(self) -> float:
@@ -33,7 +39,14 @@ class Pace:
 
     def row_ms(self, shape: Shape, sequences: int, mode: Mode) -> float:
         """What a row adds to a step."""
-        return self.slowness * self.costs.block_ms(shape.work(mode)) * sequences * self.blocks
+        key = shape, sequences, mode
+        ms = self._known.get(key)
+        if ms is None:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            ms = self.slowness * self.costs.block_ms(shape.work(mode)) * sequences * self.blocks
+            self._known[key] = ms
+        return ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +70,17 @@ class RowShape:
         """On a worker of this pace."""
         shape = Shape(self.text, self.image, self.computed)
         full_ms = pace.row_ms(shape, self.sequences, Mode.FULL)
+        tokens = self.sequences * (self.text + self.image)
+        whole = RowLoad(self.steps, full_ms, tokens=tokens)
         if not reuses or self.computed >= self.image:
-            return RowLoad(self.steps, full_ms)
+            return whole
         masked_ms = pace.row_ms(shape, self.sequences, pace.reused)
         if masked_ms >= full_ms:  # above the crossover the worker does not reuse
-            return RowLoad(self.steps, full_ms)
-        return RowLoad(self.steps, masked_ms, 0.0 if self.begun else full_ms - masked_ms)
+            return whole
+        masked = self.sequences * (self.text + self.computed)
+        if self.begun:
+            return RowLoad(self.steps, masked_ms, tokens=masked)
+        return RowLoad(self.steps, masked_ms, full_ms - masked_ms, masked, tokens - masked)
 
 
 def with_halo(touched: int, halo: int, image: int) -> int:
@@ -108,6 +126,13 @@ class Demand:
     def steps(self) -> int:
         """Row steps: the sum over rows of the steps still to compute."""
         return sum(shape.steps for shape in self.shapes)
+
+    def fits(self, rows: int, capacity_rows: int) -> bool:
+        """Whether a worker that has so many rows can take it now.
+
+        One that has none always can, since the largest job must run too.
+        """
+        return rows == 0 or (not self.alone and rows + self.rows <= capacity_rows)
 
     def loads(self, pace: Pace, *, reuses: bool) -> tuple[RowLoad, ...]:
         """Of its rows on a worker of this pace."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from giornata.planning.blocks import Mode
 from giornata.planning.costing import CostModel
 from giornata.planning.costs import COMPUTE, LOAD, Work
 from giornata.planning.profile import FitRecord
@@ -30,7 +31,7 @@ SLOWEST: Final = 8.0
 class _Worker:
     kind: Kind
     blocks: int
-    costs: WorkerCosts
+    reused: Mode
     slowness: float = 1.0
 
 
@@ -40,7 +41,6 @@ class Estimates:
     def __init__(self) -> None:
         self._kinds: dict[Kind, _Followed] = {}
         self._workers: dict[str, _Worker] = {}
-        self._paces: dict[tuple[Kind, float], Pace] = {}
 
     def observe(
         self,
@@ -56,7 +56,7 @@ class Estimates:
         kind = (model_digest, costs.device)
         worker = self._workers.get(instance)
         if worker is None or worker.kind != kind:
-            worker = self._workers[instance] = _Worker(kind, costs.blocks, costs)
+            worker = self._workers[instance] = _Worker(kind, costs.blocks, costs.reused)
         followed = self._kinds.get(kind)
         if followed is None:
             followed = self._kinds[kind] = _Followed(costs)
@@ -75,12 +75,7 @@ class Estimates:
         worker = self._workers.get(instance)
         if worker is None:
             return UNKNOWN
-        costs, slowness = self._kinds[worker.kind].compute.costs, round(worker.slowness, 2)
-        key = worker.kind, slowness
-        pace = self._paces.get(key)
-        if pace is None or pace.costs is not costs:
-            pace = self._paces[key] = Pace(costs, worker.blocks, worker.costs.reused, slowness)
-        return pace
+        return self._kinds[worker.kind].pace(worker.blocks, worker.reused, round(worker.slowness, 2))
 
     def fetch_ms(self, instance: str, size_bytes: float) -> float:
         """Of reading so much of a template from disk, on a worker; 0 as long as nobody did."""
@@ -100,6 +95,17 @@ class _Followed:
     def __init__(self, costs: WorkerCosts) -> None:
         self.compute = CostModel(_record(costs.compute, COMPUTE), _record(costs.load, LOAD))
         self._disk_ms = self._disk_bytes = 0.0
+        self._paces: dict[tuple[int, Mode, float], Pace] = {}
+        """With the present costs."""
+
+    def pace(self, blocks: int, reused: Mode, slowness: float) -> Pace:
+        """The same object for the same values, until costs are refitted."""
+        costs, key = self.compute.costs, (blocks, reused, slowness)
+        pace = self._paces.get(key)
+        if pace is None or pace.costs is not costs:
+            self._paces = {of: other for of, other in self._paces.items() if other.costs is costs}
+            pace = self._paces[key] = Pace(costs, blocks, reused, slowness)
+        return pace
 
     def step(self, sample: StepSample, blocks: int, slowness: float) -> float:
         """Take in a step; how slow its worker is after that."""

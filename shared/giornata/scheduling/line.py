@@ -20,6 +20,8 @@ from giornata.scheduling.demand import Demand
 
 AGEING_S: Final = 30.0
 """A batch job that has waited for so long comes as if it were interactive."""
+FAVOURED: Final = 8
+"""Jobs with a deadline that may come before one that has waited for :data:`AGEING_S`; then it is its turn."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Turn:
     """Of the tenant, above 0: with twice the weight, twice the share."""
     finish_by_s: float | None = None
     """When its rows should be computed, by the clock of `now`; None for no wish."""
+    takes_s: float = 0.0
+    """That computing them takes at least."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class Entry:
     """Start tag, in row steps over weight."""
     passed: int = 0
     """Later jobs of the same model that were served first, since they needed less room."""
+    preferred: str | None = None
+    """The worker that it gets if that has room."""
 
     def asked(self, now: float) -> Demand:
         """What it asks of a worker, with the time that is left."""
@@ -59,7 +65,8 @@ class Line:
 
     Args:
         by_deadline: among jobs of a class, those that wish to end by a time come first, the earliest first, as long as
-            that is not past; a job that is late has no claim any more and takes its turn.
+            they can; a job that cannot any more has no claim and takes its turn. Jobs that take their turn come every
+            so often, however many others are urgent.
         ageing_s: after which a batch job comes as if it were interactive.
     """
 
@@ -70,6 +77,10 @@ class Line:
         self._virtual = 0.0
         self._ends: dict[str, float] = {}
         """By tenant: where its last job ends, in virtual time; those of the past are forgotten."""
+        self._urgent: frozenset[str] = frozenset()
+        """Jobs that came by their deadline when the order was last asked for."""
+        self._favoured = 0
+        """Of these, so many were served one after the other."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -77,7 +88,9 @@ class Line:
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._entries
 
-    def join(self, job_id: str, demand: Demand, turn: Turn, now: float) -> Entry:
+    def join(
+        self, job_id: str, demand: Demand, turn: Turn, now: float, preferred: str | None = None
+    ) -> Entry:
         """At the place that is its tenant's turn; the demand's ticket is given here.
 
         Raises:
@@ -87,7 +100,8 @@ class Line:
             raise ValueError(f"job {job_id} is in the line already")
         tag = max(self._virtual, self._ends.get(turn.tenant, 0.0))
         self._ends[turn.tenant] = tag + max(1, demand.steps) / turn.weight
-        entry = Entry(job_id, replace(demand, ticket=next(self._tickets)), turn, now, tag)
+        given = replace(demand, ticket=next(self._tickets))
+        entry = Entry(job_id, given, turn, now, tag, preferred=preferred)
         self._entries[job_id] = entry
         return entry
 
@@ -96,6 +110,7 @@ class Line:
         entry = self._entries.pop(job_id, None)
         if entry is not None and served:
             self._virtual = max(self._virtual, entry.tag)
+            self._favoured = self._favoured + 1 if job_id in self._urgent else 0
         if not self._entries:
             self._ends = {tenant: end for tenant, end in self._ends.items() if end > self._virtual}
 
@@ -106,7 +121,15 @@ class Line:
 
     def order(self, now: float) -> list[Entry]:
         """Everybody, who comes next first."""
-        return sorted(self._entries.values(), key=lambda entry: self._rank(entry, now))
+        ordered = sorted(self._entries.values(), key=lambda entry: self._rank(entry, now))
+        self._urgent = frozenset(e.job_id for e in ordered if self._due_s(e, now) < math.inf)
+        if self._favoured >= FAVOURED:
+            by_turn = (e for e in ordered if self._aged(e, now) and e.job_id not in self._urgent)
+            first = next(by_turn, None)
+            if first is not None:
+                ordered.remove(first)
+                ordered.insert(0, first)
+        return ordered
 
     def position(self, job_id: str, now: float) -> int | None:
         """How many come before a job; None where it does not wait."""
@@ -120,8 +143,15 @@ class Line:
         return iter(self._entries.values())
 
     def _rank(self, entry: Entry, now: float) -> tuple[bool, float, float, int]:
+        yields = entry.turn.priority is Priority.BATCH and not self._aged(entry, now)
+        return yields, self._due_s(entry, now), entry.tag, entry.demand.ticket
+
+    def _aged(self, entry: Entry, now: float) -> bool:
+        return now - entry.since_s >= self._ageing_s
+
+    def _due_s(self, entry: Entry, now: float) -> float:
+        """Its deadline as long as it can be met."""
         turn = entry.turn
-        aged = now - entry.since_s >= self._ageing_s
-        due_s = turn.finish_by_s if self._by_deadline else None
-        urgency = math.inf if due_s is None or due_s <= now else due_s
-        return turn.priority is Priority.BATCH and not aged, urgency, entry.tag, entry.demand.ticket
+        if not self._by_deadline or turn.finish_by_s is None or turn.finish_by_s - turn.takes_s <= now:
+            return math.inf
+        return turn.finish_by_s

@@ -37,10 +37,6 @@ class Candidate(NamedTuple):
     fetch_ms: float = 0.0
     """Until the job's rows could begin, were there nothing else to do: reading the template."""
 
-    def has_room(self, demand: Demand) -> bool:
-        """Whether it can take the job now; an empty worker always can, since the largest job must run too."""
-        return self.rows == 0 or (not demand.alone and self.rows + demand.rows <= self.capacity_rows)
-
     def prediction(self) -> Prediction:
         """What became of this worker if it got the job."""
         predicted = self.outlook.predict(self.loads)
@@ -89,7 +85,7 @@ def finish_time(candidates: Sequence[Candidate], demand: Demand) -> Candidate | 
     than elsewhere.
     """
     best = _cheapest(candidates, demand)
-    return best if best is not None and best.has_room(demand) else None
+    return best if best is not None and demand.fits(best.rows, best.capacity_rows) else None
 
 
 def deadline_aware(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
@@ -128,7 +124,7 @@ POLICIES: Final[Mapping[PolicyName, Policy]] = MappingProxyType(
 
 def with_room(candidates: Iterable[Candidate], demand: Demand) -> list[Candidate]:
     """Those that can take the job now."""
-    return [c for c in candidates if c.has_room(demand)]
+    return [c for c in candidates if demand.fits(c.rows, c.capacity_rows)]
 
 
 def home(instances: Iterable[str], template: str) -> str | None:

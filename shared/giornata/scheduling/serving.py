@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from giornata.scheduling.line import Entry, Line
@@ -15,15 +14,8 @@ MAX_CHOOSY: Final = 16
 """Jobs that may wait for a better worker while others are asked; a bound on the time that serving takes."""
 
 
-_NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
-
-
 def serve(
-    line: Line,
-    placement: Placement,
-    now: float,
-    refused: Collection[str] = (),
-    preferred: Mapping[str, str] = _NOBODY,
+    line: Line, placement: Placement, now: float, refused: Collection[str] = ()
 ) -> Iterator[tuple[Entry, str]]:
     """Who gets which worker now, in order. Assign each before the next is asked for.
 
@@ -37,7 +29,6 @@ def serve(
         placement: of the workers.
         now: seconds.
         refused: workers that are not asked.
-        preferred: by job, the worker that it gets if that has room.
     """
     excluded = set(refused)
     left: dict[str, Entry] = {}
@@ -49,7 +40,7 @@ def serve(
         demand, model = entry.asked(now), entry.demand.model_digest
         if demand.rows >= too_many.get(model, demand.rows + 1):
             continue
-        worker = placement.choose(demand, excluded, preferred.get(entry.job_id))
+        worker = placement.choose(demand, excluded, entry.preferred)
         if worker is not None:
             line.leave(entry.job_id, served=True)
             if model in left:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from giornata.loadgen.statistics import spread
 from giornata.simulation.jobs import Job
 from giornata.simulation.worker import Counted
 
@@ -100,15 +100,6 @@ class Summary:
     recorded: int
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """By linear interpolation (numpy's default); `values` in any order, at least one."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    lower = min(int(place), len(ordered) - 1)
-    upper = min(lower + 1, len(ordered) - 1)
-    return ordered[lower] + (place - lower) * (ordered[upper] - ordered[lower])
-
-
 def summary(run: Run, warmup_s: float = 0.0) -> Summary:
     """Of jobs that arrived after the warm-up; workers' figures are those of the whole run.
 
@@ -116,9 +107,9 @@ def summary(run: Run, warmup_s: float = 0.0) -> Summary:
         ValueError: no job arrived after the warm-up.
     """
     counted = [ended for ended in run.ended if ended.job.at_s >= warmup_s]
-    if not counted:
+    latency = spread([ended.latency_s for ended in counted])
+    if latency is None:
         raise ValueError(f"none of {len(run.ended)} jobs arrives after the warm-up of {warmup_s:g} s")
-    latencies = sorted(ended.latency_s for ended in counted)
     met = [e.latency_s <= e.job.slo_s for e in counted if e.job.slo_s is not None]
     used = [worker.counted.busy_s / run.seconds for worker in run.workers]
     steps = sum(worker.counted.steps for worker in run.workers)
@@ -129,11 +120,11 @@ def summary(run: Run, warmup_s: float = 0.0) -> Summary:
     return Summary(
         jobs=len(counted),
         pictures=sum(ended.job.rows for ended in counted),
-        mean_s=statistics.fmean(latencies),
-        p50_s=percentile(latencies, 50),
-        p95_s=percentile(latencies, 95),
-        p99_s=percentile(latencies, 99),
-        most_s=latencies[-1],
+        mean_s=latency.mean,
+        p50_s=latency.p50,
+        p95_s=latency.p95,
+        p99_s=latency.p99,
+        most_s=latency.most,
         waited_mean_s=statistics.fmean(ended.waited_s for ended in counted),
         throughput_per_s=len(counted) / max(1e-9, run.seconds - warmup_s),
         slo_share=statistics.fmean(met) if met else None,

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from giornata.loadgen.arrivals import arrival_times
+from giornata.loadgen.statistics import percentile
 from giornata.loadgen.trace import Line, complete
 from giornata.loadgen.workload import Workload, draw, faster
 from giornata.scheduling.policies import Policy
 from giornata.simulation.bound import Bound
 from giornata.simulation.jobs import Job, Picture, jobs_of, template_name
 from giornata.simulation.machines import Machine
-from giornata.simulation.results import Run, Summary, percentile, summary
+from giornata.simulation.results import Run, Summary, summary
 from giornata.simulation.simulator import Options, Simulation, Stages
 from giornata.simulation.worker import Templates
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -179,10 +179,11 @@ class Simulation:
         )
 
     def _encoded(self, job: Job, now: float) -> None:
-        finish_by_s = None
+        turn = Turn(job.priority, job.tenant)
         if job.slo_s is not None:
             finish_by_s = job.at_s + job.slo_s - job.rows * self._stages.finish_ms / 1e3
-        turn = Turn(job.priority, job.tenant, finish_by_s=finish_by_s)
+            takes_s = self._placement.least_ms(job.demand) / 1e3 if self._options.by_deadline else 0.0
+            turn = replace(turn, finish_by_s=finish_by_s, takes_s=takes_s)
         self._line.join(job.job_id, job.demand, turn, now)
         self._serve(now)
 

@@ -1,0 +1,141 @@
+"""Workers that take rows of one model now, in the order of what they have to compute and of their room. Pure.
+
+A decision looks at a few of them, so that it costs about the same for eight workers and for a thousand.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Iterator
+from heapq import nsmallest
+from itertools import islice
+
+from giornata.scheduling.demand import Demand
+from giornata.scheduling.occupancy import Held, Occupancy
+
+SumUp = Callable[[Occupancy], Held]
+
+
+class _Order:
+    """Names by a number, least first; equals by name."""
+
+    def __init__(self) -> None:
+        self._places: list[tuple[float, str]] = []
+        self._values: dict[str, float] = {}
+
+    def put(self, name: str, value: float) -> None:
+        """Where it belongs now."""
+        if self._values.get(name) != value:
+            self.drop(name)
+            self._values[name] = value
+            insort(self._places, (value, name))
+
+    def drop(self, name: str) -> None:
+        """It may be absent."""
+        value = self._values.pop(name, None)
+        if value is not None:
+            del self._places[bisect_left(self._places, (value, name))]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for _, name in self._places)
+
+    def of(self, name: str) -> tuple[float, str]:
+        """Its place, to compare with others'."""
+        return self._values[name], name
+
+
+class Roster:
+    """Put workers in as they change; what is asked of them is up to date.
+
+    Args:
+        sum_up: of a worker that has changed.
+    """
+
+    def __init__(self, sum_up: SumUp) -> None:
+        self._sum_up = sum_up
+        self._members: dict[str, Occupancy] = {}
+        self._changed: set[str] = set()
+        self._work, self._crowding = _Order(), _Order()
+        self._having: dict[str, set[str]] = {}
+        """By template: who has it."""
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def put(self, worker: Occupancy) -> None:
+        """A new one, or in the place of what it was before."""
+        before = self._members.get(worker.name)
+        self._members[worker.name] = worker
+        self._changed.add(worker.name)
+        if before is None or before.places is not worker.places:
+            self._have(worker.name, before.places if before else (), worker.places)
+
+    def drop(self, name: str) -> None:
+        """It may be absent."""
+        worker = self._members.pop(name, None)
+        if worker is not None:
+            self._changed.discard(name)
+            self._work.drop(name)
+            self._crowding.drop(name)
+            self._have(name, worker.places, ())
+
+    def changed(self, name: str) -> None:
+        """What it has is another now."""
+        if name in self._members:
+            self._changed.add(name)
+
+    def get(self, name: str | None) -> Occupancy | None:
+        """One of them, summed up."""
+        worker = self._members.get(name or "")
+        if worker is not None and worker.held is None:
+            self._sum_up(worker)
+        return worker
+
+    def all(self, excluded: Collection[str] = ()) -> list[Occupancy]:
+        """Every one but those excluded, least to compute first."""
+        return [self._members[name] for name in self._ordered(excluded)]
+
+    def least(
+        self, count: int, excluded: Collection[str] = (), template: str | None = None
+    ) -> list[Occupancy]:
+        """So many with least to compute, among all and among those that have the template."""
+        names = list(islice(self._ordered(excluded), count))
+        having = self._having.get(template, ()) if template is not None else ()
+        if len(having) > count * count:  # so many that they are met soon
+            found = list(islice((name for name in self._ordered(excluded) if name in having), count))
+        else:
+            found = nsmallest(count, (name for name in having if name not in excluded), self._work.of)
+        return [self._members[name] for name in dict.fromkeys(names + found)]
+
+    def has_room(self, demand: Demand, excluded: Collection[str] = ()) -> bool:
+        """Whether any could take it now."""
+        self._settle()
+        for name in self._crowding:
+            if name not in excluded:
+                worker = self._members[name]
+                return demand.fits(worker.held.rows if worker.held else 0, worker.shown.capacity_rows)
+        return False
+
+    def _ordered(self, excluded: Collection[str]) -> Iterator[str]:
+        self._settle()
+        return (name for name in self._work if name not in excluded)
+
+    def _settle(self) -> None:
+        for name in self._changed:
+            worker = self._members[name]
+            held = worker.held or self._sum_up(worker)
+            self._work.put(name, held.work_ms)
+            self._crowding.put(name, held.rows - worker.shown.capacity_rows if held.rows else -math.inf)
+        self._changed.clear()
+
+    def _have(self, name: str, before: Collection[str], now: Collection[str]) -> None:
+        for template in before:
+            if template not in now:
+                holders = self._having[template]
+                holders.discard(name)
+                if not holders:
+                    del self._having[template]
+        for template in now:
+            if template not in before:
+                self._having.setdefault(template, set()).add(name)
