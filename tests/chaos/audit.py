@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from deploy.launcher.servers import NATS, VALKEY
 from giornata import stores
 from giornata.events import DoneEvent
 from giornata.jobs import TAKE_OVER_S, JobState
@@ -22,6 +23,8 @@ EXCUSED: Final = frozenset({"attempts_exhausted", "deadline_exceeded"})
 nobody's."""
 GROWTH_MIB: Final = 64.0
 """What a process, with its children, may gain from its first work until the end; caches fill meanwhile."""
+HELD: Final = 2.0
+"""Memory for a byte that a server holds."""
 DESCRIPTORS: Final = 32
 """Likewise; connections come and go."""
 SAMPLES: Final = 3
@@ -158,13 +161,20 @@ def _of_processes(seen: Seen) -> Iterator[str]:
         if len(samples) < SAMPLES:
             continue
         first, last = samples[1], samples[-1]  # the very first is before its first work
-        if last.rss_mib - first.rss_mib > GROWTH_MIB:
+        if last.rss_mib - first.rss_mib > GROWTH_MIB + HELD * _held_mib(last.name, seen):
             yield f"{last.name} has grown from {first.rss_mib:.0f} to {last.rss_mib:.0f} MiB."
         if last.descriptors - first.descriptors > DESCRIPTORS:
             yield f"{last.name} has {last.descriptors} open files, {first.descriptors} before."
     if seen.left:
         yield f"{len(seen.left)} processes outlived the stack: {'; '.join(seen.left)}."
     yield from (f"Not ended in order: {obituary}" for obituary in seen.obituaries)
+
+
+def _held_mib(name: str, seen: Seen) -> float:
+    """What a server holds in memory by order: blobs and events until their time is over."""
+    if name.startswith(VALKEY):
+        return sum(blob.size_bytes for blob in seen.blobs) / 2**20
+    return seen.streams.events_mib if name.startswith(NATS) else 0.0
 
 
 def _of_logs(logs: Mapping[str, str]) -> Iterator[str]:

@@ -13,9 +13,9 @@ from deploy.launcher.process import LaunchError
 from deploy.launcher.servers import NATS, VALKEY
 from deploy.launcher.stack import Stack
 from giornata.workers import ServiceName, ServiceState
-from tests.chaos.load import AT_ONCE, Pace
+from tests.chaos.load import Pace
 from tests.chaos.look import Usage, usage
-from tests.chaos.plan import Fault, Kind, Round, Server
+from tests.chaos.plan import AT_ONCE, Fault, Kind, Round, Server
 
 WHOLE_S: Final = 180.0
 """Longest that a stack may take to be whole again; loading models on a busy machine takes its time."""
@@ -33,8 +33,10 @@ class Inflicted:
     """Edits at that moment."""
     statuses: list[int] = field(default_factory=list)
     """Exit statuses of the victims, -N for signal N."""
+    over_s: float = 0.0
+    """When the victims had ended, or went on, by the monotonic clock."""
     recovery_s: float | None = None
-    """From the end of the round's faults until the stack was whole; a freeze ends by SIGCONT."""
+    """From then until the stack was whole, of what came at the same moment too."""
 
     def summary(self) -> dict[str, Any]:
         """For JSON."""
@@ -68,20 +70,18 @@ class Chaos:
         self.measure()
         for turn, following in zip(rounds, afters[1:], strict=True):
             await self._pace.allow(turn.after)
-            await self._pace.reached(turn.after)
-            await asyncio.sleep(turn.delay_s)
+            await self._pace.reached(turn.after, turn.in_progress)
             found = [self._choose(fault) for fault in turn.faults]
             self.inflicted += found
             await self._pace.allow(following - AT_ONCE)  # the others are for the moment of the next fault
             await asyncio.gather(*map(self._inflict, found))
-            began_s = time.monotonic()
             try:
                 await self._stack.wait_whole(self._servers, WHOLE_S)
             except LaunchError as error:
                 self.broken = str(error)
                 break
             for one in found:
-                one.recovery_s = time.monotonic() - began_s
+                one.recovery_s = time.monotonic() - one.over_s
             self.measure()
         await self._pace.allow(edits)
 
@@ -116,6 +116,10 @@ class Chaos:
         )
 
     async def _inflict(self, one: Inflicted) -> None:
+        await self._disturb(one)
+        one.over_s = time.monotonic()
+
+    async def _disturb(self, one: Inflicted) -> None:
         processes = [self._stack.process(name) for name in one.victims]
         if one.fault.kind is Kind.FREEZE:
             try:

@@ -13,10 +13,9 @@ from tests.chaos import nats_door
 from tests.chaos.edits import Door, Edit, Pixels, Variant, flaw
 from tests.chaos.look import Records
 from tests.chaos.outcomes import Outcome
+from tests.chaos.plan import AT_ONCE
 from tests.chaos.rest import RestClient
 
-AT_ONCE: Final = 8
-"""Edits that are in progress at a time."""
 BUDGET_S: Final = 300.0
 """Of a job, from its acceptance on: longer than any outage here."""
 LIMIT_S: Final = BUDGET_S + 60.0
@@ -56,10 +55,10 @@ class Pace:
             self.ended += 1
             self._news.notify_all()
 
-    async def reached(self, edits: int) -> None:
-        """Wait until so many have been begun."""
+    async def reached(self, edits: int, in_progress: int) -> None:
+        """Wait until so many have been begun, and of all no more than `in_progress` have not ended."""
         async with self._news:
-            await self._news.wait_for(lambda: self.begun >= edits)
+            await self._news.wait_for(lambda: self.begun >= edits and self.in_progress <= in_progress)
 
 
 class Load:

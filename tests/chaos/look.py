@@ -85,6 +85,8 @@ class Streams:
     """By stream."""
     consumers: dict[str, int]
     """By stream."""
+    events_mib: float
+    """Of events, which are kept in memory."""
     unacknowledged: int
     """Of the work queue."""
 
@@ -133,7 +135,7 @@ async def quiet_streams(jetstream: JetStreamContext) -> Streams:
 
 
 async def _streams(jetstream: JetStreamContext) -> Streams:
-    messages, consumers = {}, {}
+    messages, consumers, events_bytes = {}, {}, 0
     for name in (stores.JOBS, *STREAMS):
         try:
             info = await repeated(lambda name=name: jetstream.stream_info(name))  # type: ignore[misc]  # bound per turn
@@ -141,12 +143,13 @@ async def _streams(jetstream: JetStreamContext) -> Streams:
             continue
         messages[name] = info.state.messages
         consumers[name] = info.state.consumer_count
+        events_bytes += info.state.bytes if name == stores.EVENTS else 0
     pending = 0
     for priority in Priority:
         name = stores.queue_consumer_name(priority)
         consumer = await repeated(lambda name=name: jetstream.consumer_info(stores.JOBS, name))  # type: ignore[misc]  # as above
         pending += (consumer.num_ack_pending or 0) + (consumer.num_pending or 0)
-    return Streams(messages, consumers, pending)
+    return Streams(messages, consumers, events_bytes / 2**20, pending)
 
 
 async def blobs(redis_url: str) -> list[Blob]:

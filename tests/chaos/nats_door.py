@@ -13,10 +13,10 @@ from giornata.jobs import Priority
 from tests.chaos.edits import Variant
 from tests.chaos.look import Records
 from tests.chaos.outcomes import Outcome
+from tests.chaos.rest import MAX_PAUSE_S, PAUSE_S
 
 ANSWER_S: Final = 20.0
 """How long acceptance, and then the answer, is waited for before the same is asked again."""
-PAUSE_S: Final = 0.5
 
 
 async def carry(
@@ -33,19 +33,23 @@ async def carry(
     """
     while True:
         outcome.tries += 1
+        pause_s = PAUSE_S
         try:
             edit = await _begun(client, variant, outcome, budget_s)
             async with asyncio.timeout(ANSWER_S):
                 result = await edit
             outcome.pictures = [picture.data for picture in result.pictures]
-        except (TimeoutError, DeadlineExceeded, Overloaded, nats.errors.Error) as error:
-            outcome.again[error.code if isinstance(error, GiornataError) else type(error).__name__] += 1
+        except Overloaded as error:
+            outcome.again[error.code] += 1
+            pause_s = min(error.retry_after_s or PAUSE_S, MAX_PAUSE_S)
+        except (TimeoutError, DeadlineExceeded, nats.errors.Error) as error:
+            outcome.again[type(error).__name__] += 1
         except GiornataError as error:
             if not await _ended(records, outcome):
                 outcome.unexpected.append(f"nats: {error.code} {error}")
         if outcome.accepted and await _ended(records, outcome):
             return
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(pause_s)
 
 
 async def _begun(client: Client, variant: Variant, outcome: Outcome, budget_s: float) -> Edit:

@@ -38,8 +38,10 @@ LASTS_S: Final[dict[Target, tuple[float, float]]] = {
 }
 """Between which seconds a freeze of a target lasts, where not :data:`ANY_S`."""
 ANY_S: Final = (0.5, 8.0)
-DELAY_S: Final = 2.0
-"""Between the last edit that is begun before a round and the round, at most."""
+AT_ONCE: Final = 8
+"""Edits that are in progress at a time, at most."""
+LEAST: Final = 3
+"""Edits that are in progress when a round comes, at least: so the others are hit at every stage."""
 PAIR_SHARE: Final = 0.25
 """Of rounds with two faults at once."""
 
@@ -64,8 +66,8 @@ class Round:
 
     after: int
     """Edits that have been begun before."""
-    delay_s: float
-    """After the last of them was begun; so edits are hit at every stage."""
+    in_progress: int
+    """It comes when no more of them are left."""
     faults: tuple[Fault, ...]
 
 
@@ -108,7 +110,7 @@ def draw(seed: int, *, edits: int, faults: int) -> tuple[Round, ...]:
             grouped.append([fault])
     share = edits / (len(grouped) + 1)
     return tuple(
-        Round(int(share * (i + chance.uniform(0.5, 1.0))), chance.uniform(0, DELAY_S), tuple(group))
+        Round(int(share * (i + chance.uniform(0.5, 1.0))), chance.randint(LEAST, AT_ONCE), tuple(group))
         for i, group in enumerate(grouped)
     )
 

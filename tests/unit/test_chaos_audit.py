@@ -53,7 +53,7 @@ def used(*rss_mib: float, descriptors: int = 20) -> tuple[Usage, ...]:
 
 def streams(**messages: int) -> Streams:
     empty = dict.fromkeys((stores.JOBS, stores.EVENTS, QUARANTINE, stores.bucket_stream(stores.LEASES)), 0)
-    return Streams({**empty, RECORDS: len(EDITS), **messages}, {stores.EVENTS: 0}, 0)
+    return Streams({**empty, RECORDS: len(EDITS), **messages}, {stores.EVENTS: 0}, 1.0, 0)
 
 
 def seen() -> Seen:
@@ -154,6 +154,20 @@ def test_an_edit_that_was_not_accepted_leaves_no_record(refused: set[int]) -> No
     assert len(violations(run)) == bool(refused)
     left = replace(run, streams=streams(**{RECORDS: len(EDITS) - len(refused)}))
     assert violations(left) == []
+
+
+@pytest.mark.parametrize("name", ["valkey-server", "nats-server"])
+def test_a_server_may_grow_by_what_it_holds(name: str) -> None:
+    run = seen()
+    grown = tuple(replace(one, name=name) for one in used(50, 50, 60 + GROWTH_MIB))
+    assert any("has grown" in sentence for sentence in violations(replace(run, usage={7: grown})))
+    held = replace(
+        run,
+        usage={7: grown},
+        streams=replace(streams(), events_mib=10.0),
+        blobs=[Blob(f"default/{JOB}/image", 9, 10 << 20)],
+    )
+    assert violations(held) == []
 
 
 def test_a_process_that_has_not_lived_long_is_not_judged() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.workers import ServiceName
-from tests.chaos.plan import FULL, TARGETS, Fault, Kind, Round, Server, draw
+from tests.chaos.plan import AT_ONCE, FULL, LEAST, TARGETS, Fault, Kind, Round, Server, draw
 
 seeds = st.integers(0, 2**32)
 sizes = {"edits": st.integers(20, 2000), "faults": st.integers(1, 80)}
@@ -67,4 +67,5 @@ def test_a_short_plan_has_what_matters_most(seed: int) -> None:
 def test_faults_at_one_moment_are_of_different_targets_and_only_freezes_last(seed: int, faults: int) -> None:
     rounds = draw(seed, edits=1000, faults=faults)
     assert all(len({f.target for f in turn.faults}) == len(turn.faults) <= 2 for turn in rounds)
+    assert all(LEAST <= turn.in_progress <= AT_ONCE for turn in rounds)
     assert all((f.lasts_s > 0) == (f.kind is Kind.FREEZE) for f in faults_of(rounds))
