@@ -120,6 +120,8 @@ def _of_streams(seen: Seen) -> Iterator[str]:
         yield f"The work queue still has {jobs} jobs, {streams.unacknowledged} of them unacknowledged."
     if following := streams.consumers.get(stores.EVENTS):
         yield f"{following} consumers of events are left, and nobody reads them."
+    if again := [subject for subject, count in streams.ends.items() if count > 1]:
+        yield f"The end of {len(again)} jobs is kept more than once, such as {again[0]}."
     accepted = {outcome.edit.job_id for outcome in seen.outcomes if outcome.accepted}
     records = streams.messages[stores.bucket_stream(stores.RECORDS)]
     if records != len(accepted):

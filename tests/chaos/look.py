@@ -87,6 +87,8 @@ class Streams:
     """By stream."""
     events_mib: float
     """Of events, which are kept in memory."""
+    ends: dict[str, int]
+    """`done` events that are kept, by subject."""
     unacknowledged: int
     """Of the work queue."""
 
@@ -136,20 +138,23 @@ async def quiet_streams(jetstream: JetStreamContext) -> Streams:
 
 async def _streams(jetstream: JetStreamContext) -> Streams:
     messages, consumers, events_bytes = {}, {}, 0
+    ends: dict[str, int] = {}
+    done = events_of_kind(EventKind.DONE)
     for name in (stores.JOBS, *STREAMS):
         try:
-            info = await repeated(lambda name=name: jetstream.stream_info(name))  # type: ignore[misc]  # bound per turn
+            info = await repeated(lambda name=name: jetstream.stream_info(name, subjects_filter=done))  # type: ignore[misc]  # bound per turn
         except NotFoundError:  # of events, in memory: its server was killed and nobody has told any since
             continue
         messages[name] = info.state.messages
         consumers[name] = info.state.consumer_count
-        events_bytes += info.state.bytes if name == stores.EVENTS else 0
+        if name == stores.EVENTS:
+            events_bytes, ends = info.state.bytes, info.state.subjects or {}
     pending = 0
     for priority in Priority:
         name = stores.queue_consumer_name(priority)
         consumer = await repeated(lambda name=name: jetstream.consumer_info(stores.JOBS, name))  # type: ignore[misc]  # as above
         pending += (consumer.num_ack_pending or 0) + (consumer.num_pending or 0)
-    return Streams(messages, consumers, events_bytes / 2**20, pending)
+    return Streams(messages, consumers, events_bytes / 2**20, ends, pending)
 
 
 async def blobs(redis_url: str) -> list[Blob]:

@@ -55,7 +55,7 @@ class Report:
             "requests made again": sum(outcome.again.total() for outcome in outcomes),
             "attempts beyond the first": sum(record.attempt - 1 for record in ended if record.attempt),
             "attempts lost with their worker": sum(len(record.causes) for record in ended),
-            "ends told more than once": sum(len(events) > 1 for events in self.seen.done.values()),
+            "ends heard more than once": sum(len(events) > 1 for events in self.seen.done.values()),
             "faults": len(self.seen.faults),
             "blobs left to their time": len(self.seen.blobs),
         }

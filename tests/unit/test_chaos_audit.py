@@ -53,7 +53,9 @@ def used(*rss_mib: float, descriptors: int = 20) -> tuple[Usage, ...]:
 
 def streams(**messages: int) -> Streams:
     empty = dict.fromkeys((stores.JOBS, stores.EVENTS, QUARANTINE, stores.bucket_stream(stores.LEASES)), 0)
-    return Streams({**empty, RECORDS: len(EDITS), **messages}, {stores.EVENTS: 0}, 1.0, 0)
+    return Streams(
+        {**empty, RECORDS: len(EDITS), **messages}, {stores.EVENTS: 0}, 1.0, {"giornata.event.g.j.done": 1}, 0
+    )
 
 
 def seen() -> Seen:
@@ -128,6 +130,10 @@ def test_a_job_that_lost_all_its_workers_may_fail_for_good() -> None:
         (
             lambda: replace(seen(), streams=replace(streams(), consumers={stores.EVENTS: 1})),
             "consumers of events",
+        ),
+        (
+            lambda: replace(seen(), streams=replace(streams(), ends={"giornata.event.g.j.done": 2})),
+            "kept more than once, such as giornata.event.g.j.done",
         ),
         (lambda: replace(seen(), blobs=[Blob("default/job_x/image", 9, 9)]), "belong to no edit"),
         (lambda: replace(seen(), blobs=[Blob(f"default/{JOB}/image", -1, 9)]), "kept for ever"),
