@@ -56,6 +56,8 @@ class Seen:
     """Of a job."""
     logs: Mapping[str, str] = field(default_factory=dict)
     """By process."""
+    restarts: Sequence[str] = ()
+    """Names of processes that ended and got a successor."""
     left: Sequence[str] = ()
     """Processes that outlived the stack."""
     obituaries: Sequence[str] = ()
@@ -69,7 +71,7 @@ def violations(seen: Seen) -> list[str]:
     return [
         *([f"The stack has not recovered: {seen.broken}"] if seen.broken else []),
         *(sentence for outcome in seen.outcomes for sentence in _of_edit(outcome, seen)),
-        *_of_drains(seen.faults),
+        *_of_ends(seen.faults, seen.restarts),
         *_of_streams(seen),
         *_of_blobs(seen),
         *_of_processes(seen),
@@ -107,7 +109,11 @@ def _of_edit(outcome: Outcome, seen: Seen) -> Iterator[str]:
         yield f"{name}: its stream ended with {outcome.ends}, where it has {last.pictures} pictures."
 
 
-def _of_drains(faults: Sequence[Inflicted]) -> Iterator[str]:
+def _of_ends(faults: Sequence[Inflicted], restarts: Sequence[str]) -> Iterator[str]:
+    """Who was told to drain has done so, and nobody has ended who was not made to."""
+    ended = [name for one in faults if one.fault.kind is not Kind.FREEZE for name in one.victims]
+    for name, count in (Counter(restarts) - Counter(ended)).items():
+        yield f"{name} ended {count} times by itself."
     for one in faults:
         if one.fault.kind is Kind.RESTART and any(one.statuses):
             yield f"{', '.join(one.victims)} did not drain: exit status {one.statuses}."

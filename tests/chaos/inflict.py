@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from deploy.launcher.process import LaunchError
+from deploy.launcher.process import LaunchError, Process
 from deploy.launcher.servers import NATS, VALKEY
 from deploy.launcher.stack import Stack
 from giornata.workers import ServiceName, ServiceState
@@ -20,7 +20,7 @@ from tests.chaos.plan import AT_ONCE, Fault, Kind, Round, Server
 WHOLE_S: Final = 180.0
 """Longest that a stack may take to be whole again; loading models on a busy machine takes its time."""
 ENDS_S: Final = 60.0
-"""Longest that a process may take to end after SIGTERM."""
+"""Longest that a process may take to end after SIGTERM; then it is killed, and has not drained."""
 
 
 @dataclass
@@ -131,5 +131,13 @@ class Chaos:
                     process.thaw()
             return
         number = signal.SIGKILL if one.fault.kind is Kind.KILL else signal.SIGTERM
-        async with asyncio.timeout(ENDS_S):
-            one.statuses = list(await asyncio.gather(*(process.crash(number) for process in processes)))
+        try:
+            async with asyncio.timeout(ENDS_S):
+                one.statuses = await _ended(processes, number)
+        except TimeoutError:
+            one.statuses = await _ended(processes, signal.SIGKILL)
+
+
+async def _ended(processes: Sequence[Process], number: signal.Signals) -> list[int]:
+    """Exit statuses after a signal."""
+    return await asyncio.gather(*(process.crash(number) for process in processes))

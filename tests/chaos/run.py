@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -70,39 +69,51 @@ async def run(size: Size, model: Path, logs: Path, say: Callable[[str], None]) -
     Raises:
         LaunchError: the stack did not start.
     """
-    rounds = plan.draw(size.seed, edits=size.edits, faults=size.faults)
     with tempfile.TemporaryDirectory(prefix="gio-chaos-", dir=socket_folder()) as folder:
-        asked = _plan(Path(folder), logs, model, size.nats_servers)
-        done: defaultdict[str, list[DoneEvent]] = defaultdict(list)
-        async with running(asked, say) as stack:
+        restarts: list[str] = []
+
+        def restarted(sentence: str) -> None:
+            restarts.append(sentence.split(maxsplit=1)[0])
+            say(sentence)
+
+        async with running(_plan(Path(folder), logs, model, size.nats_servers), restarted) as stack:
             await stack.bring_up()
             stack.keep_up = True
-            say(f"{size.edits} edits and {size.faults} faults in {len(rounds)} rounds, seed {size.seed}.")
-            async with AsyncExitStack() as opened:
-                records = await opened.enter_async_context(
-                    look.watching(
-                        stack.nats_url,
-                        stack.nats_password_file,
-                        lambda event: done[event.job_id].append(event),
-                    )
-                )
-                rest = await opened.enter_async_context(RestClient.opened(lambda: stack.urls))
-                nats = await opened.enter_async_context(giornata.client.connect(stack.nats_url))
-                load = Load(variants(), rest, nats, records)
-                chaos = Chaos(stack, load.pace)
-                quiet = await _quietly(load, size.seed)
-                began_s = time.monotonic()
-                await _under_load(load, chaos, edits(size.seed, size.edits), rounds)
-                seconds = time.monotonic() - began_s
-                seen = await _looked(stack, chaos, records, [*quiet, *load.outcomes])
+            say(f"{size.edits} edits and {size.faults} faults, seed {size.seed}.")
+            seen, seconds = await _disturbed(stack, size)
         seen = replace(
             seen,
-            done=done,
+            restarts=restarts,
             logs=_read(logs),
             left=await look.left(folder, GONE_S),
             obituaries=stack.obituaries,
         )
     return Report.of(size.seed, seconds, seen)
+
+
+async def _disturbed(stack: Stack, size: Size) -> tuple[Seen, float]:
+    """What is left behind by the edits while the stack still stands, quiet again; and the seconds they took."""
+    done: defaultdict[str, list[DoneEvent]] = defaultdict(list)
+
+    def hear(event: DoneEvent) -> None:
+        done[event.job_id].append(event)
+
+    async with (
+        look.watching(stack.nats_url, stack.nats_password_file, hear) as records,
+        RestClient.opened(lambda: stack.urls) as rest,
+        giornata.client.connect(stack.nats_url) as nats,
+    ):
+        load = Load(variants(), rest, nats, records)
+        chaos = Chaos(stack, load.pace)
+        quiet = await _quietly(load, size.seed)
+        began_s = time.monotonic()
+        rounds = plan.draw(size.seed, edits=size.edits, faults=size.faults)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(load.carry_out(edits(size.seed, size.edits)))
+            tasks.create_task(chaos.carry_out(rounds, size.edits))
+        seconds = time.monotonic() - began_s
+        seen = await _looked(stack, chaos, records, [*quiet, *load.outcomes])
+    return replace(seen, done=done), seconds
 
 
 def _plan(state: Path, logs: Path, model: Path, nats_servers: int) -> Plan:
@@ -132,14 +143,8 @@ async def _quietly(load: Load, seed: int) -> list[Outcome]:
     return outcomes
 
 
-async def _under_load(load: Load, chaos: Chaos, asked: list[Edit], rounds: tuple[plan.Round, ...]) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(load.carry_out(asked))
-        tasks.create_task(chaos.carry_out(rounds, len(asked)))
-
-
 async def _looked(stack: Stack, chaos: Chaos, records: look.Records, outcomes: list[Outcome]) -> Seen:
-    """What is left while the stack still stands, quiet again."""
+    """All that can be seen of a stack that still stands, once it is quiet."""
     streams = await look.quiet_streams(records.jetstream)
     finally_ = {
         outcome.edit.job_id: await records.of(outcome.edit.job_id) for outcome in outcomes if outcome.accepted

@@ -65,6 +65,7 @@ def seen() -> Seen:
         finally_={edit.job_id: record() for edit in EDITS},
         done={JOB: [done(), done()]},
         faults=[Inflicted(Fault(Kind.RESTART, ServiceName.ROUTER), ["router-1"], 3, [0], 1.0)],
+        restarts=["router-1"],
         streams=streams(),
         blobs=[Blob(f"default/{JOB}/image", 30.0, 100), Blob("models/empty", -1, 9)],
         usage={7: used(50, 80, 90)},
@@ -125,6 +126,7 @@ def test_a_job_that_lost_all_its_workers_may_fail_for_good() -> None:
             ),
             "router-1 did not drain",
         ),
+        (lambda: replace(seen(), restarts=["router-1", "router-2"]), "router-2 ended 1 times by itself"),
         (lambda: replace(seen(), streams=streams(**{stores.JOBS: 2})), "still has 2 jobs"),
         (lambda: replace(seen(), streams=streams(**{RECORDS: 4})), "4 job records for 3 accepted"),
         (
