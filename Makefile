@@ -1,7 +1,7 @@
 # `make` lists the targets. A machine needs Python 3.11 or newer with its venv module, make and a shell.
 
 PYTHON ?= python3
-## More flags for `make demo`, `make up`, `make quality` or `make bench`: make up ARGS="--denoisers 2".
+## More flags for `make demo`, `make up`, `make quality`, `make bench` or `make chaos`: make up ARGS="--denoisers 2".
 ARGS ?=
 ## Where torch comes from: .../whl/cpu or, for NVIDIA GPUs, .../whl/cu130 (the last part names the build); by default from
 ## where the environment has it already.
@@ -22,7 +22,7 @@ TORCH := $(shell sed -n 's/^torch==.*/&/p' constraints.txt)$(TORCH_SUFFIX)
 READY := .venv/.ready-$(TORCH_BUILD)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up quality test check bench clean
+.PHONY: help setup demo up quality test check bench chaos clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -68,6 +68,9 @@ check: setup ## lint, format, types, import rules and the Compose schema
 
 bench: setup ## measure speed beside its baselines and what serving adds; write out/bench/*.json
 	$(BIN)/python -m tests.bench $(ARGS)
+
+chaos: setup ## kill, freeze and restart everything under load, count what becomes of the edits and write out/chaos.json
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 clean: ## remove the environment, state, results and caches
 	rm -rf .venv .giornata out .mypy_cache .ruff_cache .pytest_cache .hypothesis

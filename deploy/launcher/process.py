@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from deploy.launcher.warden import Warden, kill_group
+from deploy.launcher.warden import Warden, kill_group, signal_group
 
 TAIL_LINES: Final = 15
 
@@ -128,6 +128,21 @@ class Process:
         self.expected_end = True
         if not self.ended.is_set():
             kill_group(self.pid)
+
+    async def crash(self, number: signal.Signals = signal.SIGKILL) -> int:
+        """A signal as from outside, so that the end is not expected; the exit status once it has ended."""
+        self._signal(number)
+        await self.ended.wait()
+        return self.status
+
+    def freeze(self) -> None:
+        """SIGSTOP to the whole group: nothing of it runs until :meth:`thaw`, as on a machine that stalls."""
+        signal_group(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT to the whole group."""
+        if not self.ended.is_set():
+            signal_group(self.pid, signal.SIGCONT)
 
     @property
     def status(self) -> int:

@@ -65,10 +65,24 @@ class Stack:
         Raises:
             LaunchError: no gateway has been ready yet.
         """
-        for instance in self.instances(ServiceName.GATEWAY):
-            if port := self._port(instance):
-                return f"http://{self.plan.host}:{port}"
+        for url in self.urls:
+            return url
         raise LaunchError("No gateway of this stack is up.")
+
+    @property
+    def urls(self) -> list[str]:
+        """REST addresses of the living gateways that have told theirs, oldest first."""
+        ports = map(self._port, self.instances(ServiceName.GATEWAY))
+        return [f"http://{self.plan.host}:{port}" for port in ports if port]
+
+    @property
+    def servers(self) -> list[str]:
+        """Names of the living processes of the embedded servers."""
+        return [name for name in self._processes if name not in self._services]
+
+    def process(self, name: str) -> Process:
+        """The living process of an instance or a server."""
+        return self._processes[name]
 
     def instances(self, service: ServiceName) -> list[str]:
         """Names of the living processes of `service`, oldest first."""
@@ -115,6 +129,27 @@ class Stack:
         await self._wait_for_telemetry(limit_s)
         if self.instances(ServiceName.GATEWAY):
             await answers_200(f"{self.url}/readyz", limit_s)
+
+    async def wait_whole(self, servers: int, limit_s: float) -> None:
+        """Until, after faults, as many instances as planned are ready, with `servers` servers, and all gateways agree.
+
+        Raises:
+            LaunchError: something is still missing after `limit_s`.
+        """
+        deadline_s = time.monotonic() + limit_s
+        await self.watch.until(
+            lambda fleet: self._is_whole(fleet, servers),
+            limit_s,
+            lambda fleet: f"not whole: {', '.join(self._missing(fleet)) or 'processes are missing'}.",
+        )
+        for server in self.servers:
+            await self._processes[server].announced(max(0.0, deadline_s - time.monotonic()))
+        for url in self.urls:
+            await answers_200(f"{url}/readyz", max(0.0, deadline_s - time.monotonic()))
+
+    def _is_whole(self, fleet: Fleet, servers: int) -> bool:
+        counts = [len(self.instances(service)) >= n for service, n in self.plan.replicas.items()]
+        return all(counts) and len(self.servers) >= servers and not self._missing(fleet)
 
     async def _wait_for_telemetry(self, limit_s: float) -> None:
         await self.watch.until(
@@ -240,7 +275,7 @@ class Stack:
             await self._stop(names, self.plan.drain_s + GRACE_S)
 
     async def _close_servers(self) -> None:
-        await self._stop([name for name in self._processes if name not in self._services], SERVER_LIMIT_S)
+        await self._stop(self.servers, SERVER_LIMIT_S)
         if self._sockets:
             shutil.rmtree(self._sockets, ignore_errors=True)
 

@@ -70,8 +70,13 @@ def remaining(lines: Iterable[str]) -> set[int]:
 
 def kill_group(group: int) -> None:
     """SIGKILL to every process of `group`; nothing where there is none."""
+    signal_group(group, signal.SIGKILL)
+
+
+def signal_group(group: int, number: signal.Signals) -> None:
+    """`number` to every process of `group`; nothing where there is none."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
-        os.killpg(group, signal.SIGKILL)
+        os.killpg(group, number)
 
 
 if __name__ == "__main__":

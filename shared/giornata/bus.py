@@ -52,6 +52,8 @@ log = structlog.get_logger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 
+MESSAGE_ID = "Nats-Msg-Id"
+"""Header by which a stream knows a message that it has."""
 RETURN_MS = 3000
 """How long after our connection is back that of another service may take; a client tries each server once a second."""
 
@@ -77,9 +79,13 @@ class Bus:
         self.on_reconnect = client.on_reconnect
         """Called after the connection was lost and is back: core messages of the meantime are gone."""
 
-    async def publish(self, subject: str, message: BaseModel) -> None:
-        """Tell whoever listens; nothing is awaited but the socket's buffer."""
-        await self.client.publish(subject, codec.encode(message))
+    async def publish(self, subject: str, message: BaseModel, *, message_id: str | None = None) -> None:
+        """Tell whoever listens; nothing is awaited but the socket's buffer.
+
+        A stream that captures the subject keeps what comes again under a `message_id` once. Who listens hears it again.
+        """
+        headers = None if message_id is None else {MESSAGE_ID: message_id}
+        await self.client.publish(subject, codec.encode(message), headers=headers)
 
     async def call(
         self,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from giornata import bus as buses
-from giornata import streams, subjects
+from giornata import codec, streams, subjects
 from giornata.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.errors import (
@@ -413,6 +413,21 @@ async def test_the_standby_finishes_what_the_dead_router_accepted(
         records = [await bench.records.get(job.job_id) for job in jobs]
         assert all(record.failures == 0 for record in records), "the worker lived, so nothing was lost"
         assert {request.attempt for request in worker.requests} == {1}
+
+
+async def test_an_end_that_is_told_again_is_kept_once(bench: Bench, stack: AsyncExitStack) -> None:
+    """As by a router that was believed dead after it had written the end, and before it acknowledged the job."""
+    await denoiser(stack, bench, "d1")
+    job = make_job()
+    await bench.submit(job)
+    await bench.ended(job)
+    bench.done[job.job_id] = asyncio.get_running_loop().create_future()
+    await bench.bus.jetstream.publish(subjects.jobs(job.priority), codec.encode(job))
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    assert bench.done_count[job.job_id] == 2, "whoever missed the first hears the second"
+    done = subjects.events_of_kind(EventKind.DONE)
+    kept = await bench.bus.jetstream.stream_info(streams.EVENTS, subjects_filter=done)
+    assert kept.state.subjects == {subjects.event(job.gateway, job.job_id, EventKind.DONE): 1}
 
 
 async def test_a_full_queue_refuses_and_keeps_what_it_has(bench: Bench, private_nats: NatsServer) -> None:

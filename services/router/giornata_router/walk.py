@@ -95,7 +95,8 @@ class Walk:
             stage_ms=self._record.stage_ms,
             slo_met=self._record.slo_met,
         )
-        await self._publish(EventKind.DONE, event)
+        # a router that was believed dead, or the next one, may tell it again
+        await self._publish(EventKind.DONE, event, message_id=f"{self._job.job_id}-done")
         return self._record
 
     async def _try(self) -> GiornataError | None:
@@ -311,8 +312,11 @@ class Walk:
         event = StateEvent(job_id=self._job.job_id, state=state, attempt=self._record.attempt)
         await self._publish(EventKind.STATE, event)
 
-    async def _publish(self, kind: EventKind, event: StateEvent | DoneEvent) -> None:
-        await self._tools.bus.publish(subjects.event(self._job.gateway, self._job.job_id, kind), event)
+    async def _publish(
+        self, kind: EventKind, event: StateEvent | DoneEvent, *, message_id: str | None = None
+    ) -> None:
+        subject = subjects.event(self._job.gateway, self._job.job_id, kind)
+        await self._tools.bus.publish(subject, event, message_id=message_id)
 
     async def _change(self, change: Change) -> JobRecord:
         self._record = await self._tools.records.change(self._job.job_id, change)

@@ -1,0 +1,134 @@
+"""Which faults come, and after how many edits. Pure: the same seed draws the same plan."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from giornata.workers import ServiceName
+
+
+class Kind(StrEnum):
+    """What happens to a process."""
+
+    KILL = "kill"
+    """SIGKILL, as a crash; a successor is started."""
+    FREEZE = "freeze"
+    """SIGSTOP to it and its children, SIGCONT after a while, as on a machine that stalls."""
+    RESTART = "restart"
+    """SIGTERM: it drains; a successor is started."""
+
+
+class Server(StrEnum):
+    """What is no service."""
+
+    NATS = "nats"
+    VALKEY = "valkey"
+
+
+Target = ServiceName | Server
+TARGETS: Final[tuple[Target, ...]] = (*ServiceName, *Server)
+
+LASTS_S: Final[dict[Target, tuple[float, float]]] = {
+    ServiceName.DENOISER: (5.0, 8.0),  # beyond its silence and its stall limit
+    Server.NATS: (1.0, 6.0),
+}
+"""Between which seconds a freeze of a target lasts, where not :data:`ANY_S`."""
+ANY_S: Final = (0.5, 8.0)
+AT_ONCE: Final = 8
+"""Edits that are in progress at a time, at most."""
+LEAST: Final = 3
+"""Edits that are in progress when a round comes, at least: so the others are hit at every stage."""
+PAIR_SHARE: Final = 0.25
+"""Of rounds with two faults at once."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of one target."""
+
+    kind: Kind
+    target: Target
+    everyone: bool = False
+    """All instances of the service at once, so that for a while there is none."""
+    pick: float = 0.0
+    """Which instance otherwise, 0..1: those that are at work come first."""
+    lasts_s: float = 0.0
+    """Of a freeze."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """Faults that come at the same moment. The next round waits until everything is whole again."""
+
+    after: int
+    """Edits that have been begun before."""
+    in_progress: int
+    """It comes when no more of them are left."""
+    faults: tuple[Fault, ...]
+
+
+_ESSENTIAL: Final[tuple[tuple[Kind, Target, bool], ...]] = (
+    (Kind.KILL, Server.NATS, False),
+    (Kind.KILL, Server.VALKEY, False),
+    (Kind.FREEZE, ServiceName.DENOISER, False),
+    (Kind.KILL, ServiceName.GATEWAY, False),
+    (Kind.KILL, ServiceName.ROUTER, False),
+    (Kind.KILL, ServiceName.DENOISER, False),
+    (Kind.KILL, ServiceName.PREPOST, False),
+    (Kind.RESTART, ServiceName.ROUTER, False),
+)
+"""What every plan of eight faults has."""
+_ALL: Final[tuple[tuple[Kind, Target, bool], ...]] = (
+    *((kind, target, False) for kind in Kind for target in TARGETS),
+    *(
+        (Kind.KILL, service, True)
+        for service in (ServiceName.GATEWAY, ServiceName.ROUTER, ServiceName.DENOISER, ServiceName.PREPOST)
+    ),
+)
+FULL: Final = len(_ALL)
+"""A plan of so many faults has every kind on every target."""
+
+
+def draw(seed: int, *, edits: int, faults: int) -> tuple[Round, ...]:
+    """Rounds of `faults` faults in all, spread over `edits` edits.
+
+    Every kind comes to every target before one comes again; the essential ones come first of all, in any order.
+    """
+    chance = random.Random(seed)  # noqa: S311 - a plan, no secret
+    drawn = _faults(chance)
+    grouped: list[list[Fault]] = []
+    for _ in range(faults):
+        fault = next(drawn)
+        beside = grouped[-1] if grouped else []
+        if len(beside) == 1 and beside[0].target is not fault.target and chance.random() < PAIR_SHARE:
+            beside.append(fault)
+        else:
+            grouped.append([fault])
+    share = edits / (len(grouped) + 1)
+    return tuple(
+        Round(int(share * (i + chance.uniform(0.5, 1.0))), chance.randint(LEAST, AT_ONCE), tuple(group))
+        for i, group in enumerate(grouped)
+    )
+
+
+def _faults(chance: random.Random) -> Iterator[Fault]:
+    """Deck after deck, each shuffled; the first begins with the essential ones."""
+    first = list(_ESSENTIAL)
+    chance.shuffle(first)
+    deck = first + _shuffled(chance, [card for card in _ALL if card not in first])
+    while True:
+        for kind, target, everyone in deck:
+            lasts = chance.uniform(*LASTS_S.get(target, ANY_S)) if kind is Kind.FREEZE else 0.0
+            yield Fault(kind, target, everyone, chance.random(), lasts)
+        deck = _shuffled(chance, list(_ALL))
+
+
+def _shuffled(
+    chance: random.Random, cards: list[tuple[Kind, Target, bool]]
+) -> list[tuple[Kind, Target, bool]]:
+    chance.shuffle(cards)
+    return cards

@@ -1,0 +1,33 @@
+"""The short form of ``make chaos``: one of each of the faults that matter most, under load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from giornata.workers import ServiceName
+from tests.chaos.plan import Kind, Server
+from tests.chaos.run import Size, run
+
+EDITS = 48
+FAULTS = 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # on a quiet machine a minute and a half
+async def test_every_accepted_edit_ends_once_and_nothing_leaks_whatever_dies(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    report = await run(Size(EDITS, FAULTS, seed=7), tiny_model, tmp_path / "logs", print)
+    report.show()
+    assert report.violations == []
+    inflicted = {(one.fault.kind, one.fault.target) for one in report.seen.faults}
+    assert len(report.seen.faults) == FAULTS
+    assert {
+        (Kind.KILL, Server.NATS),
+        (Kind.KILL, Server.VALKEY),
+        (Kind.FREEZE, ServiceName.DENOISER),
+    } <= inflicted
+    assert sum(one.in_progress for one in report.seen.faults) >= FAULTS, "they came under load"
+    assert report.counts["accepted"] == report.counts["edits"] >= EDITS
