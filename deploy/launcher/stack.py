@@ -66,9 +66,14 @@ class Stack:
             LaunchError: no gateway has been ready yet.
         """
         for instance in self.instances(ServiceName.GATEWAY):
-            if port := self._port(instance):
-                return f"http://{self.plan.host}:{port}"
+            if url := self.url_of(instance):
+                return url
         raise LaunchError("No gateway of this stack is up.")
+
+    def url_of(self, gateway: str) -> str | None:
+        """REST address of one gateway; None before it listens."""
+        port = self._port(gateway)
+        return f"http://{self.plan.host}:{port}" if port else None
 
     def instances(self, service: ServiceName) -> list[str]:
         """Names of the living processes of `service`, oldest first."""
@@ -184,7 +189,14 @@ class Stack:
             flags = commands.gateway_flags(self.plan.host, port, self._port_file(instance))
         self._services[instance] = service
         return commands.service_command(
-            service, instance, {**commands.environment(os.environ, around), **self.plan.env}, *flags
+            service,
+            instance,
+            {
+                **commands.environment(os.environ, around),
+                **self.plan.env,
+                **self.plan.env_of.get(service, {}),
+            },
+            *flags,
         )
 
     def _port(self, instance: str) -> int | None:
