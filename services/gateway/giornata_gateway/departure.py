@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
+
+SWALLOWED_S: Final = 0.2
+"""A cancellation that has done nothing for so long was lost."""
 
 
 class Departure:
@@ -18,20 +22,21 @@ class Departure:
         """It is not ready any more and each answer closes its connection; but whatever comes is taken."""
         self.begun = asyncio.Event()
         """Nothing comes any more; who waits for what another gateway can tell as well is answered now."""
-        self._requests = 0
+        self.asking: Counter[asyncio.BaseTransport] = Counter()
+        """Connections on which a request is being answered."""
         self._quiet = asyncio.Event()
         self._quiet.set()
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
+    def answering(self, connection: asyncio.BaseTransport) -> Iterator[None]:
         """Count a request while inside: from its head to its answer."""
-        self._requests += 1
+        self.asking[connection] += 1
         self._quiet.clear()
         try:
             yield
         finally:
-            self._requests -= 1
-            if not self._requests:
+            self.asking -= Counter([connection])
+            if not self.asking:
                 self._quiet.set()
 
     async def quiet(self, limit_s: float) -> int:
@@ -41,7 +46,7 @@ class Departure:
                 await self._quiet.wait()
         except TimeoutError:
             pass
-        return self._requests
+        return self.asking.total()
 
     async def before(self, work: Awaitable[T]) -> T | None:
         """What `work` returns; None, and `work` is cancelled, where this gateway begins to leave before."""
@@ -51,6 +56,7 @@ class Departure:
             await asyncio.wait([working, begun], return_when=asyncio.FIRST_COMPLETED)
             return working.result() if working.done() else None
         finally:
-            working.cancel()
             begun.cancel()
-            await asyncio.gather(working, begun, return_exceptions=True)
+            while not working.done():  # Python 3.11's wait_for, which nats-py uses, may swallow a cancellation
+                working.cancel()
+                await asyncio.wait([working], timeout=SWALLOWED_S)

@@ -53,7 +53,9 @@ async def own_site(request: web.Request, handler: Handler) -> web.StreamResponse
 @web.middleware
 async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
     """A request that has come is answered, though the gateway leaves meanwhile."""
-    with request.app[GATEWAY].departure.answering():
+    if request.transport is None:
+        raise ConnectionAbortedError("The client has left.")
+    with request.app[GATEWAY].departure.answering(request.transport):
         return await handler(request)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -61,7 +61,7 @@ async def serve(
                 await doors.enter_async_context(telemetry(bus, config.telemetry_hz, lambda: _state(gateway)))
                 await stop.wait()
                 await _give_notice(gateway)
-                await http.stop()
+                await http.stop(gateway.departure.asking)
                 gateway.depart()
                 last_call = asyncio.get_running_loop().call_later(config.drain_s, gateway.close)
             last_call.cancel()
@@ -168,12 +168,17 @@ class _Http:
     runner: web.AppRunner
     site: web.TCPSite
 
-    async def stop(self) -> None:
-        """Listen no more, and close the connections on which nobody asks for anything."""
+    async def stop(self, asking: Container[asyncio.BaseTransport | None]) -> None:
+        """Listen no more, and close the connections that are not `asking`.
+
+        aiohttp's own `pre_shutdown` would read no more of a request whose body is still coming, and would leave the
+        others open with nobody who answers on them.
+        """
         await self.site.stop()
         await asyncio.sleep(0)  # as in aiohttp's own clean-up: what has been read begins before
-        if self.runner.server is not None:
-            self.runner.server.pre_shutdown()
+        for connection in self.runner.server.connections if self.runner.server is not None else ():
+            if connection.transport not in asking:
+                connection.force_close()
 
 
 async def _open_http(gateway: Gateway, stack: AsyncExitStack) -> _Http:
