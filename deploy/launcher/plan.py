@@ -45,6 +45,8 @@ class Plan:
     ready_s: float = 120.0
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to this process's environment for every service."""
+    env_of: Mapping[ServiceName, Mapping[str, str]] = field(default_factory=dict)
+    """Added to that for one service."""
 
 
 def restart_delay_s(previous_s: float, ran_s: float) -> float:

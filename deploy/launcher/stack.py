@@ -72,8 +72,12 @@ class Stack:
     @property
     def urls(self) -> list[str]:
         """REST addresses of the living gateways that have told theirs, oldest first."""
-        ports = map(self._port, self.instances(ServiceName.GATEWAY))
-        return [f"http://{self.plan.host}:{port}" for port in ports if port]
+        return [url for url in map(self.url_of, self.instances(ServiceName.GATEWAY)) if url]
+
+    def url_of(self, gateway: str) -> str | None:
+        """REST address of one gateway; None before it listens."""
+        port = self._port(gateway)
+        return f"http://{self.plan.host}:{port}" if port else None
 
     @property
     def servers(self) -> list[str]:
@@ -219,7 +223,14 @@ class Stack:
             flags = commands.gateway_flags(self.plan.host, port, self._port_file(instance))
         self._services[instance] = service
         return commands.service_command(
-            service, instance, {**commands.environment(os.environ, around), **self.plan.env}, *flags
+            service,
+            instance,
+            {
+                **commands.environment(os.environ, around),
+                **self.plan.env,
+                **self.plan.env_of.get(service, {}),
+            },
+            *flags,
         )
 
     def _port(self, instance: str) -> int | None:

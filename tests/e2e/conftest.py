@@ -39,15 +39,21 @@ RESULT_S = 60.0
 
 NO_REPLICAS: Mapping[ServiceName, int] = MappingProxyType({})
 NO_ENV: Mapping[str, str] = MappingProxyType({})
+EnvOf = Mapping[ServiceName, Mapping[str, str]]
+NO_ENV_OF: EnvOf = MappingProxyType({})
 
 T = TypeVar("T")
 
 
 class StartStack(Protocol):
-    """Starts a stack for one test: the replicas that differ from one each, environment for all services."""
+    """Starts a stack for one test: the replicas that differ from one each, environment for all services and for one."""
 
     def __call__(
-        self, replicas: Mapping[ServiceName, int], env: Mapping[str, str] = NO_ENV, nats_servers: int = 1
+        self,
+        replicas: Mapping[ServiceName, int],
+        env: Mapping[str, str] = NO_ENV,
+        nats_servers: int = 1,
+        env_of: EnvOf = NO_ENV_OF,
     ) -> LiveStack: ...
 
 
@@ -68,9 +74,19 @@ class LiveStack:
         return self._stack.nats_url
 
     @property
+    def urls(self) -> list[str]:
+        """REST addresses of all gateways that listen, oldest first."""
+        found = map(self._stack.url_of, self.instances(ServiceName.GATEWAY))
+        return [url for url in found if url is not None]
+
+    @property
     def observer_password_file(self) -> Path:
         """Of the NATS user that hears telemetry."""
-        path = self._stack.nats_password_file(User.OBSERVER)
+        return self.password_file(User.OBSERVER)
+
+    def password_file(self, user: User) -> Path:
+        """Of a NATS user."""
+        path = self._stack.nats_password_file(user)
         assert path is not None
         return path
 
@@ -135,6 +151,7 @@ def live_stack(
     replicas: Mapping[ServiceName, int] = NO_REPLICAS,
     env: Mapping[str, str] = NO_ENV,
     nats_servers: int = 1,
+    env_of: EnvOf = NO_ENV_OF,
 ) -> Iterator[LiveStack]:
     """Start a stack, wait until it is ready, stop it.
 
@@ -150,6 +167,7 @@ def live_stack(
             replicas=dict.fromkeys(ServiceName, 1) | dict(replicas),
             nats_servers=nats_servers,
             env={"GIORNATA_LOG_LEVEL": "debug", **env},
+            env_of=env_of,
         )
         stack = portal.enter(running(plan))
         try:
@@ -224,8 +242,8 @@ def stack(tiny_model: Path) -> Iterator[LiveStack]:
 def start_stack(tiny_model: Path) -> Iterator[StartStack]:
     """Starts a stack that belongs to this test alone: ``start_stack({ServiceName.DENOISER: 2})``."""
     with ExitStack() as opened:
-        yield lambda replicas, env=NO_ENV, nats_servers=1: opened.enter_context(
-            live_stack(tiny_model, replicas, env, nats_servers)
+        yield lambda replicas, env=NO_ENV, nats_servers=1, env_of=NO_ENV_OF: opened.enter_context(
+            live_stack(tiny_model, replicas, env, nats_servers, env_of)
         )
 
 

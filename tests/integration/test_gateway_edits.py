@@ -255,21 +255,6 @@ async def test_no_router_at_all(nats_url: str, redis_url: str, tmp_path: Path) -
         assert (status, answer["error"]["code"]) == (503, "service_unavailable")
 
 
-async def test_drain_finishes_what_waits_and_refuses_the_rest(stage: Stage) -> None:
-    stage.router.hold = asyncio.Event()
-    request = asyncio.create_task(stage.edit())
-    await stage.router.held.wait()
-    stage.stop.set()
-    async with stage.http.get("/readyz") as response:
-        assert response.status == 503
-        assert (await response.json())["missing"] == ["gateway"]
-    assert (await stage.edit())[0] == 503
-    stage.router.hold.set()
-    assert (await request)[0] == 200
-    async with asyncio.timeout(5):
-        await stage.serving
-
-
 async def test_drain_ends_in_time(nats_url: str, redis_url: str, tmp_path: Path) -> None:
     async with open_stage(nats_url, redis_url, tmp_path, drain_s=0.2) as stage:
         stage.router.hold = asyncio.Event()

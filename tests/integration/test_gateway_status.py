@@ -31,9 +31,20 @@ async def test_ready_only_while_an_edit_could_be_done(stage: Stage) -> None:
         assert response.headers["Retry-After"] == "1"
     await stage.router.announce(ready=False)
     async with stage.http.get("/readyz") as response:
-        assert (await response.json())["missing"] == ["router", "prepost", "denoiser"]
+        missing = (await response.json())["missing"]
+        assert missing == ["prepost", "denoiser"], "another router takes over before a submission gives up"
     status, answer = await stage.edit()
     assert (status, answer["error"]["code"]) == (503, "service_unavailable")
+
+
+async def test_a_router_that_stays_away_is_missed(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, submit_window_s=0.01) as stage:
+        await stage.router.announce(ready=False)
+        missing: list[str] = []
+        async with asyncio.timeout(10):
+            while missing != ["router", "prepost", "denoiser"]:
+                async with stage.http.get("/readyz") as response:
+                    missing = (await response.json())["missing"]
 
 
 async def test_several_models_must_be_told_apart(stage: Stage) -> None:

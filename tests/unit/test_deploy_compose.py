@@ -20,6 +20,7 @@ from giornata.permissions import User
 from giornata.workers import ServiceName
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.metrics import Metrics
+from giornata_gateway.service import CLOSE_S
 from giornata_gateway.tenants import is_loopback
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -130,7 +131,24 @@ def test_a_service_waits_only_for_what_its_profile_starts(compose: dict[str, Any
     for name, service in compose["services"].items():
         for awaited in service.get("depends_on", []):
             profiles = compose["services"][awaited].get("profiles")
+            if profiles and not service["depends_on"][awaited].get("required", True):
+                continue
             assert profiles is None or profiles == service.get("profiles"), f"{name} waits for {awaited}"
+
+
+def test_a_gateway_that_stops_has_time_for_the_longest_edit_and_those_who_carry_it(
+    compose: dict[str, Any],
+) -> None:
+    gateway = compose["services"]["gateway"]
+    notice_s = float(gateway["environment"]["GIORNATA_NOTICE_S"].removeprefix("${GIORNATA_NOTICE_S:-")[:-1])
+    drain_s, grace_s = (
+        float(gateway["environment"]["GIORNATA_DRAIN_S"]),
+        float(gateway["stop_grace_period"].removesuffix("s")),
+    )
+    assert drain_s >= GatewayConfig.model_fields["budget_s"].default
+    assert grace_s > notice_s + drain_s + CLOSE_S
+    carriers = {"router", "denoiser", "denoiser-gpu", "prepost", "prepost-gpu"}
+    assert carriers <= gateway["depends_on"].keys(), "it stops before them"
 
 
 def test_no_image_of_ours_is_looked_for_in_a_registry(compose: dict[str, Any]) -> None:

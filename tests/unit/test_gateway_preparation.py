@@ -27,7 +27,7 @@ def order_of(image: bytes | BlobRef, mask: bytes) -> Order:
 
 
 def preparation_of(blobs: MemoryBlobs, tasks: asyncio.TaskGroup) -> Preparation:
-    fleet = FleetWatch()
+    fleet = FleetWatch(bridged_s=0)
     for service in (ServiceName.PREPOST, ServiceName.DENOISER):
         fleet.hear(
             ServiceState(service=service, instance=service, host="h", version="1", ready=True, models=(CARD,))

@@ -71,6 +71,7 @@ EDGE = {
     },
     "giornata_gateway": {
         "__main__",
+        "departure",
         "feed",
         "fleet_watch",
         "gateway",

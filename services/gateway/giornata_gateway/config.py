@@ -43,6 +43,13 @@ class GatewayConfig(ServiceConfig):
         description="Pictures that a tenant may ask this gateway for in a minute where the keys' file does not say; "
         "0: no limit.",
     )
+    notice_s: float = Field(
+        5.0,
+        ge=0,
+        le=120,
+        description="How long a stopping gateway still takes requests after /readyz has begun to say 503, so that "
+        "balancers turn elsewhere; where there is no other gateway it leaves at once.",
+    )
     max_concurrent_rows: int = Field(
         64, ge=1, le=100_000, description="Pictures in progress at a time; more get 429."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,10 +18,17 @@ from giornata_gateway.forecast import Pace
 
 
 class FleetWatch:
-    """Live instances and what they serve; whoever has been silent is forgotten before every answer."""
+    """Live instances and what they serve; whoever has been silent is forgotten before every answer.
 
-    def __init__(self) -> None:
+    Args:
+        bridged_s: for how long the router may be away without being missed: submissions are tried again meanwhile.
+    """
+
+    def __init__(self, bridged_s: float) -> None:
         self._fleet = Fleet()
+        self._bridged_s = bridged_s
+        self._led_s = -math.inf
+        """When a router last said that it leads."""
         self._pace = Pace()
 
     def hear(self, state: ServiceState) -> None:
@@ -28,6 +36,8 @@ class FleetWatch:
         now = time.monotonic()
         self._fleet.observe(state, now)
         self._pace.observe(state, now)
+        if state.service is ServiceName.ROUTER and state.ready and state.active:
+            self._led_s = now
 
     @asynccontextmanager
     async def listening(self, bus: Bus) -> AsyncIterator[None]:
@@ -49,8 +59,14 @@ class FleetWatch:
         return fleet_view(states, self._pace, time.monotonic())
 
     def missing(self) -> list[ServiceName]:
-        """Services that an edit needs and that have no ready instance."""
-        return self._present().missing(NEEDED)
+        """Services that an edit needs and that have no ready instance; not a router that is being relieved."""
+        missing = self._present().missing(NEEDED)
+        bridged = time.monotonic() - self._led_s < self._bridged_s
+        return [service for service in missing if not (bridged and service is ServiceName.ROUTER)]
+
+    def has_another(self, gateway: str) -> bool:
+        """Whether a gateway other than `gateway` takes requests."""
+        return any(state.instance != gateway for state in self._present().ready(ServiceName.GATEWAY))
 
     def _present(self) -> Fleet:
         for state in self._fleet.expire(time.monotonic()):

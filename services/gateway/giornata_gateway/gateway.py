@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-
-import structlog
 
 from giornata import streams
 from giornata.blobs import BlobStore
@@ -18,6 +15,7 @@ from giornata.errors import InputLost, ResultExpired
 from giornata.jobs import BlobRef, Job
 from giornata_gateway.admission import Admission
 from giornata_gateway.config import GatewayConfig
+from giornata_gateway.departure import Departure
 from giornata_gateway.fleet_watch import FleetWatch
 from giornata_gateway.key_file import KeyFile
 from giornata_gateway.memory import Memory
@@ -29,8 +27,6 @@ from giornata_gateway.sharing import Sharing
 from giornata_gateway.submission import Held, Submission
 from giornata_gateway.tenants import DEFAULT_TENANT, Tenant, tenant_of
 from giornata_gateway.waiting import Waiting
-
-log = structlog.get_logger(__name__)
 
 
 @dataclass
@@ -84,8 +80,7 @@ class Gateway:
     sharing: Sharing
     registration: Registration
     metrics: Metrics
-    quiet: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a request gives back the last place."""
+    departure: Departure = field(default_factory=Departure)
 
     def tenant(self, key: str | None) -> Tenant:
         """Who asks; Unauthorized where keys are asked for and `key` is none of them."""
@@ -150,14 +145,11 @@ class Gateway:
     def waiter(self, rows: int = 1) -> Iterator[Place]:
         """Hold places that count for no tenant: for who waits for a job of before, nothing is computed."""
         self.admission.enter(rows)
-        self.quiet.clear()
         place = Place()
         try:
             yield place
         finally:
             self.admission.leave(rows, place.seconds)
-            if not self.admission.taken:
-                self.quiet.set()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -168,20 +160,15 @@ class Gateway:
         finally:
             self.watchers.leave(1)
 
-    def close(self) -> None:
-        """Admit nothing more, and send those away who only look on."""
-        self.admission.closed = self.watchers.closed = True
+    def depart(self) -> None:
+        """Nobody comes any more: send those away who only look on."""
+        self.departure.begun.set()
         self.waiting.abandon(watchers_only=True)
 
-    async def idle(self, limit_s: float) -> None:
-        """Return when no edit is in progress, or after `limit_s`."""
-        if not self.admission.taken:
-            return
-        try:
-            async with asyncio.timeout(limit_s):
-                await self.quiet.wait()
-        except TimeoutError:
-            log.warning("edits_left_behind", rows=self.admission.taken)
+    def close(self) -> None:
+        """Time is over: admit nothing more, and send everybody away who still waits."""
+        self.admission.closed = True
+        self.waiting.abandon()
 
     def deadline(self, seconds: float) -> Deadline:
         """`seconds` from now."""

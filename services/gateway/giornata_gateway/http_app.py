@@ -50,19 +50,31 @@ async def own_site(request: web.Request, handler: Handler) -> web.StreamResponse
     return await handler(request)
 
 
+@web.middleware
+async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A request that has come is answered, though the gateway leaves meanwhile."""
+    if request.transport is None:
+        raise ConnectionAbortedError("The client has left.")
+    with request.app[GATEWAY].departure.answering(request.transport):
+        return await handler(request)
+
+
 async def tell(request: web.Request, response: web.StreamResponse) -> None:
-    """Before an answer's headers are sent: what the tenant may still ask for, and whose job it is about."""
+    """Before an answer's headers are sent: what the tenant may still ask for, whose job it is, whether we leave."""
     tenant = request.get(TENANT)
     if tenant is not None:
         response.headers.update(request.app[GATEWAY].quotas.headers(tenant))
     if request.get(REPEATED):
         response.headers[REPEATED_HEADER] = "true"
+    if request.app[GATEWAY].departure.announced.is_set():
+        response.headers[hdrs.CONNECTION] = "close"
+        response.force_close()
 
 
 def build_app(gateway: Gateway) -> web.Application:
     """Routes, errors and limits; everything a handler needs is in `gateway`."""
     app = web.Application(
-        middlewares=[errors_as_json, own_site], client_max_size=gateway.config.max_request_bytes
+        middlewares=[counted, errors_as_json, own_site], client_max_size=gateway.config.max_request_bytes
     )
     app.on_response_prepare.append(tell)
     app[GATEWAY] = gateway

@@ -27,7 +27,7 @@ async def fleet(request: web.Request) -> web.StreamResponse:
     with gateway.watching():
         response = web.StreamResponse(headers=HEADERS)
         await response.prepare(request)
-        while not gateway.watchers.closed:
+        while not gateway.departure.begun.is_set():
             await write(request, response, frame(EVENT, gateway.fleet.view()))
             await asyncio.sleep(PERIOD_S)  # the rate of the stream, not a poll
         return response

@@ -31,7 +31,7 @@ async def healthz(request: web.Request) -> web.Response:
 async def readyz(request: web.Request) -> web.Response:
     """200 while an edit would be carried out: router, prepost and a denoiser are ready; else 503."""
     gateway = request.app[GATEWAY]
-    draining = gateway.admission.closed
+    draining = gateway.departure.announced.is_set()
     view = ready_view(gateway.fleet.cards(), gateway.fleet.missing(), draining=draining)
     return _state_answer(view, view.ready)
 

@@ -18,7 +18,7 @@ from giornata_gateway.feed import Told, open_feed, until_done
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http_body import JSON_COPIES, end, write
 from giornata_gateway.http_errors import OUTCOME, as_known
-from giornata_gateway.sse import HEARTBEAT, frame
+from giornata_gateway.sse import GO_ON_ELSEWHERE, HEARTBEAT, frame
 from giornata_gateway.stream_events import (
     COMPLETED,
     ERROR,
@@ -109,6 +109,9 @@ class Stream:
         """Completed pictures first, since OpenAI's clients stop at the first error; the last frame has the id."""
         record = await self.gateway.submission.read(self.job_id)
         if not record.state.terminal:
+            if ended.done() and not self.inline:  # who only looks on loses nothing
+                await self._write(response, GO_ON_ELSEWHERE)
+                return
             if ended.done():
                 ended.result()  # raises why this gateway stopped waiting
             raise DeadlineExceeded

@@ -48,8 +48,9 @@ async def status(request: web.Request) -> web.Response:
     if not wait_ms:
         return json_answer(template_view(await gateway.registration.get(tenant, name)))
     with gateway.watching():
-        record = await gateway.registration.settled(tenant, name, gateway.deadline(wait_ms / 1000))
-    return json_answer(template_view(record))
+        settled = gateway.registration.settled(tenant, name, gateway.deadline(wait_ms / 1000))
+        record = await gateway.departure.before(settled)
+    return json_answer(template_view(record or await gateway.registration.get(tenant, name)))
 
 
 async def listed(request: web.Request) -> web.Response:

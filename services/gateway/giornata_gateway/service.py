@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 import nats.errors
 import structlog
@@ -15,7 +16,7 @@ from giornata.bus import Bus
 from giornata.errors import ServiceUnavailable
 from giornata.events import DoneEvent
 from giornata.records import Records
-from giornata.telemetry import state_of, telemetry
+from giornata.telemetry import publish, state_of, telemetry
 from giornata.template_records import TemplateRecords
 from giornata.workers import ServiceName, ServiceState
 from giornata_gateway.admission import Admission
@@ -43,27 +44,40 @@ CLOSE_S = 5.0
 async def serve(
     config: GatewayConfig, bus: Bus, blobs: BlobStore, records: Records, stop: asyncio.Event
 ) -> None:
-    """Open both doors until `stop`; then admit nothing, finish what waits for at most `drain_s`, and leave.
+    """Open both doors until `stop`; then give notice, listen no more, answer for at most `drain_s`, and leave.
 
-    Leaving the doors is the drain: telemetry says *draining*, the NATS door stops listening and finishes its edits,
-    the HTTP door answers until no edit is in progress, and the cancellations of what nobody waits for are sent.
+    Leaving the doors is the drain: the NATS door stops listening and finishes its edits, the HTTP door answers whoever
+    has come, and the cancellations of what nobody waits for are sent.
     """
     keys = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
-    fleet = FleetWatch()
+    fleet = FleetWatch(config.submit_window_s / 2)  # the other half is for who asks at the end of it
     templates = await TemplateRecords.open(bus.jetstream)
     async with asyncio.TaskGroup() as tasks, fleet.listening(bus):
         gateway = _compose(config, bus, blobs, records, templates, keys=keys, fleet=fleet, tasks=tasks)
         async with gateway.waiting.listening(bus, config.instance), _restoring(gateway, tasks):
             async with AsyncExitStack() as doors:
-                await _open_http(gateway, doors)
+                http = await _open_http(gateway, doors)
                 await doors.enter_async_context(open_door(gateway))
                 await doors.enter_async_context(telemetry(bus, config.telemetry_hz, lambda: _state(gateway)))
                 await stop.wait()
-                log.info("draining", rows=gateway.admission.taken)
-                gateway.close()
-                last_call = asyncio.get_running_loop().call_later(config.drain_s, gateway.waiting.abandon)
+                await _give_notice(gateway)
+                await http.stop(gateway.departure.asking)
+                gateway.depart()
+                last_call = asyncio.get_running_loop().call_later(config.drain_s, gateway.close)
             last_call.cancel()
     log.info("drained")
+
+
+async def _give_notice(gateway: Gateway) -> None:
+    """Say that this gateway leaves, and take requests until those who choose between gateways can have heard of it."""
+    config = gateway.config
+    others = gateway.fleet.has_another(config.instance)
+    gateway.departure.announced.set()
+    log.info("draining", rows=gateway.admission.taken, others=others)
+    if gateway.bus.client.is_connected:
+        await publish(gateway.bus, _state(gateway))
+    if others:
+        await asyncio.sleep(config.notice_s)  # balancers look in their own time, and tell nobody
 
 
 @asynccontextmanager
@@ -147,8 +161,28 @@ def _compose(
     )
 
 
-async def _open_http(gateway: Gateway, stack: AsyncExitStack) -> None:
-    """Listen; on leaving, go on answering until no edit is in progress, then close."""
+@dataclass(frozen=True)
+class _Http:
+    """The HTTP door, open."""
+
+    runner: web.AppRunner
+    site: web.TCPSite
+
+    async def stop(self, asking: Container[asyncio.BaseTransport | None]) -> None:
+        """Listen no more, and close the connections that are not `asking`.
+
+        aiohttp's own `pre_shutdown` would read no more of a request whose body is still coming, and would leave the
+        others open with nobody who answers on them.
+        """
+        await self.site.stop()
+        await asyncio.sleep(0)  # as in aiohttp's own clean-up: what has been read begins before
+        for connection in self.runner.server.connections if self.runner.server is not None else ():
+            if connection.transport not in asking:
+                connection.force_close()
+
+
+async def _open_http(gateway: Gateway, stack: AsyncExitStack) -> _Http:
+    """Listen; on leaving, answer whoever has come, then close."""
     config = gateway.config
     runner = web.AppRunner(
         build_app(gateway),
@@ -169,12 +203,19 @@ async def _open_http(gateway: Gateway, stack: AsyncExitStack) -> None:
     port = int(runner.addresses[0][1])
     if config.port_file is not None:
         config.port_file.write_text(f"{port}\n")
-    stack.push_async_callback(gateway.idle, config.drain_s + CLOSE_S)
+    stack.push_async_callback(_answer_all, gateway)
     log.info("listening", url=f"http://{config.host}:{port}", port=port)
+    return _Http(runner, site)
+
+
+async def _answer_all(gateway: Gateway) -> None:
+    left = await gateway.departure.quiet(gateway.config.drain_s + CLOSE_S)
+    if left:
+        log.warning("requests_left_behind", requests=left)
 
 
 def _state(gateway: Gateway) -> ServiceState:
-    draining = gateway.admission.closed
+    draining = gateway.departure.announced.is_set()
     return state_of(
         ServiceName.GATEWAY,
         gateway.config.instance,

@@ -10,6 +10,8 @@ from giornata.errors import InvalidField
 
 HEARTBEAT = b": still working\n\n"
 """A comment; keeps proxies from closing a quiet connection."""
+GO_ON_ELSEWHERE = b": this gateway leaves; another one goes on after your Last-Event-ID\nretry: 500\n\n"
+"""The end of a stream whose job goes on: no error, so that clients connect again, by the standard after `retry` ms."""
 
 _SEQUENCE = re.compile(r"[0-9]{1,18}\Z")
 

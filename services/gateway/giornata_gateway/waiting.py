@@ -40,6 +40,7 @@ class Waiting:
         self._on_done = on_done
         self._futures: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
         self._watchers: set[asyncio.Future[None]] = set()
+        self._watchable = True
 
     @asynccontextmanager
     async def listening(self, bus: Bus, gateway: str) -> AsyncIterator[None]:
@@ -72,6 +73,8 @@ class Waiting:
         self._futures[job_id].add(future)
         if watching:
             self._watchers.add(future)
+            if not self._watchable:
+                self._leave(future)
         try:
             yield future
         finally:
@@ -87,13 +90,16 @@ class Waiting:
         return len(self._futures)
 
     def abandon(self, *, watchers_only: bool = False) -> None:
-        """Tell everybody who still waits that this gateway leaves; first those who only look on."""
+        """Tell everybody who still waits that this gateway leaves; first those who only look on, now or from now on."""
+        self._watchable = False
         for futures in self._futures.values():
             for future in self._watchers.intersection(futures) if watchers_only else futures:
-                if not future.done():
-                    future.set_exception(
-                        ServiceUnavailable("This gateway is shutting down.", retry_after_s=1)
-                    )
+                self._leave(future)
+
+    @staticmethod
+    def _leave(future: asyncio.Future[None]) -> None:
+        if not future.done():
+            future.set_exception(ServiceUnavailable("This gateway is shutting down.", retry_after_s=1))
 
     async def check(self) -> None:
         """Wake those whose job ended while nobody could tell us."""

@@ -1,0 +1,64 @@
+"""How a gateway leaves without losing a request: it says so, lets go of who can turn elsewhere, answers the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+SWALLOWED_S: Final = 0.2
+"""A cancellation that has done nothing for so long was lost."""
+
+
+class Departure:
+    """Announced once, then begun once; counts the HTTP requests that are still to be answered."""
+
+    def __init__(self) -> None:
+        self.announced = asyncio.Event()
+        """It is not ready any more and each answer closes its connection; but whatever comes is taken."""
+        self.begun = asyncio.Event()
+        """Nothing comes any more; who waits for what another gateway can tell as well is answered now."""
+        self.asking: Counter[asyncio.BaseTransport] = Counter()
+        """Connections on which a request is being answered."""
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    @contextmanager
+    def answering(self, connection: asyncio.BaseTransport) -> Iterator[None]:
+        """Count a request while inside: from its head to its answer."""
+        self.asking[connection] += 1
+        self._quiet.clear()
+        try:
+            yield
+        finally:
+            self.asking -= Counter([connection])
+            if not self.asking:
+                self._quiet.set()
+
+    async def quiet(self, limit_s: float) -> int:
+        """Return when no request is being answered, or after `limit_s`; how many are left."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            pass
+        return self.asking.total()
+
+    async def before(self, work: Awaitable[T]) -> T | None:
+        """What `work` returns; None, and `work` is cancelled, where this gateway begins to leave before."""
+        working = asyncio.ensure_future(work)
+        begun = asyncio.ensure_future(self.begun.wait())
+        try:
+            await asyncio.wait([working, begun], return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            begun.cancel()
+            while (
+                not working.done()
+            ):  # Python 3.11's wait_for, which nats-py uses, may swallow a cancellation
+                working.cancel()
+                await asyncio.wait([working], timeout=SWALLOWED_S)

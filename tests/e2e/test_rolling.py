@@ -1,0 +1,165 @@
+"""Every instance of every service is replaced under load: no request fails, and nothing is computed twice."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+
+import pytest
+
+import giornata.client
+from giornata import bus, subjects
+from giornata.events import EventKind
+from giornata.fleet import Fleet
+from giornata.jobs import JobState
+from giornata.permissions import User
+from giornata.records import Records
+from giornata.streams import EVENTS
+from giornata.workers import ServiceName
+from tests.e2e.balancer import Balancer, balancing
+from tests.e2e.conftest import LiveStack, StartStack
+from tests.e2e.pictures import box, edit_form, file, scene
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+REPLICAS = dict.fromkeys(ServiceName, 2) | {ServiceName.CONTROLNET: 1, ServiceName.LORA_STORE: 1}
+PAUSE_S = 0.3
+"""Of each client between two edits: it leaves the processors time to start the successors."""
+STEPS = 4
+LONG_STEPS = 60
+"""Of an asynchronous job: enough that some run while their denoiser leaves."""
+LARGE, LARGE_MASK = file(scene(512, 512)), file(box(512, 512))
+PATIENCE_S = 120.0
+"""Until a denoiser has one of them, on a busy machine."""
+
+
+class Load:
+    """Clients that edit until they are told to stop, and what they have seen."""
+
+    def __init__(self, balancer: Balancer, client: giornata.client.Client) -> None:
+        self._balancer = balancer
+        self._client = client
+        self._seeds = itertools.count()
+        self._stop = asyncio.Event()
+        self.edits: list[str] = []
+        """Job ids of the edits that a client waited for."""
+        self.asked: list[str] = []
+        """Likewise of those over NATS."""
+        self.followed: list[str] = []
+        """Of asynchronous jobs."""
+
+    async def run(self, edit: Callable[[], Awaitable[None]]) -> None:
+        while not self._stop.is_set():
+            await edit()
+            await asyncio.sleep(PAUSE_S)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def edit(self) -> None:
+        """An edit whose client waits for the answer."""
+        form = partial(
+            edit_form, file(scene()), file(box()), seed=next(self._seeds), num_inference_steps=STEPS
+        )
+        async with self._balancer.request("POST", "/v1/images/edits", form) as answer:
+            body = await answer.json()
+            assert answer.status == 200, body
+        assert len(body["data"]) == 1
+        self.edits.append(body["giornata"]["job_id"])
+
+    async def ask(self) -> None:
+        """An edit over NATS."""
+        seed = next(self._seeds)
+        edit = await self._client.edit(
+            image=file(scene()), mask=file(box()), prompt="a hat", seed=seed, num_inference_steps=STEPS
+        )
+        result = await edit
+        assert len(result.pictures) == 1
+        self.asked.append(result.job_id)
+
+    async def follow(self) -> None:
+        """An asynchronous job, followed from gateway to gateway: each step is told once."""
+        seed = next(self._seeds)
+        form = partial(edit_form, LARGE, LARGE_MASK, seed=seed, num_inference_steps=LONG_STEPS, reuse="off")
+        async with self._balancer.request("POST", "/v1/jobs", form) as answer:
+            job = await answer.json()
+            assert answer.status == 202, job
+        told: list[dict[str, Any]] = []
+        last = "0"
+        while not told or told[-1]["type"] == "image_edit.progress":
+            headers = {"Last-Event-ID": last}
+            async with self._balancer.request(
+                "GET", f"/v1/jobs/{job['id']}/events", headers=headers
+            ) as answer:
+                assert answer.status == 200, await answer.text()
+                async for line in answer.content:
+                    if line.startswith(b"id: "):
+                        last = line[4:].decode().strip()
+                    elif line.startswith(b"data: "):
+                        told.append(json.loads(line[6:]))
+        assert told[-1]["type"] == "image_edit.completed", told[-1]
+        assert [event["step"] for event in told if event.get("step")] == list(range(1, LONG_STEPS + 1))
+        self.followed.append(job["id"])
+
+
+async def roll(stack: LiveStack, service: ServiceName) -> None:
+    """Replace each instance, one after the other, as an operator would."""
+    for old in stack.instances(service):
+        [new] = await stack.start(service)
+        if service is ServiceName.DENOISER:
+            await stack.until(lambda fleet, old=old: _computes(fleet, old), PATIENCE_S)  # type: ignore[misc]
+        assert await stack.terminate(old) == 0, f"{old} has drained"
+        assert new in stack.instances(service)
+
+
+def _computes(fleet: Fleet, denoiser: str) -> bool:
+    """Whether it is in the middle of a long job."""
+    state = fleet.get(denoiser)
+    rows = state.worker.running if state and state.worker else ()
+    return any(row.steps == LONG_STEPS and row.step < LONG_STEPS // 2 for row in rows)
+
+
+async def test_every_instance_is_replaced_and_no_request_fails(start_stack: StartStack) -> None:
+    stack = await asyncio.to_thread(
+        start_stack,
+        REPLICAS,
+        {"GIORNATA_NOTICE_S": "2"},
+        env_of={ServiceName.DENOISER: {"GIORNATA_DRAIN_S": "0"}},  # what they have begun goes on elsewhere
+    )
+    before = {service: stack.instances(service) for service in ServiceName}
+    async with AsyncExitStack() as around:
+        balancer = await around.enter_async_context(balancing(lambda: stack.urls))
+        client = await around.enter_async_context(giornata.client.connect(stack.nats_url))
+        load = Load(balancer, client)
+        async with asyncio.TaskGroup() as clients:
+            for edit in (load.edit, load.ask, load.follow, load.follow):
+                clients.create_task(load.run(edit))
+            for service in ServiceName:
+                await roll(stack, service)
+            load.stop()
+    assert not any(set(names) & set(stack.instances(service)) for service, names in before.items())
+    assert all((load.edits, load.asked, load.followed))
+    await each_has_ended_once(stack, {*load.edits, *load.asked, *load.followed})
+
+
+async def each_has_ended_once(stack: LiveStack, jobs: set[str]) -> None:
+    """Every job has completed, was said to have ended once, and has lost no attempt; some were handed on."""
+    password_file = stack.password_file(User.GATEWAY)
+    async with bus.connect(
+        stack.nats_url, "test", user=User.GATEWAY, password_file=password_file
+    ) as connected:
+        records = await Records.open(connected.jetstream)
+        found = {job_id: await records.get(job_id) for job_id in jobs}
+        done = subjects.events_of_kind(EventKind.DONE)
+        stream = await connected.jetstream.stream_info(EVENTS, subjects_filter=done)
+    assert {job_id for job_id, record in found.items() if record.state is not JobState.COMPLETED} == set()
+    assert {job_id: record.causes for job_id, record in found.items() if record.failures} == {}
+    assert sum(record.attempt > 1 for record in found.values()) >= REPLICAS[ServiceName.DENOISER]
+    assert stream.state.subjects == {
+        subjects.event(record.job.gateway, job_id, EventKind.DONE): 1 for job_id, record in found.items()
+    }
