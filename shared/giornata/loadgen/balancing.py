@@ -1,4 +1,4 @@
-"""Several servers as one, as a request-level balancer has it. Pure but for the waiting."""
+"""Several servers as one, as a request-level balancer has it: each request to the one with the fewest in flight."""
 
 from __future__ import annotations
 
