@@ -57,6 +57,7 @@ EDGE = {
         "client.connection",
         "client.edit",
         "deadlines",
+        "loadgen.balancing",
         "loadgen.driver",
         "loadgen.images_api",
         "nats_connection",
