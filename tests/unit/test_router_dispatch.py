@@ -120,13 +120,17 @@ async def test_many_that_wait_cost_one_look_not_one_each() -> None:
         return finish_time(candidates, demand)
 
     dispatch = Dispatch(Placement(policy))
-    dispatch.observe(worker("d1", row("other", 0, 9), capacity=1))
+    dispatch.observe(worker("d1", row("other", 0, 9), capacity=2))
     waiters = Waiters(dispatch)
     for i in range(50):
-        await waiters.ask(f"j{i}")
+        await waiters.ask(f"j{i}", replace(DEMAND, shapes=(SHAPE,) * 2))
     looks = 0
-    dispatch.observe(worker("d1", row("other", 1, 9), capacity=1))
+    dispatch.observe(worker("d1", row("other", 1, 9), capacity=2))
     assert looks == 1
+    dispatch.observe(worker("d1", row("other", 1, 9), row("another", 1, 9), capacity=2))
+    assert looks == 1, "nobody has room"
+    dispatch.observe(worker("d1", row("other", 1, 9), capacity=3))
+    assert looks == 3, "one got it, and the next did not"
     await waiters.leave()
 
 

@@ -15,7 +15,7 @@ from giornata.fleet import SILENCE_S
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Line, Turn
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.serving import serve
+from giornata.scheduling.serving import anybody, serve
 from giornata.workers import QueueState, ServiceState
 
 TICK_S: Final = 0.25
@@ -174,7 +174,7 @@ class Dispatch:
         """Give workers to those who wait; who is being cancelled waits no more."""
         for job_id in [job_id for job_id, waiting in self._waiting.items() if waiting.worker.done()]:
             self.line.leave(job_id, served=False)
-        if not self.line:
+        if not anybody(self.line, self.placement, self._refused):
             return
         now = time.monotonic()
         for entry, worker in serve(self.line, self.placement, now, self._refused):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from giornata.planning.blocks import Mode
@@ -12,8 +12,6 @@ from giornata.scheduling.backlog import RowLoad
 
 UNIT: Final = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0))
 """A millisecond a token: for workers that have told nothing; they are then compared by the tokens that they compute."""
-REMEMBERED: Final = 1024
-"""Rows of which a pace remembers what they add to a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +25,6 @@ class Pace:
     """How rows take from templates there."""
     slowness: float = 1.0
     """By which this worker is slower than `costs`, which are those of all workers of its kind."""
-    _known: dict[tuple[Shape, int, Mode], float] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    """What :meth:`row_ms` has said: telemetry asks for the same rows again and again."""
 
     @property
     def base_ms(self) -> float:
@@ -39,14 +33,7 @@ class Pace:
 
     def row_ms(self, shape: Shape, sequences: int, mode: Mode) -> float:
         """What a row adds to a step."""
-        key = shape, sequences, mode
-        ms = self._known.get(key)
-        if ms is None:
-            if len(self._known) >= REMEMBERED:
-                self._known.clear()
-            ms = self.slowness * self.costs.block_ms(shape.work(mode)) * sequences * self.blocks
-            self._known[key] = ms
-        return ms
+        return self.slowness * self.costs.block_ms(shape.work(mode)) * sequences * self.blocks
 
 
 @dataclass(frozen=True, slots=True)

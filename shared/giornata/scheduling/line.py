@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -73,6 +74,7 @@ class Line:
     def __init__(self, *, by_deadline: bool = False, ageing_s: float = AGEING_S) -> None:
         self._by_deadline, self._ageing_s = by_deadline, ageing_s
         self._entries: dict[str, Entry] = {}
+        self._models: Counter[tuple[str, str]] = Counter()
         self._tickets = itertools.count()
         self._virtual = 0.0
         self._ends: dict[str, float] = {}
@@ -103,11 +105,17 @@ class Line:
         given = replace(demand, ticket=next(self._tickets))
         entry = Entry(job_id, given, turn, now, tag, preferred=preferred)
         self._entries[job_id] = entry
+        self._models[demand.model, demand.model_digest] += 1
         return entry
 
     def leave(self, job_id: str, *, served: bool) -> None:
         """It got a worker, or nobody wants it any more."""
         entry = self._entries.pop(job_id, None)
+        if entry is not None:
+            model = entry.demand.model, entry.demand.model_digest
+            self._models[model] -= 1
+            if not self._models[model]:
+                del self._models[model]
         if entry is not None and served:
             self._virtual = max(self._virtual, entry.tag)
             self._favoured = self._favoured + 1 if job_id in self._urgent else 0
@@ -138,6 +146,11 @@ class Line:
             return None
         own = self._rank(entry, now)
         return sum(self._rank(other, now) < own for other in self._entries.values())
+
+    @property
+    def models(self) -> Collection[tuple[str, str]]:
+        """Names and digests of those that are waited for."""
+        return self._models
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())

@@ -16,7 +16,7 @@ Attempt = tuple[str, int]
 Served = tuple[str, str]
 """Name and digest of a model."""
 REMEMBERED: Final = 64
-"""Attempts that have ended, of each worker."""
+"""Attempts that have ended, and what rows cost, of each worker."""
 
 
 class Held(NamedTuple):
@@ -58,6 +58,8 @@ class Occupancy:
     """None once what it has changed."""
     _loads: dict[Attempt, tuple[RowLoad, ...]] = field(default_factory=dict)
     """Of what is listed and unseen, with the present pace; a new message begins anew."""
+    rates: dict[tuple[int, int, int, int, bool], RowLoad] = field(default_factory=dict)
+    """Of rows like those listed, with the present pace: most are listed again and again, with fewer steps left."""
 
     @classmethod
     def of(cls, state: ServiceState, shown: WorkerState, pace: Pace, before: Occupancy | None) -> Occupancy:
@@ -69,6 +71,8 @@ class Occupancy:
             made.places = _places(shown)
             return made
         made.ended, made.unseen = before.ended, before.unseen
+        if before.pace is pace:
+            made.rates = before.rates
         same = shown.resident == before.shown.resident
         made.places = before.places if same else _places(shown)
         return made
@@ -124,6 +128,7 @@ class Occupancy:
         if pace is not self.pace:
             self.pace = pace
             self._loads.clear()
+            self.rates = {}
         loads: list[RowLoad] = []
         owners: list[str] = []
         tokens = 0
@@ -133,7 +138,7 @@ class Occupancy:
             known = self._loads.get(attempt)
             if known is None:
                 demand = demanded.get(attempt)
-                known = tuple(_load(row, pace) for row in rows) if demand is None else self._of(demand)
+                known = tuple(map(self._load, rows)) if demand is None else self._of(demand)
                 self._loads[attempt] = known
             loads += known
             owners += [attempt[0]] * len(known)
@@ -150,6 +155,19 @@ class Occupancy:
         self.held = Held(Outlook(backlog.running_what_fits(loads)), tuple(owners), tokens, work_ms)
         return self.held
 
+    def _load(self, row: RowProgress) -> RowLoad:
+        computed = row.tokens if row.computed_tokens is None else row.computed_tokens
+        key = row.text_tokens, row.tokens, computed, row.sequences, row.begun
+        steps, alike = max(1, row.steps - row.step), self.rates.get(key)
+        if alike is not None:
+            return RowLoad(steps, alike.step_ms, alike.first_ms, alike.tokens, alike.first_tokens)
+        shape = RowShape(row.text_tokens, row.tokens, computed, steps, row.sequences, row.begun)
+        load = shape.load(self.pace, reuses=computed < row.tokens)
+        if len(self.rates) >= REMEMBERED:
+            self.rates.clear()
+        self.rates[key] = load
+        return load
+
     def _of(self, demand: Demand) -> tuple[RowLoad, ...]:
         return demand.loads(self.pace, reuses=demand.template in self.places)
 
@@ -157,11 +175,3 @@ class Occupancy:
 def _places(shown: WorkerState) -> dict[str, Tier]:
     """A template that is in both tiers is in memory."""
     return {key: tier for tier in (Tier.DISK, Tier.MEMORY) for key in shown.resident.get(tier, ())}
-
-
-def _load(row: RowProgress, pace: Pace) -> RowLoad:
-    computed = row.tokens if row.computed_tokens is None else row.computed_tokens
-    shape = RowShape(
-        row.text_tokens, row.tokens, computed, max(1, row.steps - row.step), row.sequences, row.begun
-    )
-    return shape.load(pace, reuses=computed < row.tokens)

@@ -237,6 +237,7 @@ class _Weighing:
     def __init__(self, demand: Demand, repeats: float = 0.0) -> None:
         self._demand, self._repeats = demand, repeats
         self._loads: dict[int, tuple[tuple[RowLoad, ...], tuple[RowLoad, ...], float]] = {}
+        self._alone: dict[tuple[int, bool], tuple[float, float]] = {}
 
     def work_ms(self, worker: Occupancy) -> float:
         """Of all rows of the job there, as if steps cost nothing by themselves but for what the job has of them."""
@@ -247,10 +248,15 @@ class _Weighing:
         return self._ms(worker, 1.0)
 
     def _ms(self, worker: Occupancy, share: float) -> float:
-        hit, miss, _ = self._on(worker.pace)
-        loads = hit if self._demand.template in worker.places else miss
-        base_ms = worker.pace.base_ms * max(load.steps for load in loads)
-        return share * base_ms + sum(load.work_ms for load in loads)
+        reuses = self._demand.template in worker.places
+        key = id(worker.pace), reuses
+        known = self._alone.get(key)
+        if known is None:
+            hit, miss, _ = self._on(worker.pace)
+            loads = hit if reuses else miss
+            base_ms = worker.pace.base_ms * max(load.steps for load in loads)
+            known = self._alone[key] = base_ms, sum(load.work_ms for load in loads)
+        return share * known[0] + known[1]
 
     def candidate(self, worker: Occupancy) -> Candidate:
         """As policies see it; `worker` is summed up."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Final
 
+from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.line import Entry, Line
 from giornata.scheduling.placement import Placement
 
@@ -12,6 +13,16 @@ MAX_PASSED: Final = 32
 """Jobs served before an older one that needs more room than they; after these a worker is kept free for it."""
 MAX_CHOOSY: Final = 16
 """Jobs that may wait for a better worker while others are asked; a bound on the time that serving takes."""
+ROW: Final = RowShape(text=0, image=1, computed=1, steps=1)
+"""The least that a job asks for."""
+
+
+def anybody(line: Line, placement: Placement, refused: Collection[str] = ()) -> bool:
+    """Whether anybody could be served at all; while many wait, nearly every message of a worker says no.
+
+    Then nobody need be put in order. It holds for policies that choose among workers with room.
+    """
+    return any(placement.has_room(Demand(*model, (ROW,)), refused) for model in line.models)
 
 
 def serve(

@@ -12,7 +12,7 @@ from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Line, Turn
 from giornata.scheduling.placement import LOOKED_AT, Placement
 from giornata.scheduling.policies import POLICIES, Candidate, Policy, PolicyName
-from giornata.scheduling.serving import serve
+from giornata.scheduling.serving import anybody, serve
 from giornata.simulation.clock import Action, Clock
 from giornata.simulation.jobs import DIGEST, MODEL, Job
 from giornata.simulation.machines import Machine
@@ -188,7 +188,8 @@ class Simulation:
         self._serve(now)
 
     def _serve(self, now: float) -> None:
-        if not len(self._line):
+        late = self._options.binding is Binding.LATE
+        if not len(self._line) or (late and not anybody(self._line, self._placement)):
             return
         for entry, name in serve(self._line, self._placement, now):
             self._placement.assign(entry.job_id, 1, name, entry.demand, now)
