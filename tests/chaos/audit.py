@@ -12,7 +12,6 @@ from deploy.launcher.servers import NATS, VALKEY
 from giornata import stores
 from giornata.events import DoneEvent
 from giornata.jobs import TAKE_OVER_S, JobState
-from tests.chaos.edits import TENANT
 from tests.chaos.inflict import Inflicted
 from tests.chaos.look import Blob, Streams, Usage
 from tests.chaos.outcomes import Outcome, Recorded
@@ -29,6 +28,8 @@ DESCRIPTORS: Final = 32
 """Likewise; connections come and go."""
 SAMPLES: Final = 3
 """A process that was not seen so often has not lived long enough to leak."""
+SHARED: Final = "shared/"
+"""Before the names of blobs that are of no job."""
 SURPRISES: Final = re.compile(
     r"nats_refused|answer_refused|walk_failed|job_not_carried|handler_failed|service_failed|never retrieved|"
     r"was never awaited|call_off_failed|preview_lost"
@@ -143,17 +144,15 @@ def _of_streams(seen: Seen) -> Iterator[str]:
 
 
 def _of_blobs(seen: Seen) -> Iterator[str]:
-    """Every blob is of a job that was asked for, and ends by itself in its time."""
+    """Every blob is of a job that was asked for, or of all, and ends by itself in its time."""
     longest_s = max(seen.ttl_s + seen.budget_s + 1, seen.budget_s + TAKE_OVER_S) + 1
     asked = {outcome.edit.job_id for outcome in seen.outcomes}
     eternal, long, strange = [], [], []
     for blob in seen.blobs:
-        tenant, _, rest = blob.key.partition("/")
-        if tenant != TENANT:
-            continue
-        job = rest.partition("/")[0]
-        strange += [blob.key] if job not in asked else []
         eternal += [blob.key] if blob.ttl_s < 0 else []
+        if blob.key.startswith(SHARED):
+            continue
+        strange += [blob.key] if asked.isdisjoint(blob.key.split("/")) else []
         long += [f"{blob.key} ({blob.ttl_s:.0f} s)"] if blob.ttl_s > longest_s else []
     for found, what in (
         (strange, "belong to no edit that was asked for"),

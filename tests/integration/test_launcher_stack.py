@@ -130,6 +130,35 @@ async def test_crashed_services_and_servers_come_back(tmp_path: Path) -> None:
     assert sum("started again in 0.5 s" in sentence for sentence in told) == 2
 
 
+async def test_it_is_whole_again_when_all_that_crashed_is_back(tmp_path: Path) -> None:
+    async with running(plan(tmp_path), lambda _: None) as stack:
+        await stack.bring_up()
+        stack.keep_up = True
+        before, (one, other) = len(stack.servers), stack.instances(ServiceName.LORA_STORE)
+        assert await stack.process(one).crash() == -signal.SIGKILL
+        assert await stack.process(NATS).crash(signal.SIGTERM) == 0
+        with pytest.raises(LaunchError, match="not whole"):
+            await stack.wait_whole(before, 0.01)
+        await stack.wait_whole(before, LIMIT_S)
+        assert set(stack.servers) == {NATS, VALKEY}
+        kept, successor = stack.instances(ServiceName.LORA_STORE)
+        assert kept == other != successor
+        assert stack.watch.fleet.get(successor) is not None
+    assert stack.obituaries == []
+
+
+async def test_a_frozen_process_is_missed_until_it_goes_on(tmp_path: Path) -> None:
+    async with running(plan(tmp_path)) as stack:
+        await stack.bring_up()
+        (frozen,) = stack.instances(ServiceName.CONTROLNET)
+        stack.process(frozen).freeze()
+        await stack.watch.until(lambda fleet: fleet.get(frozen) is None, LIMIT_S, lambda _: "it is heard")
+        stack.process(frozen).thaw()
+        await stack.wait_whole(len(stack.servers), LIMIT_S)
+        assert stack.watch.fleet.get(frozen) is not None
+    assert stack.obituaries == [], "it was thawed: it drained and ended in order"
+
+
 async def test_three_nats_servers_are_one_and_each_comes_back(tmp_path: Path) -> None:
     async with running(plan(tmp_path, nats_servers=3)) as stack:
         names = [f"{NATS}-{i}" for i in (1, 2, 3)]
