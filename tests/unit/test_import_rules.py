@@ -100,6 +100,7 @@ EDGE = {
         "dispatch",
         "lease",
         "ledger",
+        "questions",
         "queue",
         "service",
         "stages",
