@@ -144,6 +144,23 @@ class TemplateRequest(Wire):
     remaining_ms: int
 
 
+Question = InspectRequest | EncodeRequest | FinishRequest | TemplateRequest
+"""What prepost is asked."""
+
+
+def question(request: Question) -> str:
+    """Names what `request` asks for: asked again, it has the same name."""
+    match request:
+        case InspectRequest():
+            return f"inspect {request.job.job_id}"
+        case EncodeRequest():
+            return f"encode {request.job.job_id}"
+        case FinishRequest():
+            return f"finish {request.job.job_id} {request.index}"
+        case TemplateRequest():
+            return f"template {request.template.template_id}"
+
+
 class RecordRequest(Wire):
     """router → one denoiser: record this template, beside its edits; its record tells how that ends."""
 

@@ -31,6 +31,7 @@ def state_of(
     models: tuple[ModelCard, ...] = (),
     worker: WorkerState | None = None,
     queue: QueueState | None = None,
+    answering: tuple[str, ...] | None = None,
 ) -> ServiceState:
     """What an instance of this process tells of itself: its host and version, and what only it knows."""
     return ServiceState(
@@ -44,6 +45,7 @@ def state_of(
         models=models,
         worker=worker,
         queue=queue,
+        answering=answering,
     )
 
 

@@ -202,3 +202,5 @@ class ServiceState(Wire):
     """Of a denoiser."""
     queue: QueueState | None = None
     """Of the active router."""
+    answering: tuple[str, ...] | None = None
+    """Of a prepost: the questions that it has, by :func:`giornata.messages.question`. None: it does not tell."""

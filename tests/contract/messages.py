@@ -238,6 +238,7 @@ MESSAGES: list[BaseModel] = [
         models=(CARD,),
         worker=WORKER,
         queue=QueueState(jobs=1, rows=2, steps=8),
+        answering=("inspect job_1", "finish job_2 0"),
     ),
     ErrorBody(
         code="mask_empty",

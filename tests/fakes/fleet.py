@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import nats.errors
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
@@ -22,11 +23,13 @@ from giornata.messages import (
     FinishRequest,
     InspectRequest,
     PrefetchTemplate,
+    Question,
     RecordRequest,
     RunAnswer,
     RunReply,
     RunRequest,
     TemplateRequest,
+    question,
 )
 from giornata.models import Family, ModelCard
 from giornata.records import Records
@@ -34,6 +37,9 @@ from giornata.telemetry import telemetry
 from giornata.templates import TemplateInputs
 from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerCosts, WorkerState
 from tests.fakes.news import News
+
+Q = TypeVar("Q", bound=Question)
+R = TypeVar("R")
 
 CARD = ModelCard(
     name="tiny",
@@ -73,21 +79,49 @@ class FakePrepost:
         self._instance = instance
         self.calls: list[str] = []
         self.fail: Callable[[str], None] = lambda _verb: None
+        self.hold: asyncio.Event | None = None
+        """Answers wait for it."""
+        self.lost: set[str] = set()
+        """Verbs of which the next question is lost: it is not answered, and nobody says to have it."""
+        self._answering: list[str] = []
+        self._left = asyncio.Event()
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         """Serve while inside."""
         endpoints = [
-            Endpoint(subjects.prepost("inspect", CARD.name), InspectRequest, self._inspect),
-            Endpoint(subjects.prepost("encode", CARD.name), EncodeRequest, self._encode),
-            Endpoint(subjects.prepost("finish", CARD.name), FinishRequest, self._finish),
-            Endpoint(subjects.prepost("template", CARD.name), TemplateRequest, self._template),
+            Endpoint(subjects.prepost("inspect", CARD.name), InspectRequest, self._listed(self._inspect)),
+            Endpoint(subjects.prepost("encode", CARD.name), EncodeRequest, self._listed(self._encode)),
+            Endpoint(subjects.prepost("finish", CARD.name), FinishRequest, self._listed(self._finish)),
+            Endpoint(subjects.prepost("template", CARD.name), TemplateRequest, self._listed(self._template)),
         ]
         async with (
             self._bus.serve("prepost", *endpoints, instance=self._instance),
             telemetry(self._bus, 10, self._report),
         ):
-            yield
+            try:
+                yield
+            finally:
+                self._left.set()
+
+    def _listed(self, handler: Callable[[Q], Awaitable[R]]) -> Callable[[Q], Awaitable[R]]:
+        async def handle(request: Q) -> R:
+            name = question(request)
+            verb = name.split()[0]
+            if verb in self.lost:
+                self.lost.remove(verb)
+                self.calls.append(verb)
+                await self._left.wait()
+            self._answering.append(name)
+            try:
+                answer = await handler(request)
+                if self.hold is not None:
+                    await self.hold.wait()
+                return answer
+            finally:
+                self._answering.remove(name)
+
+        return handle
 
     async def _inspect(self, _request: InspectRequest) -> Inspection:
         self._called("inspect")
@@ -119,6 +153,7 @@ class FakePrepost:
             version=__version__,
             ready=True,
             models=(CARD,),
+            answering=tuple(self._answering),
         )
 
 

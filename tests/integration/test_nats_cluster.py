@@ -199,9 +199,7 @@ async def test_every_accepted_job_ends_though_servers_die_under_the_router(
     routers = []
     for name in ("r1", "r2"):
         password_file = cluster.password_file(User.ROUTER)
-        router = running_router(  # what was on its way to a service through the dead server is asked again after 5 s
-            cluster.url, name, replicas=3, password_file=password_file, stage_s=5
-        )
+        router = running_router(cluster.url, name, replicas=3, password_file=password_file)
         routers.append(await stack.enter_async_context(router))
     for worker in workers:
         await stack.enter_async_context(worker.run())

@@ -34,6 +34,7 @@ from giornata.scheduling.line import AGEING_S
 from giornata.scheduling.policies import PolicyName
 from giornata.workers import CostFit, QueueState, ServiceName, ServiceState, WorkerCosts
 from giornata_router.config import RouterConfig
+from giornata_router.questions import LOST_S
 from giornata_router.service import Router
 from tests.fakes.fleet import CARD, FakeDenoiser, FakePrepost
 from tests.fakes.news import News
@@ -120,7 +121,6 @@ async def running_router(
     max_batch: int = 256,
     replicas: int = 1,
     password_file: Path | None = None,
-    stage_s: float = 60,
     policy: PolicyName = PolicyName.FINISH_TIME,
     ageing_s: float = AGEING_S,
 ) -> AsyncIterator[asyncio.Task[None]]:
@@ -133,9 +133,7 @@ async def running_router(
         max_interactive=max_interactive,
         max_batch=max_batch,
         stage_tries=2,
-        inspect_s=stage_s,
-        encode_s=stage_s,
-        finish_s=stage_s,
+        inspect_s=120,
         policy=policy,
         ageing_s=ageing_s,
     )
@@ -354,6 +352,30 @@ async def test_a_stage_that_fails_once_is_asked_again(bench: Bench, stack: Async
     await bench.submit(job)
     assert (await bench.ended(job)).state is JobState.COMPLETED
     assert bench.prepost.calls.count("inspect") == 2
+
+
+@pytest.mark.parametrize("verb", ["inspect", "encode", "finish"])
+async def test_a_question_that_nobody_has_is_asked_again(
+    bench: Bench, stack: AsyncExitStack, verb: str
+) -> None:
+    """Soon, and not after the stage's limit of two minutes: it was lost on its way, or its answer was."""
+    await denoiser(stack, bench, "d1")
+    bench.prepost.lost.add(verb)
+    job = make_job()
+    await bench.submit(job)
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    assert bench.prepost.calls.count(verb) == 2
+
+
+async def test_a_question_that_takes_its_time_is_asked_once(bench: Bench, stack: AsyncExitStack) -> None:
+    await denoiser(stack, bench, "d1")
+    bench.prepost.hold = asyncio.Event()
+    job = make_job()
+    await bench.submit(job)
+    await asyncio.sleep(LOST_S + 2)  # in which it would have been asked again
+    bench.prepost.hold.set()
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    assert sorted(bench.prepost.calls) == ["encode", "finish", "inspect"]
 
 
 async def test_a_job_waits_for_a_prepost_that_is_away(private_nats: NatsServer) -> None:

@@ -103,6 +103,7 @@ EDGE = {
         "dispatch",
         "lease",
         "ledger",
+        "questions",
         "queue",
         "service",
         "stages",

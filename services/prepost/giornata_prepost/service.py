@@ -21,7 +21,15 @@ from giornata.blobs import BlobStore
 from giornata.bus import Bus, Endpoint
 from giornata.errors import InputLost, ServiceUnavailable
 from giornata.jobs import BlobRef, Encoding, Inspection, Job
-from giornata.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest, TemplateRequest
+from giornata.messages import (
+    EncodeRequest,
+    FinishReply,
+    FinishRequest,
+    InspectRequest,
+    Question,
+    TemplateRequest,
+    question,
+)
 from giornata.requests import EditParameters, Reuse
 from giornata.telemetry import state_of, telemetry
 from giornata.templates import TemplateInputs, TemplateRecord
@@ -34,7 +42,7 @@ from giornata_prepost.inspection import PixelLimits, inspect, inspect_template
 from giornata_prepost.model_thread import ModelThread, Turn
 from giornata_prepost.pool import ImagePool
 
-Q = TypeVar("Q", bound=BaseModel)
+Q = TypeVar("Q", bound=Question)
 R = TypeVar("R", bound=BaseModel)
 
 EDITS_PER_PROCESS: Final = 2
@@ -59,7 +67,8 @@ class Prepost:
         self._limits = PixelLimits(config.max_pixels, config.model_pixels)
         self._held = asyncio.Semaphore(EDITS_PER_PROCESS * config.image_processes)
         self._thread = ModelThread()
-        self._answering: set[asyncio.Timeout] = set()
+        self._answering: dict[asyncio.Timeout, str] = {}
+        """What is being answered, by its time limit."""
         self._empty_text: bytes | None = None
         self._empty_text_ref: BlobRef | None = None
         self._cut_off_s: float | None = None
@@ -199,14 +208,14 @@ class Prepost:
             answer = asyncio.timeout_at(self._cut_off_s)
             try:
                 async with answer:
-                    self._answering.add(answer)
+                    self._answering[answer] = question(request)
                     return await handler(request)
             except TimeoutError as error:
                 if not answer.expired():
                     raise
                 raise ServiceUnavailable("This instance is shutting down.") from error
             finally:
-                self._answering.discard(answer)
+                self._answering.pop(answer, None)
 
         return handle
 
@@ -222,7 +231,12 @@ class Prepost:
         return await self._blobs.put(f"{owner}/{name}-{secrets.token_hex(4)}", data, ttl_s)
 
     def _state(self) -> ServiceState:
-        return state_of(ServiceName.PREPOST, self._config.instance, models=(self._model.card,))
+        return state_of(
+            ServiceName.PREPOST,
+            self._config.instance,
+            models=(self._model.card,),
+            answering=tuple(self._answering.values()),
+        )
 
 
 def _latents(data: bytes, request: FinishRequest) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 
 import nats.errors
 import structlog
@@ -63,16 +64,22 @@ class Router:
             self._bus.client.jetstream(timeout=streams.LEASE_TTL_S / 2), self._config.instance
         )
         async with (
-            self._bus.listen(subjects.ALL_TELEMETRY, ServiceState, self._dispatch.observe),
+            self._bus.listen(subjects.ALL_TELEMETRY, ServiceState, self._hear),
             telemetry(self._bus, self._config.telemetry_hz, self._report),
             asyncio.TaskGroup() as tasks,
         ):
             silence = tasks.create_task(self._dispatch.watch_for_silence(), name="silence")
+            questions = tasks.create_task(self._tools.stages.questions.watch(), name="questions")
             while not stop.is_set():
                 if await lease.acquire():
                     await self._lead(lease, stop)
                 await _wait(stop, RENEW_S)
             silence.cancel()
+            questions.cancel()
+
+    def _hear(self, state: ServiceState) -> None:
+        self._dispatch.observe(state)
+        self._tools.stages.questions.observe(state, time.monotonic())
 
     async def _lead(self, lease: Lease, stop: asyncio.Event) -> None:
         """Accept jobs and carry them out while the lease is ours, and NATS answers."""

@@ -1,7 +1,7 @@
 """Asking prepost, again where that can help; what cannot be mended by asking again is raised at once.
 
-Nobody there, or no room: an accepted job waits, as long as its budget lasts. Silence or an unexpected error: a
-few tries.
+Nobody there, or no room: an accepted job waits, as long as its budget lasts. Silence, a question that was lost or an
+unexpected error: a few tries.
 """
 
 from __future__ import annotations
@@ -17,9 +17,18 @@ from giornata.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.errors import DeadlineExceeded, GiornataError, Overloaded
 from giornata.jobs import BlobRef, Encoding, Inspection, Job
-from giornata.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest, TemplateRequest
+from giornata.messages import (
+    EncodeRequest,
+    FinishReply,
+    FinishRequest,
+    InspectRequest,
+    Question,
+    TemplateRequest,
+    question,
+)
 from giornata.templates import TemplateInputs, TemplateRecord
 from giornata_router.config import RouterConfig
+from giornata_router.questions import Questions
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -28,6 +37,7 @@ class Stages:
     """The questions to prepost."""
 
     def __init__(self, bus: Bus, config: RouterConfig) -> None:
+        self.questions = Questions(lambda: bus.client.is_connected)
         self._bus = bus
         self._config = config
 
@@ -72,7 +82,7 @@ class Stages:
         )
 
     async def _ask(
-        self, subject: str, request: BaseModel, reply: type[R], limit_s: float, deadline: Deadline
+        self, subject: str, request: Question, reply: type[R], limit_s: float, deadline: Deadline
     ) -> R:
         tries = AsyncRetrying(
             stop=_after_faults(self._config.stage_tries),
@@ -82,7 +92,8 @@ class Stages:
         )
         async for attempt in tries:
             with attempt:
-                return await self._bus.call(subject, request, reply, deadline.at_most(limit_s))
+                async with self.questions.asked(question(request)):
+                    return await self._bus.call(subject, request, reply, deadline.at_most(limit_s))
         raise AssertionError("tenacity either returns or raises")
 
 
