@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from giornata.fleet import Fleet
-from giornata.scheduling.backlog import RowLoad
-from giornata.scheduling.demand import Demand, Pace
+from giornata.scheduling.demand import Demand
 from giornata.scheduling.estimates import Estimates
 from giornata.scheduling.forecast import Prospect
 from giornata.scheduling.occupancy import Attempt, Held, Occupancy, Served
 from giornata.scheduling.policies import Candidate, Policy
 from giornata.scheduling.repeats import Repeats
 from giornata.scheduling.roster import Roster
-from giornata.workers import ServiceState, Tier
+from giornata.scheduling.weighing import Weighing
+from giornata.workers import ServiceState
 
 UNLISTED_S: Final = 3.0
 """An assignment that its live worker does not list for this long is doubted: its report may have been lost."""
@@ -140,7 +140,7 @@ class Placement:
 
     def prospects(self, demand: Demand) -> list[Prospect]:
         """Of every worker that serves `demand`, however busy it is, and of which one knows how fast it is."""
-        weigh = _Weighing(demand)
+        weigh = Weighing(demand)
         return [
             Prospect(worker.held.outlook.drained_ms, weigh.work_ms(worker))
             for worker in self._serving(demand).all()
@@ -149,7 +149,7 @@ class Placement:
 
     def least_ms(self, demand: Demand) -> float:
         """That it takes where it is computed fastest, if nothing else is there; 0 where nobody knows."""
-        weigh = _Weighing(demand)
+        weigh = Weighing(demand)
         known = (worker for worker in self._serving(demand).all() if worker.known)
         return min(map(weigh.alone_ms, known), default=0.0)
 
@@ -207,7 +207,7 @@ class Placement:
         serving = self._serving(demand)
         many = len(serving) - len(excluded) > 2 * self._looked_at
         able = serving.least(self._looked_at, excluded, demand.template) if many else serving.all(excluded)
-        weigh = _Weighing(demand, self._repeats.share)
+        weigh = Weighing(demand, self._repeats.share)
         return [weigh.candidate(worker) for worker in able]
 
     def _is_stalled(self, worker: Occupancy) -> bool:
@@ -229,59 +229,3 @@ class Placement:
             if assignment and (assignment.attempt, assignment.worker) == (key[1], worker.name):
                 found[key] = assignment.demand
         return found
-
-
-class _Weighing:
-    """Makes candidates for one job; what its rows cost is computed once for all workers of one pace."""
-
-    def __init__(self, demand: Demand, repeats: float = 0.0) -> None:
-        self._demand, self._repeats = demand, repeats
-        self._loads: dict[int, tuple[tuple[RowLoad, ...], tuple[RowLoad, ...], float]] = {}
-        self._alone: dict[tuple[int, bool], tuple[float, float]] = {}
-
-    def work_ms(self, worker: Occupancy) -> float:
-        """Of all rows of the job there, as if steps cost nothing by themselves but for what the job has of them."""
-        return self._ms(worker, 1 / worker.shown.capacity_rows)
-
-    def alone_ms(self, worker: Occupancy) -> float:
-        """Of all rows of the job there, if there are no others."""
-        return self._ms(worker, 1.0)
-
-    def _ms(self, worker: Occupancy, share: float) -> float:
-        reuses = self._demand.template in worker.places
-        key = id(worker.pace), reuses
-        known = self._alone.get(key)
-        if known is None:
-            hit, miss, _ = self._on(worker.pace)
-            loads = hit if reuses else miss
-            base_ms = worker.pace.base_ms * max(load.steps for load in loads)
-            known = self._alone[key] = base_ms, sum(load.work_ms for load in loads)
-        return share * known[0] + known[1]
-
-    def candidate(self, worker: Occupancy) -> Candidate:
-        """As policies see it; `worker` is summed up."""
-        demand = self._demand
-        hit, miss, saved_ms = self._on(worker.pace)
-        template = worker.places.get(demand.template) if demand.template is not None else None
-        if worker.held is None:
-            raise ValueError(f"worker {worker.name} was not summed up")
-        return Candidate(
-            worker.name,
-            worker.shown.capacity_rows,
-            worker.held.rows,
-            worker.held.tokens,
-            worker.held.outlook,
-            loads=miss if template is None else hit,
-            template=template,
-            hit_saves_ms=self._repeats * saved_ms,
-            fetch_ms=worker.fetch_ms if template is Tier.DISK else 0.0,
-        )
-
-    def _on(self, pace: Pace) -> tuple[tuple[RowLoad, ...], tuple[RowLoad, ...], float]:
-        """With the template at hand, without, and what the one saves against the other."""
-        known = self._loads.get(id(pace))
-        if known is None:
-            hit, miss = (self._demand.loads(pace, reuses=reuses) for reuses in (True, False))
-            saved_ms = sum(load.work_ms for load in miss) - sum(load.work_ms for load in hit)
-            known = self._loads[id(pace)] = hit, miss, saved_ms
-        return known
