@@ -37,6 +37,10 @@ class StateEvent(Wire):
     job_id: str
     state: JobState
     attempt: int
+    queue_position: int | None = None
+    """Jobs that are to get a worker before it. Only over NATS, at its acceptance, and where the router knows."""
+    predicted_finish_s: float | None = None
+    """Until its pictures should be denoised; likewise."""
 
 
 class StepEvent(Wire):

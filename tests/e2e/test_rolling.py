@@ -28,12 +28,11 @@ from tests.e2e.pictures import box, edit_form, file, scene
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 REPLICAS = dict.fromkeys(ServiceName, 2) | {ServiceName.CONTROLNET: 1, ServiceName.LORA_STORE: 1}
-PAUSE_S = 0.3
+PAUSE_S = 0.5
 """Of each client between two edits: it leaves the processors time to start the successors."""
 STEPS = 4
 LONG_STEPS = 60
-"""Of an asynchronous job: enough that some run while their denoiser leaves."""
-LARGE, LARGE_MASK = file(scene(512, 512)), file(box(512, 512))
+"""Of a long asynchronous job: enough that some run while their denoiser leaves."""
 PATIENCE_S = 120.0
 """Until a denoiser has one of them, on a busy machine."""
 
@@ -50,6 +49,8 @@ class Load:
         """Job ids of the edits that a client waited for."""
         self.asked: list[str] = []
         """Likewise of those over NATS."""
+        self.long = False
+        """Whether asynchronous jobs are to last for seconds; they keep a processor busy."""
         self.followed: list[str] = []
         """Of asynchronous jobs."""
 
@@ -84,8 +85,9 @@ class Load:
 
     async def follow(self) -> None:
         """An asynchronous job, followed from gateway to gateway: each step is told once."""
-        seed = next(self._seeds)
-        form = partial(edit_form, LARGE, LARGE_MASK, seed=seed, num_inference_steps=LONG_STEPS, reuse="off")
+        steps, size = (LONG_STEPS, (512, 512)) if self.long else (STEPS, (128, 96))
+        picture, mask, seed = file(scene(*size)), file(box(*size)), next(self._seeds)
+        form = partial(edit_form, picture, mask, seed=seed, num_inference_steps=steps, reuse="off")
         async with self._balancer.request("POST", "/v1/jobs", form) as answer:
             job = await answer.json()
             assert answer.status == 202, job
@@ -103,7 +105,7 @@ class Load:
                     elif line.startswith(b"data: "):
                         told.append(json.loads(line[6:]))
         assert told[-1]["type"] == "image_edit.completed", told[-1]
-        assert [event["step"] for event in told if event.get("step")] == list(range(1, LONG_STEPS + 1))
+        assert [event["step"] for event in told if event.get("step")] == list(range(1, steps + 1))
         self.followed.append(job["id"])
 
 
@@ -140,6 +142,7 @@ async def test_every_instance_is_replaced_and_no_request_fails(start_stack: Star
             for edit in (load.edit, load.ask, load.follow, load.follow):
                 clients.create_task(load.run(edit))
             for service in ServiceName:
+                load.long = service is ServiceName.DENOISER
                 await roll(stack, service)
             load.stop()
     assert not any(set(names) & set(stack.instances(service)) for service, names in before.items())

@@ -26,6 +26,7 @@ from giornata.errors import (
 )
 from giornata.events import DoneEvent, PreviewEvent, StateEvent, StepEvent
 from giornata.jobs import JobState
+from giornata.messages import Forecast
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway_fakes import Stage
 
@@ -52,6 +53,20 @@ async def test_an_edit_with_its_progress(stage: Stage, nats_url: str) -> None:
         (1, 5, picture_of(1)),
     ]
     assert (result.width, result.height, result.errors) == (64, 48, ())
+
+
+async def test_an_accepted_edit_tells_its_place_and_when_it_should_be_done(
+    stage: Stage, nats_url: str
+) -> None:
+    stage.router.forecast = Forecast(position=3, finish_ms=12_500)
+    async with giornata.client.connect(nats_url) as client:
+        edit = await client.edit(image=b"picture", prompt="a scarf")
+        states = [told async for told in edit if isinstance(told, StateEvent)]
+    assert [(told.queue_position, told.predicted_finish_s) for told in states] == [
+        (3, 12.5),
+        (None, None),
+        (None, None),
+    ]
 
 
 async def test_an_edit_with_its_previews(stage: Stage, nats_url: str) -> None:

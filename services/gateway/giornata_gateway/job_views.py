@@ -97,8 +97,8 @@ def job_view(
         mask_ratio=record.inspection.mask_ratio if record.inspection else None,
         stage_ms=record.stage_ms,
         slo_met=record.slo_met,
-        queue_position=forecast.position if forecast else None,
-        predicted_finish_s=round(forecast.finish_ms / 1e3, 3) if forecast else None,
+        queue_position=position_of(forecast),
+        predicted_finish_s=finish_s_of(forecast),
         pictures=[
             _picture(row, done.get(row.index) if running else None, job.job_id, base_url)
             for row in record.rows
@@ -106,6 +106,16 @@ def job_view(
         usage=usage_of(record, len(record.rows)) if completed else None,
         error=error_detail(record.error) if record.error else None,
     )
+
+
+def position_of(forecast: Forecast | None) -> int | None:
+    """`queue_position`; None where the router does not know."""
+    return forecast.position if forecast else None
+
+
+def finish_s_of(forecast: Forecast | None) -> float | None:
+    """`predicted_finish_s`, likewise."""
+    return round(forecast.finish_ms / 1e3, 3) if forecast else None
 
 
 def _picture(row: Row, step: int | None, job_id: str, base_url: str) -> PictureView:

@@ -12,7 +12,15 @@ from giornata.bus import Endpoint
 from giornata.errors import GiornataError, InternalError, InvalidField
 from giornata.events import EVENT_TYPES, StateEvent
 from giornata.jobs import BlobRef, JobRecord, JobState
-from giornata.messages import EVENT_HEADER, IDEMPOTENCY_HEADER, Accepted, CancelMessage, EditReply, Picture
+from giornata.messages import (
+    EVENT_HEADER,
+    IDEMPOTENCY_HEADER,
+    Accepted,
+    CancelMessage,
+    EditReply,
+    Forecast,
+    Picture,
+)
 from giornata_gateway.answers import error_of
 from giornata_gateway.envelopes import (
     EditEnvelope,
@@ -24,6 +32,7 @@ from giornata_gateway.envelopes import (
 from giornata_gateway.feed import News, open_feed, until_done
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.idempotency import read_key
+from giornata_gateway.job_views import finish_s_of, position_of
 from giornata_gateway.preparation import Order
 from giornata_gateway.sharing import identified
 from giornata_gateway.submission import Held
@@ -121,8 +130,9 @@ class NatsDoor:
     async def _relay(self, held: Held, subject: str) -> None:
         """Publish the job's events to `subject` until its last one; *queued* comes first and tells the job's id."""
         queued = StateEvent(job_id=held.job.job_id, state=JobState.QUEUED, attempt=0)
-        await self._publish(subject, queued)
         gateway = self._gateway
+        forecast = await gateway.submission.forecast_of(held.job.job_id)
+        await self._publish(subject, _with_forecast(queued, forecast))
         async with open_feed(gateway.bus, held.job.job_id, 0, gateway.restore) as told:
             async for item in until_done(told, held.ended, gateway.config.heartbeat_s, held.deadline):
                 if item is not None and item.event != queued:
@@ -159,6 +169,13 @@ class NatsDoor:
             pictures=tuple(pictures),
             errors=tuple(f"Picture {row.index}: {row.error.message}" for row in record.rows if row.error),
         )
+
+
+def _with_forecast(event: StateEvent, forecast: Forecast | None) -> StateEvent:
+    """`event` with what the status of a job tells at the HTTP door."""
+    return event.model_copy(
+        update={"queue_position": position_of(forecast), "predicted_finish_s": finish_s_of(forecast)}
+    )
 
 
 @contextmanager

@@ -137,14 +137,16 @@ class Submission:
 
     async def forecast(self, record: JobRecord) -> Forecast | None:
         """When a job should be computed; None where that is over, or unknown, or the router is away."""
-        if record.state.terminal:
-            return None
+        return None if record.state.terminal else await self.forecast_of(record.job.job_id)
+
+    async def forecast_of(self, job_id: str) -> Forecast | None:
+        """The same of a job that was just accepted."""
         deadline = Deadline.after_ms(FORECAST_MS)
-        request = ForecastRequest(job_id=record.job.job_id, remaining_ms=deadline.remaining_ms())
+        request = ForecastRequest(job_id=job_id, remaining_ms=deadline.remaining_ms())
         try:
             return await self._bus.call(subjects.FORECAST, request, Forecast, deadline)
         except GiornataError as error:
-            log.debug("no_forecast", job_id=record.job.job_id, error=str(error))
+            log.debug("no_forecast", job_id=job_id, error=str(error))
             return None
 
     async def cancel(self, job_id: str) -> JobRecord:
