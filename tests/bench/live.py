@@ -7,7 +7,7 @@ import contextlib
 import re
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from deploy.launcher.model import TRAINED
 from deploy.launcher.plan import Plan
 from deploy.launcher.servers import socket_folder
 from deploy.launcher.stack import Stack, running
+from giornata.fleet import Fleet
 from giornata.loadgen.balancing import LeastInFlight
 from giornata.loadgen.driver import drive
 from giornata.loadgen.images_api import Api, open_images_api
@@ -29,7 +30,7 @@ PROMPT: Final = "a red star"
 LIMIT_S: Final = 900.0
 """Of one answer."""
 IN_FLIGHT: Final = 1000
-ROUNDS: Final = 40
+RECORDED_S: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,13 @@ class Pictures:
 
 
 @asynccontextmanager
-async def giornata(denoisers: int, env: Mapping[str, str] | None = None) -> AsyncIterator[Stack]:
-    """The whole system with the model that ships, a thread a process, ready."""
+async def giornata(denoisers: int, templates: Path) -> AsyncIterator[Stack]:
+    """The whole system with the model that ships, a thread a process, ready.
+
+    Args:
+        denoisers: how many.
+        templates: folder of recorded templates, for all denoisers.
+    """
     with tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()) as name:
         folder = Path(name)
         plan = Plan(
@@ -55,11 +61,29 @@ async def giornata(denoisers: int, env: Mapping[str, str] | None = None) -> Asyn
             logs=folder / "logs",
             model=str(TRAINED),
             replicas={**dict.fromkeys(ServiceName, 1), ServiceName.DENOISER: denoisers},
-            env=env or {},
+            env={"GIORNATA_TEMPLATE_FOLDER": str(templates)},
         )
         async with running(plan, lambda _: None) as stack:
             await stack.bring_up()
             yield stack
+
+
+async def record(folder: Path, requests: Sequence[Request], pictures: Pictures) -> None:
+    """Record the templates of `requests` into `folder`, by a system of its own with one denoiser.
+
+    Raises:
+        SystemExit: some were not recorded.
+    """
+    few = {request.template: replace(request, steps=8, at_s=0.0) for request in requests}
+    async with giornata(1, folder) as stack:
+        for _ in range(2):  # a template is recorded at its second edit
+            await served([stack.url], list(few.values()), pictures)
+
+        def recorded(fleet: Fleet) -> bool:
+            told = [state.worker for state in fleet.ready(ServiceName.DENOISER) if state.worker]
+            return any(len(worker.resident.get(Tier.DISK, ())) == len(few) for worker in told)
+
+        await stack.watch.until(recorded, RECORDED_S, lambda _: "templates have not been recorded")
 
 
 @asynccontextmanager
@@ -111,30 +135,3 @@ async def served(urls: Sequence[str], requests: Sequence[Request], pictures: Pic
     if failed:
         raise SystemExit(f"{len(failed)} of {len(outcomes)} edits failed, the first with {failed[0]}")
     return outcomes
-
-
-async def record_everywhere(stack: Stack, requests: Sequence[Request], pictures: Pictures) -> None:
-    """Edit every picture of `requests` until all denoisers have its template in memory.
-
-    Raises:
-        SystemExit: some have not after many edits.
-    """
-    first = {request.template: request for request in reversed(requests)}
-    few = [replace(request, steps=8, at_s=0.0) for request in first.values()]
-    workers = len(stack.instances(ServiceName.DENOISER))
-    missing: list[str] = []
-    for _ in range(ROUNDS):
-        await served([stack.url], few * (2 * workers), pictures)  # recorded at its second edit on a worker
-        missing = [name for name, here in _resident(stack).items() if here < len(few)]
-        if not missing:
-            return
-    raise SystemExit(f"{', '.join(missing)} still lack templates")
-
-
-def _resident(stack: Stack) -> dict[str, int]:
-    """Templates in memory, by denoiser."""
-    return {
-        state.instance: len(state.worker.resident.get(Tier.MEMORY, ()))
-        for state in stack.watch.fleet.ready(ServiceName.DENOISER)
-        if state.worker is not None
-    }

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, Final
 
 from giornata.loadgen import facts
@@ -23,7 +26,7 @@ from tests.bench.live import (
     PROMPT,
     Pictures,
     giornata,
-    record_everywhere,
+    record,
     served,
     static_batching,
 )
@@ -61,11 +64,11 @@ async def main(arguments: Sequence[str] | None = None) -> None:
     pictures = Pictures(options.side, options.seed)
     burst = draw([0.0] * options.burst, work, options.seed + 1)
     lines: list[dict[str, Any]] = []
-    async with (
-        giornata(options.denoisers) as stack,
-        static_batching(options.denoisers, options.batch) as urls,
-    ):
-        await record_everywhere(stack, burst, pictures)
+    async with AsyncExitStack() as opened:
+        folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="gio-")))
+        await record(folder, burst, pictures)
+        stack = await opened.enter_async_context(giornata(options.denoisers, folder))
+        urls = await opened.enter_async_context(static_batching(options.denoisers, options.batch))
         systems = {STATIC: urls, OURS: [stack.url]}
         most = {}
         for name, addresses in systems.items():
@@ -91,7 +94,7 @@ async def main(arguments: Sequence[str] | None = None) -> None:
         "saturation_per_s": {name: round(value, 4) for name, value in most.items()},
         "saturation": f"{options.burst} requests at once, over the time until the last has ended",
         "static": "pictures of one size and step count share a batch; a window of 100 ms while the pipeline is free",
-        "templates": "in memory of every denoiser from the start",
+        "templates": "recorded before, on disk for every denoiser",
     }
     write("serve", lines, workload=workload)
 

@@ -12,9 +12,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -45,7 +48,7 @@ from giornata.simulation.worker import Templates
 from giornata.workers import RowProgress, ServiceState, StepSample
 from giornata_denoiser.reuse.region import region
 from giornata_prepost.inspection import PixelLimits, inspect
-from tests.bench.live import PROMPT, Pictures, giornata, record_everywhere, served
+from tests.bench.live import PROMPT, Pictures, giornata, record, served
 from tests.bench.report import OUT, write
 from tests.e2e.pictures import edit_form
 
@@ -90,6 +93,23 @@ class Heard:
         self.rows |= {row.job_id: row for row in (*state.worker.waiting, *state.worker.running)}
         self.blocks = state.worker.costs.blocks
         self.capacity = state.worker.capacity_rows, state.worker.capacity_tokens
+
+
+@asynccontextmanager
+async def listening(denoisers: int, templates: Path) -> AsyncIterator[tuple[Stack, Heard]]:
+    """The whole system, and what its denoisers tell."""
+    heard = Heard()
+    async with (
+        giornata(denoisers, templates) as stack,
+        bus.connect(
+            stack.nats_url,
+            "fidelity",
+            user=User.OBSERVER,
+            password_file=stack.nats_password_file(User.OBSERVER),
+        ) as observer,
+        observer.listen(subjects.ALL_TELEMETRY, ServiceState, heard.hear),
+    ):
+        yield stack, heard
 
 
 @dataclass(frozen=True)
@@ -213,43 +233,37 @@ async def main(arguments: Sequence[str] | None = None) -> None:
     templates = Templates(preloaded=tuple(template_name(number) for number in range(options.templates)))
     lines: list[dict[str, Any]] = []
     curves: dict[str, list[tuple[float, float]]] = {}
-    heard = Heard()
-    async with (
-        giornata(options.denoisers) as stack,
-        bus.connect(
-            stack.nats_url,
-            "fidelity",
-            user=User.OBSERVER,
-            password_file=stack.nats_password_file(User.OBSERVER),
-        ) as observer,
-        observer.listen(subjects.ALL_TELEMETRY, ServiceState, heard.hear),
-    ):
-        await record_everywhere(stack, burst, pictures)
-        heard.samples.clear()
-        most = saturation(await served([stack.url], burst, pictures))
-        known = await calibrated(stack, heard, alone, pictures)
-        machine = Machine(
-            StepCosts(known.compute.weights),
-            heard.blocks,
-            rows=heard.capacity[0],
-            tokens=heard.capacity[1],
-            noise=known.noise,
-        )
-        print(
-            f"saturated at {most:.3f} requests/s; steps: R² {known.compute.r2:.3f}, noise {known.noise:.2f}"
-        )
-        for share in options.shares:
-            rate = share * most
-            requests = draw(arrival_times(rate, options.seconds, options.seed), work, options.seed)
-            heard.rows.clear()
-            live = _latencies(await served([stack.url], requests, pictures))
-            jobs = jobs_of(requests, pictures, card, known.text)
-            check_work(jobs, heard)
-            told = simulated(jobs, machine, options.denoisers, known.stages, templates, options.simulations)
-            lines.append(_line(share, rate, live, told))
-            print(*(f"{name} {value}" for name, value in lines[-1].items()), sep=", ", flush=True)
-            for name, values in (("live", live), ("simulated", told)):
-                curves[f"{name}, {share:g}"] = _distribution(values)
+    with tempfile.TemporaryDirectory(prefix="gio-") as folder:
+        await record(Path(folder), burst, pictures)
+        async with listening(options.denoisers, Path(folder)) as (stack, heard):
+            await served([stack.url], burst[: options.burst // 2], pictures)  # warms up
+            heard.samples.clear()
+            most = saturation(await served([stack.url], burst, pictures))
+            known = await calibrated(stack, heard, alone, pictures)
+            machine = Machine(
+                StepCosts(known.compute.weights),
+                heard.blocks,
+                rows=heard.capacity[0],
+                tokens=heard.capacity[1],
+                noise=known.noise,
+            )
+            print(
+                f"saturated at {most:.3f} requests/s; steps: R² {known.compute.r2:.3f}, noise {known.noise:.2f}"
+            )
+            for share in options.shares:
+                rate = share * most
+                requests = draw(arrival_times(rate, options.seconds, options.seed), work, options.seed)
+                heard.rows.clear()
+                live = _latencies(await served([stack.url], requests, pictures))
+                jobs = jobs_of(requests, pictures, card, known.text)
+                check_work(jobs, heard)
+                told = simulated(
+                    jobs, machine, options.denoisers, known.stages, templates, options.simulations
+                )
+                lines.append(_line(share, rate, live, told))
+                print(*(f"{name} {value}" for name, value in lines[-1].items()), sep=", ", flush=True)
+                for name, values in (("live", live), ("simulated", told)):
+                    curves[f"{name}, {share:g}"] = _distribution(values)
     OUT.mkdir(parents=True, exist_ok=True)
     chart = svg(
         "Share of requests that have ended", "seconds", "share", curves, logarithmic=False, drawn=Drawn.LINE
