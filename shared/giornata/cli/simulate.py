@@ -124,6 +124,14 @@ def _policies(text: str) -> list[str]:
     "--finish-ms", type=AT_LEAST_0, default=253.0, help="After denoising, a picture; an H800's VAE decode."
 )
 @click.option("--prepost", type=COUNT, default=8, help="Servers that encode, and as many that finish.")
+@click.option(
+    "--hops-ms", type=AT_LEAST_0, default=0.0, help="Of messages and files, a job, while nobody computes."
+)
+@click.option(
+    "--cores",
+    type=COUNT,
+    help="That workers and --prepost share, a thread each, as on one host without GPUs; default: everyone has one.",
+)
 @click.option("--slo", type=ABOVE_0, metavar="SECONDS", help="Within which every job should end.")
 @click.option(
     "--seeds", type=click.IntRange(1, 100), default=1, help="Runs of each kind, with jobs of their own."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -37,9 +38,10 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
             registered=names if given["registered"] else frozenset(),
             preloaded=() if given["cold"] else popular(weights),
         ),
-        stages=Stages(given["encode_ms"], given["finish_ms"], given["prepost"]),
+        stages=Stages(given["encode_ms"], given["finish_ms"], given["prepost"], given["hops_ms"]),
         reuse=given["reuse"],
         slo_s=given["slo"],
+        cores=given["cores"] or math.inf,
     )
 
 

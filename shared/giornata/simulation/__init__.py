@@ -4,7 +4,7 @@ Read in this order (modules of this package):
 
 * `machines`, `published`, `cluster` - what a worker is: costs, places, memory
 * `jobs` - what is asked of it
-* `clock`, `pool`, `tiers`, `steps`, `segments`, `worker` - the parts that are simulated
+* `clock`, `host`, `pool`, `tiers`, `steps`, `segments`, `worker` - the parts that are simulated
 * `simulator` - one run: those parts around :mod:`giornata.scheduling`
 * `results`, `bound` - what a run comes to, and how far it is from the best
 * `scenario`, `plots` - the runs of one setting, how many workers it needs, how it is drawn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -49,6 +50,8 @@ class Scenario:
     stages: Stages = field(default_factory=Stages)
     reuse: bool = True
     slo_s: float | None = None
+    cores: float = math.inf
+    """That workers and stages share, a thread each; infinite: everyone has one."""
 
     def jobs(self, rate: float, seed: int) -> list[Job]:
         """At `rate` a second; equal seeds make equal jobs.
@@ -78,7 +81,13 @@ class Scenario:
     ) -> Run:
         """One simulation; `policy` instead of the one that `options` name, to try one out."""
         made = Simulation(
-            self.machines, jobs, options, templates=self.templates, stages=self.stages, policy=policy
+            self.machines,
+            jobs,
+            options,
+            templates=self.templates,
+            stages=self.stages,
+            policy=policy,
+            cores=self.cores,
         )
         return made.run(progress)
 

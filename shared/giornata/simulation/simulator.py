@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -14,6 +15,7 @@ from giornata.scheduling.placement import LOOKED_AT, Placement
 from giornata.scheduling.policies import POLICIES, Candidate, Policy, PolicyName
 from giornata.scheduling.serving import anybody, serve
 from giornata.simulation.clock import Action, Clock
+from giornata.simulation.host import Host
 from giornata.simulation.jobs import DIGEST, MODEL, Job
 from giornata.simulation.machines import Machine
 from giornata.simulation.pool import Pool
@@ -60,6 +62,8 @@ class Stages:
     """A picture, one after the other on one server."""
     servers: int = 8
     """That encode, and as many that finish."""
+    hops_ms: float = 0.0
+    """Of messages and files, a job, while nobody computes."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,7 @@ class Simulation:
         stages: beside denoising.
         policy: instead of the one that `options` name, to try one out.
         line: likewise.
+        cores: that workers and stages share, a thread each; infinite: everyone has one.
     """
 
     def __init__(
@@ -115,9 +120,10 @@ class Simulation:
         stages: Stages | None = None,
         policy: Policy | None = None,
         line: Line | None = None,
+        cores: float = math.inf,
     ) -> None:
         self._options, self._stages, self._jobs = options, stages or Stages(), jobs
-        self._clock = Clock()
+        self._clock, self._host = Clock(), Host(cores)
         chosen = policy or POLICIES[options.policy]
         if options.binding is Binding.ARRIVAL:
             chosen = bound_at_arrival(chosen)
@@ -132,6 +138,7 @@ class Simulation:
                 clock=self._clock,
                 done=self._denoised,
                 seed=options.seed * 100_003 + number,
+                host=self._host,
             )
             for number, machine in enumerate(machines)
             for name in [f"w{number:04d}"]
@@ -171,12 +178,8 @@ class Simulation:
         self._counts.arrived += 1
         if number + 1 < len(self._jobs):
             self._clock.at(self._jobs[number + 1].at_s, lambda then: self._arrive(number + 1, then))
-        if not self._stages.encode_ms:
-            self._encoded(job, now)
-            return
-        self._clock.at(
-            self._encoders.serve(now, self._stages.encode_ms / 1e3), lambda then: self._encoded(job, then)
-        )
+        encoded_s = self._staged(self._encoders, now, self._stages.encode_ms)
+        self._then(encoded_s + self._stages.hops_ms / 1e3, now, lambda then: self._encoded(job, then))
 
     def _encoded(self, job: Job, now: float) -> None:
         turn = Turn(job.priority, job.tenant)
@@ -202,11 +205,26 @@ class Simulation:
         carried.denoised_s = now
         self._placement.release(job.job_id)
         self._serve(now)
-        if not self._stages.finish_ms:
-            self._end(carried, now)
-            return
-        ends_s = max(self._finishers.serve(now, self._stages.finish_ms / 1e3) for _ in range(job.rows))
-        self._clock.at(ends_s, lambda then: self._end(carried, then))
+        ends_s = max(self._staged(self._finishers, now, self._stages.finish_ms) for _ in range(job.rows))
+        self._then(ends_s, now, lambda then: self._end(carried, then))
+
+    def _staged(self, pool: Pool, now: float, alone_ms: float) -> float:
+        """When a task of a stage that comes now ends; 0 ms take no server."""
+        if not alone_ms:
+            return now
+        seconds = alone_ms / 1e3 * self._host.slowness
+        ends_s = pool.serve(now, seconds)
+        if self._host.crowded:
+            self._clock.at(ends_s - seconds, lambda _: self._host.begin())
+            self._clock.at(ends_s, lambda _: self._host.end())
+        return ends_s
+
+    def _then(self, time_s: float, now: float, action: Action) -> None:
+        """Now, where that is the time."""
+        if time_s <= now:
+            action(now)
+        else:
+            self._clock.at(time_s, action)
 
     def _end(self, carried: _Carried, now: float) -> None:
         self._counts.ended += 1

@@ -17,6 +17,7 @@ from giornata.scheduling.batch import Batch, Capacity, RowKey
 from giornata.scheduling.demand import RowShape
 from giornata.scheduling.recording import Admission
 from giornata.simulation.clock import Clock
+from giornata.simulation.host import Host
 from giornata.simulation.jobs import Job
 from giornata.simulation.machines import Machine
 from giornata.simulation.segments import EPSILON_S, Segment, progress, sample
@@ -69,14 +70,24 @@ class SimWorker:
         clock: on which it runs.
         done: told of every job whose rows are computed.
         seed: of noise.
+        host: on whose processors it computes.
     """
 
     def __init__(
-        self, name: str, machine: Machine, templates: Templates, *, clock: Clock, done: Done, seed: int
+        self,
+        name: str,
+        machine: Machine,
+        templates: Templates,
+        *,
+        clock: Clock,
+        done: Done,
+        seed: int,
+        host: Host | None = None,
     ) -> None:
         self.name, self.machine = name, machine
         self.counted = Counted()
         self._templates, self._clock, self._done = templates, clock, done
+        self._host = host or Host()
         self._pace = machine.pace
         self._times = StepTimes(self._pace, templates.kv_bytes)
         capacity = Capacity(machine.rows, machine.tokens)
@@ -201,11 +212,14 @@ class SimWorker:
         if not rows:
             return
         step_s = self._times.step_ms(rows) / 1e3
+        step_s *= self._host.slowness
+        self._host.begin()
         steps = min(row.left for row in rows)
         if self.machine.noise:
             spread = math.sqrt(math.log1p(self.machine.noise**2))
             step_s *= self._chance.lognormvariate(-spread * spread / 2, spread)
-        if self.machine.noise or self.batch.background or any(row.first for row in rows):
+        alike = not (self.machine.noise or self._host.crowded or self.batch.background)
+        if not alike or any(row.first for row in rows):
             steps = 1
         coming = [since for since, _ in self.machine.busy if since > now]
         if coming:
@@ -225,6 +239,7 @@ class SimWorker:
 
     def _end(self, segment: Segment, now: float) -> None:
         self._segment, self._changed = None, True
+        self._host.end()
         self.counted.busy_s += segment.steps * segment.step_s
         self.counted.steps += segment.steps
         self.counted.row_steps += segment.steps * len(segment.rows)
