@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import os
 import statistics
 import tempfile
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import aiohttp
 import numpy as np
+import psutil
 import torch
 from safetensors.numpy import load
 
@@ -48,7 +49,7 @@ from giornata.simulation.jobs import DIGEST, MODEL, Job, template_name
 from giornata.simulation.machines import Machine
 from giornata.simulation.simulator import Options, Simulation, Stages
 from giornata.simulation.worker import Templates
-from giornata.workers import RowProgress, ServiceState, StepSample
+from giornata.workers import RowProgress, ServiceName, ServiceState, StepSample
 from giornata_denoiser.reuse.region import region
 from giornata_prepost.inspection import PixelLimits, inspect
 from tests.bench.live import PROMPT, Pictures, giornata, record, served
@@ -124,35 +125,87 @@ class Calibration:
     """What a machine's steps and stages take."""
 
     compute: Fit
-    noise: float
-    """Coefficient of variation of a step's time around what was predicted."""
+    machine: Machine
     stages: Stages
+    cores: float
+    """That are left to those who compute."""
     text: int
     """Tokens of the prompt."""
 
 
-async def calibrated(stack: Stack, heard: Heard, alone: Sequence[Request], pictures: Pictures) -> Calibration:
-    """From the samples that were heard, and from edits that have the system for themselves."""
-    files = pictures.material(alone)
-    before, after, rest = [], [], []
+@dataclass(frozen=True)
+class Alone:
+    """Edits that had the system for themselves, in milliseconds."""
+
+    encode_ms: float
+    finish_ms: float
+    took_ms: Sequence[float]
+    """Each of them as a whole."""
+
+
+async def measured_alone(stack: Stack, requests: Sequence[Request], pictures: Pictures) -> Alone:
+    """One edit after the other."""
+    files = pictures.material(requests)
+    before, after, took_ms = [], [], []
     async with aiohttp.ClientSession(stack.url) as http:
-        for request in alone:
+        for request in requests:
             image, mask = files.templates[request.template].file, files.masks[request]
             form = edit_form(image, mask, prompt=PROMPT, num_inference_steps=request.steps, seed=request.seed)
-            began = asyncio.get_running_loop().time()
+            began = time.perf_counter()
             async with http.post("/v1/images/edits", data=form) as answer:
                 body = await answer.json()
-            took_ms = 1e3 * (asyncio.get_running_loop().time() - began)
+            took_ms.append(1e3 * (time.perf_counter() - began))
             if answer.status != 200:
                 raise SystemExit(f"the benchmark's edit failed: {body}")
             spans = body["giornata"]["compute_ms"]
             before.append(spans["inspect"] + spans["encode"])
             after.append(spans["decode"] + spans["paste"])
-            rest.append(took_ms - sum(spans.values()))
-    encode_ms, finish_ms, hops_ms = (statistics.median(found[WARM:]) for found in (before, after, rest))
+    return Alone(statistics.median(before[WARM:]), statistics.median(after[WARM:]), took_ms)
+
+
+async def calibrated(
+    stack: Stack,
+    heard: Heard,
+    burst: Sequence[Request],
+    alone: Sequence[Request],
+    pictures: Pictures,
+    card: ModelCard,
+) -> Calibration:
+    """From edits all at once, which join at once and leave at once, so that there are only steps in between; and from
+    edits alone: what they took longer than is simulated of them are messages and files.
+    """
+    many = len(stack.instances(ServiceName.DENOISER)) * heard.capacity[0]
+    heard.samples.clear()
+    began, used_s = time.perf_counter(), processor_s(stack)
+    await served([stack.url], [replace(request, steps=STEPS) for request in burst[:many]], pictures)
+    stepped_s = sum(sample.step_ms for sample in heard.samples) / 1e3
+    others = (processor_s(stack) - used_s - stepped_s) / (time.perf_counter() - began)
+    cores = max(1.0, (os.cpu_count() or 1) - max(0.0, others))
+    found = await measured_alone(stack, alone, pictures)
     compute, noise = steps_alone(heard)
+    rows, tokens = heard.capacity
+    machine = Machine(StepCosts(compute.weights), heard.blocks, rows=rows, tokens=tokens, noise=noise)
+    stages = Stages(found.encode_ms, found.finish_ms, servers=1)
     text = next(iter(heard.rows.values())).text_tokens
-    return Calibration(compute, noise, Stages(encode_ms, finish_ms, servers=1, hops_ms=hops_ms), text)
+    known = Calibration(compute, machine, stages, cores, text)
+    templates = Templates(preloaded=tuple({template_name(request.template) for request in alone}))
+    jobs = jobs_of(alone, pictures, card, text)
+    longer_ms = [
+        took_ms - 1e3 * simulated([replace(job, at_s=0.0)], known, 1, templates, 1)[0]
+        for job, took_ms in list(zip(jobs, found.took_ms, strict=True))[WARM:]
+    ]
+    return replace(known, stages=replace(stages, hops_ms=max(0.0, statistics.median(longer_ms))))
+
+
+def processor_s(stack: Stack) -> float:
+    """Seconds that the system and this process have computed so far, but for images' encoding and decoding."""
+    names = [*stack.servers, *(name for service in ServiceName for name in stack.instances(service))]
+    image = set(stack.instances(ServiceName.PREPOST))
+    processes = [
+        psutil.Process(),
+        *(psutil.Process(stack.process(name).pid) for name in names if name not in image),
+    ]
+    return sum(process.cpu_times().user + process.cpu_times().system for process in processes)
 
 
 def steps_alone(heard: Heard) -> tuple[Fit, float]:
@@ -212,18 +265,18 @@ def check_work(jobs: Sequence[Job], heard: Heard) -> None:
 
 
 def simulated(
-    jobs: Sequence[Job], machine: Machine, count: int, stages: Stages, templates: Templates, seeds: int
+    jobs: Sequence[Job], known: Calibration, denoisers: int, templates: Templates, seeds: int
 ) -> list[float]:
     """Latencies in seconds, of as many runs as there are seeds of noise; all processes share this machine's cores."""
     found: list[float] = []
     for seed in range(seeds):
         run = Simulation(
-            (machine,) * count,
+            (known.machine,) * denoisers,
             jobs,
             Options(seed=seed),
             templates=templates,
-            stages=stages,
-            cores=os.cpu_count() or math.inf,
+            stages=known.stages,
+            cores=known.cores,
         ).run()
         found += run.latencies()
     return found
@@ -251,23 +304,11 @@ async def main(arguments: Sequence[str] | None = None) -> None:
             await served([stack.url], burst[: options.burst // 2], pictures)  # warms up
             ended = await served([stack.url], burst, pictures)
             most = len(ended) / max(outcome.ended_s for outcome in ended)
-            heard.samples.clear()
-            full = [
-                replace(request, steps=STEPS) for request in burst[: options.denoisers * heard.capacity[0]]
-            ]
-            await served(
-                [stack.url], full, pictures
-            )  # all join at once and leave at once: only steps in between
-            known = await calibrated(stack, heard, alone, pictures)
-            machine = Machine(
-                StepCosts(known.compute.weights),
-                heard.blocks,
-                rows=heard.capacity[0],
-                tokens=heard.capacity[1],
-                noise=known.noise,
-            )
+            known = await calibrated(stack, heard, burst, alone, pictures, card)
+            compute, stages = known.compute, known.stages
             print(
-                f"saturated at {most:.3f} requests/s; steps: R² {known.compute.r2:.3f}, noise {known.noise:.2f}"
+                f"saturated at {most:.3f} requests/s; steps: R² {compute.r2:.3f}, noise {known.machine.noise:.2f}; "
+                f"{known.cores:.2f} cores; {stages}"
             )
             for share in options.shares:
                 rate = share * most
@@ -276,9 +317,7 @@ async def main(arguments: Sequence[str] | None = None) -> None:
                 live = _latencies(await served([stack.url], requests, pictures))
                 jobs = jobs_of(requests, pictures, card, known.text)
                 check_work(jobs, heard)
-                told = simulated(
-                    jobs, machine, options.denoisers, known.stages, templates, options.simulations
-                )
+                told = simulated(jobs, known, options.denoisers, templates, options.simulations)
                 lines.append(_line(share, rate, live, told))
                 print(*(f"{name} {value}" for name, value in lines[-1].items()), sep=", ", flush=True)
                 for name, values in (("live", live), ("simulated", told)):
@@ -299,7 +338,8 @@ async def main(arguments: Sequence[str] | None = None) -> None:
             "samples": known.compute.samples,
             "r2": round(known.compute.r2, 4),
             "error_p50": round(known.compute.error_p50, 4),
-            "noise": round(known.noise, 4),
+            "noise": round(known.machine.noise, 4),
+            "cores": round(known.cores, 3),
             "weights": dict(zip(COMPUTE, known.compute.weights, strict=True)),
             "encode_ms": round(known.stages.encode_ms, 1),
             "finish_ms": round(known.stages.finish_ms, 1),
