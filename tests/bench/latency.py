@@ -17,11 +17,10 @@ from typing import Any, Final
 import torch
 
 from giornata.loadgen.arrivals import arrival_times
-from giornata.loadgen.charts import svg
 from tests.bench.models import TOKEN_PIXELS, described
 from tests.bench.options import parser, rows_of
 from tests.bench.prepost import Coder, coder_process
-from tests.bench.report import OUT, write
+from tests.bench.report import charts, write
 from tests.bench.serving import SYSTEMS
 from tests.bench.serving_parts import Parts
 from tests.bench.static_batching import StaticBatching, in_batches
@@ -116,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in options.systems:
             served(name, parts, [Arrival(0.0, (drawn[0],))])  # warms up
         lines = _measured(parts, drawn, full, options)
-    _draw(lines)
+    charts("latency", lines, ("P50", "P95"))
     workload = {
         **vars(options),
         "model": described(family),
@@ -174,16 +173,6 @@ def _percentiles(found: Sequence[float]) -> tuple[float, float]:
     if len(found) < 2:
         return found[0], found[0]
     return statistics.median(found), statistics.quantiles(found, n=20, method="inclusive")[18]
-
-
-def _draw(lines: Sequence[Mapping[str, Any]]) -> None:
-    OUT.mkdir(parents=True, exist_ok=True)
-    for percentile in ("P50", "P95"):
-        curves: dict[str, list[tuple[float, float]]] = {}
-        for line in lines:
-            curves.setdefault(line["system"], []).append((line["requests/s"], line[f"{percentile} s"]))
-        chart = svg(f"{percentile} of a request", "requests a second", "seconds", curves)
-        (OUT / f"latency_{percentile.lower()}.svg").write_text(chart, encoding="utf-8")
 
 
 if __name__ == "__main__":

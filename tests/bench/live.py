@@ -18,12 +18,14 @@ from deploy.launcher.plan import Plan
 from deploy.launcher.servers import socket_folder
 from deploy.launcher.stack import Stack, running
 from giornata.fleet import Fleet
+from giornata.loadgen import facts
 from giornata.loadgen.balancing import LeastInFlight
+from giornata.loadgen.distributions import zipf
 from giornata.loadgen.driver import drive
 from giornata.loadgen.images_api import Api, open_images_api
 from giornata.loadgen.material import Material, made, material
 from giornata.loadgen.outcomes import Outcome
-from giornata.loadgen.workload import Request
+from giornata.loadgen.workload import Request, Shape, Workload
 from giornata.workers import ServiceName, Tier
 
 PROMPT: Final = "a red star"
@@ -44,6 +46,18 @@ class Pictures:
     def material(self, requests: Sequence[Request]) -> Material:
         """The files of `requests`."""
         return material(requests, made(requests, self.side, self.side, self.seed))
+
+
+def production(templates: int) -> Workload:
+    """Masks and step counts as in production, one picture a request, of so many templates by their popularity."""
+    return Workload(
+        facts.MASK_RATIOS["production"], facts.STEPS, {1: 1.0}, zipf(templates, facts.ZIPF), Shape.BLOB
+    )
+
+
+def saturation(outcomes: Sequence[Outcome]) -> float:
+    """Requests a second where all were there from the start."""
+    return len(outcomes) / max(outcome.ended_s for outcome in outcomes)
 
 
 @asynccontextmanager

@@ -15,6 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from giornata.loadgen.charts import svg
+
 OUT = Path("out") / "bench"
 
 
@@ -72,6 +74,26 @@ def write(name: str, rows: Sequence[Mapping[str, Any]], *, workload: Mapping[str
         table.add_row(*(_shown(value) for value in row.values()))
     Console(width=160).print(table, f"written to {path}")
     return path
+
+
+def charts(
+    name: str, lines: Sequence[Mapping[str, Any]], measures: Sequence[str], title: str = "{} of a request"
+) -> None:
+    """A chart of each measure over rates, a curve for every system: ``out/bench/<name>_<measure>.svg``.
+
+    Args:
+        name: of the benchmark.
+        lines: with `system`, `requests/s`, and each measure in seconds.
+        measures: names of columns, without their unit.
+        title: of the charts, around the measure.
+    """
+    OUT.mkdir(parents=True, exist_ok=True)
+    for measure in measures:
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for line in lines:
+            curves.setdefault(line["system"], []).append((line["requests/s"], line[f"{measure} s"]))
+        chart = svg(title.format(measure), "requests a second", "seconds", curves)
+        (OUT / f"{name}_{measure.lower()}.svg").write_text(chart, encoding="utf-8")
 
 
 def _shown(value: object) -> str:

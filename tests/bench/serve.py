@@ -11,26 +11,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from giornata.loadgen import facts
 from giornata.loadgen.arrivals import arrival_times
-from giornata.loadgen.charts import svg
-from giornata.loadgen.distributions import zipf
 from giornata.loadgen.statistics import Figures, figures
-from giornata.loadgen.workload import Request, Shape, Workload, draw
+from giornata.loadgen.workload import Request, draw
 from tests.bench.live import (
     PROMPT,
     Pictures,
     giornata,
+    production,
     record,
+    saturation,
     served,
     static_batching,
 )
-from tests.bench.report import OUT, write
+from tests.bench.report import charts, write
 
 OURS: Final = "giornata"
 STATIC: Final = "static batching"
@@ -54,13 +53,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 async def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, write."""
     options = options_of(arguments)
-    work = Workload(
-        facts.MASK_RATIOS["production"],
-        facts.STEPS,
-        {1: 1.0},
-        zipf(options.templates, facts.ZIPF),
-        Shape.BLOB,
-    )
+    work = production(options.templates)
     pictures = Pictures(options.side, options.seed)
     burst = draw([0.0] * options.burst, work, options.seed + 1)
     lines: list[dict[str, Any]] = []
@@ -73,7 +66,7 @@ async def main(arguments: Sequence[str] | None = None) -> None:
         most = {}
         for name, addresses in systems.items():
             outcomes = await served(addresses, burst, pictures)
-            most[name] = len(burst) / max(outcome.ended_s for outcome in outcomes)
+            most[name] = saturation(outcomes)
             print(f"{name}: saturated at {most[name]:.3f} requests/s", flush=True)
         for share in options.shares:
             rate = share * most[STATIC]
@@ -85,7 +78,7 @@ async def main(arguments: Sequence[str] | None = None) -> None:
             for name, told in found.items():
                 lines.append(_line(share, rate, name, told, found[STATIC]))
                 print(*(f"{key} {value}" for key, value in lines[-1].items()), sep=", ", flush=True)
-    _draw(lines)
+    charts("serve", lines, ("mean", "P95"), "{} latency of a request")
     workload = {
         **vars(options),
         "model": "fresco, float32",
@@ -123,16 +116,6 @@ def _line(share: float, rate: float, name: str, told: Figures, baseline: Figures
         "requests": told.requests,
         "late P99 ms": round(1e3 * (told.late_s.p99 if told.late_s else 0.0), 1),
     }
-
-
-def _draw(lines: Sequence[Mapping[str, Any]]) -> None:
-    OUT.mkdir(parents=True, exist_ok=True)
-    for measure in ("mean", "P95"):
-        curves: dict[str, list[tuple[float, float]]] = {}
-        for line in lines:
-            curves.setdefault(line["system"], []).append((line["requests/s"], line[f"{measure} s"]))
-        chart = svg(f"{measure} latency of a request", "requests a second", "seconds", curves)
-        (OUT / f"serve_{measure.lower()}.svg").write_text(chart, encoding="utf-8")
 
 
 if __name__ == "__main__":

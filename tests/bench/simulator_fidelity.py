@@ -32,13 +32,11 @@ from safetensors.numpy import load
 from deploy.launcher.model import TRAINED
 from deploy.launcher.stack import Stack
 from giornata import bus, subjects
-from giornata.loadgen import facts
 from giornata.loadgen.arrivals import arrival_times
 from giornata.loadgen.charts import Drawn, svg
-from giornata.loadgen.distributions import zipf
 from giornata.loadgen.outcomes import Outcome
 from giornata.loadgen.statistics import Spread, spread
-from giornata.loadgen.workload import Request, Shape, Workload, draw
+from giornata.loadgen.workload import Request, draw
 from giornata.models import ModelCard, read_model_card
 from giornata.permissions import User
 from giornata.planning.costs import COMPUTE, StepCosts, Work
@@ -52,7 +50,7 @@ from giornata.simulation.worker import Templates
 from giornata.workers import RowProgress, ServiceName, ServiceState, StepSample
 from giornata_denoiser.reuse.region import region
 from giornata_prepost.inspection import PixelLimits, inspect
-from tests.bench.live import PROMPT, Pictures, giornata, record, served
+from tests.bench.live import PROMPT, Pictures, giornata, production, record, saturation, served
 from tests.bench.report import OUT, write
 from tests.e2e.pictures import edit_form
 
@@ -285,13 +283,7 @@ def simulated(
 async def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, write."""
     options = options_of(arguments)
-    work = Workload(
-        facts.MASK_RATIOS["production"],
-        facts.STEPS,
-        {1: 1.0},
-        zipf(options.templates, facts.ZIPF),
-        Shape.BLOB,
-    )
+    work = production(options.templates)
     pictures, card = Pictures(options.side, options.seed), read_model_card(TRAINED, None)
     burst = draw([0.0] * options.burst, work, options.seed + 1)
     alone = draw([0.0] * (options.alone + WARM), work, options.seed + 2)
@@ -303,7 +295,7 @@ async def main(arguments: Sequence[str] | None = None) -> None:
         async with listening(options.denoisers, Path(folder)) as (stack, heard):
             await served([stack.url], burst[: options.burst // 2], pictures)  # warms up
             ended = await served([stack.url], burst, pictures)
-            most = len(ended) / max(outcome.ended_s for outcome in ended)
+            most = saturation(ended)
             known = await calibrated(stack, heard, burst, alone, pictures, card)
             compute, stages = known.compute, known.stages
             print(

@@ -57,8 +57,7 @@ class Departure:
             return working.result() if working.done() else None
         finally:
             begun.cancel()
-            while (
-                not working.done()
-            ):  # Python 3.11's wait_for, which nats-py uses, may swallow a cancellation
+            # Again, since Python 3.11's wait_for, which nats-py uses, may swallow a cancellation.
+            while not working.done():
                 working.cancel()
                 await asyncio.wait([working], timeout=SWALLOWED_S)
