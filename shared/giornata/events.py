@@ -40,7 +40,7 @@ class StateEvent(Wire):
     queue_position: int | None = None
     """Jobs that are to get a worker before it. Only over NATS, at its acceptance, and where the router knows."""
     predicted_finish_s: float | None = None
-    """Until its pictures should be denoised; likewise."""
+    """Until its pictures should be there; likewise."""
 
 
 class StepEvent(Wire):

@@ -52,12 +52,12 @@ class Accepted(Wire):
 
 
 class Forecast(Wire):
-    """When a job should have been denoised, as the router sees it now."""
+    """When a job should have its pictures, as the router sees it now."""
 
     position: int
     """Jobs that are to get a worker before it; 0 for the next one, and for one that has a worker."""
     finish_ms: float
-    """Until its rows are computed, from now."""
+    """Until its rows are computed, decoded and pasted, from now."""
 
 
 class ForecastRequest(Wire):

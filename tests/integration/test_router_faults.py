@@ -277,6 +277,33 @@ async def test_whoever_submits_is_told_when_and_whoever_would_end_too_late_is_re
         await bench.bus.call(subjects.FORECAST, request, Forecast, Deadline.after_ms(1000))
 
 
+async def test_what_encoding_and_decoding_took_is_part_of_what_is_foretold(
+    bench: Bench, stack: AsyncExitStack
+) -> None:
+    await denoiser(stack, bench, "d1", step_s=0.01, costs=COSTS)
+
+    async def foretold_s(job: Job) -> float:
+        request = ForecastRequest(job_id=job.job_id, remaining_ms=1000)
+        told = await bench.bus.call(subjects.FORECAST, request, Forecast, Deadline.after_ms(1000))
+        return told.finish_ms / 1e3
+
+    def slow(verb: str) -> None:
+        if verb in held:
+            bench.prepost.hold = asyncio.Event()
+            asyncio.get_running_loop().call_later(held.pop(verb), bench.prepost.hold.set)
+
+    held, bench.prepost.fail = {"encode": 0.5, "finish": 1.0}, slow
+    first = make_job()
+    await bench.submit(first)
+    await bench.ended(first)
+    bench.prepost.hold = asyncio.Event()
+    second = make_job()
+    await bench.submit(second)
+    assert 1.5 < await foretold_s(second) < 3
+    bench.prepost.hold.set()
+    await bench.ended(second)
+
+
 async def test_a_full_worker_is_passed_over(bench: Bench, stack: AsyncExitStack) -> None:
     full = await denoiser(stack, bench, "a-full")
     full.answer = RunAnswer.FULL

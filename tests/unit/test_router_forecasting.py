@@ -119,6 +119,30 @@ def test_who_waits_is_told_its_place() -> None:
     assert made.of("unknown", 1, []) is None
 
 
+def test_encoding_and_decoding_are_foretold_from_what_they_took() -> None:
+    made, placement, line = forecasting(known(worker("d1")))
+    denoise_ms, tokens = STEPS * STEP_MS, DEMAND.shapes[0].image
+    made.stages.prepared(DEMAND.model_digest, tokens, 2000.0)
+    made.stages.begin_finish("before", DEMAND.model_digest, tokens, 0.0)
+    made.stages.end_finish("before", 0.5, completed=True)
+    line.join("w", DEMAND, Turn(), 0)
+    fresh, waiting = made.of("new", 1, [job("new")]), made.of("w", 1, [])
+    assert fresh is not None
+    assert fresh.finish_ms == pytest.approx(max(2000.0 + denoise_ms, 2 * denoise_ms) + 500.0)
+    assert waiting is not None
+    assert waiting.finish_ms == pytest.approx(denoise_ms + 500.0)
+    placement.assign("w", 1, "d1", DEMAND, 0)
+    line.leave("w", served=True)
+    running = made.of("w", 1, [])
+    assert running is not None
+    assert running.finish_ms == pytest.approx(denoise_ms + 500.0)
+    placement.release("w")
+    made.stages.begin_finish("w", DEMAND.model_digest, tokens, 10.0)
+    finishing = made.of("w", 10.2, [])
+    assert finishing is not None
+    assert (finishing.position, finishing.finish_ms) == (0, pytest.approx(300.0))
+
+
 def test_nothing_is_promised_or_refused_before_anything_is_known() -> None:
     made, _, _ = forecasting(worker("d1"), max_wait_s=0.001)
     made.admit(job("a"), [])  # no worker has told what its steps cost

@@ -48,7 +48,7 @@ class JobView(View):
     queue_position: int | None = None
     """Jobs that are to get a worker before it; 0 once it has one. Null where that is over, or not known."""
     predicted_finish_s: float | None = None
-    """Until its pictures should be denoised; null likewise."""
+    """Until its pictures should be there; null likewise."""
     slo_met: bool | None = None
     """Once ended: whether it was completed within `slo_ms`; null without."""
     pictures: list[PictureView]

@@ -136,7 +136,7 @@ class Submission:
         return record
 
     async def forecast(self, record: JobRecord) -> Forecast | None:
-        """When a job should be computed; None where that is over, or unknown, or the router is away."""
+        """When a job should have its pictures; None where that is over, or unknown, or the router is away."""
         return None if record.state.terminal else await self.forecast_of(record.job.job_id)
 
     async def forecast_of(self, job_id: str) -> Forecast | None:

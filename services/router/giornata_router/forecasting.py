@@ -1,4 +1,4 @@
-"""When jobs will have been denoised, for whoever submits them or asks; and whether they may come at all. Pure."""
+"""When jobs will have their pictures, for whoever submits them or asks; and whether they may come at all. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from giornata.scheduling.demand import Demand
 from giornata.scheduling.forecast import finish_ms, size
 from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Placement
+from giornata.scheduling.stage_times import StageTimes
 
 
 class Forecasting:
@@ -28,6 +29,7 @@ class Forecasting:
         self._placement, self._line, self._max_wait_s = placement, line, max_wait_s
         self._latest: dict[str, Demand] = {}
         """By digest of the model."""
+        self.stages = StageTimes()
 
     def learn(self, demand: Demand) -> None:
         """What a job asks for whose pictures were inspected."""
@@ -63,9 +65,12 @@ class Forecasting:
 
     def of(self, job_id: str, now: float, unplaced: Collection[Job]) -> Forecast | None:
         """Of a job that is being carried."""
-        running_ms = self._placement.finish_ms(job_id)
-        if running_ms is not None:
-            return Forecast(position=0, finish_ms=running_ms)
+        finishing_ms = self.stages.finishing_ms(job_id, now)
+        if finishing_ms is not None:
+            return Forecast(position=0, finish_ms=finishing_ms)
+        running_ms, demand = self._placement.finish_ms(job_id), self._placement.demand(job_id)
+        if running_ms is not None and demand is not None:
+            return Forecast(position=0, finish_ms=running_ms + self.finish_ms(demand))
         order = self._line.order(now)
         position = next((index for index, entry in enumerate(order) if entry.job_id == job_id), None)
         if position is not None:
@@ -73,15 +78,27 @@ class Forecasting:
             amount = sum(size(entry.demand) for entry in order[:position]) / size(demand)
             return self._forecast(demand, position, amount)
         waiting = [job for job in unplaced if job.job_id == job_id]
-        demand_expected = self._expected(waiting[0]) if waiting else None
-        if demand_expected is None:
+        expected = self._expected(waiting[0]) if waiting else None
+        if expected is None:
             return None
-        amount = sum(size(entry.demand) for entry in order) / size(demand_expected)
-        return self._forecast(demand_expected, len(order), amount)
+        amount = sum(size(entry.demand) for entry in order) / size(expected)
+        prepare_ms = self.stages.prepare_ms(expected.model_digest, expected.shapes[0].image)
+        return self._forecast(expected, len(order), amount, prepare_ms)
 
-    def _forecast(self, demand: Demand, position: int, amount: float) -> Forecast | None:
-        finish = finish_ms(self._placement.prospects(demand), amount)
-        return None if finish is None else Forecast(position=position, finish_ms=finish)
+    def finish_ms(self, demand: Demand) -> float:
+        """What decoding and pasting of all its rows take."""
+        return self.stages.finish_ms(demand.model_digest, demand.tokens)
+
+    def _forecast(
+        self, demand: Demand, position: int, amount: float, prepare_ms: float = 0.0
+    ) -> Forecast | None:
+        """Others are computed while it is prepared."""
+        prospects = self._placement.prospects(demand)
+        computed_ms = finish_ms(prospects, amount)
+        if computed_ms is None:
+            return None
+        prepared_ms = prepare_ms + min(prospect.job_ms for prospect in prospects)
+        return Forecast(position=position, finish_ms=max(computed_ms, prepared_ms) + self.finish_ms(demand))
 
     def _expected(self, job: Job) -> Demand | None:
         latest = self._latest.get(job.model_digest)

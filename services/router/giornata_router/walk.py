@@ -158,6 +158,8 @@ class Walk:
         with self._ledger.timing("prepare"):
             encoding = await self._tools.stages.encode(self._job, inspection, self._deadline)
         self._ledger.compute("encode", encoding.compute_ms)
+        prepare_ms = self._ledger.times().stage_ms.prepare
+        self._tools.forecasting.stages.prepared(self._job.model_digest, inspection.tokens, prepare_ms)
         return encoding
 
     async def _denoise(self, inspection: Inspection) -> None:
@@ -193,23 +195,24 @@ class Walk:
 
     async def _assign(self, inspection: Inspection, encoding: Encoding, likely: str | None) -> None:
         """Choose a worker, `likely` if it has room, and write down that it owns the next attempt."""
-        job = self._job
-        turn = Turn(job.priority, job.tenant, job.weight, self._finish_by_s())
+        job, demand = self._job, self._demand(inspection)
+        turn = Turn(job.priority, job.tenant, job.weight, self._denoised_by_s(demand))
         self._doing = "waiting for a worker with room"
         with self._ledger.timing("queue"):
             worker = await self._tools.dispatch.acquire(
-                job.job_id, self._record.attempt + 1, self._demand(inspection), turn, preferred=likely
+                job.job_id, self._record.attempt + 1, demand, turn, preferred=likely
             )
         await self._change(
             lambda r: transitions.assigned(r, worker, inspection, encoding, self._ledger.times())
         )
 
-    def _finish_by_s(self) -> float | None:
-        """When the client wants the job to have ended, by the monotonic clock."""
+    def _denoised_by_s(self, demand: Demand) -> float | None:
+        """When the rows have to be computed, by the monotonic clock, for the job to end when its client wants it to."""
         slo_ms = self._job.parameters.slo_ms
         if slo_ms is None:
             return None
-        return time.monotonic() + (slo_ms - self._ledger.times().spent_ms) / 1e3
+        left_ms = slo_ms - self._ledger.times().spent_ms - self._tools.forecasting.finish_ms(demand)
+        return time.monotonic() + left_ms / 1e3
 
     def _demand(self, inspection: Inspection) -> Demand:
         return transitions.demand(self._record, inspection, max_failures=self._tools.config.max_failures)
@@ -273,10 +276,18 @@ class Walk:
 
     async def _finish(self, inspection: Inspection) -> tuple[Row, ...]:
         self._doing = "finishing"
-        with self._ledger.timing("finish"):
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._finish_row(row, inspection)) for row in self._record.rows]
-        return tuple(task.result() for task in tasks)
+        job, times, rows = self._job, self._tools.forecasting.stages, self._record.rows
+        times.begin_finish(job.job_id, job.model_digest, inspection.tokens * len(rows), time.monotonic())
+        found: tuple[Row, ...] = ()
+        try:
+            with self._ledger.timing("finish"):
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._finish_row(row, inspection)) for row in rows]
+            found = tuple(task.result() for task in tasks)
+        finally:
+            completed = bool(found) and all(row.image for row in found)
+            times.end_finish(job.job_id, time.monotonic(), completed=completed)
+        return found
 
     async def _finish_row(self, row: Row, inspection: Inspection) -> Row:
         """The row with its picture or its error; a row that fails does not hold back the others."""

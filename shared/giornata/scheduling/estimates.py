@@ -16,6 +16,7 @@ from giornata.planning.costing import CostModel
 from giornata.planning.costs import COMPUTE, LOAD, Work
 from giornata.planning.profile import FitRecord
 from giornata.scheduling.demand import Pace
+from giornata.scheduling.rate import Rate
 from giornata.workers import CostFit, KindCosts, LoadSample, StepSample, Tier, WorkerCosts
 
 Kind = tuple[str, str]
@@ -94,7 +95,7 @@ class _Followed:
 
     def __init__(self, costs: WorkerCosts) -> None:
         self.compute = CostModel(_record(costs.compute, COMPUTE), _record(costs.load, LOAD))
-        self._disk_ms = self._disk_bytes = 0.0
+        self._disk = Rate()
         self._paces: dict[tuple[int, Mode, float], Pace] = {}
         """With the present costs."""
 
@@ -121,11 +122,10 @@ class _Followed:
         if sample.tier is Tier.MEMORY:
             self.compute.observe_load(sample.size_bytes, sample.load_ms)
             return
-        self._disk_ms = 0.9 * self._disk_ms + sample.load_ms
-        self._disk_bytes = 0.9 * self._disk_bytes + sample.size_bytes
+        self._disk.observe(sample.size_bytes, sample.load_ms)
 
     def fetch_ms(self, size_bytes: float) -> float:
-        return size_bytes * self._disk_ms / self._disk_bytes if self._disk_bytes else 0.0
+        return self._disk.ms(size_bytes)
 
 
 def _record(fit: CostFit, names: tuple[str, ...]) -> FitRecord:

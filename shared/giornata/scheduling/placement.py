@@ -165,6 +165,11 @@ class Placement:
             (end for end, owner in zip(ends_ms, held.owners, strict=True) if owner == job_id), default=None
         )
 
+    def demand(self, job_id: str) -> Demand | None:
+        """What a job was assigned with, if it is."""
+        assignment = self._assignments.get(job_id)
+        return assignment.demand if assignment else None
+
     def attempt(self, job_id: str) -> int | None:
         """The attempt at a job that is assigned now, if any."""
         assignment = self._assignments.get(job_id)

@@ -1,0 +1,62 @@
+"""What stages beside denoising take, learnt from the jobs that went through them. Pure.
+
+Times are those on the clock: waiting for a server of the stage is in them, as the next job will wait for one too.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from giornata.scheduling.rate import Rate
+
+
+@dataclass
+class _Rates:
+    prepare: Rate = field(default_factory=Rate)
+    finish: Rate = field(default_factory=Rate)
+
+
+@dataclass(frozen=True)
+class _Finishing:
+    since_s: float
+    model_digest: str
+    tokens: int
+
+
+class StageTimes:
+    """Feed it the jobs that one router carries. Every model has times of its own, by tokens of its pictures."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, _Rates] = defaultdict(_Rates)
+        self._finishing: dict[str, _Finishing] = {}
+
+    def prepared(self, model_digest: str, tokens: int, ms: float) -> None:
+        """A job's pictures, of so many tokens each, were inspected and encoded."""
+        self._models[model_digest].prepare.observe(tokens, ms)
+
+    def prepare_ms(self, model_digest: str, tokens: int) -> float:
+        """What inspecting and encoding take."""
+        return self._models[model_digest].prepare.ms(tokens)
+
+    def begin_finish(self, job_id: str, model_digest: str, tokens: int, now: float) -> None:
+        """A job's rows, of so many tokens together, are being decoded and pasted."""
+        self._finishing[job_id] = _Finishing(now, model_digest, tokens)
+
+    def end_finish(self, job_id: str, now: float, *, completed: bool) -> None:
+        """They have been; what was not `completed` tells nothing of how long it takes."""
+        begun = self._finishing.pop(job_id, None)
+        if begun is not None and completed:
+            took_ms = (now - begun.since_s) * 1e3
+            self._models[begun.model_digest].finish.observe(begun.tokens, took_ms)
+
+    def finish_ms(self, model_digest: str, tokens: int) -> float:
+        """What decoding and pasting take."""
+        return self._models[model_digest].finish.ms(tokens)
+
+    def finishing_ms(self, job_id: str, now: float) -> float | None:
+        """What is left of a job's finish, at least 0; None where it is not being finished."""
+        begun = self._finishing.get(job_id)
+        if begun is None:
+            return None
+        return max(0.0, self.finish_ms(begun.model_digest, begun.tokens) - (now - begun.since_s) * 1e3)
