@@ -139,3 +139,4 @@ def test_workers_that_share_cores_and_jobs_that_travel_take_longer(tmp_path: Pat
     alone = mean_s("alone")
     assert mean_s("crowded", "--cores", 1) > 1.1 * alone
     assert mean_s("far", "--hops-ms", 1000) > alone + 0.9
+    assert mean_s("relayed", "--relay-ms", 1000) > alone + 0.9

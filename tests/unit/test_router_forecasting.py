@@ -140,7 +140,8 @@ def test_encoding_and_decoding_are_foretold_from_what_they_took() -> None:
     made.stages.begin_finish("w", DEMAND.model_digest, tokens, 10.0)
     finishing = made.of("w", 10.2, [])
     assert finishing is not None
-    assert (finishing.position, finishing.finish_ms) == (0, pytest.approx(300.0))
+    assert finishing.position == 0
+    assert finishing.finish_ms == pytest.approx(300.0)
 
 
 def test_nothing_is_promised_or_refused_before_anything_is_known() -> None:

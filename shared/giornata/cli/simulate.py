@@ -128,9 +128,15 @@ def _policies(text: str) -> list[str]:
     "--hops-ms", type=AT_LEAST_0, default=0.0, help="Of messages and files, a job, while nobody computes."
 )
 @click.option(
+    "--relay-ms",
+    type=AT_LEAST_0,
+    default=0.0,
+    help="That gateway, router and message servers compute, a job, one after the other.",
+)
+@click.option(
     "--cores",
-    type=COUNT,
-    help="That workers and --prepost share, a thread each, as on one host without GPUs; default: everyone has one.",
+    type=ABOVE_0,
+    help="That all who compute share, a thread each, as on one host without GPUs; default: everyone has one.",
 )
 @click.option("--slo", type=ABOVE_0, metavar="SECONDS", help="Within which every job should end.")
 @click.option(

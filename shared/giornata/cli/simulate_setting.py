@@ -38,7 +38,9 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
             registered=names if given["registered"] else frozenset(),
             preloaded=() if given["cold"] else popular(weights),
         ),
-        stages=Stages(given["encode_ms"], given["finish_ms"], given["prepost"], given["hops_ms"]),
+        stages=Stages(
+            given["encode_ms"], given["finish_ms"], given["prepost"], given["hops_ms"], given["relay_ms"]
+        ),
         reuse=given["reuse"],
         slo_s=given["slo"],
         cores=given["cores"] or math.inf,

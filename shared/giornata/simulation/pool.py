@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heapreplace
+from collections import deque
+
+from giornata.simulation.clock import Action
+from giornata.simulation.host import Host
 
 
 class Pool:
@@ -10,17 +13,26 @@ class Pool:
 
     Args:
         servers: at least 1.
+        host: on whose processors they compute.
     """
 
-    def __init__(self, servers: int) -> None:
-        self._free_s = [0.0] * servers
-        heapify(self._free_s)
-        self.busy_s = 0.0
-        """Of all servers together, so far taken on."""
+    def __init__(self, servers: int, host: Host) -> None:
+        self._free, self._host = servers, host
+        self._waiting: deque[tuple[float, Action]] = deque()
 
-    def serve(self, now: float, seconds: float) -> float:
-        """When a task that comes now and takes `seconds` ends; tasks come in order of time."""
-        ends = max(now, self._free_s[0]) + seconds
-        heapreplace(self._free_s, ends)
-        self.busy_s += seconds
-        return ends
+    def serve(self, seconds: float, now: float, then: Action) -> None:
+        """Run `then` when a server has done what takes so long alone; at once where that is nothing."""
+        if not seconds:
+            then(now)
+        elif self._free:
+            self._free -= 1
+            self._host.compute(seconds, now, lambda ended: self._served(then, ended))
+        else:
+            self._waiting.append((seconds, then))
+
+    def _served(self, then: Action, now: float) -> None:
+        self._free += 1
+        if self._waiting:
+            seconds, following = self._waiting.popleft()
+            self.serve(seconds, now, following)
+        then(now)

@@ -64,6 +64,10 @@ class Stages:
     """That encode, and as many that finish."""
     hops_ms: float = 0.0
     """Of messages and files, a job, while nobody computes."""
+    relay_ms: float = 0.0
+    """That gateway, router and message servers compute, a job; half at its arrival, half at its end, one job after the
+    other.
+    """
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ class _Carried:
     job: Job
     assigned_s: float = 0.0
     denoised_s: float = 0.0
+    unfinished: int = 0
+    """Pictures, once all are denoised."""
     worker: str = ""
 
 
@@ -123,13 +129,15 @@ class Simulation:
         cores: float = math.inf,
     ) -> None:
         self._options, self._stages, self._jobs = options, stages or Stages(), jobs
-        self._clock, self._host = Clock(), Host(cores)
+        self._clock = Clock()
+        self._host = Host(self._clock, cores)
         chosen = policy or POLICIES[options.policy]
         if options.binding is Binding.ARRIVAL:
             chosen = bound_at_arrival(chosen)
         self._placement = Placement(chosen, looked_at=options.looked_at)
         self._line = Line(by_deadline=options.by_deadline) if line is None else line
-        self._encoders, self._finishers = Pool(self._stages.servers), Pool(self._stages.servers)
+        servers = self._stages.servers
+        self._relay, self._encoders, self._finishers = (Pool(n, self._host) for n in (1, servers, servers))
         self._workers = {
             name: SimWorker(
                 name,
@@ -178,10 +186,20 @@ class Simulation:
         self._counts.arrived += 1
         if number + 1 < len(self._jobs):
             self._clock.at(self._jobs[number + 1].at_s, lambda then: self._arrive(number + 1, then))
-        encoded_s = self._staged(self._encoders, now, self._stages.encode_ms)
-        self._then(encoded_s + self._stages.hops_ms / 1e3, now, lambda then: self._encoded(job, then))
+        self._relay.serve(self._stages.relay_ms / 2e3, now, lambda then: self._encode(job, then))
 
-    def _encoded(self, job: Job, now: float) -> None:
+    def _encode(self, job: Job, now: float) -> None:
+        hops_s = self._stages.hops_ms / 1e3
+
+        def encoded(then: float) -> None:
+            if hops_s:
+                self._clock.at(then + hops_s, lambda hopped: self._join(job, hopped))
+            else:
+                self._join(job, then)
+
+        self._encoders.serve(self._stages.encode_ms / 1e3, now, encoded)
+
+    def _join(self, job: Job, now: float) -> None:
         turn = Turn(job.priority, job.tenant)
         if job.slo_s is not None:
             finish_by_s = job.at_s + job.slo_s - job.rows * self._stages.finish_ms / 1e3
@@ -202,29 +220,19 @@ class Simulation:
 
     def _denoised(self, job: Job, now: float) -> None:
         carried = self._carried[job.job_id]
-        carried.denoised_s = now
+        carried.denoised_s, carried.unfinished = now, job.rows
         self._placement.release(job.job_id)
         self._serve(now)
-        ends_s = max(self._staged(self._finishers, now, self._stages.finish_ms) for _ in range(job.rows))
-        self._then(ends_s, now, lambda then: self._end(carried, then))
+        for _ in range(job.rows):
+            self._finishers.serve(
+                self._stages.finish_ms / 1e3, now, lambda then: self._finished(carried, then)
+            )
 
-    def _staged(self, pool: Pool, now: float, alone_ms: float) -> float:
-        """When a task of a stage that comes now ends; 0 ms take no server."""
-        if not alone_ms:
-            return now
-        seconds = alone_ms / 1e3 * self._host.slowness
-        ends_s = pool.serve(now, seconds)
-        if self._host.crowded:
-            self._clock.at(ends_s - seconds, lambda _: self._host.begin())
-            self._clock.at(ends_s, lambda _: self._host.end())
-        return ends_s
-
-    def _then(self, time_s: float, now: float, action: Action) -> None:
-        """Now, where that is the time."""
-        if time_s <= now:
-            action(now)
-        else:
-            self._clock.at(time_s, action)
+    def _finished(self, carried: _Carried, now: float) -> None:
+        """One of its pictures."""
+        carried.unfinished -= 1
+        if not carried.unfinished:
+            self._relay.serve(self._stages.relay_ms / 2e3, now, lambda then: self._end(carried, then))
 
     def _end(self, carried: _Carried, now: float) -> None:
         self._counts.ended += 1

@@ -87,7 +87,7 @@ class SimWorker:
         self.name, self.machine = name, machine
         self.counted = Counted()
         self._templates, self._clock, self._done = templates, clock, done
-        self._host = host or Host()
+        self._host = host or Host(clock)
         self._pace = machine.pace
         self._times = StepTimes(self._pace, templates.kv_bytes)
         capacity = Capacity(machine.rows, machine.tokens)
@@ -195,6 +195,8 @@ class SimWorker:
 
     def _cut(self, segment: Segment, now: float) -> None:
         """Something may join at the end of the step that is being computed."""
+        if segment.steps == 1:
+            return
         steps = min(segment.steps, math.ceil((now - segment.began_s - EPSILON_S) / segment.step_s))
         if steps < segment.steps:
             segment.steps, segment.number = max(1, steps), next(self._numbers)
@@ -212,8 +214,6 @@ class SimWorker:
         if not rows:
             return
         step_s = self._times.step_ms(rows) / 1e3
-        step_s *= self._host.slowness
-        self._host.begin()
         steps = min(row.left for row in rows)
         if self.machine.noise:
             spread = math.sqrt(math.log1p(self.machine.noise**2))
@@ -224,8 +224,12 @@ class SimWorker:
         coming = [since for since, _ in self.machine.busy if since > now]
         if coming:
             steps = min(steps, max(1, math.ceil((min(coming) - now) / step_s)))
-        self._segment = Segment(rows, now, step_s, steps, next(self._numbers))
-        self._plan_end(self._segment)
+        segment = self._segment = Segment(rows, now, step_s, steps, next(self._numbers))
+        if self._host.crowded:
+            segment.step_s = math.inf  # as long as it has not ended
+            self._host.compute(step_s, now, lambda ended: self._end(segment, ended))
+        else:
+            self._plan_end(segment)
 
     def _resume(self, now: float) -> None:
         self._pausing = False
@@ -239,7 +243,7 @@ class SimWorker:
 
     def _end(self, segment: Segment, now: float) -> None:
         self._segment, self._changed = None, True
-        self._host.end()
+        segment.step_s = (now - segment.began_s) / segment.steps
         self.counted.busy_s += segment.steps * segment.step_s
         self.counted.steps += segment.steps
         self.counted.row_steps += segment.steps * len(segment.rows)
