@@ -76,6 +76,12 @@ class StepSample(Wire):
     """Of it, waiting for loads."""
     predicted_ms: float = 0.0
     """What the worker expected it to take."""
+    reusing_ms: float = 0.0
+    """Of that, what rows that take from templates compute at least: what their masks touch, in every block."""
+    excess_ms: float = 0.0
+    """Of that, what is beyond the least of all rows: loads that do not hide behind computing, or computing instead of
+    them, and steps that a template was not recorded for.
+    """
 
 
 class LoadSample(Wire):

@@ -161,6 +161,8 @@ WORKER = WorkerState(
             assemble_ms=0.25,
             step_ms=5.5,
             predicted_ms=5.25,
+            reusing_ms=4.5,
+            excess_ms=0.75,
         ),
     ),
     costs=WorkerCosts(

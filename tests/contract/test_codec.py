@@ -71,13 +71,14 @@ def test_a_job_from_before_weights_and_idempotency_keys_is_understood() -> None:
 def test_telemetry_from_before_cost_models_is_understood() -> None:
     state = codec.unpack(codec.encode(STATE))
     del state["worker"]["costs"]
-    for newer in ("projected_tokens", "loaded_bytes", "predicted_ms"):
+    for newer in ("projected_tokens", "loaded_bytes", "predicted_ms", "reusing_ms", "excess_ms"):
         del state["worker"]["samples"][0][newer]
     worker = codec.decode(ServiceState, msgpack.packb(state)).worker
     assert worker is not None
     assert worker.costs is None
     (sample,) = worker.samples
     assert (sample.projected_tokens, sample.loaded_bytes, sample.predicted_ms) == (0, 0, 0.0)
+    assert (sample.reusing_ms, sample.excess_ms) == (0.0, 0.0)
 
 
 def test_every_missing_or_wrong_field_is_named() -> None:

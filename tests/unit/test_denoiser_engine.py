@@ -110,6 +110,8 @@ def test_every_step_is_reported_with_its_sample() -> None:
         "attention_pairs": 17**2 + 17**2 + 19**2,
         "loaded_bytes": 0,
         "waited_ms": 0.0,
+        "reusing_ms": 0.0,
+        "excess_ms": 0.0,
     }
     assert 0 < first.sample.assemble_ms < first.sample.step_ms
     assert first.began_s < first.ended_s < second.began_s

@@ -19,6 +19,7 @@ from giornata.planning.blocks import Link, Mode
 from giornata.planning.costs import StepCosts, Work
 from giornata.planning.profile import BatchCap
 from giornata.scheduling.batch import Capacity
+from giornata.workers import StepSample
 from giornata_denoiser.attention import Outside
 from giornata_denoiser.engine import Engine
 from giornata_denoiser.families.flux_inpaint import FluxInpaint
@@ -252,6 +253,30 @@ def test_a_cost_model_is_told_of_every_step_that_loaded_nothing() -> None:
     assert third is not None
     assert [work.tokens for work, _ in model.steps] == [own * BLOCKS] * 2
     assert [work.pairs for work, _ in model.steps] == [own * keys * BLOCKS] * 2
+
+
+def test_a_sample_tells_what_is_expected_beyond_the_least_that_is_computed() -> None:
+    of = tiny_flux.family()
+    own, keys = 5 + 4, 5 + 16
+
+    def sampled(load_ms: float) -> list[StepSample]:
+        model = Measured()
+        model.costs = replace(Measured.costs, load=(0.0, load_ms))
+        made = engine(of, model=model, planner=PLANNERS[PlannerName.KV])
+        made.batch.submit([edit(of, template(of, steps=3), Spec("edit", grid=GRID, steps=3, text_tokens=5))])
+        reports = [made.step() for _ in range(2)]
+        return [report.sample for report in reports if report is not None and report.sample is not None]
+
+    base_ms, least_ms = (
+        Measured.costs.compute[0],
+        Measured.costs.step_ms(Work(1, own, 0, own * keys) * BLOCKS),
+    )
+    free, dear = sampled(0.0), sampled(1.0)
+    assert [sample.reusing_ms for sample in free] == pytest.approx([0.0, least_ms - base_ms])
+    assert [sample.excess_ms for sample in free] == pytest.approx([0.0, 0.0])
+    assert dear[1].reusing_ms == pytest.approx(least_ms - base_ms)
+    assert dear[1].excess_ms == pytest.approx(dear[1].predicted_ms - least_ms)
+    assert dear[1].excess_ms > least_ms
 
 
 class Busy:

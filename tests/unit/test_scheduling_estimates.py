@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from giornata.planning.blocks import Mode
 from giornata.planning.costs import Work
+from giornata.scheduling.demand import RowShape
 from giornata.scheduling.estimates import Estimates
 from giornata.workers import CostFit, LoadSample, StepSample, Tier, WorkerCosts
 
@@ -82,6 +84,29 @@ def test_steps_that_waited_for_loads_say_nothing_about_computing() -> None:
         estimates.observe("d1", "m", costs(), [sample(rng, TRUE, waited_ms=500.0)])
     one = sample(rng, TRUE)
     assert predicted(estimates, "d1", one) == pytest.approx(one.step_ms)
+
+
+def test_rows_that_take_from_templates_take_as_much_longer_as_planners_expect() -> None:
+    rng, estimates = seeded(4), Estimates()
+    estimates.observe("d1", "m", costs())
+    shape = RowShape(text=64, image=1000, computed=200, steps=5, begun=True)
+    before = {reuses: shape.load(estimates.pace("d1"), reuses=reuses) for reuses in (True, False)}
+
+    def planned(excess: float) -> StepSample:
+        one = sample(rng, TRUE)
+        return one.model_copy(update={"reusing_ms": one.step_ms / 2, "excess_ms": excess * one.step_ms / 2})
+
+    for _ in range(60):
+        estimates.observe("d1", "m", costs(), [planned(0.5), sample(rng, TRUE)])
+    pace = estimates.pace("d1")
+    assert pace.loading == pytest.approx(1.5), "steps in which nobody reuses say nothing"
+    assert shape.load(pace, reuses=True).step_ms == pytest.approx(1.5 * before[True].step_ms, rel=0.02)
+    assert shape.load(pace, reuses=False).step_ms == pytest.approx(before[False].step_ms, rel=0.02)
+    hopeless = replace(pace, loading=100.0)
+    assert shape.load(hopeless, reuses=True) == shape.load(pace, reuses=False), "then it computes in full"
+    for _ in range(60):
+        estimates.observe("d1", "m", costs(), [planned(0.0)])
+    assert estimates.pace("d1").loading == pytest.approx(1.0, abs=0.01)
 
 
 def test_one_page_fault_changes_little() -> None:

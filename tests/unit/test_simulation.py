@@ -236,6 +236,26 @@ def test_loads_that_exceed_computing_make_steps_longer_and_rows_of_one_template_
     assert hidden_s < latest(differ, 15e6) <= 10 * 0.05, "30 ms do not; nothing is slower than in full"
 
 
+def test_a_worker_on_which_loads_do_not_hide_is_found_out_and_gets_less() -> None:
+    def share(kv_bytes: float) -> float:
+        machines = [
+            replace(
+                MACHINE,
+                blocks=4,
+                costs=StepCosts((10.0, 0.0, 0.25, 0.05, 0.0), (0.0, ms_a_byte)),
+                device=device,
+            )
+            for device, ms_a_byte in (("near", 1e-9), ("far", 1e-6))
+        ]
+        jobs = [job(number, number * 0.1) for number in range(300)]
+        here = Templates(preloaded=("t0",), kv_bytes=kv_bytes)
+        run = simulated(jobs, machines, Options(policy=PolicyName.FINISH_TIME), templates=here)
+        return sum(ended.worker == "w0000" for ended in run.ended[50:]) / 250
+
+    assert share(1e6) == pytest.approx(0.5, abs=0.1)
+    assert share(60e6) > 0.6
+
+
 def test_a_worker_that_is_slower_than_its_kind_is_found_out_and_gets_less() -> None:
     jobs = [job(number, number * 0.05) for number in range(600)]
     machines = [MACHINE, replace(MACHINE, slowness=3.0)]

@@ -258,6 +258,8 @@ def step_sample(
         step_ms=step_ms,
         waited_ms=waited_ms,
         predicted_ms=reuses.predicted_ms,
+        reusing_ms=reuses.reusing_ms,
+        excess_ms=reuses.excess_ms,
     )
 
 

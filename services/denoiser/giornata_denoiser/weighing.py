@@ -57,6 +57,11 @@ def predicted_ms(rows: Sequence[Row], costs: StepCosts, blocks: int) -> float:
     return costs.step_ms(step_work(shapes, modes))
 
 
+def reuses(row: Row) -> bool:
+    """Whether a row's next step may take from a template."""
+    return row.template is not None and row.region is not None and row.begun
+
+
 def step_bytes(rows: Sequence[Row], activation_bytes: float, family: Family) -> float:
     """Memory of a step of `rows`, the model's weights not counted."""
     held = sum(row_bytes(row, family) for row in rows)
@@ -120,6 +125,6 @@ def share(tokens: int, caps: Sequence[BatchCap]) -> float:
 
 
 def _modes(row: Row, blocks: int) -> tuple[Mode, ...]:
-    if row.template is None or row.region is None or not row.begun:
+    if row.template is None or not reuses(row):
         return (Mode.FULL,) * blocks
     return preferred(row.template.entries[0])

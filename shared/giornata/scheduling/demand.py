@@ -25,6 +25,8 @@ class Pace:
     """How rows take from templates there."""
     slowness: float = 1.0
     """By which this worker is slower than `costs`, which are those of all workers of its kind."""
+    loading: float = 1.0
+    """By which rows that take from templates take longer there than to compute the least, as its planner expects."""
 
     @property
     def base_ms(self) -> float:
@@ -61,7 +63,7 @@ class RowShape:
         whole = RowLoad(self.steps, full_ms, tokens=tokens)
         if not reuses or self.computed >= self.image:
             return whole
-        masked_ms = pace.row_ms(shape, self.sequences, pace.reused)
+        masked_ms = pace.loading * pace.row_ms(shape, self.sequences, pace.reused)
         if masked_ms >= full_ms:  # above the crossover the worker does not reuse
             return whole
         masked = self.sequences * (self.text + self.computed)

@@ -2,13 +2,14 @@
 
 One regression for every model and device (FlashPS, EuroSys '26, section 4.4), begun from the profile of whichever
 worker is heard first and refitted with forgetting; and for every worker by how much it is slower, so that a host that
-is throttled or shared with others is known for it. A worker of a known kind is predicted from its first moment.
+is throttled or shared with others is known for it. A worker of a known kind is predicted from its first moment. By how
+much its planner expected loads to make steps longer it tells with every step; so much longer are its next ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from giornata.planning.blocks import Mode
@@ -34,6 +35,8 @@ class _Worker:
     blocks: int
     reused: Mode
     slowness: float = 1.0
+    excess: Rate = field(default_factory=Rate)
+    """Of planned steps, in a millisecond of what rows that reuse compute at least."""
 
 
 class Estimates:
@@ -62,7 +65,11 @@ class Estimates:
         if followed is None:
             followed = self._kinds[kind] = _Followed(costs)
         for sample in samples:
-            if sample.waited_ms == 0 and sample.rows:  # else part of it was waiting for loads
+            if not sample.rows:
+                continue
+            if sample.reusing_ms:
+                worker.excess.observe(sample.reusing_ms, sample.excess_ms)
+            if sample.waited_ms == 0:  # else part of it was waiting for loads
                 worker.slowness = followed.step(sample, costs.blocks, worker.slowness)
         for load in loads:
             followed.load(load)
@@ -76,7 +83,8 @@ class Estimates:
         worker = self._workers.get(instance)
         if worker is None:
             return UNKNOWN
-        return self._kinds[worker.kind].pace(worker.blocks, worker.reused, round(worker.slowness, 2))
+        slowness, loading = round(worker.slowness, 2), round(1 + worker.excess.ms(1.0), 2)
+        return self._kinds[worker.kind].pace(worker.blocks, worker.reused, slowness, loading)
 
     def fetch_ms(self, instance: str, size_bytes: float) -> float:
         """Of reading so much of a template from disk, on a worker; 0 as long as nobody did."""
@@ -96,16 +104,16 @@ class _Followed:
     def __init__(self, costs: WorkerCosts) -> None:
         self.compute = CostModel(_record(costs.compute, COMPUTE), _record(costs.load, LOAD))
         self._disk = Rate()
-        self._paces: dict[tuple[int, Mode, float], Pace] = {}
+        self._paces: dict[tuple[int, Mode, float, float], Pace] = {}
         """With the present costs."""
 
-    def pace(self, blocks: int, reused: Mode, slowness: float) -> Pace:
+    def pace(self, blocks: int, reused: Mode, slowness: float, loading: float) -> Pace:
         """The same object for the same values, until costs are refitted."""
-        costs, key = self.compute.costs, (blocks, reused, slowness)
+        costs, key = self.compute.costs, (blocks, reused, slowness, loading)
         pace = self._paces.get(key)
         if pace is None or pace.costs is not costs:
             self._paces = {of: other for of, other in self._paces.items() if other.costs is costs}
-            pace = self._paces[key] = Pace(costs, blocks, reused, slowness)
+            pace = self._paces[key] = Pace(costs, blocks, reused, slowness, loading)
         return pace
 
     def step(self, sample: StepSample, blocks: int, slowness: float) -> float:

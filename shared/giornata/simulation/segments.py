@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from giornata.planning.blocks import Mode
 from giornata.planning.costs import Shape, Work
 from giornata.simulation.steps import SimRow
 from giornata.workers import RowProgress, StepSample
@@ -22,6 +23,8 @@ class Segment:
     step_s: float
     steps: int
     number: int
+    excess_ms: float = 0.0
+    """Of each, by which loads make it longer."""
 
     def made(self, now: float) -> int:
         """Steps that have ended."""
@@ -50,4 +53,7 @@ def sample(segment: Segment) -> StepSample:
         attention_pairs=round(work.pairs),
         assemble_ms=0.0,
         step_ms=segment.step_s * 1e3,
+        reusing_ms=sum(row.step_ms for row in segment.rows if row.mode is not Mode.FULL),
+        excess_ms=segment.excess_ms,
+        waited_ms=segment.excess_ms,
     )

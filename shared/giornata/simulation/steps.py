@@ -87,19 +87,19 @@ class StepTimes:
         self._pace, self._kv_bytes = pace, kv_bytes
         self._stretch: dict[Hashable, float] = {}
 
-    def step_ms(self, rows: Sequence[SimRow]) -> float:
-        """Of a step of `rows`, loads included."""
+    def step_ms(self, rows: Sequence[SimRow]) -> tuple[float, float]:
+        """Of a step of `rows`: computing, and waiting for loads."""
         computing = self._pace.base_ms
         for row in rows:
             computing += row.step_ms + (0.0 if row.begun else row.first_ms)
         if not self._kv_bytes:
-            return computing
+            return computing, 0.0
         templates = {row.template for row in rows if row.mode is not Mode.FULL}
         block_bytes = self._kv_bytes / self._pace.blocks
         loading = len(templates) * self._pace.blocks * self._pace.costs.load_ms(block_bytes)
         if loading <= computing:  # blocks are alike: then every load hides behind the block before
-            return computing
-        return computing * self._stretched(rows)
+            return computing, 0.0
+        return computing, computing * (self._stretched(rows) - 1)
 
     def _stretched(self, rows: Sequence[SimRow]) -> float:
         """By how much loads make a step of rows like these longer, by the planner of batches."""

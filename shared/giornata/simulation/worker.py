@@ -213,7 +213,8 @@ class SimWorker:
         rows = self.batch.admit()
         if not rows:
             return
-        step_s = self._times.step_ms(rows) / 1e3
+        computing_ms, waiting_ms = self._times.step_ms(rows)
+        step_s = (computing_ms + waiting_ms) / 1e3
         steps = min(row.left for row in rows)
         if self.machine.noise:
             spread = math.sqrt(math.log1p(self.machine.noise**2))
@@ -224,7 +225,7 @@ class SimWorker:
         coming = [since for since, _ in self.machine.busy if since > now]
         if coming:
             steps = min(steps, max(1, math.ceil((min(coming) - now) / step_s)))
-        segment = self._segment = Segment(rows, now, step_s, steps, next(self._numbers))
+        segment = self._segment = Segment(rows, now, step_s, steps, next(self._numbers), waiting_ms)
         if self._host.crowded:
             segment.step_s = math.inf  # as long as it has not ended
             self._host.compute(step_s, now, lambda ended: self._end(segment, ended))
@@ -247,7 +248,7 @@ class SimWorker:
         self.counted.busy_s += segment.steps * segment.step_s
         self.counted.steps += segment.steps
         self.counted.row_steps += segment.steps * len(segment.rows)
-        if self.machine.noise or self.machine.slowness != 1.0:
+        if self.machine.noise or self.machine.slowness != 1.0 or self._templates.kv_bytes:
             self._samples.extend([sample(segment)] * min(segment.steps, SAMPLES))
         left = []
         for row in segment.rows:

@@ -19,6 +19,7 @@ from giornata_denoiser.reuse.slabs import Slabs
 from giornata_denoiser.reuse.template import Entry
 from giornata_denoiser.reuse.uses import Use, by_sequence
 from giornata_denoiser.row import Row
+from giornata_denoiser.weighing import predicted_ms, reuses
 
 MakeSlabs = Callable[[Entry, Row, int, Correction | None], Slabs]
 """Slabs of a row's entry for a sequence that computes so many tokens, corrected or not."""
@@ -33,6 +34,10 @@ class Reuses:
     work: Work
     """What the step computes, over all blocks."""
     predicted_ms: float
+    reusing_ms: float
+    """Of that, what rows that take from templates compute at least."""
+    excess_ms: float
+    """Of that, what is beyond the least of all rows."""
     missing_bytes: int
     """Of what it takes, not yet loaded when it began."""
 
@@ -119,7 +124,15 @@ class Sources:
         if self._loader is not None:
             self._loader.schedule(self._loads(rows))
         uses = by_sequence([self._uses_of(row) for row in rows])
-        return Reuses(uses, work, max(predicted_ms, costs.step_ms(work)), missing)
+        predicted_ms = max(predicted_ms, costs.step_ms(work))
+        least_ms, reusing_ms = self._least(rows, costs)
+        return Reuses(uses, work, predicted_ms, reusing_ms, max(0.0, predicted_ms - least_ms), missing)
+
+    def _least(self, rows: Sequence[Row], costs: StepCosts) -> tuple[float, float]:
+        """What a step of `rows` computes if no load has to be waited for; of that, those who take from templates."""
+        reusing = [row for row in rows if reuses(row)]
+        alone_ms = predicted_ms(reusing, costs, self._family.blocks) - costs.compute[0] if reusing else 0.0
+        return predicted_ms(rows, costs, self._family.blocks), alone_ms
 
     def _uses_of(self, row: Row) -> tuple[Use, ...]:
         if row.recording is not None:
