@@ -1,4 +1,4 @@
-"""What choosing a worker costs the router, by the size of the fleet; and what taking in telemetry costs.
+"""What choosing a worker costs the router, by the size of the fleet; and what foretelling and taking in telemetry cost.
 
 Every worker has running edits with masks, and templates in memory; each job that is placed counts for the next one.
 With many workers the policy is asked about those with least to compute and those that have the template; `all` asks
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.forecast import finish_ms
 from giornata.scheduling.placement import LOOKED_AT, Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.workers import (
@@ -79,15 +80,17 @@ def _row(worker: int, index: int, chance: random.Random) -> RowProgress:
 
 def decisions(
     policy: PolicyName, states: Sequence[ServiceState], looked_at: int
-) -> tuple[Measured, Measured]:
-    """Milliseconds to choose a worker and count the job there, and to take in one telemetry message."""
+) -> tuple[Measured, Measured, Measured]:
+    """Milliseconds to choose a worker and count the job there, to foretell a job's finish behind others, and to take in
+    one telemetry message.
+    """
     placement = Placement(POLICIES[policy], looked_at=looked_at)
     heard = []
     for state in states:
         began = time.perf_counter()
         placement.observe(state, 0)
         heard.append((time.perf_counter() - began) * 1e3)
-    times = []
+    times, foretold = [], []
     for ticket in range(JOBS):
         shape = RowShape(text=512, image=4096, computed=600, steps=30)
         demand = Demand(CARD.name, CARD.digest, (shape,), f"t{ticket % TEMPLATES}", ticket)
@@ -96,9 +99,12 @@ def decisions(
         if worker is not None:
             placement.assign(f"j{ticket}", 1, worker, demand, 0)
         times.append((time.perf_counter() - began) * 1e3)
+        began = time.perf_counter()
+        finish_ms(placement.prospects(demand), jobs_ahead=10.0)
+        foretold.append((time.perf_counter() - began) * 1e3)
         if ticket >= len(states):  # as many jobs end as come
             placement.release(f"j{ticket - len(states)}")
-    return measured(times[WARM_UP:]), measured(heard)
+    return measured(times[WARM_UP:]), measured(foretold[WARM_UP:]), measured(heard)
 
 
 def main() -> None:
@@ -111,7 +117,7 @@ def main() -> None:
         states = fleet(workers, random.Random(SEED))  # noqa: S311 - a workload
         for policy in PolicyName:
             for looked_at in sorted({LOOKED_AT, workers}) if workers > 2 * LOOKED_AT else [workers]:
-                decision, telemetry = decisions(policy, states, looked_at)
+                decision, forecast, telemetry = decisions(policy, states, looked_at)
                 rows.append(
                     {
                         "workers": workers,
@@ -121,6 +127,7 @@ def main() -> None:
                         "p95 us": round(decision.p95_ms * 1e3, 1),
                         "aim us": AIMS_US.get(workers, "-"),
                         "paper us": PAPER_US.get(workers, "-"),
+                        "forecast us": round(forecast.p50_ms * 1e3, 1),
                         "telemetry us": round(telemetry.p50_ms * 1e3, 1),
                     }
                 )

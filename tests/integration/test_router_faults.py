@@ -259,7 +259,7 @@ async def test_rows_leave_a_worker_whose_step_does_not_end(bench: Bench, stack: 
 async def test_whoever_submits_is_told_when_and_whoever_would_end_too_late_is_refused(
     bench: Bench, stack: AsyncExitStack
 ) -> None:
-    await denoiser(stack, bench, "d1", step_s=0.01, costs=COSTS)
+    await denoiser(stack, bench, "d1", step_s=0.01, costs=COSTS, capacity=4)
     warm = make_job()
     await bench.submit(warm)
     await bench.ended(warm)

@@ -98,6 +98,14 @@ def test_an_edit_that_would_wait_too_long_is_refused_with_the_time_after_which_i
         forecasting(known(worker("d1")))[0].admit(job("b", budget_ms=1500), [job("c")])
 
 
+def test_an_edit_for_which_there_is_a_place_is_not_refused_for_the_work_of_those_beside_it() -> None:
+    made, placement, _ = forecasting(known(worker("d1", capacity=2)), max_wait_s=1.0)
+    placement.assign("w", 1, "d1", DEMAND, 0)
+    made.admit(job("a"), [])
+    with pytest.raises(QueueTooLong):
+        made.admit(job("b", n=2), [])
+
+
 def test_an_edit_is_not_refused_for_what_it_may_take_itself() -> None:
     made, _, _ = forecasting(known(worker("d1")), max_wait_s=1.0)
     made.admit(job("a", n=4, budget_ms=1000), [])

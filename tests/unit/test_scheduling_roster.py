@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,5 +74,12 @@ def test_those_with_least_to_compute_among_all_and_among_holders(
         near = [one.name for one in ordered][:KEPT]
         found = [one.name for one in roster.least(KEPT, excluded, template)]
         assert found == list(dict.fromkeys(near + having))
+    everyone = sorted(members.values(), key=lambda one: (held(one).work_ms, one.name))
+    for count in (1, 3, 100):
+        sampled = roster.sample(count)
+        places = [everyone.index(one) for one, _ in sampled]
+        assert places == sorted(places)
+        assert sum(number for _, number in sampled) == pytest.approx(len(everyone))
+        assert len(sampled) >= min(count, len(everyone))
     for demand in (DEMAND, replace(DEMAND, shapes=(SHAPE,) * 3), replace(DEMAND, alone=True)):
         assert roster.has_room(demand, excluded) is any(demand.fits(held(o).rows, CAPACITY) for o in able)

@@ -48,6 +48,8 @@ class Forecasting:
             return
         before = [other for other in unplaced if _comes_first(other.priority, job.priority)]
         ahead = [entry for entry in self._line if _comes_first(entry.turn.priority, job.priority)]
+        if not ahead and not before and self._placement.has_room(demand):
+            return
         amount = sum(size(entry.demand) for entry in ahead) / size(demand) + len(before)
         prospects = self._placement.prospects(demand)
         finish = finish_ms(prospects, amount)

@@ -14,12 +14,14 @@ from giornata.scheduling.demand import Demand
 
 
 class Prospect(NamedTuple):
-    """One worker."""
+    """One worker, or several alike."""
 
     drained_ms: float
     """Until all that it has is computed, from now."""
     job_ms: float
     """That a job takes there."""
+    workers: float = 1.0
+    """For which it stands."""
 
 
 def finish_ms(prospects: Iterable[Prospect], jobs_ahead: float) -> float | None:
@@ -35,7 +37,7 @@ def finish_ms(prospects: Iterable[Prospect], jobs_ahead: float) -> float | None:
     alone_ms = min(worker.job_ms for worker in workers)
     level_ms, rate, left = workers[0].drained_ms, 0.0, jobs_ahead + 1.0
     for index, worker in enumerate(workers):
-        rate += 1.0 / worker.job_ms
+        rate += worker.workers / worker.job_ms
         following = workers[index + 1].drained_ms if index + 1 < len(workers) else float("inf")
         room = (following - level_ms) * rate
         if room >= left:

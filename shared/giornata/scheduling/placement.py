@@ -29,6 +29,9 @@ LOOKED_AT: Final = 16
 template.
 """
 
+SAMPLED: Final = 64
+"""Of many workers, how many a forecast is made of."""
+
 
 @dataclass(frozen=True)
 class Patience:
@@ -139,11 +142,14 @@ class Placement:
         return {worker.name for worker in self._serving(demand).least(1, excluded)}
 
     def prospects(self, demand: Demand) -> list[Prospect]:
-        """Of every worker that serves `demand`, however busy it is, and of which one knows how fast it is."""
+        """Of workers that serve `demand`, however busy they are, and of which one knows how fast they are.
+
+        Of many, some stand for others that have about as much to compute.
+        """
         weigh = Weighing(demand)
         return [
-            Prospect(worker.held.outlook.drained_ms, weigh.work_ms(worker))
-            for worker in self._serving(demand).all()
+            Prospect(worker.held.outlook.drained_ms, weigh.work_ms(worker), number)
+            for worker, number in self._serving(demand).sample(SAMPLED)
             if worker.held is not None and worker.known
         ]
 

@@ -40,6 +40,10 @@ class _Order:
     def __iter__(self) -> Iterator[str]:
         return (name for _, name in self._places)
 
+    def every(self, step: int) -> list[str]:
+        """The middle one of each so many."""
+        return [name for _, name in self._places[(step - 1) // 2 :: step]]
+
     def of(self, name: str) -> tuple[float, str]:
         """Its place, to compare with others'."""
         return self._values[name], name
@@ -95,6 +99,12 @@ class Roster:
     def all(self, excluded: Collection[str] = ()) -> list[Occupancy]:
         """Every one but those excluded, least to compute first."""
         return [self._members[name] for name in self._ordered(excluded)]
+
+    def sample(self, count: int) -> list[tuple[Occupancy, float]]:
+        """About so many, each with how many it stands for: every n-th in the order of what they have to compute."""
+        self._settle()
+        names = self._work.every(max(1, len(self._members) // count))
+        return [(self._members[name], len(self._members) / len(names)) for name in names]
 
     def least(
         self, count: int, excluded: Collection[str] = (), template: str | None = None
