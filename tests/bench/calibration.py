@@ -40,6 +40,8 @@ STEPS: Final = 30
 WARM: Final = 2
 """Edits alone that are not counted."""
 IDLE_S: Final = 5.0
+SETTLED_S: Final = 1.5
+"""After which the router knows of denoisers what the launcher does, and a round's rows are told of no more."""
 ALONE_S: Final = 30.0
 """Within which the others' absence is noticed, and their return."""
 
@@ -175,6 +177,7 @@ async def _one_denoiser(stack: Stack, number: int) -> AsyncIterator[None]:
             return len(fleet.ready(ServiceName.DENOISER)) == count
 
         await stack.watch.until(enough, ALONE_S, lambda _: f"there are never {count} denoisers")
+        await asyncio.sleep(SETTLED_S)
 
     others = [name for place, name in enumerate(names) if place != number % len(names)]
     for name in others:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import torch
 from safetensors.numpy import load
 
@@ -90,16 +92,43 @@ def _tokens(image: bytes, mask: bytes, card: ModelCard) -> tuple[int, int]:
     return found.tokens, found.tokens if where is None else len(where.computed)
 
 
-def check_work(jobs: Sequence[Job], heard: Heard) -> None:
-    """Whether denoisers were given the work that is simulated.
+def check_work(jobs: Sequence[Job], heard: Heard) -> int:
+    """Whether denoisers were given the work that is simulated; how many rows they computed in full that could reuse.
+
+    A denoiser does so where it expects nothing of reuse, and it expects by the costs that it measured at its start.
 
     Raises:
         SystemExit: a row that they told of is none of the jobs'.
     """
     known = Counter((shape.computed, shape.steps) for job in jobs for shape in job.demand.shapes)
     told = Counter((row.computed_tokens or row.tokens, row.steps) for row in heard.rows.values())
-    if unknown := told - known:
-        raise SystemExit(f"denoisers had rows that are not simulated, (tokens, steps): {dict(unknown)}")
+    unknown, in_full = (
+        told - known,
+        Counter(row.steps for row in heard.rows.values() if not row.computed_tokens),
+    )
+    for tokens, steps in unknown.elements():
+        others = [(computed, count) for computed, count in known - told if count == steps]
+        if not in_full[steps] or not others:
+            raise SystemExit(
+                f"denoisers had a row of {tokens} tokens and {steps} steps that is not simulated"
+            )
+        in_full[steps] -= 1
+        known[others[0]] -= 1
+    return unknown.total()
+
+
+@dataclass(frozen=True)
+class Live:
+    """A live run."""
+
+    jobs: Sequence[Job]
+    """Its requests, as the simulator takes them."""
+    latencies: Sequence[float]
+    """In seconds."""
+    in_full: int
+    """Rows that were computed in full though they could reuse."""
+    stolen: float
+    """Cores that other guests of the machine took."""
 
 
 @dataclass(frozen=True)
@@ -133,16 +162,18 @@ class Bench:
         jobs = jobs_of(alone, self.pictures, self.card, self.heard.text)
         return calibrated(rounds, self.heard, jobs, self.templates, self.rest)
 
-    async def live(self, rate: float) -> tuple[list[Job], list[float]]:
-        """Requests by chance at `rate` a second, as the simulator takes them, and their latencies in seconds."""
+    async def live(self, rate: float) -> Live:
+        """Requests by chance at `rate` a second."""
         requests = draw(
             arrival_times(rate, self.options.seconds, self.options.seed), self.work, self.options.seed
         )
         self.heard.rows.clear()
+        began_s, stolen_s = time.perf_counter(), psutil.cpu_times().steal
         outcomes = await served([self.stack.url], requests, self.pictures)
+        took_s, stolen_s = time.perf_counter() - began_s, psutil.cpu_times().steal - stolen_s
         jobs = jobs_of(requests, self.pictures, self.card, self.heard.text)
-        check_work(jobs, self.heard)
-        return jobs, [outcome.latency_s for outcome in outcomes]
+        latencies = [outcome.latency_s for outcome in outcomes]
+        return Live(jobs, latencies, check_work(jobs, self.heard), stolen_s / took_s)
 
 
 async def main(arguments: Sequence[str] | None = None) -> None:
@@ -164,14 +195,16 @@ async def main(arguments: Sequence[str] | None = None) -> None:
             bench = Bench(stack, heard, options, work, pictures, card, rest)
             rounds = [await bench.round(0)]
             for number, share in enumerate(options.shares):
-                jobs, live = await bench.live(share * most)
+                live = await bench.live(share * most)
                 rounds.append(await bench.round(number + 1))
                 known = bench.calibrated(rounds[-2:])
-                told = simulated(jobs, known, options.denoisers, bench.templates, options.simulations)
-                lines.append(_line(share, share * most, live, told))
-                calibrations.append(_known(known))
+                told = simulated(live.jobs, known, options.denoisers, bench.templates, options.simulations)
+                lines.append(_line(share, share * most, live.latencies, told))
+                calibrations.append(
+                    _known(known) | {"live_in_full": live.in_full, "live_stolen_cores": round(live.stolen, 3)}
+                )
                 print(*(f"{name} {value}" for name, value in lines[-1].items()), sep=", ", flush=True)
-                for name, values in (("live", live), ("simulated", told)):
+                for name, values in (("live", live.latencies), ("simulated", told)):
                     curves[f"{name}, {share:g}"] = _distribution(values)
     OUT.mkdir(parents=True, exist_ok=True)
     chart = svg(

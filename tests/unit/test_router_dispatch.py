@@ -17,7 +17,15 @@ from giornata.scheduling.line import Turn
 from giornata.scheduling.placement import UNLISTED_S, Placement
 from giornata.scheduling.policies import Candidate, finish_time
 from giornata.scheduling.serving import MAX_PASSED
-from giornata.workers import QueueState
+from giornata.workers import (
+    CostFit,
+    LoadSample,
+    QueueState,
+    ServiceState,
+    TemplateCounters,
+    Tier,
+    WorkerCosts,
+)
 from giornata_router.dispatch import Dispatch, Silence
 from tests.unit.test_scheduling_placement import DEMAND, SHAPE, row, worker
 
@@ -203,14 +211,27 @@ async def test_after_a_reconnect_everybody_has_time_to_be_heard() -> None:
         assert report.done()
 
 
-async def test_the_worker_that_was_likely_is_given_if_it_still_has_room() -> None:
-    dispatch = Dispatch(Placement(finish_time))
-    assert dispatch.likely(DEMAND) is None
-    dispatch.observe(worker("d1", capacity=1))
-    assert dispatch.likely(DEMAND) == "d1"
-    dispatch.observe(worker("d0", row("other", 8, 9), capacity=2))
-    assert await dispatch.acquire("a", 1, DEMAND, Turn(), preferred="d0") == "d0"
-    assert await dispatch.acquire("b", 1, DEMAND, Turn(), preferred="d0") == "d1"
+async def test_the_worker_that_reads_the_template_is_given_unless_it_has_become_busy() -> None:
+    dispatch, demand = Dispatch(Placement(finish_time)), replace(DEMAND, template="t")
+    assert dispatch.likely(demand) is None
+    dispatch.observe(reading("d0"))
+    dispatch.observe(reading("d1"))
+    assert await dispatch.acquire("a", 1, demand, Turn(), fetching="d1") == "d1"
+    assert await dispatch.acquire("b", 1, demand, Turn(), fetching="d1") == "d0", "a second read ends sooner"
+    assert await dispatch.acquire("c", 1, demand, Turn(), fetching="d0") == "d0"
     dispatch.refuse("d1")
-    dispatch.release("b")
-    assert dispatch.likely(DEMAND) is None
+    assert dispatch.likely(demand) == "d0"
+
+
+def reading(name: str) -> ServiceState:
+    """A worker that has a template on disk; reading it takes a tenth of an edit's time."""
+    fit = CostFit(weights=(0.0, 0.0, 1.0, 0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
+    state = worker(name)
+    assert state.worker is not None
+    told = {
+        "costs": WorkerCosts(compute=fit, load=fit.model_copy(update={"weights": (0.0, 0.0)}), device="cpu"),
+        "loads": (LoadSample(tier=Tier.DISK, size_bytes=1000, load_ms=16.0),),
+        "resident": {Tier.DISK: ("t",)},
+        "templates": TemplateCounters(disk_bytes=1000),
+    }
+    return state.model_copy(update={"worker": state.worker.model_copy(update=told)})

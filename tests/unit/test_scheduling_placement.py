@@ -224,3 +224,5 @@ def test_reading_a_template_from_disk_takes_what_reads_have_taken() -> None:
         "d1": (Tier.DISK, pytest.approx(10.0)),
         "d2": (Tier.MEMORY, 0.0),
     }
+    fleet.choose(replace(DEMAND, template="t"), fetching="d1")
+    assert {c.instance: c.fetch_ms for c in seen} == {"d1": 0.0, "d2": 0.0}, "it is being read there"

@@ -98,16 +98,16 @@ class Dispatch:
         return self.placement.choose(demand, self._refused)
 
     async def acquire(
-        self, job_id: str, attempt: int, demand: Demand, turn: Turn, *, preferred: str | None = None
+        self, job_id: str, attempt: int, demand: Demand, turn: Turn, *, fetching: str | None = None
     ) -> str:
         """Wait for a worker with room; the demand counts as assigned to it from this moment.
 
-        Where `preferred` has room, it is the one.
+        `fetching` has been told to read its template from disk.
         """
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         if turn.finish_by_s is not None:
             turn = replace(turn, takes_s=self.placement.least_ms(demand) / 1e3)
-        self.line.join(job_id, demand, turn, time.monotonic(), preferred)
+        self.line.join(job_id, demand, turn, time.monotonic(), fetching)
         self._waiting[job_id] = _Waiting(attempt, future)
         self._serve()
         try:

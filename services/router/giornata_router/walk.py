@@ -194,13 +194,13 @@ class Walk:
         return worker
 
     async def _assign(self, inspection: Inspection, encoding: Encoding, likely: str | None) -> None:
-        """Choose a worker, `likely` if it has room, and write down that it owns the next attempt."""
+        """Choose a worker, and write down that it owns the next attempt; `likely` may be reading its template."""
         job, demand = self._job, self._demand(inspection)
         turn = Turn(job.priority, job.tenant, job.weight, self._denoised_by_s(demand))
         self._doing = "waiting for a worker with room"
         with self._ledger.timing("queue"):
             worker = await self._tools.dispatch.acquire(
-                job.job_id, self._record.attempt + 1, demand, turn, preferred=likely
+                job.job_id, self._record.attempt + 1, demand, turn, fetching=likely
             )
         await self._change(
             lambda r: transitions.assigned(r, worker, inspection, encoding, self._ledger.times())

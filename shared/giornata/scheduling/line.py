@@ -51,8 +51,8 @@ class Entry:
     """Start tag, in row steps over weight."""
     passed: int = 0
     """Later jobs of the same model that were served first, since they needed less room."""
-    preferred: str | None = None
-    """The worker that it gets if that has room."""
+    fetching: str | None = None
+    """The worker that was told to read its template from disk, as the likely one."""
 
     def asked(self, now: float) -> Demand:
         """What it asks of a worker, with the time that is left."""
@@ -90,9 +90,7 @@ class Line:
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._entries
 
-    def join(
-        self, job_id: str, demand: Demand, turn: Turn, now: float, preferred: str | None = None
-    ) -> Entry:
+    def join(self, job_id: str, demand: Demand, turn: Turn, now: float, fetching: str | None = None) -> Entry:
         """At the place that is its tenant's turn; the demand's ticket is given here.
 
         Raises:
@@ -103,7 +101,7 @@ class Line:
         tag = max(self._virtual, self._ends.get(turn.tenant, 0.0))
         self._ends[turn.tenant] = tag + max(1, demand.steps) / turn.weight
         given = replace(demand, ticket=next(self._tickets))
-        entry = Entry(job_id, given, turn, now, tag, preferred=preferred)
+        entry = Entry(job_id, given, turn, now, tag, fetching=fetching)
         self._entries[job_id] = entry
         self._models[demand.model, demand.model_digest] += 1
         return entry

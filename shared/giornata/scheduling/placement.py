@@ -128,13 +128,19 @@ class Placement:
         return self._serving(demand).has_room(demand, excluded)
 
     def choose(
-        self, demand: Demand, excluded: Collection[str] = (), preferred: str | None = None
+        self, demand: Demand, excluded: Collection[str] = (), fetching: str | None = None
     ) -> str | None:
-        """`preferred` if it has room, else the policy's worker for `demand`, or None while the job should wait."""
-        worker = None if preferred in excluded else self._serving(demand).get(preferred)
-        if worker and worker.held and demand.fits(worker.held.rows, worker.shown.capacity_rows):
-            return worker.name
-        chosen = self._policy(self._candidates(demand, excluded), demand)
+        """The policy's worker for `demand`, or None while the job should wait.
+
+        Args:
+            demand: of a job.
+            excluded: workers that are not asked.
+            fetching: one that was told to read the job's template from disk, which is not waited for there.
+        """
+        candidates = self._candidates(demand, excluded)
+        if fetching is not None:
+            candidates = [c._replace(fetch_ms=0.0) if c.instance == fetching else c for c in candidates]
+        chosen = self._policy(candidates, demand)
         return chosen.instance if chosen else None
 
     def soonest(self, demand: Demand, excluded: Collection[str] = ()) -> set[str]:

@@ -51,7 +51,7 @@ def serve(
         demand, model = entry.asked(now), entry.demand.model_digest
         if demand.rows >= too_many.get(model, demand.rows + 1):
             continue
-        worker = placement.choose(demand, excluded, entry.preferred)
+        worker = placement.choose(demand, excluded, entry.fetching)
         if worker is not None:
             line.leave(entry.job_id, served=True)
             if model in left:
