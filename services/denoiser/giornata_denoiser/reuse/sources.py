@@ -130,9 +130,10 @@ class Sources:
 
     def _least(self, rows: Sequence[Row], costs: StepCosts) -> tuple[float, float]:
         """What a step of `rows` computes if no load has to be waited for; of that, those who take from templates."""
-        reusing = [row for row in rows if reuses(row)]
-        alone_ms = predicted_ms(reusing, costs, self._family.blocks) - costs.compute[0] if reusing else 0.0
-        return predicted_ms(rows, costs, self._family.blocks), alone_ms
+        base_ms = costs.compute[0]
+        each_ms = [predicted_ms([row], costs, self._family.blocks) - base_ms for row in rows]
+        reusing_ms = sum(ms for row, ms in zip(rows, each_ms, strict=True) if reuses(row))
+        return base_ms + sum(each_ms), reusing_ms
 
     def _uses_of(self, row: Row) -> tuple[Use, ...]:
         if row.recording is not None:
