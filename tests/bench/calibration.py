@@ -25,8 +25,9 @@ from giornata import bus, subjects
 from giornata.fleet import Fleet
 from giornata.loadgen.workload import Request
 from giornata.permissions import User
-from giornata.planning.costs import COMPUTE, StepCosts, Work
+from giornata.planning.costs import COMPUTE, StepCosts
 from giornata.planning.regression import Fit, fit
+from giornata.scheduling.estimates import work_of
 from giornata.simulation.jobs import Job
 from giornata.simulation.machines import Machine
 from giornata.simulation.simulator import Options, Simulation, Stages
@@ -221,7 +222,7 @@ def _relay_s(stack: Stack) -> float:
 
 def steps(samples: Sequence[StepSample], blocks: int) -> tuple[Fit, float]:
     """What steps cost, all together what was measured, and by how much equal ones differ."""
-    features = np.array([_work(sample, blocks).features for sample in samples])
+    features = np.array([work_of(sample, blocks).features for sample in samples])
     times = np.array([sample.step_ms for sample in samples])
     found = fit(COMPUTE, features, times, relative=True)
     scale = float(times.sum() / (features @ np.array(found.weights)).sum())
@@ -230,13 +231,8 @@ def steps(samples: Sequence[StepSample], blocks: int) -> tuple[Fit, float]:
 
 
 def _slowness(samples: Sequence[StepSample], known: Fit, blocks: int) -> float:
-    works = (_work(sample, blocks) for sample in samples)
+    works = (work_of(sample, blocks) for sample in samples)
     return sum(sample.step_ms for sample in samples) / sum(StepCosts(known.weights).step_ms(w) for w in works)
-
-
-def _work(sample: StepSample, blocks: int) -> Work:
-    tokens = sample.image_tokens + sample.text_tokens
-    return Work(sample.sequences, tokens, sample.projected_tokens, sample.attention_pairs) * blocks
 
 
 def calibrated(

@@ -25,7 +25,7 @@ from safetensors.numpy import load
 from deploy.launcher.model import TRAINED
 from deploy.launcher.stack import Stack
 from giornata.loadgen.arrivals import arrival_times
-from giornata.loadgen.charts import Drawn, svg
+from giornata.loadgen.charts import Drawn, Points, distribution, svg
 from giornata.loadgen.statistics import Spread, spread
 from giornata.loadgen.workload import Request, Workload, draw
 from giornata.models import ModelCard, read_model_card
@@ -102,10 +102,8 @@ def check_work(jobs: Sequence[Job], heard: Heard) -> int:
     """
     known = Counter((shape.computed, shape.steps) for job in jobs for shape in job.demand.shapes)
     told = Counter((row.computed_tokens or row.tokens, row.steps) for row in heard.rows.values())
-    unknown, in_full = (
-        told - known,
-        Counter(row.steps for row in heard.rows.values() if not row.computed_tokens),
-    )
+    in_full = Counter(row.steps for row in heard.rows.values() if not row.computed_tokens)
+    unknown = told - known
     for tokens, steps in unknown.elements():
         others = [(computed, count) for computed, count in known - told if count == steps]
         if not in_full[steps] or not others:
@@ -183,7 +181,7 @@ async def main(arguments: Sequence[str] | None = None) -> None:
     burst = draw([0.0] * options.burst, work, options.seed + 1)
     lines: list[dict[str, Any]] = []
     calibrations: list[dict[str, Any]] = []
-    curves: dict[str, list[tuple[float, float]]] = {}
+    curves: dict[str, Points] = {}
     with tempfile.TemporaryDirectory(prefix="gio-") as folder:
         await record(Path(folder), burst, pictures)
         async with listening(options.denoisers, Path(folder)) as (stack, heard):
@@ -205,7 +203,7 @@ async def main(arguments: Sequence[str] | None = None) -> None:
                 )
                 print(*(f"{name} {value}" for name, value in lines[-1].items()), sep=", ", flush=True)
                 for name, values in (("live", live.latencies), ("simulated", told)):
-                    curves[f"{name}, {share:g}"] = _distribution(values)
+                    curves[f"{name}, {share:g}"] = distribution(values)
     OUT.mkdir(parents=True, exist_ok=True)
     chart = svg(
         "Share of requests that have ended", "seconds", "share", curves, logarithmic=False, drawn=Drawn.LINE
@@ -237,11 +235,6 @@ def _known(known: Calibration) -> dict[str, Any]:
         "relay_ms": round(known.stages.relay_ms, 1),
         "hops_ms": round(known.stages.hops_ms, 1),
     }
-
-
-def _distribution(values: Sequence[float]) -> list[tuple[float, float]]:
-    ordered = sorted(values)
-    return [(value, (place + 1) / len(ordered)) for place, value in enumerate(ordered)]
 
 
 def _line(share: float, rate: float, live: Sequence[float], told: Sequence[float]) -> dict[str, Any]:

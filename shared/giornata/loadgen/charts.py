@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from html import escape
 from math import ceil, floor, log10
@@ -14,6 +14,22 @@ WIDTH, HEIGHT = 720, 420
 LEFT, RIGHT, TOP, BOTTOM = 70, 210, 40, 50
 COLOURS: Final = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#555555")
 """Paul Tol's bright scheme: told apart by the colour-blind too."""
+
+
+POINTS: Final = 400
+"""About as many as a line shows."""
+
+
+def distribution(values: Iterable[float]) -> Points:
+    """Each value, in order, and the share of all that are no larger."""
+    ordered = sorted(values)
+    return [(value, (place + 1) / len(ordered)) for place, value in enumerate(ordered)]
+
+
+def thinned(points: Points) -> Points:
+    """Every n-th, and the last one, so that there are about :data:`POINTS`."""
+    every = max(1, len(points) // POINTS)
+    return [*points[::every], *points[-1:]]
 
 
 class Drawn(Enum):

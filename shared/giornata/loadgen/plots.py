@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from giornata.loadgen.charts import Drawn, Points, svg
+from giornata.loadgen.charts import Drawn, Points, distribution, svg, thinned
 from giornata.loadgen.report import Run
 from giornata.loadgen.statistics import Figures
 
-POINTS = 400
-"""Most points of a curve of shares."""
 LEAST_S = 1e-4
 """A latency below it is drawn there: the axis is logarithmic."""
 
@@ -76,10 +74,7 @@ def _latencies(run: Run) -> Points:
 
 
 def _cdf(points: Points) -> Points:
-    latencies = sorted(latency for _, latency in points)
-    every = max(1, len(latencies) // POINTS)
-    kept = [(latency, (place + 1) / len(latencies)) for place, latency in enumerate(latencies)]
-    return [*kept[::every], *kept[-1:]] if kept else []
+    return thinned(distribution(latency for _, latency in points))
 
 
 def _percentiles(runs: Sequence[Run]) -> dict[str, Points]:

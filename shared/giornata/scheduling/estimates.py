@@ -118,8 +118,7 @@ class _Followed:
 
     def step(self, sample: StepSample, blocks: int, slowness: float) -> float:
         """Take in a step; how slow its worker is after that."""
-        tokens = sample.image_tokens + sample.text_tokens
-        work = Work(sample.sequences, tokens, sample.projected_tokens, sample.attention_pairs) * blocks
+        work = work_of(sample, blocks)
         ratio = sample.step_ms / max(1e-6, self.compute.costs.step_ms(work))
         self.compute.observe_step(work, sample.step_ms)
         bounded = min(SLOWEST, max(1 / SLOWEST, ratio))
@@ -134,6 +133,12 @@ class _Followed:
 
     def fetch_ms(self, size_bytes: float) -> float:
         return self._disk.ms(size_bytes)
+
+
+def work_of(sample: StepSample, blocks: int) -> Work:
+    """What a step computed in all of so many blocks, of which its sample tells means."""
+    tokens = sample.image_tokens + sample.text_tokens
+    return Work(sample.sequences, tokens, sample.projected_tokens, sample.attention_pairs) * blocks
 
 
 def _record(fit: CostFit, names: tuple[str, ...]) -> FitRecord:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import count
 from typing import Final
 
 from giornata.simulation.clock import Action, Clock
@@ -31,8 +30,8 @@ class Host:
         self._clock, self._cores = clock, cores
         self._tasks: list[_Task] = []
         self._since_s = 0.0
-        self._numbers = count()
-        self._planned = -1
+        self._plans = 0
+        """Made so far; the latest one is in force."""
 
     @property
     def crowded(self) -> bool:
@@ -60,13 +59,13 @@ class Host:
 
     def _plan(self, now: float) -> None:
         """For the first one to be done, if nobody else comes before that."""
-        self._planned = number = next(self._numbers)
+        self._plans = number = self._plans + 1
         if self._tasks:
             soonest_s = max(0.0, min(task.left_s for task in self._tasks)) / self._pace
             self._clock.at(now + soonest_s, lambda then: self._due(number, then))
 
     def _due(self, number: int, now: float) -> None:
-        if number != self._planned:
+        if number != self._plans:
             return
         self._advance(now)
         done = [task for task in self._tasks if task.left_s <= EPSILON_S]

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from giornata.loadgen.charts import Drawn, Points, svg
+from giornata.loadgen.charts import Drawn, Points, distribution, svg, thinned
 from giornata.simulation.results import Run, Summary
 
-POINTS = 400
-"""Most points of one curve."""
 LEAST_S = 1e-4
 """A latency below it is drawn there: the axis is logarithmic."""
 
@@ -33,9 +31,9 @@ def charts(runs: Sequence[Simulated], warmup_s: float) -> dict[str, str]:
     first = [run for run in runs if run.seed == runs[0].seed]
     several = len({run.rate for run in runs}) > 1
     names = {id(r): f"{r.policy} {r.rate:g}/s" if several else r.policy for r in first}
-    cdfs = {names[id(r)]: _cdf(r.run.latencies(warmup_s)) for r in first}
-    queues = {names[id(r)]: _thinned([(m.at_s, float(m.waiting)) for m in r.run.moments]) for r in first}
-    inside = {names[id(r)]: _thinned([(m.at_s, float(m.unfinished)) for m in r.run.moments]) for r in first}
+    cdfs = {names[id(r)]: thinned(distribution(r.run.latencies(warmup_s))) for r in first}
+    queues = {names[id(r)]: thinned([(m.at_s, float(m.waiting)) for m in r.run.moments]) for r in first}
+    inside = {names[id(r)]: thinned([(m.at_s, float(m.unfinished)) for m in r.run.moments]) for r in first}
     found = {
         "latency_cdf.svg": svg(
             "Jobs ended within", "seconds", "share", cdfs, logarithmic=False, drawn=Drawn.LINE
@@ -101,13 +99,3 @@ def _means(runs: Sequence[Simulated], name: str) -> Mapping[str, Points]:
 def _hit_share(figures: Summary) -> float:
     found = figures.hits_memory + figures.hits_disk
     return found / max(1, found + figures.misses)
-
-
-def _cdf(latencies: Sequence[float]) -> Points:
-    ordered = sorted(latencies)
-    return _thinned([(latency, (place + 1) / len(ordered)) for place, latency in enumerate(ordered)])
-
-
-def _thinned(points: Points) -> Points:
-    every = max(1, len(points) // POINTS)
-    return [*points[::every], *points[-1:]]

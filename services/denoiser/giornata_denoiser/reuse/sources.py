@@ -118,15 +118,15 @@ class Sources:
             self._advance(row)
         self._look_ahead(rows)
         costs = self._costs()
-        predicted_ms = self._plan(rows, costs)
+        planned_ms = self._plan(rows, costs)
         work = step_work(*self._computed(rows))
         missing = sum(self._served[row.key].missing_bytes for row in rows if row.key in self._served)
         if self._loader is not None:
             self._loader.schedule(self._loads(rows))
         uses = by_sequence([self._uses_of(row) for row in rows])
-        predicted_ms = max(predicted_ms, costs.step_ms(work))
+        expected_ms = max(planned_ms, costs.step_ms(work))
         least_ms, reusing_ms = self._least(rows, costs)
-        return Reuses(uses, work, predicted_ms, reusing_ms, max(0.0, predicted_ms - least_ms), missing)
+        return Reuses(uses, work, expected_ms, reusing_ms, max(0.0, expected_ms - least_ms), missing)
 
     def _least(self, rows: Sequence[Row], costs: StepCosts) -> tuple[float, float]:
         """What a step of `rows` computes if no load has to be waited for; of that, those who take from templates."""
