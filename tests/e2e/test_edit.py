@@ -195,7 +195,7 @@ async def test_openais_client_edits_plain_and_streamed(stack: LiveStack) -> None
             "image": ("image.png", file(scene()), "image/png"),
             "mask": ("mask.png", file(box()), "image/png"),
             "prompt": "a red hat",
-            "extra_body": {"num_inference_steps": 3, "seed": 7},
+            "extra_body": {"num_inference_steps": 3, "seed": 7, "reuse": "off"},
         }
         answer = await client.images.edit(**arguments)
         assert answer.data

@@ -30,6 +30,7 @@ from giornata.events import PREVIEW_BYTES, DenoisedEvent, PreviewEvent, StepEven
 from giornata.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, Row
 from giornata.messages import CancelRows, RunAnswer, RunReply, RunRequest
 from giornata.models import Family
+from giornata.planning.batch import PlannerName
 from giornata.records import Records
 from giornata.requests import EditParameters, resolve
 from giornata.workers import ServiceName, ServiceState, StepSample
@@ -538,6 +539,7 @@ async def test_hit_and_miss_begin_from_the_same_noise(bench: Bench) -> None:
         await bench.report()
         (missed,) = await bench.latents(request)
     options: dict[str, Any] = {"template_policy": "inline", "template_bits": 0, "template_correction": False}
+    options["planner"] = PlannerName.KV  # whose choice follows no measured costs
     async with bench.worker(**options) as worker:
         request = await bench.job(worker, reuse="strict", painted=[0], steps=2)
         await bench.run(worker, request)
