@@ -81,7 +81,7 @@ class PreviewEvent(Wire):
 class DenoisedEvent(Wire):
     """denoiser → router: the record now holds the outcome of all rows of this attempt, or their state at a drain.
 
-    In the same revision the denoiser sets the record's `owner` to None: nobody has the rows any more.
+    In the same revision the denoiser sets their `worker` to None: nobody has them any more.
     """
 
     job_id: str

@@ -6,7 +6,9 @@ job record lives in JetStream's key-value store, is changed by revision only, an
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -190,6 +192,12 @@ class Row(Wire):
 
     index: int
     seed: int
+    attempt: int = 0
+    """Number of the attempt that it is part of, or was last; 0 before its first. A report of another is void."""
+    worker: str | None = None
+    """Denoiser that has it in this attempt; None while nobody has it."""
+    failures: int = 0
+    """Attempts at it that were lost: the worker died, fell silent or stalled."""
     resume: RowState | None = None
     """Where a drained or migrated row goes on."""
     latents: BlobRef | None = None
@@ -230,19 +238,35 @@ class ComputeTimes(Wire):
     paste: float = 0.0
 
 
+class Assignment(NamedTuple):
+    """Rows of a job that one denoiser was given together."""
+
+    attempt: int
+    worker: str
+    rows: tuple[int, ...]
+    """Their indices."""
+
+
+def assignments(rows: Iterable[Row]) -> tuple[Assignment, ...]:
+    """Who has which of `rows`, oldest attempt first."""
+    held: dict[tuple[int, str], list[int]] = {}
+    for row in rows:
+        if row.worker is not None:
+            held.setdefault((row.attempt, row.worker), []).append(row.index)
+    return tuple(
+        Assignment(attempt, worker, tuple(found)) for (attempt, worker), found in sorted(held.items())
+    )
+
+
 class JobRecord(Wire):
     """The truth about a job. Changed by revision; `completed`, `failed` and `cancelled` are written once."""
 
     job: Job
     state: JobState = JobState.QUEUED
     attempt: int = 0
-    """Counts assignments to a denoiser; a report of an older attempt is discarded."""
-    failures: int = 0
-    """Attempts that were lost: the worker died, fell silent or stalled."""
+    """Counts attempts: rows that one denoiser was given together. Those of one job may be computed side by side."""
     causes: tuple[str, ...] = ()
-    """How each of them was lost."""
-    owner: str | None = None
-    """Worker that has the rows of this attempt."""
+    """How each attempt was lost that was lost."""
     cancel: bool = False
     """Somebody asked to cancel."""
     inspection: Inspection | None = None
@@ -259,6 +283,16 @@ class JobRecord(Wire):
     def pending_rows(self) -> tuple[Row, ...]:
         """Rows that a denoiser still has to compute."""
         return tuple(row for row in self.rows if row.latents is None and row.error is None)
+
+    @property
+    def failures(self) -> int:
+        """Attempts that were lost."""
+        return len(self.causes)
+
+    @property
+    def assignments(self) -> tuple[Assignment, ...]:
+        """Who has rows now, oldest attempt first."""
+        return assignments(self.rows)
 
     @property
     def slo_met(self) -> bool | None:

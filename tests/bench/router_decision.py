@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.forecast import finish_ms
+from giornata.scheduling.forecast import computed
 from giornata.scheduling.placement import LOOKED_AT, Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.workers import (
@@ -100,10 +100,10 @@ def decisions(
             placement.assign(f"j{ticket}", 1, worker, demand, 0)
         times.append((time.perf_counter() - began) * 1e3)
         began = time.perf_counter()
-        finish_ms(placement.prospects(demand), jobs_ahead=10.0)
+        computed(placement.prospects(demand), ahead=10.0, rows=1.0)
         foretold.append((time.perf_counter() - began) * 1e3)
         if ticket >= len(states):  # as many jobs end as come
-            placement.release(f"j{ticket - len(states)}")
+            placement.release(f"j{ticket - len(states)}", 1)
     return measured(times[WARM_UP:]), measured(foretold[WARM_UP:]), measured(heard)
 
 

@@ -4,7 +4,8 @@ FlashPS's setting (EuroSys '26, section 6.5): 8 workers with the published step 
 production's masks and step counts, every template in memory. Jobs arrive by chance, 0.25 to 0.5 a second a worker,
 or in bursts, as in a real trace. The baselines bind a job to a worker at its arrival, as in the paper; ours keeps it
 in the router's line until a worker has a place. Then templates with Zipf popularity of which few fit into memory,
-with and without affinity, and the rule by which a policy is asked about few of many workers.
+with and without affinity, jobs of several pictures with those kept together and spread, and the rule by which a
+policy is asked about few of many workers.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ TEMPLATE_BYTES: Final = 4.3e9
 MEMORY_BYTES: Final = 128e9
 """For templates, of each worker."""
 
+WHOLE: Final = "finish_time, jobs whole"
 PAPER: Final = tuple((policy, Binding.ARRIVAL) for policy in PolicyName)
 OURS: Final = tuple(
     (policy, Binding.LATE)
@@ -57,6 +59,8 @@ class Case:
     compared: Sequence[tuple[PolicyName, Binding]]
     policies: tuple[tuple[str, Policy], ...] = ()
     """Besides, by name, with late binding."""
+    keeps: bool = False
+    """Also `finish_time` where all pictures of a job go to one worker."""
 
 
 def scenario(seconds: float, **changed: Any) -> Scenario:
@@ -89,7 +93,9 @@ def cases(seconds: float) -> Iterator[Case]:
         yield Case("FlashPS", rate, scenario(seconds), (*PAPER, *OURS))
     yield Case("FlashPS, bursty", 0.25, scenario(2 * seconds, cv=facts.BURSTS), (*PAPER, *OURS))
     yield Case("public trace's masks", 0.35, scenario(seconds, masks="public"), (*PAPER, *OURS))
-    yield Case("1 to 8 pictures", 0.18, scenario(seconds, images=facts.IMAGES), (*PAPER, *OURS))
+    for rate in (0.1, 0.18):
+        pictures = scenario(seconds, images=facts.IMAGES)
+        yield Case("1 to 8 pictures", rate, pictures, (*PAPER, *OURS), keeps=True)
     own = Picture(FLUX_PICTURE.text, FLUX_PICTURE.image, halo=1, corrects=True)
     yield Case("halo 1, first step in full", 0.4, scenario(seconds, picture=own), (*PAPER, *OURS))
     popular = zipf(TEMPLATES, facts.ZIPF)
@@ -119,12 +125,20 @@ def rows_of(case: Case, seeds: int) -> Iterator[dict[str, Any]]:
     least_mean = fmean(bound.mean(warmup_s=WARMUP_S) for bound in bounds)
     compared = [(policy.value, policy, binding, None) for policy, binding in case.compared]
     tried = [(name, PolicyName.FINISH_TIME, Binding.LATE, policy) for name, policy in case.policies]
+    whole = [(WHOLE, PolicyName.FINISH_TIME, Binding.LATE, None)] if case.keeps else []
     baseline = 0.0
-    for name, policy, binding, instead in (*compared, *tried):
+    for name, policy, binding, instead in (*compared, *tried, *whole):
         found = []
         for seed, jobs in arrivals.items():
             by_deadline = policy is PolicyName.DEADLINE_AWARE
-            options = Options(policy, binding, by_deadline=by_deadline, looked_at=number, seed=seed)
+            options = Options(
+                policy,
+                binding,
+                spreads=False if name == WHOLE else None,
+                by_deadline=by_deadline,
+                looked_at=number,
+                seed=seed,
+            )
             found.append(case.scenario.summary(case.scenario.run(jobs, options, policy=instead)))
         p95 = [summary.p95_s for summary in found]
         if name == PolicyName.REQUEST_LEVEL and not baseline:

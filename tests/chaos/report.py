@@ -53,7 +53,7 @@ class Report:
             "pictures": sum(len(outcome.pictures) for outcome in outcomes),
             "submissions beyond the first": sum(outcome.tries - 1 for outcome in outcomes),
             "requests made again": sum(outcome.again.total() for outcome in outcomes),
-            "attempts beyond the first": sum(record.attempt - 1 for record in ended if record.attempt),
+            "attempts": sum(record.attempt for record in ended),
             "attempts lost with their worker": sum(len(record.causes) for record in ended),
             "ends heard more than once": sum(len(events) > 1 for events in self.seen.done.values()),
             "faults": len(self.seen.faults),

@@ -67,28 +67,31 @@ async def completions(http: aiohttp.ClientSession, job: str) -> int:
     return [event["type"] for event in await told(http, job)].count("image_edit.completed")
 
 
-async def painted(http: aiohttp.ClientSession, job: str) -> Pixels:
-    """The job's picture."""
-    async with http.get(f"{job}/image") as answer:
+async def painted(http: aiohttp.ClientSession, job: str, index: int = 0) -> Pixels:
+    """One of the job's pictures."""
+    async with http.get(f"{job}/image", params={"index": index}) as answer:
         assert answer.status == 200
         return pixels(await answer.read())
 
 
 async def busy_denoiser(stack: LiveStack) -> str:
-    """The denoiser that has rows, as telemetry tells it."""
-
-    def busy(fleet: Fleet) -> list[str]:
-        return [s.instance for s in fleet.ready(ServiceName.DENOISER) if s.worker and s.worker.running]
-
-    found: list[str] = []
-
-    def one(fleet: Fleet) -> bool:
-        found[:] = busy(fleet)
-        return bool(found)
-
-    await stack.until(one)
+    """The denoiser that has rows."""
+    found = await busy_denoisers(stack, 1)
     assert len(found) == 1
     return found[0]
+
+
+async def busy_denoisers(stack: LiveStack, at_least: int) -> list[str]:
+    """The denoisers that have rows, once so many have, as telemetry tells it."""
+    found: list[str] = []
+
+    def busy(fleet: Fleet) -> bool:
+        every = fleet.ready(ServiceName.DENOISER)
+        found[:] = [state.instance for state in every if state.worker and state.worker.running]
+        return len(found) >= at_least
+
+    await stack.until(busy)
+    return found
 
 
 async def active_router(stack: LiveStack) -> str:
@@ -124,6 +127,26 @@ async def test_a_job_survives_its_denoiser_and_then_its_router(start_stack: Star
         assert [await completions(http, job) for job in jobs] == [1] * 3
         disturbed, undisturbed = await painted(http, job), await painted(http, jobs[0])
         assert np.abs(disturbed.astype(int) - undisturbed).max() <= 1, "the second attempt paints the same"
+
+
+async def test_pictures_of_one_edit_are_painted_side_by_side_and_one_survives_the_others_denoiser(
+    start_stack: StartStack,
+) -> None:
+    stack = await asyncio.to_thread(start_stack, {ServiceName.DENOISER: 2})
+    async with aiohttp.ClientSession(stack.url) as http:
+        job = await submit(http, slow_form(n=2, seed=20, reuse="off"))
+        first, _ = await busy_denoisers(stack, 2)
+        await stack.kill(first)
+        status = await ended(http, job)
+        assert (status["state"], status["attempt"]) == ("completed", 3), (
+            "one was computed once, the other twice"
+        )
+        assert await completions(http, job) == 2, "one for each picture"
+        for index in range(2):
+            alone = await submit(http, slow_form(seed=20 + index, reuse="off"))
+            assert (await ended(http, alone))["state"] == "completed"
+            difference = (await painted(http, job, index)).astype(int) - await painted(http, alone)
+            assert np.abs(difference).max() <= 1
 
 
 async def test_a_draining_denoiser_hands_on_what_it_has_computed(start_stack: StartStack) -> None:

@@ -15,7 +15,7 @@ from giornata import __version__, subjects
 from giornata.bus import Bus, Endpoint
 from giornata.errors import ErrorBody
 from giornata.events import DenoisedEvent, EventKind, StepEvent
-from giornata.jobs import BlobRef, Encoding, Inspection, JobRecord, RowState
+from giornata.jobs import Assignment, BlobRef, Encoding, Inspection, JobRecord, RowState
 from giornata.messages import (
     CancelRows,
     EncodeRequest,
@@ -188,7 +188,7 @@ class FakeDenoiser:
         self._records = records
         self._step_s = step_s
         self._capacity = capacity
-        self._running: dict[str, tuple[RunRequest, int]] = {}
+        self._running: dict[tuple[str, int], tuple[RunRequest, int]] = {}
         self._silent = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
@@ -260,7 +260,7 @@ class FakeDenoiser:
         steps = request.job.parameters.denoising_steps
         first = max((row.resume.step for row in request.rows if row.resume), default=0)
         for step in range(first, steps):
-            self._running[request.job.job_id] = (request, step)
+            self._running[request.job.job_id, request.attempt] = (request, step)
             self.news.tell()
             await asyncio.sleep(self._step_s)
             await self.going.wait()
@@ -268,7 +268,7 @@ class FakeDenoiser:
                 job_id=request.job.job_id, attempt=request.attempt, index=0, step=step + 1, steps=steps
             )
             await self._bus.publish(self._subject(request, EventKind.STEP), event)
-        self._running.pop(request.job.job_id, None)
+        self._running.pop((request.job.job_id, request.attempt), None)
         poison = ErrorBody(code="row_poisoned", message="not finite")
         await self._report_rows(
             request, lambda row: {"error": poison} if row.index in self.poisoned else {"latents": REF}
@@ -277,15 +277,17 @@ class FakeDenoiser:
     async def _report_rows(
         self, request: RunRequest, outcome: Callable[..., dict[str, object]], *, handed_back: bool = False
     ) -> None:
-        mine = {row.index for row in request.rows}
+        mine = tuple(row.index for row in request.rows)
 
         def change(record: JobRecord) -> JobRecord | None:
-            if record.attempt != request.attempt or record.owner != self.instance:
+            held = Assignment(request.attempt, self.instance, mine)
+            if held not in record.assignments:
                 return None
             rows = tuple(
-                row.model_copy(update=outcome(row)) if row.index in mine else row for row in record.rows
+                row.model_copy(update={**outcome(row), "worker": None}) if row.index in mine else row
+                for row in record.rows
             )
-            return record.model_copy(update={"rows": rows, "owner": None})
+            return record.model_copy(update={"rows": rows})
 
         async for attempt in AsyncRetrying(  # as the real one: NATS may be away for a while
             retry=retry_if_exception_type(nats.errors.Error), wait=wait_fixed(0.2)
@@ -307,8 +309,9 @@ class FakeDenoiser:
 
     def _state(self) -> ServiceState:
         rows = tuple(
-            RowProgress(job_id=job, attempt=request.attempt, index=0, step=step, steps=4, tokens=16)
-            for job, (request, step) in self._running.items()
+            RowProgress(job_id=job, attempt=attempt, index=row.index, step=step, steps=4, tokens=16)
+            for (job, attempt), (request, step) in self._running.items()
+            for row in request.rows
         )
         return ServiceState(
             service=ServiceName.DENOISER,

@@ -206,13 +206,14 @@ class FakeRouter:
             job, EventKind.STATE, StateEvent(job_id=job.job_id, state=JobState.PREPARING, attempt=0)
         )
         encoding = Encoding(text=_NO_BLOB, text_tokens=48, rows=())
+        rows = (await self.records.get(job.job_id)).rows
         await self._write(
             job,
             state=JobState.RUNNING,
             attempt=1,
-            owner="fake-denoiser",
             inspection=INSPECTION,
             encoding=encoding,
+            rows=tuple(row.model_copy(update={"attempt": 1, "worker": "fake-denoiser"}) for row in rows),
         )
         await self._tell(
             job, EventKind.STATE, StateEvent(job_id=job.job_id, state=JobState.RUNNING, attempt=1)
@@ -260,9 +261,7 @@ class FakeRouter:
 
     async def _end(self, job: Job, state: JobState, error: GiornataError | None, **changes: Any) -> None:
         body = error.body() if error else None
-        await self._write(
-            job, state=state, owner=None, error=body, stage_ms=STAGES, compute_ms=COMPUTE, **changes
-        )
+        await self._write(job, state=state, error=body, stage_ms=STAGES, compute_ms=COMPUTE, **changes)
         if self.publish_done:
             event = DoneEvent(job_id=job.job_id, state=state, error=body, stage_ms=STAGES)
             await self._tell(job, EventKind.DONE, event)

@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -44,6 +44,13 @@ GRID = (3, 4)
 STEPS = 4
 WAIT_S = 20.0
 REF = BlobRef(key="none", size_bytes=0, sha256="")
+
+
+def taken(record: JobRecord, attempt: int, worker: str, rows: Collection[int] = (0,)) -> JobRecord:
+    """Some rows have been given to `worker`."""
+    given = {"attempt": attempt, "worker": worker}
+    changed = tuple(row.model_copy(update=given) if row.index in rows else row for row in record.rows)
+    return record.model_copy(update={"attempt": attempt, "rows": changed})
 
 
 class Gated(FluxInpaint):
@@ -145,9 +152,9 @@ class Bench:
             budget_ms=60_000,
             result_ttl_s=60,
         )
-        rows = tuple(Row(index=i, seed=i) for i in range(n))
+        rows = tuple(Row(index=i, seed=i, attempt=1, worker=worker.instance) for i in range(n))
         encoding = await self._encoding(job.job_id, n, painted)
-        record = JobRecord(job=job, state=JobState.RUNNING, attempt=1, owner=worker.instance, rows=rows)
+        record = JobRecord(job=job, state=JobState.RUNNING, attempt=1, rows=rows)
         assert await self.records.create(record)
         return RunRequest(
             job=job, attempt=1, inspection=INSPECTION, encoding=encoding, rows=rows, remaining_ms=60_000
@@ -264,7 +271,7 @@ async def test_rows_are_computed_and_reported_once(bench: Bench) -> None:
         assert 0 < event.compute_ms <= event.denoise_ms
         assert event.wait_ms > 0
         record = await bench.records.get(request.job.job_id)
-        assert record.owner is None
+        assert not record.assignments
         first, second = await bench.latents(request)
         assert first.shape == (12, bench.checkpoint.family.conditioning["noise"])
         assert first.dtype is torch.float32
@@ -359,14 +366,15 @@ async def test_a_cancelled_attempt_is_dropped_without_a_report(bench: Bench, bro
         assert await bench.run(worker, next_job) is RunAnswer.ACCEPTED
         worker.family.permits.release(1000)
         assert (await bench.report()).job_id == next_job.job.job_id
-        assert (await bench.records.get(job_id)).owner == worker.instance  # the router's to close
+        (assignment,) = (await bench.records.get(job_id)).assignments
+        assert assignment.worker == worker.instance  # the router's to close
 
 
 async def test_a_newer_attempt_replaces_the_older(bench: Bench) -> None:
     async with bench.worker(permits=0, capacity_rows=2) as worker:
         request = await bench.job(worker)
         await bench.run(worker, request)
-        await bench.records.change(request.job.job_id, lambda r: r.model_copy(update={"attempt": 2}))
+        await bench.records.change(request.job.job_id, lambda r: taken(r, 2, worker.instance))
         assert await bench.run(worker, request.model_copy(update={"attempt": 2})) is RunAnswer.ACCEPTED
         worker.family.permits.release(1000)
         assert (await bench.report()).attempt == 2
@@ -374,18 +382,31 @@ async def test_a_newer_attempt_replaces_the_older(bench: Bench) -> None:
         assert bench.denoised.empty()
 
 
+async def test_two_attempts_at_different_rows_of_a_job_are_computed_side_by_side(bench: Bench) -> None:
+    async with bench.worker(permits=0) as worker:
+        both = await bench.job(worker, n=2)
+        first, second = (both.model_copy(update={"rows": (row,)}) for row in both.rows)
+        await bench.records.change(both.job.job_id, lambda r: taken(r, 2, worker.instance, {1}))
+        assert await bench.run(worker, first) is RunAnswer.ACCEPTED
+        assert await bench.run(worker, second.model_copy(update={"attempt": 2})) is RunAnswer.ACCEPTED
+        worker.family.permits.release(1000)
+        assert sorted([(await bench.report()).attempt, (await bench.report()).attempt]) == [1, 2]
+        record = await bench.records.get(both.job.job_id)
+        assert not record.assignments
+        assert all(row.latents is not None for row in record.rows)
+
+
 async def test_a_void_attempt_is_not_reported(bench: Bench) -> None:
     async with bench.worker(permits=0) as worker:
         request = await bench.job(worker)
         await bench.run(worker, request)
-        taken = {"attempt": 2, "owner": "another"}
-        await bench.records.change(request.job.job_id, lambda r: r.model_copy(update=taken))
+        await bench.records.change(request.job.job_id, lambda r: taken(r, 2, "another"))
         worker.family.permits.release(1000)
         for _ in range(STEPS):
             await bench.step()
         await bench.idle()
         record = await bench.records.get(request.job.job_id)
-        assert (record.owner, record.rows[0].latents) == ("another", None)
+        assert (record.rows[0].worker, record.rows[0].latents) == ("another", None)
         assert bench.denoised.empty()
 
 
@@ -435,14 +456,13 @@ async def test_a_drained_row_goes_on_elsewhere_as_if_nothing_had_happened(bench:
         assert (await bench.report()).handed_back
     record = await bench.records.get(request.job.job_id)
     (row,) = record.rows
-    assert record.owner is None
+    assert row.worker is None
     assert row.resume is not None
     assert row.resume.step == 2
     if forget:  # a lost latent only means to begin again
         await bench.blobs.delete(row.resume.latents)
     async with bench.worker() as second:
-        taken = {"attempt": 2, "owner": second.instance}
-        await bench.records.change(record.job.job_id, lambda r: r.model_copy(update=taken))
+        await bench.records.change(record.job.job_id, lambda r: taken(r, 2, second.instance))
         await bench.run(second, request.model_copy(update={"attempt": 2, "rows": record.pending_rows}))
         assert not (await bench.report()).handed_back
         (resumed,) = await bench.latents(request)

@@ -92,7 +92,7 @@ class Bench:
         request = SubmitRequest(job=job, remaining_ms=job.budget_ms)
         while True:
             try:
-                return await self.bus.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(2000))
+                return await self.bus.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(5000))
             except ServiceUnavailable:
                 await asyncio.sleep(0.1)
 

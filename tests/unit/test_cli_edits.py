@@ -29,7 +29,7 @@ from tests.contract.messages import INSPECTION, JOB, ROW
 RECORD = JobRecord(job=JOB, state=JobState.COMPLETED, rows=(ROW,), inspection=INSPECTION)
 
 
-def test_steps_of_all_pictures_are_counted_and_a_new_attempt_begins_anew() -> None:
+def test_steps_of_all_pictures_are_counted_and_a_new_attempt_at_one_begins_anew() -> None:
     count = StepCount(2)
     assert (count.state, count.done, count.total) == ("sending", 0, 0)
     count.hear(Told("queued", 1))
@@ -38,7 +38,8 @@ def test_steps_of_all_pictures_are_counted_and_a_new_attempt_begins_anew() -> No
     count.hear(Told("running", 1, 1, 2, 4))
     assert (count.done, count.total) == (5, 8)
     count.hear(Told("running", 2, 0, 1, 4))
-    assert (count.done, count.total) == (1, 8)
+    count.hear(Told("running", 1, 0, 4, 4))  # late
+    assert (count.done, count.total) == (3, 8), "the other picture's attempt goes on"
 
 
 def test_a_sentence_ends_with_the_code_and_says_when_to_come_again() -> None:

@@ -112,16 +112,20 @@ def test_attempts_are_found_by_job() -> None:
     assert [assignment.key for assignment in made.of_job("a")] == [("a", 1), ("a", 2)]
 
 
-@pytest.mark.parametrize(("attempt", "owner"), [(2, "me"), (1, "another"), (1, None)])
-def test_an_outcome_of_a_void_attempt_changes_nothing(attempt: int, owner: str | None) -> None:
-    record = JobRecord(job=JOB, state=JobState.RUNNING, attempt=attempt, owner=owner)
+@pytest.mark.parametrize(("attempt", "worker"), [(2, "me"), (1, "another"), (1, None)])
+def test_an_outcome_of_a_void_attempt_changes_nothing(attempt: int, worker: str | None) -> None:
+    rows = (Row(index=0, seed=0, attempt=attempt, worker=worker),)
+    record = JobRecord(job=JOB, state=JobState.RUNNING, attempt=attempt, rows=rows)
     assert settled(record, 1, "me", {0: {"latents": REF}}) is None
 
 
-def test_an_outcome_changes_its_rows_and_frees_the_record() -> None:
-    rows = (Row(index=0, seed=0, image=REF), Row(index=1, seed=1))
-    record = JobRecord(job=JOB, state=JobState.RUNNING, attempt=1, owner="me", rows=rows)
-    changed = settled(record, 1, "me", {1: {"latents": REF}})
+def test_an_outcome_changes_and_frees_the_rows_of_its_attempt_alone() -> None:
+    rows = (
+        Row(index=0, seed=0, attempt=1, worker="me"),
+        Row(index=1, seed=1, attempt=2, worker="me"),
+        Row(index=2, seed=2, attempt=1, worker="me"),
+    )
+    record = JobRecord(job=JOB, state=JobState.RUNNING, attempt=2, rows=rows)
+    changed = settled(record, 1, "me", {0: {"latents": REF}, 1: {"latents": REF}})
     assert changed is not None
-    assert changed.owner is None
-    assert changed.rows == (rows[0], Row(index=1, seed=1, latents=REF))
+    assert [(row.latents, row.worker) for row in changed.rows] == [(REF, None), (None, "me"), (None, None)]

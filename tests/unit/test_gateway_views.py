@@ -73,17 +73,22 @@ def test_error_classes_are_openais() -> None:
     assert (detail.param, detail.received, detail.accepted, detail.job_id) == ("n", "3", "1", "job_1")
 
 
-def test_steps_are_those_of_this_attempt_and_the_slowest_picture_counts() -> None:
+def test_steps_are_those_of_each_pictures_attempt_and_the_slowest_picture_counts() -> None:
     progress = (
         RowProgress(job_id="job_1", attempt=2, index=0, step=3, steps=4, tokens=12),
         RowProgress(job_id="job_1", attempt=1, index=1, step=4, steps=4, tokens=12),
         RowProgress(job_id="job_2", attempt=2, index=1, step=4, steps=4, tokens=12),
     )
     worker = WorkerState(capacity_rows=8, capacity_tokens=1, running=progress[:2], waiting=progress[2:])
-    steps = steps_of("job_1", 2, [state_of(ServiceName.DENOISER, worker=worker)])
+    rows = (
+        Row(index=0, seed=1, attempt=2),
+        Row(index=1, seed=2, attempt=3),
+        Row(index=2, seed=3, attempt=2, latents=BLOB),
+    )
+    running = record_of(JobState.RUNNING, rows)
+    steps = steps_of(running, [state_of(ServiceName.DENOISER, worker=worker)])
     assert steps == {0: 3}
-    rows = (Row(index=0, seed=1), Row(index=1, seed=2), Row(index=2, seed=3, latents=BLOB))
-    view = job_view(record_of(JobState.RUNNING, rows), steps, "http://x")
+    view = job_view(running, steps, "http://x")
     assert ([picture.step for picture in view.pictures], view.step, view.steps) == ([3, 0, 4], 0, 4)
     waiting = job_view(record_of(JobState.QUEUED, rows), steps, "http://x")
     assert (waiting.step, waiting.usage) == (None, None)

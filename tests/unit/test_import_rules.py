@@ -100,14 +100,17 @@ EDGE = {
     },
     "giornata_router": {
         "__main__",
+        "computing",
         "dispatch",
         "lease",
         "ledger",
+        "progress",
         "questions",
         "queue",
         "service",
         "stages",
         "templating",
+        "tools",
         "walk",
     },
     "giornata_denoiser": {

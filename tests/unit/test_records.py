@@ -63,7 +63,7 @@ async def records(bucket: Bucket) -> Records:
 
 
 def failure(record: JobRecord) -> JobRecord:
-    return record.model_copy(update={"failures": record.failures + 1})
+    return record.model_copy(update={"causes": (*record.causes, "the worker fell silent")})
 
 
 def entering(state: JobState) -> Change:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +13,7 @@ import pytest
 
 from giornata.events import DenoisedEvent
 from giornata.fleet import SILENCE_S
-from giornata.jobs import Priority
+from giornata.jobs import Assignment, Priority
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Turn
 from giornata.scheduling.placement import UNLISTED_S, Placement
@@ -29,11 +31,33 @@ from giornata.workers import (
 from giornata_router.dispatch import Dispatch, Silence
 from tests.unit.test_scheduling_placement import DEMAND, SHAPE, row, worker
 
-LARGE = replace(DEMAND, shapes=(SHAPE,) * 4)
+LARGE = replace(DEMAND, shapes=(SHAPE,) * 4, together=True)
+
+
+TWO = replace(DEMAND, shapes=(SHAPE,) * 2)
+FIRST = Assignment(1, "d1", (0,))
 
 
 def denoised(job_id: str, attempt: int) -> DenoisedEvent:
     return DenoisedEvent(job_id=job_id, attempt=attempt, worker="d1", denoise_ms=1, wait_ms=0)
+
+
+async def acquired(
+    dispatch: Dispatch,
+    job: str,
+    demand: Demand = DEMAND,
+    priority: Priority = Priority.INTERACTIVE,
+    fetching: str | None = None,
+) -> list[Assignment]:
+    """All that a job gets until all its rows have workers."""
+    numbers, found = itertools.count(1), list[Assignment]()
+    rows = range(demand.rows)
+    async with dispatch.in_line(
+        job, rows, demand, Turn(priority), number=lambda: next(numbers), fetching=fetching
+    ) as waiting:
+        while waiting.left or waiting.placed:
+            found += await waiting.assignments()
+    return found
 
 
 class Waiters:
@@ -48,7 +72,7 @@ class Waiters:
         self, job: str, demand: Demand = DEMAND, priority: Priority = Priority.INTERACTIVE
     ) -> asyncio.Task[None]:
         async def acquire() -> None:
-            await self.dispatch.acquire(job, 1, demand, Turn(priority))
+            await acquired(self.dispatch, job, demand, priority)
             self.served.append(job)
 
         self.tasks[job] = asyncio.create_task(acquire())
@@ -57,7 +81,7 @@ class Waiters:
         return self.tasks[job]
 
     async def release(self, job: str) -> None:
-        self.dispatch.release(job)
+        self.dispatch.release(job, 1)
         await asyncio.sleep(0)
 
     async def leave(self) -> None:
@@ -91,6 +115,37 @@ async def test_interactive_jobs_come_first_and_equals_in_order() -> None:
         await waiters.release(job)
     await asyncio.gather(*waiters.tasks.values())
     assert waiters.served == ["i1", "i2", "b1", "b2"]
+
+
+async def test_pictures_of_one_job_go_to_whoever_has_room_and_the_rest_waits() -> None:
+    dispatch = Dispatch(Placement(finish_time))
+    for name in ("d1", "d2"):
+        dispatch.observe(worker(name, capacity=2))
+    numbers, demand = itertools.count(3), replace(DEMAND, shapes=(SHAPE,) * 5)
+    async with dispatch.in_line(
+        "j", (0, 1, 3, 4, 6), demand, Turn(), number=lambda: next(numbers)
+    ) as waiting:
+        given = sorted(await waiting.assignments())
+        assert [(a.attempt, len(a.rows)) for a in given] == [(3, 2), (4, 2)], "one attempt a worker"
+        assert sorted(row for a in given for row in a.rows) == [0, 1, 3, 4]
+        assert (list(waiting.left), dispatch.queue(full=False).rows) == ([6], 1)
+        dispatch.release("j", 3)
+        ((attempt, where, rows),) = await waiting.assignments()
+        assert (attempt, where, rows) == (5, given[0].worker, (6,))
+        assert not waiting.left
+        assert not waiting.placed
+    assert not dispatch.placement.has_room(replace(DEMAND, shapes=(SHAPE,) * 2))
+
+
+async def test_what_nobody_has_asked_for_is_released_with_who_leaves_the_line() -> None:
+    dispatch = Dispatch(Placement(finish_time))
+    dispatch.observe(worker("d1", capacity=1))
+    with contextlib.suppress(RuntimeError):
+        async with dispatch.in_line("j", (0, 1), TWO, Turn(), number=lambda: 1) as waiting:
+            assert len(waiting.placed) == 1
+            raise RuntimeError
+    assert dispatch.placement.has_room(DEMAND)
+    assert (len(dispatch.line), dispatch._waiting) == (0, {})
 
 
 async def test_small_jobs_pass_a_large_one_but_not_for_ever() -> None:
@@ -131,7 +186,7 @@ async def test_many_that_wait_cost_one_look_not_one_each() -> None:
     dispatch.observe(worker("d1", row("other", 0, 9), capacity=2))
     waiters = Waiters(dispatch)
     for i in range(50):
-        await waiters.ask(f"j{i}", replace(DEMAND, shapes=(SHAPE,) * 2))
+        await waiters.ask(f"j{i}", replace(DEMAND, shapes=(SHAPE,) * 2, together=True))
     looks = 0
     dispatch.observe(worker("d1", row("other", 1, 9), capacity=2))
     assert looks == 1
@@ -170,9 +225,10 @@ async def test_a_worker_that_refused_is_asked_again_after_its_next_telemetry() -
 async def test_a_report_of_an_older_attempt_is_not_heard_and_one_of_this_only_once() -> None:
     dispatch = Dispatch(Placement(finish_time))
     dispatch.observe(worker("d1"))
-    async with dispatch.expecting("a") as report:
-        dispatch.adopt("a", 2, "d1", DEMAND)
+    async with dispatch.expecting("a", 2) as report:
+        dispatch.adopt("a", Assignment(2, "d1", (0,)), DEMAND)
         dispatch.report(denoised("a", 1))
+        dispatch.report(denoised("a", 2).model_copy(update={"worker": "d0"}))
         assert not report.done()
         dispatch.report(denoised("a", 2))
         assert report.result() == denoised("a", 2)
@@ -186,8 +242,8 @@ async def test_silence_means_death_only_while_one_could_hear(connected: bool) ->
     dispatch = Dispatch(Placement(finish_time), connected=lambda: connected)
     dispatch.observe(worker("d1"))
     now = time.monotonic()
-    async with dispatch.expecting("a") as report:
-        dispatch.adopt("a", 1, "d1", DEMAND)
+    async with dispatch.expecting("a", 1) as report:
+        dispatch.adopt("a", FIRST, DEMAND)
         dispatch.look(now + SILENCE_S + 1)
         assert report.done() is connected
         if connected:
@@ -198,12 +254,13 @@ async def test_after_a_reconnect_everybody_has_time_to_be_heard() -> None:
     dispatch = Dispatch(Placement(finish_time))
     dispatch.observe(worker("d1"))
     dispatch._hears_since_s -= 60
-    async with dispatch.expecting("a") as report:
-        dispatch.adopt("a", 1, "d1", DEMAND)
+    async with dispatch.expecting("a", 1) as report:
+        dispatch.adopt("a", FIRST, DEMAND)
         dispatch.recheck()
         assert report.result() is Silence.RECHECK
     now = time.monotonic()
-    async with dispatch.expecting("a") as report:
+    async with dispatch.expecting("a", 1) as report:
+        dispatch.adopt("a", FIRST, DEMAND)
         dispatch.look(now + SILENCE_S - 0.1)
         assert not report.done()
         dispatch.observe(worker("d1"))
@@ -216,9 +273,9 @@ async def test_the_worker_that_reads_the_template_is_given_unless_it_has_become_
     assert dispatch.likely(demand) is None
     dispatch.observe(reading("d0"))
     dispatch.observe(reading("d1"))
-    assert await dispatch.acquire("a", 1, demand, Turn(), fetching="d1") == "d1"
-    assert await dispatch.acquire("b", 1, demand, Turn(), fetching="d1") == "d0", "a second read ends sooner"
-    assert await dispatch.acquire("c", 1, demand, Turn(), fetching="d0") == "d0"
+    for job, told, given in (("a", "d1", "d1"), ("b", "d1", "d0"), ("c", "d0", "d0")):
+        (assignment,) = await acquired(dispatch, job, demand, fetching=told)
+        assert assignment.worker == given, "for the second on d1, reading it elsewhere ends sooner"
     dispatch.refuse("d1")
     assert dispatch.likely(demand) == "d0"
 

@@ -72,7 +72,7 @@ def test_what_comes_before_is_waited_for() -> None:
     assert before == 2
     assert seconds == pytest.approx(2 * STEPS * STEP_MS / 1e3, abs=0.11)
     placement.assign("w", 1, "d1", DEMAND, 0)
-    line.leave("w", served=True)
+    line.leave(next(iter(line)).key)
     running = made.of("w", 0, [])
     assert running is not None
     assert running.position == 0
@@ -140,11 +140,11 @@ def test_encoding_and_decoding_are_foretold_from_what_they_took() -> None:
     assert waiting is not None
     assert waiting.finish_ms == pytest.approx(denoise_ms + 500.0)
     placement.assign("w", 1, "d1", DEMAND, 0)
-    line.leave("w", served=True)
+    line.leave(next(iter(line)).key)
     running = made.of("w", 1, [])
     assert running is not None
     assert running.finish_ms == pytest.approx(denoise_ms + 500.0)
-    placement.release("w")
+    placement.release("w", 1)
     made.stages.begin_finish("w", DEMAND.model_digest, tokens, 10.0)
     finishing = made.of("w", 10.2, [])
     assert finishing is not None

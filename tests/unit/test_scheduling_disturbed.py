@@ -14,7 +14,7 @@ from giornata.jobs import Priority
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.estimates import SLOWEST, Estimates
 from giornata.scheduling.line import Line, Turn
-from giornata.scheduling.occupancy import Held
+from giornata.scheduling.occupancy import Attempt, Held
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import finish_time
 from giornata.workers import ServiceState
@@ -49,7 +49,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Ended:
-    """A job's rows are reported."""
+    """The oldest attempt at a job is reported."""
 
     job: str
 
@@ -72,8 +72,8 @@ class World:
 
     def __init__(self) -> None:
         self.clear, self.disturbed = Placement(finish_time), Placement(finish_time)
-        self.held: dict[str, tuple[int, str, Demand]] = {}
-        """By job: attempt, worker, demand."""
+        self.held: dict[Attempt, tuple[str, Demand]] = {}
+        """By job and attempt: worker and demand. A job may have several at a time."""
         self.attempts: dict[str, int] = {}
         self.now = 0.0
         self._under_way: list[tuple[int, ServiceState]] = []
@@ -87,7 +87,7 @@ class World:
     def state(self, name: str) -> ServiceState:
         rows = [
             row(job, 0, STEPS, attempt=attempt).model_copy(update={"index": index})
-            for job, (attempt, where, demand) in self.held.items()
+            for (job, attempt), (where, demand) in self.held.items()
             if where == name
             for index in range(demand.rows)
         ]
@@ -102,25 +102,27 @@ class World:
         elif isinstance(event, Given):
             self._give(event)
         else:
-            self.held.pop(event.job, None)
+            ended = min((key for key in self.held if key[0] == event.job), default=(event.job, 1))
+            self.held.pop(ended, None)
             for known in (self.clear, self.disturbed):
-                known.release(event.job)
+                known.release(*ended)
         due = [state for later, state in self._under_way if later == 0]
         self._under_way = [(later - 1, state) for later, state in self._under_way if later]
         for state in due:
             self.disturbed.observe(state, self.now)
 
     def _give(self, event: Given) -> None:
-        before = self.held.get(event.job)
+        attempt = self.attempts.get(event.job, 0)
+        before = self.held.get((event.job, attempt))
         if before is not None and event.again:  # whoever waited for it looks at its record, and waits on
-            attempt, name, demand = before
+            name, demand = before
             for known in (self.clear, self.disturbed):
-                known.release(event.job)
+                known.release(event.job, attempt)
         else:
-            attempt, name = self.attempts.get(event.job, 0) + 1, event.worker
+            attempt, name = attempt + 1, event.worker
             demand = replace(DEMAND, shapes=(SHAPE,) * event.rows)
         self.attempts[event.job] = attempt
-        self.held[event.job] = attempt, name, demand
+        self.held[event.job, attempt] = name, demand
         for known in (self.clear, self.disturbed):
             known.assign(event.job, attempt, name, demand, self.now)
 
@@ -134,13 +136,14 @@ class World:
             assert held.tokens == held.rows * SHAPE.image
             assert held.work_ms == pytest.approx(held.rows * STEPS * SHAPE.image)
             for job in set(held.owners):
-                assert job in self.held, "it was reported"
-                _, where, demand = self.held[job]
-                assert where == name
-                assert held.owners.count(job) == demand.rows
+                here = [d for (of, _), (where, d) in self.held.items() if (of, where) == (job, name)]
+                assert 0 < held.owners.count(job) <= sum(demand.rows for demand in here), (
+                    "no more than is there"
+                )
         for job in self.attempts:
-            attempt = self.held[job][0] if job in self.held else None
-            assert self.disturbed.attempt(job) == attempt
+            assigned = {(job, a.attempt): (a.worker, a.demand) for a in self.disturbed.assigned(job)}
+            assert assigned == {key: held for key, held in self.held.items() if key[0] == job}
+        assert all(self.disturbed.worker(key) == where for key, (where, _) in self.held.items())
 
 
 @given(happening=events)
@@ -158,13 +161,15 @@ def test_placement_is_the_same_after_one_fresh_message_of_each_worker(
     for name in WORKERS:
         assert sorted(counted[name].owners) == sorted(expected[name].owners)
         assert counted[name].work_ms == pytest.approx(expected[name].work_ms)
-    assert {job for held in counted.values() for job in held.owners} == world.held.keys()
+    assert {job for held in counted.values() for job in held.owners} == {job for job, _ in world.held}
     for demand in (DEMAND, replace(DEMAND, shapes=(SHAPE,) * 2), replace(DEMAND, alone=True)):
         assert world.disturbed.has_room(demand) is world.clear.has_room(demand)
         assert world.disturbed.choose(demand) == world.clear.choose(demand)
     assert world.disturbed.doubtful(world.now) == world.clear.doubtful(world.now) == []
     world.now += SILENCE_S + 1
-    lost = [{a.job_id for a in known.expire(world.now)} for known in (world.clear, world.disturbed)]
+    lost = [
+        {(a.job_id, a.attempt) for a in known.expire(world.now)} for known in (world.clear, world.disturbed)
+    ]
     assert lost == [world.held.keys()] * 2
 
 
@@ -174,7 +179,7 @@ def test_an_attempt_that_is_taken_up_again_counts_again() -> None:
     for _ in range(2):
         known.assign("j", 1, "d1", DEMAND, 0)
         assert not known.has_room(DEMAND)
-        known.release("j")
+        known.release("j", 1)
         assert known.has_room(DEMAND)
 
 
@@ -182,7 +187,7 @@ def test_a_late_message_does_not_bring_back_what_was_reported() -> None:
     known = Placement(finish_time)
     known.observe(worker("d1", capacity=1), 0)
     known.assign("j", 1, "d1", DEMAND, 0)
-    known.release("j")
+    known.release("j", 1)
     for state in (worker("d1", row("j", 1, STEPS), capacity=1), worker("d1", capacity=1)) * 2:
         known.observe(state, 1)
         assert known.has_room(DEMAND)
@@ -259,13 +264,13 @@ def test_everybody_in_the_line_comes_once_however_often_it_is_said_that_they_lef
             line.join(name, DEMAND, Turn(priority, f"t{number % 3}", finish_by_s=finish_by_s), now)
             waiting.add(name)
         elif what == "serve" and waiting:
-            first = line.order(now)[0].job_id
-            assert first in waiting
-            line.leave(first, served=True)
-            line.leave(first, served=True)
-            waiting.remove(first)
+            first = line.order(now)[0]
+            assert first.job_id in waiting
+            line.serve(first.key, DEMAND.rows)
+            line.leave(first.key)
+            waiting.remove(first.job_id)
         elif what == "leave":
-            line.leave(name, served=False)
+            line.leave(next((entry.key for entry in line if entry.job_id == name), (name, 0)))
             waiting.discard(name)
         order = [entry.job_id for entry in line.order(now)]
         assert sorted(order) == sorted(waiting)

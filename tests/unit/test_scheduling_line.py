@@ -8,11 +8,16 @@ from hypothesis import strategies as st
 
 from giornata.jobs import Priority
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.line import AGEING_S, FAVOURED, Line, Turn
+from giornata.scheduling.line import AGEING_S, FAVOURED, Entry, Line, Turn
 
 
 def demand(steps: int = 10) -> Demand:
     return Demand("m", "d", (RowShape(0, 16, 16, steps),))
+
+
+def serve(line: Line, job_id: str, rows: int = 1) -> Entry | None:
+    """The job's first entry."""
+    return line.serve(next(entry.key for entry in line if entry.job_id == job_id), rows)
 
 
 def order(line: Line, now: float = 0.0) -> list[str]:
@@ -24,10 +29,6 @@ def test_one_tenants_jobs_come_in_order() -> None:
     for i in range(5):
         line.join(f"j{i}", demand(5 - i), Turn(tenant="a"), i)
     assert order(line) == [f"j{i}" for i in range(5)]
-    assert [line.position(f"j{i}", 9) for i in range(5)] == [0, 1, 2, 3, 4]
-    assert line.position("gone", 9) is None
-    with pytest.raises(ValueError, match="in the line already"):
-        line.join("j0", demand(), Turn(), 9)
 
 
 def test_a_tenant_with_many_jobs_does_not_hold_up_one_with_few() -> None:
@@ -35,7 +36,7 @@ def test_a_tenant_with_many_jobs_does_not_hold_up_one_with_few() -> None:
     for i in range(100):
         line.join(f"many{i}", demand(), Turn(tenant="many"), 0)
     for i in range(3):
-        line.leave(f"many{i}", served=True)
+        serve(line, f"many{i}")
     line.join("few", demand(), Turn(tenant="few"), 1)
     assert order(line, 1).index("few") <= 1
 
@@ -84,7 +85,7 @@ def test_urgent_jobs_without_end_do_not_starve_one_that_takes_its_turn() -> None
     for i in range(10 * FAVOURED):
         line.join(f"urgent{i}", demand(), Turn(finish_by_s=i + 5.0), i)
         served.append(order(line, i)[0])
-        line.leave(served[-1], served=True)
+        serve(line, served[-1])
     after = AGEING_S + FAVOURED + 2
     assert AGEING_S <= served.index("whenever") < after
     assert served.index("batch") < after + FAVOURED
@@ -104,12 +105,12 @@ def test_everybody_is_in_the_line_once_until_they_leave(
     line = Line()
     for i, (tenant, steps, priority, weight) in enumerate(jobs):
         line.join(f"j{i}", demand(steps), Turn(priority, tenant, weight), i)
-    for i in served:
-        line.leave(f"j{i}", served=True)
+    for i in {i for i in served if i < len(jobs)}:
+        serve(line, f"j{i}")
     left = {f"j{i}" for i in range(len(jobs)) if i not in served}
     assert set(order(line, 100)) == left
     assert len(line) == len(left)
-    assert sorted(line.position(job, 100) or 0 for job in left) == list(range(len(left)))
+    assert all((f"j{i}" in line) is (f"j{i}" in left) for i in range(len(jobs)))
 
 
 @given(backlog=st.integers(1, 200))
@@ -119,6 +120,21 @@ def test_a_new_tenant_is_served_after_at_most_one_job_of_each_other(backlog: int
         line.join(f"a{i}", demand(), Turn(tenant="a"), 0)
         line.join(f"b{i}", demand(), Turn(tenant="b"), 0)
     for entry in line.order(0)[: backlog // 2]:
-        line.leave(entry.job_id, served=True)
+        serve(line, entry.job_id)
     line.join("new", demand(), Turn(tenant="c"), 1)
-    assert (line.position("new", 1) or 0) <= 2
+    assert order(line, 1).index("new") <= 2
+
+
+def test_a_job_leaves_in_pieces_and_what_comes_back_waits_beside_the_rest() -> None:
+    line, shape = Line(), RowShape(0, 16, 16, 10)
+    line.join("j", Demand("m", "d", (shape,) * 3), Turn(), 0)
+    rest = serve(line, "j", 2)
+    assert rest is not None
+    assert (rest.demand.rows, len(line)) == (1, 1)
+    back = line.join("j", demand(), Turn(), 1)
+    assert [entry.key for entry in line.order(2)] == [rest.key, back.key]
+    assert serve(line, "j") is None
+    assert "j" in line
+    line.leave(back.key)
+    line.leave(rest.key)
+    assert ("j" in line, len(line), line.models) == (False, 0, {})

@@ -152,7 +152,7 @@ def test_what_was_reported_counts_no_more_though_telemetry_lists_it_still() -> N
     fleet = placement(worker("d1", row("j", 9, 10), capacity=1))
     fleet.assign("j", 1, "d1", DEMAND, now=0)
     assert fleet.choose(DEMAND) is None
-    fleet.release("j")
+    fleet.release("j", 1)
     assert fleet.choose(DEMAND) == "d1"
     fleet.observe(worker("d1", row("j", 9, 10), capacity=1), 1)
     assert fleet.choose(DEMAND) == "d1", "the same message, sent twice"
@@ -191,9 +191,9 @@ def test_telemetry_that_is_lost_doubled_or_late_never_breaks_the_books(
             fleet.assign(f"j{job}", 1, name, DEMAND, float(index))
             owners[f"j{job}"] = name
         elif not give:
-            fleet.release(f"j{job}")
+            fleet.release(f"j{job}", 1)
             owners.pop(f"j{job}", None)
-        assert {job: fleet.attempt(job) for job in owners} == dict.fromkeys(owners, 1)
+        assert {job: fleet.worker((job, 1)) for job in owners} == owners
     silent = fleet.expire(1e6)
     assert {a.job_id: a.worker for a in silent} == owners
     assert fleet.choose(DEMAND) is None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.line import Line, Turn
+from giornata.scheduling.line import Entry, Line, Turn
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import Candidate, Policy, request_level, with_room
 from giornata.scheduling.serving import MAX_PASSED, serve
@@ -42,6 +42,15 @@ def served(line: Line, where: Placement) -> list[tuple[str, str]]:
     return found
 
 
+def serve_all(line: Line, where: Placement) -> list[tuple[Entry, str]]:
+    """Each piece as an attempt of its own."""
+    found: list[tuple[Entry, str]] = []
+    for entry, worker in serve(line, where, 0.0):
+        where.assign(entry.job_id, len(found), worker, entry.demand, 0.0)
+        found.append((entry, worker))
+    return found
+
+
 def join(line: Line, job_id: str, demand: Demand) -> None:
     line.join(job_id, demand, Turn(tenant="t"), 0.0)
 
@@ -74,15 +83,35 @@ def test_in_order_as_long_as_there_is_room() -> None:
     assert len(line) == 0
 
 
+def test_pictures_of_one_job_go_to_whoever_has_room_and_come_before_later_jobs() -> None:
+    line, three = Line(), replace(DEMAND, shapes=DEMAND.shapes * 3)
+    join(line, "three", three)
+    join(line, "next", DEMAND)
+    where = placement(request_level, [1, 1])
+    found = [(e.job_id, e.demand.rows, name) for e, name in serve_all(line, where)]
+    assert found == [("three", 1, "w0"), ("three", 1, "w1")]
+    assert [(entry.job_id, entry.demand.rows) for entry in line.order(0)] == [("three", 1), ("next", 1)]
+    tell(where, 0, rows=0)
+    tell(where, 1, rows=0)
+    assert [name for name, _ in served(line, where)] == ["three", "next"]
+
+
+def test_the_simulators_baselines_keep_jobs_whole() -> None:
+    line = Line()
+    join(line, "two", replace(DEMAND, shapes=DEMAND.shapes * 2))
+    where = placement(request_level, [1, 0])
+    assert [(e.demand.rows, name) for e, name in serve(line, where, 0.0, spreads=False)] == [(2, "w1")]
+
+
 def test_smaller_jobs_pass_one_that_finds_no_room_but_not_for_ever() -> None:
     line = Line()
     where = placement(request_level, [1, 1])
-    join(line, "large", replace(DEMAND, shapes=DEMAND.shapes * 2))
+    join(line, "large", replace(DEMAND, shapes=DEMAND.shapes * 2, together=True))
     for number in range(MAX_PASSED):
         join(line, f"s{number}", DEMAND)
         [(name, _)] = served(line, where)
         assert name == f"s{number}"
-        where.release(name)
+        where.release(name, 1)
     for name in ("late", "later"):
         join(line, name, DEMAND)
     assert [name for name, _ in served(line, where)] == ["late"], "one of two workers is kept free"

@@ -37,6 +37,11 @@ class Assignment:
         return self.request.job.job_id, self.request.attempt
 
     @property
+    def indices(self) -> frozenset[int]:
+        """Of all its rows."""
+        return frozenset(row.index for row in self.request.rows)
+
+    @property
     def unfinished(self) -> tuple[int, ...]:
         """Indices of the rows that have neither a final latent nor an error."""
         return tuple(

@@ -82,8 +82,9 @@ class Carrier:
             return RunAnswer.ACCEPTED
         if self._draining:
             return RunAnswer.DRAINING
+        again = {row.index for row in request.rows}
         for other in self.assignments.of_job(request.job.job_id):
-            if other.request.attempt < request.attempt:
+            if other.request.attempt < request.attempt and not again.isdisjoint(other.indices):
                 self.drop(other.key)
         if not self.assignments.has_room(len(request.rows)):
             return RunAnswer.FULL
@@ -178,7 +179,8 @@ class Carrier:
     async def _tell(self, assignment: Assignment, record: JobRecord, *, handed_back: bool) -> None:
         """The event that follows the record, unless the attempt is void."""
         job, attempt = assignment.request.job, assignment.request.attempt
-        if record.attempt != attempt or record.state.terminal:
+        reported = any(row.attempt == attempt and row.index in assignment.indices for row in record.rows)
+        if not reported or record.state.terminal:
             log.info("attempt_void", job=job.job_id, attempt=attempt)
             return
         event = DenoisedEvent(

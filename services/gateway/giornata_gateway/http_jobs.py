@@ -105,5 +105,5 @@ def _row(request: web.Request, record: JobRecord) -> Row:
 
 async def _view(request: web.Request, record: JobRecord) -> JobView:
     forecast = await request.app[GATEWAY].submission.forecast(record)
-    steps = steps_of(record.job.job_id, record.attempt, request.app[GATEWAY].fleet.states())
+    steps = steps_of(record, request.app[GATEWAY].fleet.states())
     return job_view(record, steps, base_url(request), forecast)

@@ -37,7 +37,9 @@ class JobView(View):
     """It was cancelled and ends at its next step."""
     model: str
     attempt: int
-    """How often its rows were given to a worker."""
+    """How often a worker was given rows of it: several times where its pictures are computed side by side by several
+    workers, or again after one was lost.
+    """
     step: int | None = None
     """Steps that the slowest picture has computed, while the job is running."""
     steps: int
@@ -58,13 +60,18 @@ class JobView(View):
     """Why the job as a whole failed."""
 
 
-def steps_of(job_id: str, attempt: int, states: Iterable[ServiceState]) -> dict[int, int]:
+def steps_of(record: JobRecord, states: Iterable[ServiceState]) -> dict[int, int]:
     """Steps computed per picture, from the workers' telemetry."""
+    job_id, attempts = record.job.job_id, {row.index: row.attempt for row in record.rows}
     progress: list[RowProgress] = []
     for state in states:
         if state.worker:
             progress += [*state.worker.running, *state.worker.waiting]
-    return {row.index: row.step for row in progress if row.job_id == job_id and row.attempt == attempt}
+    return {
+        row.index: row.step
+        for row in progress
+        if row.job_id == job_id and row.attempt == attempts.get(row.index)
+    }
 
 
 def job_view(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Final
 
 from giornata.events import DenoisedEvent
 from giornata.fleet import SILENCE_S
+from giornata.jobs import Assignment
 from giornata.scheduling.demand import Demand
-from giornata.scheduling.line import Line, Turn
+from giornata.scheduling.line import Key, Line, Turn
+from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.serving import anybody, serve
 from giornata.workers import QueueState, ServiceState
@@ -34,14 +36,45 @@ class Silence(Enum):
 Outcome = DenoisedEvent | Silence
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A job in the line."""
+class Waiting:
+    """Rows of a job in the line, and those of them that have got a worker since somebody asked last.
 
-    attempt: int
-    """That it wants a worker for."""
-    worker: asyncio.Future[str]
-    """Who gets it."""
+    Args:
+        rows: their indices, in the order of the line's demand.
+        demand: of all of them.
+        number: numbers the job's attempts.
+    """
+
+    def __init__(self, rows: Sequence[int], demand: Demand, number: Callable[[], int]) -> None:
+        self._left, self._shapes = list(rows), dict(zip(rows, demand.shapes, strict=True))
+        self._demand, self._number = demand, number
+        self._placed: dict[str, Assignment] = {}
+        self._news = asyncio.Event()
+
+    @property
+    def left(self) -> Sequence[int]:
+        """Rows that have got no worker."""
+        return self._left
+
+    @property
+    def placed(self) -> Collection[Assignment]:
+        """What nobody has asked for yet."""
+        return self._placed.values()
+
+    def give(self, worker: str, rows: int) -> tuple[Assignment, Demand]:
+        """So many more go to `worker`; all that go there now, and what these ask."""
+        now, self._left = self._left[:rows], self._left[rows:]
+        known = self._placed.get(worker) or Assignment(self._number(), worker, ())
+        given = self._placed[worker] = known._replace(rows=(*known.rows, *now))
+        self._news.set()
+        return given, replace(self._demand, shapes=tuple(self._shapes[row] for row in given.rows))
+
+    async def assignments(self) -> list[Assignment]:
+        """Those made since this was asked last; waits for some."""
+        await self._news.wait()
+        self._news.clear()
+        found, self._placed = list(self._placed.values()), {}
+        return found
 
 
 class Dispatch:
@@ -59,10 +92,9 @@ class Dispatch:
         self.placement = placement
         self.line = Line() if line is None else line
         self._connected = connected
-        self._waiting: dict[str, _Waiting] = {}
-        """By job."""
+        self._waiting: dict[Key, Waiting] = {}
         self._refused: set[str] = set()
-        self._reports: dict[str, asyncio.Future[Outcome]] = {}
+        self._reports: dict[Attempt, asyncio.Future[Outcome]] = {}
         self._hears_since_s = time.monotonic()
 
     def queue(self, *, full: bool) -> QueueState:
@@ -83,64 +115,79 @@ class Dispatch:
         self._serve()
 
     def report(self, event: DenoisedEvent) -> None:
-        """A worker is done with an attempt; what is told of an older attempt than the present one is void."""
-        if self.placement.attempt(event.job_id) == event.attempt:
-            self._resolve(event.job_id, event)
+        """A worker is done with an attempt; what another than its present one tells is void."""
+        attempt = event.job_id, event.attempt
+        if self.placement.worker(attempt) == event.worker:
+            self._resolve(attempt, event)
 
     def recheck(self) -> None:
         """The connection is back and reports may have been missed: who waits for one reads the record again."""
         self._hears_since_s = time.monotonic()
-        for job_id in list(self._reports):
-            self._resolve(job_id, Silence.RECHECK)
+        for attempt in list(self._reports):
+            self._resolve(attempt, Silence.RECHECK)
 
     def likely(self, demand: Demand) -> str | None:
-        """The worker that `demand` would get now, if nobody came before it."""
-        return self.placement.choose(demand, self._refused)
+        """The worker that the first piece of `demand` would get now, if nobody came before it."""
+        return self.placement.choose(demand.piece(), self._refused)
 
-    async def acquire(
-        self, job_id: str, attempt: int, demand: Demand, turn: Turn, *, fetching: str | None = None
-    ) -> str:
-        """Wait for a worker with room; the demand counts as assigned to it from this moment.
+    @asynccontextmanager
+    async def in_line(
+        self,
+        job_id: str,
+        rows: Sequence[int],
+        demand: Demand,
+        turn: Turn,
+        *,
+        number: Callable[[], int],
+        fetching: str | None = None,
+    ) -> AsyncIterator[Waiting]:
+        """Wait for workers with room inside; what is placed counts as assigned from that moment.
 
-        `fetching` has been told to read its template from disk.
+        Args:
+            job_id: whose rows they are.
+            rows: their indices.
+            demand: of these rows.
+            turn: when they come.
+            number: numbers the job's attempts.
+            fetching: a worker that has been told to read their template from disk.
         """
-        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        waiting = Waiting(rows, demand, number)
         if turn.finish_by_s is not None:
-            turn = replace(turn, takes_s=self.placement.least_ms(demand) / 1e3)
-        self.line.join(job_id, demand, turn, time.monotonic(), fetching)
-        self._waiting[job_id] = _Waiting(attempt, future)
+            turn = replace(turn, takes_s=self.placement.least_ms(demand.piece()) / 1e3)
+        key = self.line.join(job_id, demand, turn, time.monotonic(), fetching).key
+        self._waiting[key] = waiting
         self._serve()
         try:
-            return await future
-        except asyncio.CancelledError:
-            self.release(job_id)
-            raise
+            yield waiting
         finally:
-            self.line.leave(job_id, served=False)
-            del self._waiting[job_id]
+            self.line.leave(key)
+            del self._waiting[key]
+            for assignment in waiting.placed:
+                self.release(job_id, assignment.attempt)
 
-    def adopt(self, job_id: str, attempt: int, worker: str, demand: Demand) -> None:
+    def adopt(self, job_id: str, assignment: Assignment, demand: Demand) -> None:
         """Take over an assignment that another router made."""
-        self.placement.assign(job_id, attempt, worker, demand, time.monotonic())
+        self.placement.assign(job_id, assignment.attempt, assignment.worker, demand, time.monotonic())
 
     def refuse(self, worker: str) -> None:
         """The worker had no room: do not ask it again before its next telemetry."""
         self._refused.add(worker)
 
-    def release(self, job_id: str) -> None:
-        """The job's rows are on no worker any more; somebody who waits may have the room."""
-        self.placement.release(job_id)
+    def release(self, job_id: str, attempt: int) -> None:
+        """The rows of an attempt are on no worker any more; somebody who waits may have the room."""
+        self.placement.release(job_id, attempt)
         self._serve()
 
     @asynccontextmanager
-    async def expecting(self, job_id: str) -> AsyncIterator[asyncio.Future[Outcome]]:
-        """A future of what becomes of the job's present attempt. Enter before the rows are sent."""
+    async def expecting(self, job_id: str, attempt: int) -> AsyncIterator[asyncio.Future[Outcome]]:
+        """A future of what becomes of an attempt. Enter before its rows are sent; on leaving it is released."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._reports[job_id] = future
+        self._reports[job_id, attempt] = future
         try:
             yield future
         finally:
-            self._reports.pop(job_id, None)
+            del self._reports[job_id, attempt]
+            self.release(job_id, attempt)
 
     async def watch_for_silence(self) -> None:
         """Look for silence; runs for ever, in a standby too, so that it takes over with none but live workers."""
@@ -158,26 +205,23 @@ class Dispatch:
         if now - self._hears_since_s < SILENCE_S:
             return
         for assignment in self.placement.expire(now):
-            self._resolve(assignment.job_id, Silence.LOST)
+            self._resolve((assignment.job_id, assignment.attempt), Silence.LOST)
         for assignment in self.placement.doubtful(now):
-            self._resolve(assignment.job_id, Silence.UNLISTED)
+            self._resolve((assignment.job_id, assignment.attempt), Silence.UNLISTED)
         for assignment in self.placement.stalled():
-            self._resolve(assignment.job_id, Silence.STALLED)
+            self._resolve((assignment.job_id, assignment.attempt), Silence.STALLED)
         self._refused = {worker for worker in self._refused if self.placement.fleet.get(worker)}
 
-    def _resolve(self, job_id: str, outcome: Outcome) -> None:
-        future = self._reports.get(job_id)
+    def _resolve(self, attempt: Attempt, outcome: Outcome) -> None:
+        future = self._reports.get(attempt)
         if future is not None and not future.done():
             future.set_result(outcome)
 
     def _serve(self) -> None:
-        """Give workers to those who wait; who is being cancelled waits no more."""
-        for job_id in [job_id for job_id, waiting in self._waiting.items() if waiting.worker.done()]:
-            self.line.leave(job_id, served=False)
+        """Give workers to those who wait."""
         if not anybody(self.line, self.placement, self._refused):
             return
         now = time.monotonic()
         for entry, worker in serve(self.line, self.placement, now, self._refused):
-            waiting = self._waiting[entry.job_id]
-            self.placement.assign(entry.job_id, waiting.attempt, worker, entry.demand, now)
-            waiting.worker.set_result(worker)
+            given, demand = self._waiting[entry.key].give(worker, entry.demand.rows)
+            self.placement.assign(entry.job_id, given.attempt, worker, demand, now)

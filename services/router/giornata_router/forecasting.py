@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from giornata.errors import QueueTooLong
 from giornata.jobs import Job, Priority
 from giornata.messages import Forecast
 from giornata.scheduling.demand import Demand
-from giornata.scheduling.forecast import finish_ms, size
-from giornata.scheduling.line import Line
+from giornata.scheduling.forecast import Computed, computed, size
+from giornata.scheduling.line import Entry, Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.stage_times import StageTimes
 
@@ -50,12 +50,10 @@ class Forecasting:
         ahead = [entry for entry in self._line if _comes_first(entry.turn.priority, job.priority)]
         if not ahead and not before and self._placement.has_room(demand):
             return
-        amount = sum(size(entry.demand) for entry in ahead) / size(demand) + len(before)
-        prospects = self._placement.prospects(demand)
-        finish = finish_ms(prospects, amount)
-        if finish is None:
+        found = self._computed(demand, ahead, len(before))
+        if found is None:
             return
-        wait_s = (finish - min(prospect.job_ms for prospect in prospects)) / 1e3
+        wait_s = (found.finish_ms - found.alone_ms) / 1e3
         limit_s = min(self._max_wait_s, job.budget_ms / 1e3)
         if wait_s > limit_s:
             raise QueueTooLong(
@@ -70,37 +68,41 @@ class Forecasting:
         finishing_ms = self.stages.finishing_ms(job_id, now)
         if finishing_ms is not None:
             return Forecast(position=0, finish_ms=finishing_ms)
-        running_ms, demand = self._placement.finish_ms(job_id), self._placement.demand(job_id)
-        if running_ms is not None and demand is not None:
-            return Forecast(position=0, finish_ms=running_ms + self.finish_ms(demand))
-        order = self._line.order(now)
-        position = next((index for index, entry in enumerate(order) if entry.job_id == job_id), None)
-        if position is not None:
-            demand = order[position].demand
-            amount = sum(size(entry.demand) for entry in order[:position]) / size(demand)
-            return self._forecast(demand, position, amount)
-        waiting = [job for job in unplaced if job.job_id == job_id]
-        expected = self._expected(waiting[0]) if waiting else None
-        if expected is None:
+        if job_id in self._line or self._placement.assigned(job_id):
+            return self._of_prepared(job_id, now)
+        expected = next((self._expected(job) for job in unplaced if job.job_id == job_id), None)
+        found = self._computed(expected, self._line) if expected is not None else None
+        if expected is None or found is None:
             return None
-        amount = sum(size(entry.demand) for entry in order) / size(expected)
         prepare_ms = self.stages.prepare_ms(expected.model_digest, expected.shapes[0].image)
-        return self._forecast(expected, len(order), amount, prepare_ms)
+        # others are computed while it is prepared
+        computed_ms = max(found.finish_ms, prepare_ms + found.alone_ms)
+        return Forecast(position=len(self._line), finish_ms=computed_ms + self.finish_ms(expected))
+
+    def _of_prepared(self, job_id: str, now: float) -> Forecast | None:
+        """Of a job with rows in the line, or at workers, or both."""
+        demands = [assignment.demand for assignment in self._placement.assigned(job_id)]
+        computed_ms, position = self._placement.finish_ms(job_id), 0
+        if job_id in self._line:
+            order = self._line.order(now)
+            index = next(index for index, entry in enumerate(order) if entry.job_id == job_id)
+            found = self._computed(order[index].demand, order[:index])
+            position = 0 if demands else index
+            demands.append(order[index].demand)
+            computed_ms = max(found.finish_ms, computed_ms or 0.0) if found is not None else None
+        if computed_ms is None:
+            return None
+        return Forecast(position=position, finish_ms=computed_ms + sum(map(self.finish_ms, demands)))
 
     def finish_ms(self, demand: Demand) -> float:
         """What decoding and pasting of all its rows take."""
         return self.stages.finish_ms(demand.model_digest, demand.tokens)
 
-    def _forecast(
-        self, demand: Demand, position: int, amount: float, prepare_ms: float = 0.0
-    ) -> Forecast | None:
-        """Others are computed while it is prepared."""
-        prospects = self._placement.prospects(demand)
-        computed_ms = finish_ms(prospects, amount)
-        if computed_ms is None:
-            return None
-        prepared_ms = prepare_ms + min(prospect.job_ms for prospect in prospects)
-        return Forecast(position=position, finish_ms=max(computed_ms, prepared_ms) + self.finish_ms(demand))
+    def _computed(self, demand: Demand, ahead: Iterable[Entry], jobs: int = 0) -> Computed | None:
+        """When all of `demand` will be, behind others and so many jobs like it; any worker may compute any piece."""
+        piece, whole = size(demand.piece()), size(demand)
+        amount = sum(size(entry.demand) for entry in ahead) + jobs * whole
+        return computed(self._placement.prospects(demand.piece()), amount / piece, whole / piece)
 
     def _expected(self, job: Job) -> Demand | None:
         latest = self._latest.get(job.model_digest)

@@ -28,6 +28,8 @@ class Ledger:
         self._stage_ms["queue"] += waited_ms
         self._spent_before_ms = record.spent_ms + int(waited_ms)
         self._began_s = time.monotonic()
+        self._denoised: list[tuple[float, float]] = []
+        """When rows were begun and done, by the monotonic clock."""
 
     def stage(self, name: Stage, ms: float) -> None:
         """`ms` more were spent in a stage."""
@@ -45,6 +47,24 @@ class Ledger:
             yield
         finally:
             self.stage(name, (time.monotonic() - began_s) * 1000)
+
+    @contextmanager
+    def denoising(self) -> Iterator[None]:
+        """Rows are computed inside, several at a time maybe: until the first begins the job waits in the queue."""
+        entered_s = time.monotonic()
+        try:
+            yield
+        finally:
+            began_s = min((began for began, _ in self._denoised), default=time.monotonic())
+            ended_s = max((ended for _, ended in self._denoised), default=began_s)
+            self.stage("queue", max(0.0, began_s - entered_s) * 1e3)
+            self.stage("denoise", (ended_s - began_s) * 1e3)
+            self._denoised.clear()
+
+    def denoised(self, denoise_ms: float) -> None:
+        """Rows are computed now; it took so long from their first step to their last."""
+        now = time.monotonic()
+        self._denoised.append((now - denoise_ms / 1e3, now))
 
     def times(self) -> Times:
         """As a record holds them."""

@@ -19,7 +19,8 @@ from giornata.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavai
 from giornata.jobs import Job, JobRecord, Priority
 from giornata.messages import Accepted, CancelRows, Forecast, ForecastRequest, SubmitRequest
 from giornata_router import transitions
-from giornata_router.walk import Tools, Walk
+from giornata_router.tools import Tools
+from giornata_router.walk import Walk
 
 FETCH_S = 5.0
 """A pull waits this long for a job before it asks again: a restarted server has forgotten it and does not say so."""
@@ -116,7 +117,7 @@ class Queue:
         return [
             job
             for job in (*carried, *waiting)
-            if job.job_id not in line and placement.attempt(job.job_id) is None
+            if job.job_id not in line and not placement.assigned(job.job_id)
         ]
 
     def cancel(self, request: CancelRows) -> None:

@@ -29,7 +29,7 @@ from giornata_router.lease import Lease
 from giornata_router.queue import Queue
 from giornata_router.stages import Stages
 from giornata_router.templating import Recorder
-from giornata_router.walk import Tools
+from giornata_router.tools import Tools
 
 RENEW_S = streams.LEASE_TTL_S / 3
 """How often the lease is renewed, and how often a standby looks whether it is free."""

@@ -11,7 +11,7 @@ from giornata.messages import RecordRequest, RunAnswer, RunReply, TemplateReques
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.template_records import TemplateRecords
 from giornata.templates import TemplateInputs, TemplateRecord
-from giornata_router.walk import RUN_REPLY_S, Tools
+from giornata_router.tools import RUN_REPLY_S, Tools
 
 log = structlog.get_logger(__name__)
 

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from giornata.errors import AttemptsExhausted, ErrorBody, GiornataError, InternalError
-from giornata.jobs import ComputeTimes, Encoding, Inspection, Job, JobRecord, JobState, Row, StageTimes
+from giornata.jobs import (
+    Assignment,
+    ComputeTimes,
+    Encoding,
+    Inspection,
+    Job,
+    JobRecord,
+    JobState,
+    Row,
+    StageTimes,
+)
 from giornata.requests import Reuse
 from giornata.scheduling.demand import Demand, RowShape, with_halo
 from giornata.templates import picture_id
@@ -38,14 +49,29 @@ def entered(record: JobRecord, state: JobState, times: Times) -> JobRecord:
 
 
 def assigned(
-    record: JobRecord, worker: str, inspection: Inspection, encoding: Encoding, times: Times
+    record: JobRecord,
+    assignments: Iterable[Assignment],
+    inspection: Inspection,
+    encoding: Encoding,
+    times: Times,
 ) -> JobRecord:
-    """The next attempt belongs to `worker`; reports of earlier attempts are void from here on."""
+    """Rows belong to workers; what is reported of earlier attempts at them is void from here on.
+
+    Rows that have a worker, or need none any more, are left as they are: another router may have been faster.
+    """
+    given = {row: assignment for assignment in assignments for row in assignment.rows}
+    free = {row.index for row in record.pending_rows if row.worker is None}
+    rows = tuple(
+        row.model_copy(update={"attempt": given[row.index].attempt, "worker": given[row.index].worker})
+        if row.index in given and row.index in free
+        else row
+        for row in record.rows
+    )
     return record.model_copy(
         update={
             "state": JobState.RUNNING,
-            "attempt": record.attempt + 1,
-            "owner": worker,
+            "attempt": max(record.attempt, *(row.attempt for row in rows)),
+            "rows": rows,
             "inspection": inspection,
             "encoding": encoding,
             **times.fields(),
@@ -53,23 +79,37 @@ def assigned(
     )
 
 
-def lost(record: JobRecord, attempt: int, why: str) -> JobRecord | None:
-    """The worker of `attempt` is gone; None if the record has moved on since."""
-    if record.attempt != attempt or record.owner is None:
+def lost(record: JobRecord, assignment: Assignment, why: str) -> JobRecord | None:
+    """The worker of an attempt is gone; None if nobody has its rows any more."""
+    freed = _freed(record, assignment, failures=1)
+    if freed is None:
         return None
-    causes = (*record.causes, f"attempt {attempt} on {record.owner}: {why}")
-    return record.model_copy(update={"owner": None, "failures": record.failures + 1, "causes": causes})
+    cause = f"attempt {assignment.attempt} on {assignment.worker}: {why}"
+    return freed.model_copy(update={"causes": (*record.causes, cause)})
 
 
-def taken_back(record: JobRecord, attempt: int) -> JobRecord | None:
-    """The rows of `attempt` were handed back or refused: nobody's fault, so no failure is counted."""
-    if record.attempt != attempt or record.owner is None:
+def taken_back(record: JobRecord, assignment: Assignment) -> JobRecord | None:
+    """The rows of an attempt were handed back or refused: nobody's fault, so no failure is counted."""
+    return _freed(record, assignment, failures=0)
+
+
+def _freed(record: JobRecord, assignment: Assignment, *, failures: int) -> JobRecord | None:
+    """Nobody has the rows of an attempt any more; None if that is so already."""
+    held = assignment.attempt, assignment.worker
+    if not any((row.attempt, row.worker) == held for row in record.rows):
         return None
-    return record.model_copy(update={"owner": None})
+    rows = tuple(
+        row.model_copy(update={"worker": None, "failures": row.failures + failures})
+        if (row.attempt, row.worker) == held
+        else row
+        for row in record.rows
+    )
+    return record.model_copy(update={"rows": rows})
 
 
 def ended(record: JobRecord, rows: tuple[Row, ...], times: Times) -> JobRecord:
     """Every row has a picture or an error: completed if there is at least one picture, else failed."""
+    rows = _free(rows)
     images = [row for row in rows if row.image is not None]
     errors = [row.error for row in rows if row.error is not None]
     error = (
@@ -80,7 +120,6 @@ def ended(record: JobRecord, rows: tuple[Row, ...], times: Times) -> JobRecord:
     return record.model_copy(
         update={
             "state": JobState.COMPLETED if images else JobState.FAILED,
-            "owner": None,
             "rows": rows,
             "error": error,
             **times.fields(),
@@ -98,20 +137,29 @@ def cancelled(record: JobRecord, error: GiornataError, times: Times) -> JobRecor
     return _closed(record, JobState.CANCELLED, error.body(), times)
 
 
-def exhausted(record: JobRecord, limit: int) -> AttemptsExhausted | None:
-    """The error that ends a job which has lost too many attempts."""
-    if record.failures < limit:
+def exhausted(rows: Sequence[Row], causes: Sequence[str], limit: int) -> AttemptsExhausted | None:
+    """The error that ends a job of whose `rows` one has lost too many attempts."""
+    failures = max((row.failures for row in rows), default=0)
+    if failures < limit:
         return None
     return AttemptsExhausted(
-        f"{record.failures} workers were lost while computing this edit.", received="; ".join(record.causes)
+        f"{failures} workers were lost while computing this edit.", received="; ".join(causes)
     )
 
 
-def demand(record: JobRecord, inspection: Inspection, *, max_failures: int) -> Demand:
-    """What the rows that are still to be computed ask of a worker.
+def demand(
+    record: JobRecord,
+    inspection: Inspection,
+    rows: Sequence[Row],
+    encoding: Encoding | None,
+    *,
+    max_failures: int = 0,
+) -> Demand:
+    """What `rows` ask of workers.
 
-    A job that has lost all attempts but the last one may be what brings workers down, or may have shared them with such
-    a job: the last attempt it makes alone, and so fails alone or is found innocent.
+    Rows that were lost with their worker go to one worker together: should they have brought it down, they bring down
+    no more than one at a time. Those that have lost all attempts but the last one make that alone, since they may have
+    shared their workers with such rows: so they fail alone or are found innocent.
     """
     job, asked = record.job, record.job.parameters
     reuses = asked.reuse is not Reuse.OFF
@@ -120,22 +168,30 @@ def demand(record: JobRecord, inspection: Inspection, *, max_failures: int) -> D
     )
     shapes = tuple(
         RowShape(
-            text=record.encoding.text_tokens if record.encoding else 0,
+            text=encoding.text_tokens if encoding else 0,
             image=inspection.tokens,
             computed=computed,
             steps=max(1, asked.denoising_steps - (row.resume.step if row.resume else 0)),
             sequences=2 if (asked.true_cfg_scale or 0.0) > 1 else 1,
         )
-        for row in record.pending_rows
+        for row in rows
     )
+    failures = max((row.failures for row in rows), default=0)
     return Demand(
         job.model,
         job.model_digest,
         shapes,
         template=picture_id(job.tenant, inspection.template_key) if reuses else None,
-        alone=0 < record.failures == max_failures - 1,
+        together=failures > 0,
+        alone=0 < failures == max_failures - 1,
     )
 
 
 def _closed(record: JobRecord, state: JobState, error: ErrorBody, times: Times) -> JobRecord:
-    return record.model_copy(update={"state": state, "owner": None, "error": error, **times.fields()})
+    rows = _free(record.rows)
+    return record.model_copy(update={"state": state, "rows": rows, "error": error, **times.fields()})
+
+
+def _free(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Nobody has them."""
+    return tuple(row.model_copy(update={"worker": None}) for row in rows)

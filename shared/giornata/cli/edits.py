@@ -117,11 +117,11 @@ def sentence(body: ErrorBody) -> str:
 
 
 class StepCount:
-    """How far an edit is, over all of its pictures; a new attempt begins where its first step says."""
+    """How far an edit is, over all of its pictures; a new attempt at one begins where its first step says."""
 
     def __init__(self, pictures: int) -> None:
         self._pictures = pictures
-        self._attempt = 0
+        self._attempts: dict[int, int] = {}
         self._done: dict[int, int] = {}
         self.state = "sending"
         self.total = 0
@@ -134,10 +134,8 @@ class StepCount:
 
     def hear(self, told: Told) -> None:
         """Take in one message."""
-        if told.attempt > self._attempt:
-            self._attempt = told.attempt
-            self._done.clear()
         self.state = told.state
-        if told.steps:
+        if told.steps and told.attempt >= self._attempts.get(told.index, 0):
+            self._attempts[told.index] = told.attempt
             self.total = told.steps * self._pictures
             self._done[told.index] = told.step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from giornata.planning.blocks import Mode
@@ -98,8 +98,18 @@ class Demand:
     """Counts jobs in order of arrival."""
     within_ms: float | None = None
     """From now, in which the client wants its rows computed."""
+    together: bool = False
+    """Its rows go to one worker; otherwise they may be computed by several."""
     alone: bool = False
     """It may share a worker with nobody: it is suspected of having brought others down."""
+
+    def piece(self) -> Demand:
+        """What is placed at once: its first row, or all where they stay together."""
+        return self if self.together or self.alone else replace(self, shapes=self.shapes[:1])
+
+    def without(self, rows: int) -> Demand:
+        """What is left once so many of the first are placed; it takes turns as the next job would."""
+        return replace(self, shapes=self.shapes[rows:], ticket=self.ticket + rows)
 
     @property
     def rows(self) -> int:

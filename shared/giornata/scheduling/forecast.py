@@ -7,7 +7,7 @@ early for jobs that share steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from giornata.scheduling.demand import Demand
@@ -18,32 +18,48 @@ class Prospect(NamedTuple):
 
     drained_ms: float
     """Until all that it has is computed, from now."""
-    job_ms: float
-    """That a job takes there."""
+    row_ms: float
+    """That a row takes there."""
     workers: float = 1.0
     """For which it stands."""
 
 
-def finish_ms(prospects: Iterable[Prospect], jobs_ahead: float) -> float | None:
-    """Until a job and all before it are computed; None where no worker serves it, or nobody knows what it costs.
+class Computed(NamedTuple):
+    """When a job will be."""
+
+    finish_ms: float
+    """From now, after all before it."""
+    alone_ms: float
+    """If nothing were before it."""
+
+
+def computed(prospects: Sequence[Prospect], ahead: float, rows: float) -> Computed | None:
+    """When a job's rows are computed, each by any worker; None where none serves it, or nobody knows what it costs.
 
     Args:
         prospects: of the workers that serve it.
-        jobs_ahead: how much comes before it, in jobs like it.
+        ahead: how much comes before it, in rows like its own.
+        rows: its own.
     """
-    workers = sorted(prospects)
-    if not workers or any(worker.job_ms <= 0 for worker in workers):
+    if not prospects or any(worker.row_ms <= 0 for worker in prospects):
         return None
-    alone_ms = min(worker.job_ms for worker in workers)
-    level_ms, rate, left = workers[0].drained_ms, 0.0, jobs_ahead + 1.0
+    idle = [worker._replace(drained_ms=0.0) for worker in prospects]
+    return Computed(_level_ms(prospects, ahead + rows), _level_ms(idle, rows))
+
+
+def _level_ms(prospects: Sequence[Prospect], rows: float) -> float:
+    """At which all workers end together that have to compute so many more."""
+    workers = sorted(prospects)
+    alone_ms = min(worker.row_ms for worker in workers)
+    level_ms, rate, left = workers[0].drained_ms, 0.0, rows
     for index, worker in enumerate(workers):
-        rate += worker.workers / worker.job_ms
+        rate += worker.workers / worker.row_ms
         following = workers[index + 1].drained_ms if index + 1 < len(workers) else float("inf")
         room = (following - level_ms) * rate
         if room >= left:
             return max(alone_ms, level_ms + left / rate)
         level_ms, left = following, left - room
-    return None
+    raise AssertionError("after the last worker there is room for everything")
 
 
 def size(demand: Demand) -> float:

@@ -25,6 +25,10 @@ FAVOURED: Final = 8
 """Jobs with a deadline that may come before one that has waited for :data:`AGEING_S`; then it is its turn."""
 
 
+Key = tuple[str, int]
+"""A job, and the number of its rows' entry: it may have several, where some of its rows came back."""
+
+
 @dataclass(frozen=True)
 class Turn:
     """What decides when a job comes."""
@@ -41,10 +45,11 @@ class Turn:
 
 @dataclass(frozen=True)
 class Entry:
-    """A job in the line."""
+    """Rows of a job in the line."""
 
-    job_id: str
+    key: Key
     demand: Demand
+    """Of those that have no worker yet."""
     turn: Turn
     since_s: float
     tag: float
@@ -54,6 +59,16 @@ class Entry:
     fetching: str | None = None
     """The worker that was told to read its template from disk, as the likely one."""
 
+    @property
+    def job_id(self) -> str:
+        """Whose rows they are."""
+        return self.key[0]
+
+    @property
+    def model(self) -> tuple[str, str]:
+        """Name and digest."""
+        return self.demand.model, self.demand.model_digest
+
     def asked(self, now: float) -> Demand:
         """What it asks of a worker, with the time that is left."""
         if self.turn.finish_by_s is None:
@@ -62,7 +77,7 @@ class Entry:
 
 
 class Line:
-    """Jobs that are prepared and that no worker has taken yet.
+    """Jobs that are prepared, with rows that no worker has taken yet.
 
     Args:
         by_deadline: among jobs of a class, those that wish to end by a time come first, the earliest first, as long as
@@ -73,13 +88,14 @@ class Line:
 
     def __init__(self, *, by_deadline: bool = False, ageing_s: float = AGEING_S) -> None:
         self._by_deadline, self._ageing_s = by_deadline, ageing_s
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[Key, Entry] = {}
+        self._jobs: Counter[str] = Counter()
         self._models: Counter[tuple[str, str]] = Counter()
         self._tickets = itertools.count()
         self._virtual = 0.0
         self._ends: dict[str, float] = {}
         """By tenant: where its last job ends, in virtual time; those of the past are forgotten."""
-        self._urgent: frozenset[str] = frozenset()
+        self._urgent: frozenset[Key] = frozenset()
         """Jobs that came by their deadline when the order was last asked for."""
         self._favoured = 0
         """Of these, so many were served one after the other."""
@@ -88,62 +104,57 @@ class Line:
         return len(self._entries)
 
     def __contains__(self, job_id: object) -> bool:
-        return job_id in self._entries
+        return job_id in self._jobs
 
     def join(self, job_id: str, demand: Demand, turn: Turn, now: float, fetching: str | None = None) -> Entry:
-        """At the place that is its tenant's turn; the demand's ticket is given here.
-
-        Raises:
-            ValueError: the job is in the line already.
-        """
-        if job_id in self._entries:
-            raise ValueError(f"job {job_id} is in the line already")
+        """At the place that is its tenant's turn; the demand's ticket is given here."""
         tag = max(self._virtual, self._ends.get(turn.tenant, 0.0))
         self._ends[turn.tenant] = tag + max(1, demand.steps) / turn.weight
-        given = replace(demand, ticket=next(self._tickets))
-        entry = Entry(job_id, given, turn, now, tag, fetching=fetching)
-        self._entries[job_id] = entry
+        ticket = next(self._tickets)
+        entry = Entry((job_id, ticket), replace(demand, ticket=ticket), turn, now, tag, fetching=fetching)
+        self._entries[entry.key] = entry
+        self._jobs[job_id] += 1
         self._models[demand.model, demand.model_digest] += 1
         return entry
 
-    def leave(self, job_id: str, *, served: bool) -> None:
-        """It got a worker, or nobody wants it any more."""
-        entry = self._entries.pop(job_id, None)
-        if entry is not None:
-            model = entry.demand.model, entry.demand.model_digest
-            self._models[model] -= 1
-            if not self._models[model]:
-                del self._models[model]
-        if entry is not None and served:
-            self._virtual = max(self._virtual, entry.tag)
-            self._favoured = self._favoured + 1 if job_id in self._urgent else 0
+    def serve(self, key: Key, rows: int) -> Entry | None:
+        """So many of its first rows got a worker; the entry of the others, if there are any."""
+        entry = self._entries[key]
+        self._virtual = max(self._virtual, entry.tag)
+        rest = replace(entry, demand=entry.demand.without(rows))
+        if rest.demand.rows:
+            self._entries[key] = rest
+            return rest
+        self._favoured = self._favoured + 1 if key in self._urgent else 0
+        self.leave(key)
+        return None
+
+    def leave(self, key: Key) -> None:
+        """All of its rows have workers, or nobody wants it any more; it may have left already."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return
+        self._jobs -= Counter([entry.job_id])
+        self._models -= Counter([entry.model])
         if not self._entries:
             self._ends = {tenant: end for tenant, end in self._ends.items() if end > self._virtual}
 
-    def passed_by(self, job_id: str) -> None:
+    def passed_by(self, key: Key) -> None:
         """A later job was served first."""
-        entry = self._entries[job_id]
-        self._entries[job_id] = replace(entry, passed=entry.passed + 1)
+        entry = self._entries[key]
+        self._entries[key] = replace(entry, passed=entry.passed + 1)
 
     def order(self, now: float) -> list[Entry]:
         """Everybody, who comes next first."""
         ordered = sorted(self._entries.values(), key=lambda entry: self._rank(entry, now))
-        self._urgent = frozenset(e.job_id for e in ordered if self._due_s(e, now) < math.inf)
+        self._urgent = frozenset(e.key for e in ordered if self._due_s(e, now) < math.inf)
         if self._favoured >= FAVOURED:
-            by_turn = (e for e in ordered if self._aged(e, now) and e.job_id not in self._urgent)
+            by_turn = (e for e in ordered if self._aged(e, now) and e.key not in self._urgent)
             first = next(by_turn, None)
             if first is not None:
                 ordered.remove(first)
                 ordered.insert(0, first)
         return ordered
-
-    def position(self, job_id: str, now: float) -> int | None:
-        """How many come before a job; None where it does not wait."""
-        entry = self._entries.get(job_id)
-        if entry is None:
-            return None
-        own = self._rank(entry, now)
-        return sum(self._rank(other, now) < own for other in self._entries.values())
 
     @property
     def models(self) -> Collection[tuple[str, str]]:

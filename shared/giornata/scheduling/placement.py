@@ -72,7 +72,9 @@ class Placement:
         self._policy = policy
         self._looked_at = looked_at
         self._patience = patience or Patience()
-        self._assignments: dict[str, Assignment] = {}
+        self._assignments: dict[Attempt, Assignment] = {}
+        self._attempts: dict[str, set[int]] = {}
+        """Of jobs: those that are assigned now."""
         self._workers: dict[str, Occupancy] = {}
         self._rosters: dict[Served, Roster] = {}
 
@@ -88,9 +90,9 @@ class Placement:
         worker = Occupancy.of(state, shown, self.estimates.pace(name), before)
         worker.fetch_ms = self.estimates.fetch_ms(name, worker.disk_bytes)
         for job_id, attempt in worker.listed:
-            assignment = self._assignments.get(job_id)
-            if assignment and (assignment.attempt, assignment.worker) == (attempt, name):
-                self._assignments[job_id] = replace(assignment, listed_s=now)
+            assignment = self._assignments.get((job_id, attempt))
+            if assignment and assignment.worker == name:
+                self._assignments[job_id, attempt] = replace(assignment, listed_s=now)
                 worker.unseen.pop((job_id, attempt), None)
         worker.stalled = self._is_stalled(worker)
         self._workers[name] = worker
@@ -165,47 +167,51 @@ class Placement:
         known = (worker for worker in self._serving(demand).all() if worker.known)
         return min(map(weigh.alone_ms, known), default=0.0)
 
+    def assigned(self, job_id: str) -> list[Assignment]:
+        """Those of a job."""
+        return [self._assignments[job_id, attempt] for attempt in self._attempts.get(job_id, ())]
+
     def finish_ms(self, job_id: str) -> float | None:
-        """Until a job's rows are computed, as of its worker's latest telemetry; None where none has it."""
-        assignment = self._assignments.get(job_id)
-        worker = self._workers.get(assignment.worker) if assignment else None
-        if worker is None:
-            return None
-        held = worker.held or self._sum_up(worker)
-        ends_ms = held.outlook.ends_ms
-        return max(
-            (end for end, owner in zip(ends_ms, held.owners, strict=True) if owner == job_id), default=None
-        )
+        """Until the rows of a job that have workers are computed, as of the latest telemetry; None where none has."""
+        workers = {a.worker: worker for a in self.assigned(job_id) if (worker := self._workers.get(a.worker))}
+        ends_ms: list[float] = []
+        for worker in workers.values():
+            held = worker.held or self._sum_up(worker)
+            ends_ms += (
+                end for end, owner in zip(held.outlook.ends_ms, held.owners, strict=True) if owner == job_id
+            )
+        return max(ends_ms, default=None)
 
-    def demand(self, job_id: str) -> Demand | None:
-        """What a job was assigned with, if it is."""
-        assignment = self._assignments.get(job_id)
-        return assignment.demand if assignment else None
-
-    def attempt(self, job_id: str) -> int | None:
-        """The attempt at a job that is assigned now, if any."""
-        assignment = self._assignments.get(job_id)
-        return assignment.attempt if assignment else None
+    def worker(self, attempt: Attempt) -> str | None:
+        """Who has an attempt now, if anybody has."""
+        assignment = self._assignments.get(attempt)
+        return assignment.worker if assignment else None
 
     def assign(self, job_id: str, attempt: int, worker: str, demand: Demand, now: float) -> None:
-        """Count `demand` as on `worker` from now on."""
-        self.release(job_id)
-        if demand.template is not None:
+        """Count `demand` as on `worker` from now on, instead of what the attempt was assigned with before."""
+        if demand.template is not None and job_id not in self._attempts:
             self._repeats.see(demand.template)
-        self._assignments[job_id] = Assignment(job_id, attempt, worker, demand, now)
+        self.release(job_id, attempt)
+        self._assignments[job_id, attempt] = Assignment(job_id, attempt, worker, demand, now)
+        self._attempts.setdefault(job_id, set()).add(attempt)
         known = self._workers.get(worker)
         if known is not None:
             known.give((job_id, attempt), demand)
             self._changed(known)
 
-    def release(self, job_id: str) -> None:
-        """The job's rows are no longer on any worker."""
-        assignment = self._assignments.pop(job_id, None)
-        worker = self._workers.get(assignment.worker) if assignment else None
-        if assignment is None or worker is None:
+    def release(self, job_id: str, attempt: int) -> None:
+        """The rows of this attempt are no longer on any worker."""
+        assignment = self._assignments.pop((job_id, attempt), None)
+        if assignment is None:
             return
-        worker.take((job_id, assignment.attempt))
-        self._changed(worker)
+        attempts = self._attempts[job_id]
+        attempts.discard(attempt)
+        if not attempts:
+            del self._attempts[job_id]
+        worker = self._workers.get(assignment.worker)
+        if worker is not None:
+            worker.take((job_id, attempt))
+            self._changed(worker)
 
     def _changed(self, worker: Occupancy) -> None:
         for model in worker.served:
@@ -242,7 +248,7 @@ class Placement:
         """What jobs were assigned with of which their worker knows no more: their inputs are not there yet."""
         found = {}
         for key, rows in worker.listed.items():
-            assignment = None if rows[0].text_tokens else self._assignments.get(key[0])
-            if assignment and (assignment.attempt, assignment.worker) == (key[1], worker.name):
+            assignment = None if rows[0].text_tokens else self._assignments.get(key)
+            if assignment and assignment.worker == worker.name:
                 found[key] = assignment.demand
         return found

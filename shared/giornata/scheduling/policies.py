@@ -139,12 +139,13 @@ def _weight(template: str, instance: str) -> bytes:
 def _cheapest(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
     settled = demand.template is None or any(c.template is not None for c in candidates)
     owner = None if settled else home((c.instance for c in candidates), demand.template or "")
-    best, least = None, (math.inf, "")
+    best, least = None, (math.inf, True, "")
     for candidate in candidates:
         predicted = candidate.prediction()
         cost = predicted.finish_ms + predicted.delay_ms
         if owner is not None and candidate.instance != owner:
             cost += candidate.hit_saves_ms
-        if (cost, candidate.instance) < least:
-            best, least = candidate, (cost, candidate.instance)
+        waits = not demand.fits(candidate.rows, candidate.capacity_rows)
+        if (cost, waits, candidate.instance) < least:
+            best, least = candidate, (cost, waits, candidate.instance)
     return best

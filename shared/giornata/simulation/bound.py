@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from giornata.scheduling.backlog import Backlog, RowLoad
 from giornata.simulation.jobs import Job
 from giornata.simulation.machines import Machine
 
@@ -110,7 +109,7 @@ class _Kind:
 
     at_s: float
     shortest_s: float
-    """Alone on the fastest worker, stages included."""
+    """Each row alone on the fastest worker, stages included."""
     released_s: float
     """When it may be denoised."""
     rows: tuple[tuple[int, float, float], ...]
@@ -166,7 +165,7 @@ class Bound:
         return low
 
     def mean(self, *, warmup_s: float = 0.0) -> float:
-        """Seconds: no schedule has a smaller mean than that of all jobs alone on the fastest worker."""
+        """Seconds: no schedule has a smaller mean than that of all rows alone on the fastest worker."""
         shortest = [job.shortest_s for job in self._jobs if job.at_s >= warmup_s]
         return sum(shortest) / max(1, len(shortest))
 
@@ -214,5 +213,6 @@ def _kind(job: Job, first: Machine, kinds: Sequence[Machine], encode_s: float, f
 
 
 def _alone_ms(job: Job, machine: Machine) -> float:
-    loads: tuple[RowLoad, ...] = job.demand.loads(machine.pace, reuses=True)
-    return max(Backlog(machine.rows, machine.pace.base_ms, waiting=loads).ends_ms())
+    """Each of its rows on a machine of its own."""
+    loads = job.demand.loads(machine.pace, reuses=True)
+    return max(load.steps * machine.pace.base_ms + load.work_ms for load in loads)

@@ -20,7 +20,7 @@ from giornata.simulation.jobs import DIGEST, MODEL, Job
 from giornata.simulation.machines import Machine
 from giornata.simulation.pool import Pool
 from giornata.simulation.results import Ended, Moment, Run, WorkerFigures
-from giornata.simulation.worker import SimWorker, Templates
+from giornata.simulation.worker import Piece, SimWorker, Templates
 from giornata.workers import ServiceName, ServiceState
 
 CARD: Final = ModelCard(
@@ -76,6 +76,8 @@ class Options:
 
     policy: PolicyName = PolicyName.FINISH_TIME
     binding: Binding = Binding.LATE
+    spreads: bool | None = None
+    """Whether rows of one job may go to several workers; by default where jobs are bound late, as live."""
     telemetry_hz: float = 4.0
     looked_at: int = LOOKED_AT
     """Of many workers, how many the policy is asked about."""
@@ -88,11 +90,21 @@ class Options:
 @dataclass(slots=True)
 class _Carried:
     job: Job
-    assigned_s: float = 0.0
+    assigned_s: float | None = None
+    """The first of its rows."""
     denoised_s: float = 0.0
+    placed: int = 0
+    """Rows that have got a worker."""
+    attempts: int = 0
+    left: int = 0
+    """Rows that are not denoised."""
     unfinished: int = 0
     """Pictures, once all are denoised."""
-    worker: str = ""
+    workers: dict[str, None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, job: Job) -> _Carried:
+        return cls(job, left=job.rows)
 
 
 @dataclass
@@ -151,7 +163,7 @@ class Simulation:
             for number, machine in enumerate(machines)
             for name in [f"w{number:04d}"]
         }
-        self._carried = {job.job_id: _Carried(job) for job in jobs}
+        self._carried = {job.job_id: _Carried.of(job) for job in jobs}
         self._counts = _Counts()
         self._ended: list[Ended] = []
 
@@ -203,7 +215,7 @@ class Simulation:
         turn = Turn(job.priority, job.tenant)
         if job.slo_s is not None:
             finish_by_s = job.at_s + job.slo_s - job.rows * self._stages.finish_ms / 1e3
-            takes_s = self._placement.least_ms(job.demand) / 1e3 if self._options.by_deadline else 0.0
+            takes_s = self._placement.least_ms(job.demand.piece()) / 1e3 if self._options.by_deadline else 0.0
             turn = replace(turn, finish_by_s=finish_by_s, takes_s=takes_s)
         self._line.join(job.job_id, job.demand, turn, now)
         self._serve(now)
@@ -212,18 +224,32 @@ class Simulation:
         late = self._options.binding is Binding.LATE
         if not len(self._line) or (late and not anybody(self._line, self._placement)):
             return
-        for entry, name in serve(self._line, self._placement, now):
-            self._placement.assign(entry.job_id, 1, name, entry.demand, now)
+        spreads = late if self._options.spreads is None else self._options.spreads
+        given: dict[tuple[str, str], Piece] = {}
+        for entry, name in serve(self._line, self._placement, now, spreads=spreads):
             carried = self._carried[entry.job_id]
-            carried.assigned_s, carried.worker = now, name
-            self._workers[name].take(carried.job, now)
+            carried.assigned_s = now if carried.assigned_s is None else carried.assigned_s
+            carried.workers[name] = None
+            piece = given.get((entry.job_id, name))
+            if piece is None:
+                carried.attempts += 1
+                piece = given[entry.job_id, name] = Piece(carried.job, carried.attempts, ())
+            rows = range(carried.placed, carried.placed + entry.demand.rows)
+            carried.placed = rows.stop
+            piece = given[entry.job_id, name] = replace(piece, rows=(*piece.rows, *rows))
+            self._placement.assign(entry.job_id, piece.attempt, name, piece.demand, now)
+        for (_, name), piece in given.items():
+            self._workers[name].take(piece, now)
 
-    def _denoised(self, job: Job, now: float) -> None:
-        carried = self._carried[job.job_id]
-        carried.denoised_s, carried.unfinished = now, job.rows
-        self._placement.release(job.job_id)
+    def _denoised(self, piece: Piece, now: float) -> None:
+        carried = self._carried[piece.job.job_id]
+        carried.left -= len(piece.rows)
+        self._placement.release(piece.job.job_id, piece.attempt)
         self._serve(now)
-        for _ in range(job.rows):
+        if carried.left:
+            return
+        carried.denoised_s, carried.unfinished = now, carried.job.rows
+        for _ in range(carried.job.rows):
             self._finishers.serve(
                 self._stages.finish_ms / 1e3, now, lambda then: self._finished(carried, then)
             )
@@ -237,7 +263,8 @@ class Simulation:
     def _end(self, carried: _Carried, now: float) -> None:
         self._counts.ended += 1
         job = carried.job
-        self._ended.append(Ended(job, carried.assigned_s, carried.denoised_s, now, carried.worker))
+        assigned_s = carried.assigned_s or 0.0
+        self._ended.append(Ended(job, assigned_s, carried.denoised_s, now, "+".join(carried.workers)))
 
     def _ticking(self, worker: SimWorker, period: float) -> Action:
         """Telemetry of `worker`, again and again."""

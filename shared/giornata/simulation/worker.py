@@ -10,11 +10,11 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from giornata.scheduling.batch import Batch, Capacity, RowKey
-from giornata.scheduling.demand import RowShape
+from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.recording import Admission
 from giornata.simulation.clock import Clock
 from giornata.simulation.host import Host
@@ -57,7 +57,28 @@ class Counted:
     recorded: int = 0
 
 
-Done = Callable[[Job, float], None]
+@dataclass(frozen=True)
+class Piece:
+    """Rows of a job that one worker gets together."""
+
+    job: Job
+    attempt: int
+    rows: tuple[int, ...]
+    """Their indices."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Job and attempt."""
+        return self.job.job_id, self.attempt
+
+    @property
+    def demand(self) -> Demand:
+        """Of these rows."""
+        demand = self.job.demand
+        return replace(demand, shapes=tuple(demand.shapes[row] for row in self.rows))
+
+
+Done = Callable[[Piece, float], None]
 
 
 class SimWorker:
@@ -68,7 +89,7 @@ class SimWorker:
         machine: what it is.
         templates: that it keeps.
         clock: on which it runs.
-        done: told of every job whose rows are computed.
+        done: told when the rows that it got together are computed.
         seed: of noise.
         host: on whose processors it computes.
     """
@@ -102,9 +123,9 @@ class SimWorker:
         for template in reversed(templates.preloaded[:memory]):
             self._tiers.fetched(template)
         self._runs: set[str] = set()
-        self._jobs: dict[str, Job] = {}
-        self._unfinished: dict[str, int] = {}
-        self._fetching: dict[str, Job] = {}
+        self._pieces: dict[tuple[str, int], Piece] = {}
+        self._unfinished: dict[tuple[str, int], int] = {}
+        self._fetching: dict[tuple[str, int], Piece] = {}
         self._segment: Segment | None = None
         self._numbers = count()
         self._samples: deque[StepSample] = deque(maxlen=SAMPLES)
@@ -115,30 +136,30 @@ class SimWorker:
         self._changed = True
         self._pausing = False
 
-    def take(self, job: Job, now: float) -> None:
-        """A job is assigned: its template is looked for, its rows join as soon as they can."""
+    def take(self, piece: Piece, now: float) -> None:
+        """Rows are assigned: their template is looked for, they join as soon as they can."""
         self._changed = True
-        self._jobs[job.job_id], self._unfinished[job.job_id] = job, job.rows
-        template = job.demand.template
+        self._pieces[piece.key], self._unfinished[piece.key] = piece, len(piece.rows)
+        template = piece.job.demand.template
         if template is None:
-            self._submit(job, None, now)
+            self._submit(piece, None, now)
             return
         tier = self._tiers.find(template)
         self.counted.hits["miss" if tier is None else tier.value] += 1
         if tier is Tier.DISK:
             size, speed = self._templates.size_bytes, self.machine.storage.disk_bytes_per_s
-            self._fetching[job.job_id] = job
+            self._fetching[piece.key] = piece
             self._clock.at(
-                now + size / speed, lambda then: self._fetched(job, template, size / speed * 1e3, then)
+                now + size / speed, lambda then: self._fetched(piece, template, size / speed * 1e3, then)
             )
             return
         if tier is None and self._admission.see(template, registered=template in self._templates.registered):
-            self._record(template, job.demand.shapes[0])
-        self._submit(job, template if tier else None, now)
+            self._record(template, piece.job.demand.shapes[0])
+        self._submit(piece, template if tier else None, now)
 
     def state(self, now: float) -> WorkerState | None:
         """Telemetry; None where nothing has changed since the last."""
-        if not (self._changed or self._jobs or self._segment):
+        if not (self._changed or self._pieces or self._segment):
             return None
         self._changed = False
         segment, made = self._segment, 0
@@ -151,8 +172,8 @@ class SimWorker:
         waiting = tuple(progress(row, 0) for row in self.batch.waiting)
         fetching = tuple(
             progress(row, 0)
-            for job in self._fetching.values()
-            for row in self._rows(job, job.demand.template)
+            for piece in self._fetching.values()
+            for row in self._rows(piece, piece.job.demand.template)
         )
         samples, loads = tuple(self._samples), tuple(self._loads[-SAMPLES:])
         self._samples.clear()
@@ -160,22 +181,23 @@ class SimWorker:
         news = {"running": running, "waiting": waiting + fetching, "samples": samples, "loads": loads}
         return self._told.model_copy(update={**news, "resident": self._tiers.resident()})
 
-    def _rows(self, job: Job, template: str | None) -> list[SimRow]:
+    def _rows(self, piece: Piece, template: str | None) -> list[SimRow]:
+        shapes = piece.job.demand.shapes
         return [
-            row_of(RowKey(job.job_id, 1, index), shape, self._pace, template=template)
-            for index, shape in enumerate(job.demand.shapes)
+            row_of(RowKey(*piece.key, index), shapes[index], self._pace, template=template)
+            for index in piece.rows
         ]
 
     def _fits(self, rows: Sequence[SimRow]) -> bool:
         limit = self.machine.step_limit_ms
         return math.isinf(limit) or self._pace.base_ms + sum(row.step_ms for row in rows) <= limit
 
-    def _fetched(self, job: Job, template: str, load_ms: float, now: float) -> None:
-        del self._fetching[job.job_id]
+    def _fetched(self, piece: Piece, template: str, load_ms: float, now: float) -> None:
+        del self._fetching[piece.key]
         self._tiers.fetched(template)
         size_bytes = round(self._templates.size_bytes)
         self._loads.append(LoadSample.model_construct(tier=Tier.DISK, size_bytes=size_bytes, load_ms=load_ms))
-        self._submit(job, template, now)
+        self._submit(piece, template, now)
 
     def _record(self, template: str, shape: RowShape) -> None:
         if template in self._runs:
@@ -185,9 +207,9 @@ class SimWorker:
         key = RowKey(template, 0, next(self._numbers))
         self.batch.submit([row_of(key, whole, self._pace, template=None, background=True)])
 
-    def _submit(self, job: Job, template: str | None, now: float) -> None:
+    def _submit(self, piece: Piece, template: str | None, now: float) -> None:
         blocked = bool(self.batch.waiting) or len(self.batch.running) >= self.machine.rows
-        self.batch.submit(self._rows(job, template))
+        self.batch.submit(self._rows(piece, template))
         if self._segment is None:
             self._begin(now)
         elif not blocked or self.batch.background:
@@ -257,21 +279,21 @@ class SimWorker:
             if row.left <= 0:
                 left.append(row)
         self.batch.settle((), [row.key for row in left])
-        ended = [job for row in left if (job := self._left(row)) is not None]
+        ended = [piece for row in left if (piece := self._left(row)) is not None]
         self._begin(now)
-        for job in ended:
-            self._done(job, now)
+        for piece in ended:
+            self._done(piece, now)
 
-    def _left(self, row: SimRow) -> Job | None:
-        """The job that ends with this row."""
+    def _left(self, row: SimRow) -> Piece | None:
+        """The piece that ends with this row."""
         if row.background:
             self._runs.discard(row.key.job_id)
             self._tiers.put(row.key.job_id)
             self.counted.recorded += 1
             return None
-        job_id = row.key.job_id
-        self._unfinished[job_id] -= 1
-        if self._unfinished[job_id]:
+        key = row.key.job_id, row.key.attempt
+        self._unfinished[key] -= 1
+        if self._unfinished[key]:
             return None
-        del self._unfinished[job_id]
-        return self._jobs.pop(job_id)
+        del self._unfinished[key]
+        return self._pieces.pop(key)

@@ -1,0 +1,90 @@
+"""One job's record as its walk knows it: changed by revision, looked at for a cancel or an end, told in events."""
+
+from __future__ import annotations
+
+from giornata import subjects
+from giornata.bus import Bus
+from giornata.errors import JobCancelled
+from giornata.events import DoneEvent, EventKind, StateEvent
+from giornata.jobs import Job, JobRecord, JobState
+from giornata.records import Change, Records
+
+
+class EndedError(Exception):
+    """The job is terminal, and not by this walk: it was cancelled uncarried, or another router ended it."""
+
+
+class Progress:
+    """The record, and what is told of it.
+
+    Args:
+        bus: for events.
+        records: where it lives.
+        record: as it stands.
+    """
+
+    def __init__(self, bus: Bus, records: Records, record: JobRecord) -> None:
+        self._bus, self._records = bus, records
+        self.record = record
+        """As it was seen last; where several things change it at once, what :meth:`change` returned is newer."""
+        self.doing = "waiting in the queue"
+        """For whoever is told that the time is over."""
+
+    @property
+    def job(self) -> Job:
+        """Which it is."""
+        return self.record.job
+
+    async def change(self, change: Change) -> JobRecord:
+        """The record as it stands afterwards.
+
+        Raises:
+            EndedError: it is terminal.
+            JobCancelled: somebody wants it to be.
+        """
+        record = await self._records.change(self.job.job_id, change)
+        return self._checked(record)
+
+    async def reread(self) -> JobRecord:
+        """The record as it stands; raises as :meth:`change`."""
+        return self._checked(await self._records.get(self.job.job_id))
+
+    async def end(self, change: Change) -> None:
+        """Write the terminal state, if nobody has."""
+        self.record = await self._records.change(self.job.job_id, change)
+
+    async def tell(self, state: JobState, attempt: int | None = None) -> None:
+        """That the job is in a state that is not terminal; in the latest attempt, if no other is named."""
+        number = self.record.attempt if attempt is None else attempt
+        event = StateEvent(job_id=self.job.job_id, state=state, attempt=number)
+        await self._publish(EventKind.STATE, event)
+
+    async def tell_end(self) -> None:
+        """That it is in its terminal state. A router that was believed dead, or the next one, may tell it again."""
+        record = self.record
+        event = DoneEvent(
+            job_id=self.job.job_id,
+            state=record.state,
+            error=record.error,
+            stage_ms=record.stage_ms,
+            slo_met=record.slo_met,
+        )
+        await self._publish(EventKind.DONE, event, message_id=f"{self.job.job_id}-done")
+
+    def check(self) -> None:
+        """The record is the truth: about a cancel, whose broadcast only makes it quick, and about an end."""
+        self._checked(self.record)
+
+    def _checked(self, record: JobRecord) -> JobRecord:
+        self.record = record
+        if record.state.terminal:
+            raise EndedError
+        if record.cancel:
+            raise JobCancelled
+        return record
+
+    async def _publish(
+        self, kind: EventKind, event: StateEvent | DoneEvent, *, message_id: str | None = None
+    ) -> None:
+        subject = subjects.event(self.job.gateway, self.job.job_id, kind)
+        await self._bus.publish(subject, event, message_id=message_id)

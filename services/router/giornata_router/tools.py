@@ -1,0 +1,30 @@
+"""What every walk uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from giornata.bus import Bus
+from giornata.quarantine import Quarantine
+from giornata.records import Records
+from giornata_router.config import RouterConfig
+from giornata_router.dispatch import Dispatch
+from giornata_router.forecasting import Forecasting
+from giornata_router.stages import Stages
+
+RUN_REPLY_S: Final = 5.0
+"""A worker answers at once whether it takes rows; longer than this means it is gone."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Edges and books of one router."""
+
+    bus: Bus
+    records: Records
+    stages: Stages
+    dispatch: Dispatch
+    forecasting: Forecasting
+    quarantine: Quarantine
+    config: RouterConfig
