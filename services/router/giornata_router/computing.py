@@ -25,7 +25,7 @@ from giornata.scheduling.line import Turn
 from giornata_router import transitions
 from giornata_router.dispatch import Outcome, Silence
 from giornata_router.ledger import Ledger
-from giornata_router.progress import EndedError, Progress
+from giornata_router.progress import EndedError, Progress, heed_cancel
 from giornata_router.tools import RUN_REPLY_S, Tools
 
 log = structlog.get_logger(__name__)
@@ -165,6 +165,7 @@ class Computing:
             if isinstance(error, Overloaded) and not adopted:
                 return await self._progress.change(lambda r: transitions.taken_back(r, assignment))
             return await self._lost(assignment, str(error))
+        heed_cancel()
         if reply.answer is not RunAnswer.ACCEPTED:
             self._dispatch.refuse(worker)
             return await self._progress.change(lambda r: transitions.taken_back(r, assignment))

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from giornata import subjects
 from giornata.bus import Bus
 from giornata.errors import JobCancelled
 from giornata.events import DoneEvent, EventKind, StateEvent
 from giornata.jobs import Job, JobRecord, JobState
 from giornata.records import Change, Records
+
+
+def heed_cancel() -> None:
+    """Raise what Python 3.11's wait_for, which nats-py uses, may have swallowed: that this task is cancelled.
+
+    Whoever went on would wait for ever, or begin tasks in a group that ends.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 class EndedError(Exception):
@@ -77,6 +89,7 @@ class Progress:
 
     def _checked(self, record: JobRecord) -> JobRecord:
         self.record = record
+        heed_cancel()
         if record.state.terminal:
             raise EndedError
         if record.cancel:
