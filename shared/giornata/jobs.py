@@ -6,7 +6,7 @@ job record lives in JetStream's key-value store, is changed by revision only, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -293,6 +293,18 @@ class JobRecord(Wire):
     def assignments(self) -> tuple[Assignment, ...]:
         """Who has rows now, oldest attempt first."""
         return assignments(self.rows)
+
+    def freed(
+        self, attempt: int, worker: str, change: Callable[[Row], Mapping[str, object]]
+    ) -> JobRecord | None:
+        """With the rows that `worker` has in `attempt` changed, and nobody's any more; None if it has none of them."""
+        rows = tuple(
+            row.model_copy(update={**change(row), "worker": None})
+            if (row.attempt, row.worker) == (attempt, worker)
+            else row
+            for row in self.rows
+        )
+        return None if rows == self.rows else self.model_copy(update={"rows": rows})
 
     @property
     def slo_met(self) -> bool | None:

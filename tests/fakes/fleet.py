@@ -15,7 +15,7 @@ from giornata import __version__, subjects
 from giornata.bus import Bus, Endpoint
 from giornata.errors import ErrorBody
 from giornata.events import DenoisedEvent, EventKind, StepEvent
-from giornata.jobs import Assignment, BlobRef, Encoding, Inspection, JobRecord, RowState
+from giornata.jobs import BlobRef, Encoding, Inspection, JobRecord, RowState
 from giornata.messages import (
     CancelRows,
     EncodeRequest,
@@ -277,17 +277,8 @@ class FakeDenoiser:
     async def _report_rows(
         self, request: RunRequest, outcome: Callable[..., dict[str, object]], *, handed_back: bool = False
     ) -> None:
-        mine = tuple(row.index for row in request.rows)
-
         def change(record: JobRecord) -> JobRecord | None:
-            held = Assignment(request.attempt, self.instance, mine)
-            if held not in record.assignments:
-                return None
-            rows = tuple(
-                row.model_copy(update={**outcome(row), "worker": None}) if row.index in mine else row
-                for row in record.rows
-            )
-            return record.model_copy(update={"rows": rows})
+            return record.freed(request.attempt, self.instance, outcome)
 
         async for attempt in AsyncRetrying(  # as the real one: NATS may be away for a while
             retry=retry_if_exception_type(nats.errors.Error), wait=wait_fixed(0.2)

@@ -90,12 +90,4 @@ def settled(
     record: JobRecord, attempt: int, worker: str, changes: Mapping[int, RowChange]
 ) -> JobRecord | None:
     """The record with an attempt's outcome; None if the rows have been given to another since."""
-    if not any((row.attempt, row.worker) == (attempt, worker) for row in record.rows):
-        return None
-    rows = tuple(
-        row.model_copy(update={**changes.get(row.index, {}), "worker": None})
-        if (row.attempt, row.worker) == (attempt, worker)
-        else row
-        for row in record.rows
-    )
-    return record.model_copy(update={"rows": rows})
+    return record.freed(attempt, worker, lambda row: changes.get(row.index, {}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from enum import Enum
@@ -16,6 +16,7 @@ from giornata.jobs import Assignment
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Key, Line, Turn
 from giornata.scheduling.occupancy import Attempt
+from giornata.scheduling.pieces import Pieces
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.serving import anybody, serve
 from giornata.workers import QueueState, ServiceState
@@ -36,45 +37,23 @@ class Silence(Enum):
 Outcome = DenoisedEvent | Silence
 
 
-class Waiting:
-    """Rows of a job in the line, and those of them that have got a worker since somebody asked last.
-
-    Args:
-        rows: their indices, in the order of the line's demand.
-        demand: of all of them.
-        number: numbers the job's attempts.
-    """
+class Waiting(Pieces):
+    """Rows of a job in the line, and who waits for their workers."""
 
     def __init__(self, rows: Sequence[int], demand: Demand, number: Callable[[], int]) -> None:
-        self._left, self._shapes = list(rows), dict(zip(rows, demand.shapes, strict=True))
-        self._demand, self._number = demand, number
-        self._placed: dict[str, Assignment] = {}
+        super().__init__(rows, demand, number)
         self._news = asyncio.Event()
 
-    @property
-    def left(self) -> Sequence[int]:
-        """Rows that have got no worker."""
-        return self._left
-
-    @property
-    def placed(self) -> Collection[Assignment]:
-        """What nobody has asked for yet."""
-        return self._placed.values()
-
     def give(self, worker: str, rows: int) -> tuple[Assignment, Demand]:
-        """So many more go to `worker`; all that go there now, and what these ask."""
-        now, self._left = self._left[:rows], self._left[rows:]
-        known = self._placed.get(worker) or Assignment(self._number(), worker, ())
-        given = self._placed[worker] = known._replace(rows=(*known.rows, *now))
+        """As :meth:`Pieces.give`; who waits is told."""
         self._news.set()
-        return given, replace(self._demand, shapes=tuple(self._shapes[row] for row in given.rows))
+        return super().give(worker, rows)
 
     async def assignments(self) -> list[Assignment]:
         """Those made since this was asked last; waits for some."""
         await self._news.wait()
         self._news.clear()
-        found, self._placed = list(self._placed.values()), {}
-        return found
+        return self.take()
 
 
 class Dispatch:

@@ -81,30 +81,17 @@ def assigned(
 
 def lost(record: JobRecord, assignment: Assignment, why: str) -> JobRecord | None:
     """The worker of an attempt is gone; None if nobody has its rows any more."""
-    freed = _freed(record, assignment, failures=1)
+    attempt, worker, _ = assignment
+    freed = record.freed(attempt, worker, lambda row: {"failures": row.failures + 1})
     if freed is None:
         return None
-    cause = f"attempt {assignment.attempt} on {assignment.worker}: {why}"
+    cause = f"attempt {attempt} on {worker}: {why}"
     return freed.model_copy(update={"causes": (*record.causes, cause)})
 
 
 def taken_back(record: JobRecord, assignment: Assignment) -> JobRecord | None:
     """The rows of an attempt were handed back or refused: nobody's fault, so no failure is counted."""
-    return _freed(record, assignment, failures=0)
-
-
-def _freed(record: JobRecord, assignment: Assignment, *, failures: int) -> JobRecord | None:
-    """Nobody has the rows of an attempt any more; None if that is so already."""
-    held = assignment.attempt, assignment.worker
-    if not any((row.attempt, row.worker) == held for row in record.rows):
-        return None
-    rows = tuple(
-        row.model_copy(update={"worker": None, "failures": row.failures + failures})
-        if (row.attempt, row.worker) == held
-        else row
-        for row in record.rows
-    )
-    return record.model_copy(update={"rows": rows})
+    return record.freed(assignment.attempt, assignment.worker, lambda _: {})
 
 
 def ended(record: JobRecord, rows: tuple[Row, ...], times: Times) -> JobRecord:

@@ -20,6 +20,7 @@ from giornata.errors import (
 from giornata.jobs import Assignment, Encoding, Inspection, JobRecord, JobState, Row
 from giornata.messages import PrefetchTemplate
 from giornata.requests import Reuse
+from giornata.scheduling.demand import Demand
 from giornata_router import transitions
 from giornata_router.computing import Computing, drop
 from giornata_router.ledger import Ledger
@@ -105,7 +106,7 @@ class Walk:
         demand = transitions.demand(progress.record, inspection, progress.record.pending_rows, None)
         self._tools.forecasting.learn(demand)
         if progress.record.pending_rows:
-            await self._denoise(inspection)
+            await self._denoise(inspection, demand)
         await self._enter(JobState.FINISHING)
         rows = await self._finish(inspection)
         await progress.end(lambda record: transitions.ended(record, rows, self._ledger.times()))
@@ -126,10 +127,10 @@ class Walk:
         self._tools.forecasting.stages.prepared(self._job.model_digest, inspection.tokens, prepare_ms)
         return encoding
 
-    async def _denoise(self, inspection: Inspection) -> None:
+    async def _denoise(self, inspection: Inspection, demand: Demand) -> None:
         encoding, likely = self._progress.record.encoding, None
         if encoding is None:
-            likely = await self._prefetch(inspection)
+            likely = await self._prefetch(inspection, demand)
             encoding = await self._encode(inspection)
         await Computing(
             self._tools,
@@ -141,14 +142,11 @@ class Walk:
             fetching=likely,
         ).run()
 
-    async def _prefetch(self, inspection: Inspection) -> str | None:
+    async def _prefetch(self, inspection: Inspection, demand: Demand) -> str | None:
         """The worker that probably gets a row; it may read the template from disk while they are encoded."""
         if self._job.parameters.reuse is Reuse.OFF:
             return None
-        record = self._progress.record
-        worker = self._tools.dispatch.likely(
-            transitions.demand(record, inspection, record.pending_rows, None)
-        )
+        worker = self._tools.dispatch.likely(demand)
         if worker is not None:
             message = PrefetchTemplate(job=self._job, inspection=inspection)
             await self._tools.bus.publish(subjects.worker_prefetch(worker), message)

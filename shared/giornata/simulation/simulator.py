@@ -6,11 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
+from itertools import count
 from typing import Final
 
 from giornata.models import Family, ModelCard
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Line, Turn
+from giornata.scheduling.pieces import Pieces
 from giornata.scheduling.placement import LOOKED_AT, Placement
 from giornata.scheduling.policies import POLICIES, Candidate, Policy, PolicyName
 from giornata.scheduling.serving import anybody, serve
@@ -90,21 +93,19 @@ class Options:
 @dataclass(slots=True)
 class _Carried:
     job: Job
+    left: int
+    """Rows that are not denoised."""
+    pieces: Pieces
     assigned_s: float | None = None
     """The first of its rows."""
     denoised_s: float = 0.0
-    placed: int = 0
-    """Rows that have got a worker."""
-    attempts: int = 0
-    left: int = 0
-    """Rows that are not denoised."""
     unfinished: int = 0
     """Pictures, once all are denoised."""
     workers: dict[str, None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, job: Job) -> _Carried:
-        return cls(job, left=job.rows)
+        return cls(job, job.rows, Pieces(range(job.rows), job.demand, partial(next, count(1))))
 
 
 @dataclass
@@ -225,21 +226,16 @@ class Simulation:
         if not len(self._line) or (late and not anybody(self._line, self._placement)):
             return
         spreads = late if self._options.spreads is None else self._options.spreads
-        given: dict[tuple[str, str], Piece] = {}
+        served: dict[str, _Carried] = {}
         for entry, name in serve(self._line, self._placement, now, spreads=spreads):
-            carried = self._carried[entry.job_id]
+            carried = served[entry.job_id] = self._carried[entry.job_id]
             carried.assigned_s = now if carried.assigned_s is None else carried.assigned_s
             carried.workers[name] = None
-            piece = given.get((entry.job_id, name))
-            if piece is None:
-                carried.attempts += 1
-                piece = given[entry.job_id, name] = Piece(carried.job, carried.attempts, ())
-            rows = range(carried.placed, carried.placed + entry.demand.rows)
-            carried.placed = rows.stop
-            piece = given[entry.job_id, name] = replace(piece, rows=(*piece.rows, *rows))
-            self._placement.assign(entry.job_id, piece.attempt, name, piece.demand, now)
-        for (_, name), piece in given.items():
-            self._workers[name].take(piece, now)
+            given, demand = carried.pieces.give(name, entry.demand.rows)
+            self._placement.assign(entry.job_id, given.attempt, name, demand, now)
+        for carried in served.values():
+            for attempt, name, rows in carried.pieces.take():
+                self._workers[name].take(Piece(carried.job, attempt, rows), now)
 
     def _denoised(self, piece: Piece, now: float) -> None:
         carried = self._carried[piece.job.job_id]

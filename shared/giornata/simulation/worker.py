@@ -10,11 +10,11 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 
 from giornata.scheduling.batch import Batch, Capacity, RowKey
-from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.demand import RowShape
 from giornata.scheduling.recording import Admission
 from giornata.simulation.clock import Clock
 from giornata.simulation.host import Host
@@ -70,12 +70,6 @@ class Piece:
     def key(self) -> tuple[str, int]:
         """Job and attempt."""
         return self.job.job_id, self.attempt
-
-    @property
-    def demand(self) -> Demand:
-        """Of these rows."""
-        demand = self.job.demand
-        return replace(demand, shapes=tuple(demand.shapes[row] for row in self.rows))
 
 
 Done = Callable[[Piece, float], None]
