@@ -11,7 +11,7 @@ endif
 
 BIN := .venv/bin
 SERVICES := $(patsubst %/pyproject.toml,%,$(wildcard services/*/pyproject.toml))
-LOCK := constraints.txt requirements-dev.txt shared/pyproject.toml $(SERVICES:%=%/pyproject.toml)
+LOCK := constraints.txt requirements-dev.txt shared/pyproject.toml deploy/tools/pyproject.toml $(SERVICES:%=%/pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # The build is asked for by its full version (2.13.0+cpu), because a plain 2.13.0 is also met by PyPI's, which brings
@@ -29,12 +29,12 @@ help: ## list the targets
 		printf 'make %-7s %s\n' "$$target" "$$text"; done
 	@printf '\nmake setup TORCH_INDEX=https://download.pytorch.org/whl/cu130 takes the CUDA build of torch.\n'
 
-setup: $(READY) ## create .venv with the seven distributions, the embedded servers and the tools
+setup: $(READY) ## create .venv with the eight distributions, the embedded servers and the tools
 
 # torch first: from pip's own --find-links, if it is configured and holds the wheel (then no index is asked), else from
 # TORCH_INDEX and from nowhere else. What torch needs comes with the rest, where constraints.txt holds.
-# All seven distributions in one command: each is taken from its folder, none is looked up by its name. With the extra
-# `cli`, .venv/bin/giornata works.
+# All eight distributions in one command: each is taken from its folder, none is looked up by its name. With
+# giornata-tools comes .venv/bin/giornata.
 $(READY): $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "$(PYTHON) is missing or older than 3.11; name another: make setup PYTHON=python3.12" >&2; exit 1; }
@@ -44,17 +44,17 @@ $(READY): $(LOCK)
 	$(PIP) install --quiet --quiet --no-deps --no-index $(TORCH) 2>/dev/null || \
 		$(PIP) install --no-deps --index-url $(TORCH_INDEX) $(TORCH)
 	$(PIP) install --quiet --quiet --constraint constraints.txt --no-build-isolation \
-		--requirement requirements-dev.txt --editable 'shared[cli]' $(SERVICES:%=--editable %)
+		--requirement requirements-dev.txt --editable shared --editable deploy/tools $(SERVICES:%=--editable %)
 	@echo '$(TORCH_INDEX)' >$@
 
 demo: setup ## edit two photographs and two scenes with the whole system and write out/demo/
-	$(BIN)/python -m deploy.launcher demo $(ARGS)
+	$(BIN)/python -m giornata_tools.launcher demo $(ARGS)
 
 up: setup ## run the whole system in the foreground; Ctrl-C drains it
-	$(BIN)/python -m deploy.launcher up $(ARGS)
+	$(BIN)/python -m giornata_tools.launcher up $(ARGS)
 
 quality: setup ## measure the model's edits on held-out scenes and write out/quality.{json,html}
-	$(BIN)/python -m deploy.quality $(ARGS)
+	$(BIN)/python -m giornata_tools.quality $(ARGS)
 
 test: setup ## run every test
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile

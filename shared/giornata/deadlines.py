@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from giornata.errors import DeadlineExceeded
+from giornata.wire.errors import DeadlineExceeded
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from giornata.models import ModelCard
-from giornata.workers import ServiceName, ServiceState
+from giornata.wire.models import ModelCard
+from giornata.wire.workers import ServiceName, ServiceState
 
 SILENCE_S = 2.0
 """An instance not heard of for this long is dead; telemetry comes 2-4 times a second."""

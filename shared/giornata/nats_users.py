@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from giornata.permissions import CLUSTER_PORT, ROUTES_USER, User, cluster_config, users_config
-from giornata.workers import ServiceName
+from giornata.wire.permissions import CLUSTER_PORT, ROUTES_USER, User, cluster_config, users_config
+from giornata.wire.workers import ServiceName
 
 USERS_CONF: Final = Path("server", "users.conf")
 CLUSTER_CONF: Final = "cluster.conf"
@@ -49,7 +49,7 @@ def write_users(folder: Path, *, anonymous: User | None = None) -> None:
 
 
 def write_cluster(folder: Path, listen: str, hosts: Sequence[str], name: str = CLUSTER_CONF) -> None:
-    """Write ``server/<name>``; other arguments as of :func:`giornata.permissions.cluster_config`."""
+    """Write ``server/<name>``; other arguments as of :func:`giornata.wire.permissions.cluster_config`."""
     password = _password(folder / "server" / ROUTES_USER)
     _write(folder / "server" / name, cluster_config(listen, hosts, password))
 

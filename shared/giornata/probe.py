@@ -12,10 +12,11 @@ import socket
 import sys
 from pathlib import Path
 
-from giornata import bus, subjects
-from giornata.errors import GiornataError
-from giornata.permissions import User
-from giornata.workers import ServiceName, ServiceState
+from giornata.bus import bus
+from giornata.wire import subjects
+from giornata.wire.errors import GiornataError
+from giornata.wire.permissions import User
+from giornata.wire.workers import ServiceName, ServiceState
 
 
 async def is_ready(

@@ -18,7 +18,7 @@ import structlog
 import uvloop
 
 from giornata.config import ServiceConfig
-from giornata.errors import GiornataError
+from giornata.wire.errors import GiornataError
 
 Main = Callable[[asyncio.Event], Awaitable[None]]
 

@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from giornata.errors import InputLost
+from giornata.wire.errors import InputLost
 
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deploy.quality import cases
-from giornata.models import read_model_card
 from giornata.scheduling.batch import Capacity, RowKey
+from giornata.wire.models import read_model_card
 from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.engine import Engine
 from giornata_denoiser.reuse.noise import shared_noise, template_noise
@@ -26,6 +25,7 @@ from giornata_prepost.encoding import ImageModel
 from giornata_prepost.geometry import Size
 from giornata_prepost.masks import effective_alpha, model_mask
 from giornata_prepost.pictures import Pixels
+from giornata_tools.quality import cases
 from tests.bench import engines
 
 

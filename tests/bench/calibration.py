@@ -20,19 +20,20 @@ import aiohttp
 import numpy as np
 import psutil
 
-from deploy.launcher.stack import Stack
-from giornata import bus, subjects
+from giornata.bus import bus
 from giornata.fleet import Fleet
-from giornata.loadgen.workload import Request
-from giornata.permissions import User
 from giornata.planning.costs import COMPUTE, StepCosts
 from giornata.planning.regression import Fit, fit
 from giornata.scheduling.estimates import work_of
-from giornata.simulation.jobs import Job
-from giornata.simulation.machines import Machine
-from giornata.simulation.simulator import Options, Simulation, Stages
-from giornata.simulation.worker import Templates
-from giornata.workers import RowProgress, ServiceName, ServiceState, StepSample
+from giornata.wire import subjects
+from giornata.wire.permissions import User
+from giornata.wire.workers import RowProgress, ServiceName, ServiceState, StepSample
+from giornata_tools.launcher.stack import Stack
+from giornata_tools.loadgen.workload import Request
+from giornata_tools.simulation.jobs import Job
+from giornata_tools.simulation.machines import Machine
+from giornata_tools.simulation.simulator import Options, Simulation, Stages
+from giornata_tools.simulation.worker import Templates
 from tests.bench.live import PROMPT, Pictures, giornata, served
 from tests.e2e.pictures import edit_form
 

@@ -11,7 +11,6 @@ from unittest.mock import patch
 
 import torch
 
-from giornata.loadgen.distributions import at_percentile
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata_denoiser.assembly import Assembly, assemble
@@ -22,6 +21,7 @@ from giornata_denoiser.reuse.sources import Reuses
 from giornata_denoiser.reuse.template import Template
 from giornata_denoiser.row import Recording, Row, build_row
 from giornata_denoiser.sigmas import sigma_grid
+from giornata_tools.loadgen.distributions import at_percentile
 from tests.bench import engines
 from tests.bench.loading_engine import Known
 from tests.bench.report import Measured, measured

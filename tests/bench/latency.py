@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from giornata.loadgen.arrivals import arrival_times
+from giornata_tools.loadgen.arrivals import arrival_times
 from tests.bench.models import TOKEN_PIXELS, described
 from tests.bench.options import parser, rows_of
 from tests.bench.prepost import Coder, coder_process

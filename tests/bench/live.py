@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from deploy.launcher.model import TRAINED
-from deploy.launcher.plan import Plan
-from deploy.launcher.servers import socket_folder
-from deploy.launcher.stack import Stack, running
 from giornata.fleet import Fleet
-from giornata.loadgen import facts
-from giornata.loadgen.balancing import LeastInFlight
-from giornata.loadgen.distributions import zipf
-from giornata.loadgen.driver import drive
-from giornata.loadgen.images_api import Api, open_images_api
-from giornata.loadgen.material import Material, made, material
-from giornata.loadgen.outcomes import Outcome
-from giornata.loadgen.workload import Request, Shape, Workload
-from giornata.workers import ServiceName, Tier
+from giornata.wire.workers import ServiceName, Tier
+from giornata_tools.launcher.model import TRAINED
+from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.servers import socket_folder
+from giornata_tools.launcher.stack import Stack, running
+from giornata_tools.loadgen import facts
+from giornata_tools.loadgen.balancing import LeastInFlight
+from giornata_tools.loadgen.distributions import zipf
+from giornata_tools.loadgen.driver import drive
+from giornata_tools.loadgen.images_api import Api, open_images_api
+from giornata_tools.loadgen.material import Material, made, material
+from giornata_tools.loadgen.outcomes import Outcome
+from giornata_tools.loadgen.workload import Request, Shape, Workload
 
 PROMPT: Final = "a red star"
 LIMIT_S: Final = 900.0
@@ -103,7 +103,16 @@ async def record(folder: Path, requests: Sequence[Request], pictures: Pictures) 
 @asynccontextmanager
 async def static_batching(count: int, batch: int) -> AsyncIterator[list[str]]:
     """Addresses of so many of diffusers' pipelines with the same model, a thread each, ready."""
-    command = ("-m", "deploy.baseline", "--model", str(TRAINED), "--port", "0", "--torch-threads", "1")
+    command = (
+        "-m",
+        "giornata_tools.baseline",
+        "--model",
+        str(TRAINED),
+        "--port",
+        "0",
+        "--torch-threads",
+        "1",
+    )
     async with AsyncExitStack() as stack:
         urls = []
         for _ in range(count):

@@ -24,16 +24,16 @@ import aiohttp
 import torch
 import uvloop
 
-from deploy.launcher.plan import Plan
-from deploy.launcher.stack import running
-from deploy.model.random.build import build
 from giornata import tensors
 from giornata.blobs import RedisBlobs
-from giornata.models import Family
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import finish_time
-from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerState
+from giornata.wire.models import Family
+from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
+from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.stack import running
+from giornata_tools.model.random.build import build
 from tests.bench.engine import MASKED_STEPS, assembly_times, bookkeeping_times, opened
 from tests.bench.report import Measured, measured, write
 from tests.bench.servers import embedded

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 import uvloop
 from nats.aio.msg import Msg
 
-from giornata import bus as buses
 from giornata.blobs import RedisBlobs
-from giornata.bus import Bus
-from giornata.jobs import BlobRef
+from giornata.bus import bus as buses
+from giornata.bus.bus import Bus
+from giornata.wire.jobs import BlobRef
 from tests.bench.report import Measured, measured, write
 from tests.bench.servers import embedded
 

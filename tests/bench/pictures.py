@@ -20,9 +20,9 @@ from diffusers import FluxFillPipeline
 from diffusers.hooks import FirstBlockCacheConfig
 from PIL import Image
 
-from deploy.quality import metrics
 from giornata_denoiser.row import Recording
 from giornata_prepost.pictures import Pixels
+from giornata_tools.quality import metrics
 from tests.bench.bench_model import BenchModel, Request, box_of, held_out
 from tests.bench.report import write
 from tests.bench.setting import DEFAULT

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from giornata.loadgen.charts import svg
+from giornata_tools.loadgen.charts import svg
 
 OUT = Path("out") / "bench"
 

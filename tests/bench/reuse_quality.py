@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deploy.quality import metrics
 from giornata_denoiser.reuse.options import ReuseOptions
 from giornata_denoiser.reuse.template import Form, Template
 from giornata_denoiser.row import Recording, Row
 from giornata_prepost.pictures import Pixels
+from giornata_tools.quality import metrics
 from tests.bench.bench_model import BenchModel, Request, box_of, held_out
 from tests.bench.pareto import pareto
 from tests.bench.report import write

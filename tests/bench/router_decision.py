@@ -17,7 +17,7 @@ from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.forecast import computed
 from giornata.scheduling.placement import LOOKED_AT, Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
-from giornata.workers import (
+from giornata.wire.workers import (
     CostFit,
     RowProgress,
     ServiceName,

@@ -16,9 +16,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from giornata.loadgen.arrivals import arrival_times
-from giornata.loadgen.statistics import Figures, figures
-from giornata.loadgen.workload import Request, draw
+from giornata_tools.loadgen.arrivals import arrival_times
+from giornata_tools.loadgen.statistics import Figures, figures
+from giornata_tools.loadgen.workload import Request, draw
 from tests.bench.live import (
     PROMPT,
     Pictures,

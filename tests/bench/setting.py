@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from giornata.requests import EditParameters
+from giornata.wire.requests import EditParameters
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.reuse.template import Form
 

@@ -17,18 +17,18 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Final
 
-from giornata.loadgen import facts
-from giornata.loadgen.distributions import Mix, zipf
-from giornata.loadgen.workload import Shape, Workload
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.policies import Candidate, Policy, PolicyName, finish_time
-from giornata.simulation.jobs import Picture, template_name
-from giornata.simulation.published import DECODE_MS, FLUX_PICTURE, h800_flux
-from giornata.simulation.results import Summary
-from giornata.simulation.scenario import Arriving, Scenario
-from giornata.simulation.simulator import Binding, Options, Stages
-from giornata.simulation.worker import Templates
-from giornata.workers import Tier
+from giornata.wire.workers import Tier
+from giornata_tools.loadgen import facts
+from giornata_tools.loadgen.distributions import Mix, zipf
+from giornata_tools.loadgen.workload import Shape, Workload
+from giornata_tools.simulation.jobs import Picture, template_name
+from giornata_tools.simulation.published import DECODE_MS, FLUX_PICTURE, h800_flux
+from giornata_tools.simulation.results import Summary
+from giornata_tools.simulation.scenario import Arriving, Scenario
+from giornata_tools.simulation.simulator import Binding, Options, Stages
+from giornata_tools.simulation.worker import Templates
 from tests.bench import report
 
 WORKERS: Final = 8
@@ -231,7 +231,7 @@ def main() -> None:
             "rate": "jobs a second a worker",
             "gain": "of P95 over request_level bound at arrival, or late where that was not run",
             "gap": "of P95 to the lower bound, over it",
-            "bound": "clairvoyant relaxation, see giornata.simulation.bound",
+            "bound": "clairvoyant relaxation, see giornata_tools.simulation.bound",
         },
     )
 

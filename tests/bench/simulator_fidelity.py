@@ -22,20 +22,20 @@ import psutil
 import torch
 from safetensors.numpy import load
 
-from deploy.launcher.model import TRAINED
-from deploy.launcher.stack import Stack
-from giornata.loadgen.arrivals import arrival_times
-from giornata.loadgen.charts import Drawn, Points, distribution, svg
-from giornata.loadgen.statistics import Spread, spread
-from giornata.loadgen.workload import Request, Workload, draw
-from giornata.models import ModelCard, read_model_card
 from giornata.planning.costs import COMPUTE
-from giornata.requests import EditParameters
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.simulation.jobs import DIGEST, MODEL, Job, template_name
-from giornata.simulation.worker import Templates
+from giornata.wire.models import ModelCard, read_model_card
+from giornata.wire.requests import EditParameters
 from giornata_denoiser.reuse.region import region
 from giornata_prepost.inspection import PixelLimits, inspect
+from giornata_tools.launcher.model import TRAINED
+from giornata_tools.launcher.stack import Stack
+from giornata_tools.loadgen.arrivals import arrival_times
+from giornata_tools.loadgen.charts import Drawn, Points, distribution, svg
+from giornata_tools.loadgen.statistics import Spread, spread
+from giornata_tools.loadgen.workload import Request, Workload, draw
+from giornata_tools.simulation.jobs import DIGEST, MODEL, Job, template_name
+from giornata_tools.simulation.worker import Templates
 from tests.bench.calibration import (
     WARM,
     Calibration,

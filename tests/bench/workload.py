@@ -1,6 +1,6 @@
 """What the benchmarks serve: edits with masks, step counts and templates as in production, and when they arrive. Pure.
 
-The figures are those of :mod:`giornata.loadgen.facts`.
+The figures are those of :mod:`giornata_tools.loadgen.facts`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from giornata.loadgen import facts
-from giornata.loadgen.distributions import Mix, at_percentile, chosen, zipf
+from giornata_tools.loadgen import facts
+from giornata_tools.loadgen.distributions import Mix, at_percentile, chosen, zipf
 
 PERCENTILES: Final = facts.MASK_RATIOS["production"]
 

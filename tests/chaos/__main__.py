@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from deploy.launcher.model import choose
-from deploy.launcher.process import LaunchError
-from deploy.launcher.up import MODELS
-from giornata.models import Family
+from giornata.wire.models import Family
+from giornata_tools.launcher.model import choose
+from giornata_tools.launcher.process import LaunchError
+from giornata_tools.launcher.up import MODELS
 from tests.chaos.plan import FULL
 from tests.chaos.report import OUT, Report
 from tests.chaos.run import Size, run

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from deploy.launcher.servers import NATS, VALKEY
-from giornata import stores
-from giornata.events import DoneEvent
-from giornata.jobs import TAKE_OVER_S, JobState
+from giornata.wire import stores
+from giornata.wire.events import DoneEvent
+from giornata.wire.jobs import TAKE_OVER_S, JobState
+from giornata_tools.launcher.servers import NATS, VALKEY
 from tests.chaos.inflict import Inflicted
 from tests.chaos.look import Blob, Streams, Usage
 from tests.chaos.outcomes import Outcome, Recorded

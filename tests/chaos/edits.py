@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from giornata.loadgen.masks import mask, mask_file
-from giornata.loadgen.pictures import generated
-from giornata.loadgen.workload import Shape
-from giornata.requests import Reuse
+from giornata.wire.requests import Reuse
 from giornata_gateway.idempotency import job_id_of
+from giornata_tools.loadgen.masks import mask, mask_file
+from giornata_tools.loadgen.pictures import generated
+from giornata_tools.loadgen.workload import Shape
 
 Pixels = NDArray[np.uint8]
 

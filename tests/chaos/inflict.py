@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from deploy.launcher.process import LaunchError, Process
-from deploy.launcher.servers import NATS, VALKEY
-from deploy.launcher.stack import Stack
-from giornata.workers import ServiceName, ServiceState
+from giornata.wire.workers import ServiceName, ServiceState
+from giornata_tools.launcher.process import LaunchError, Process
+from giornata_tools.launcher.servers import NATS, VALKEY
+from giornata_tools.launcher.stack import Stack
 from tests.chaos.load import Pace
 from tests.chaos.look import Usage, usage
 from tests.chaos.plan import AT_ONCE, Fault, Kind, Round, Server

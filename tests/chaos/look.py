@@ -17,13 +17,14 @@ from nats.js.kv import KeyValue
 from tenacity import AsyncRetrying, stop_after_delay, wait_fixed
 from tenacity.retry import retry_if_result
 
-from giornata import bus, codec, stores
 from giornata.blobs.redis import PREFIX
-from giornata.events import DoneEvent, EventKind
-from giornata.jobs import JobRecord, Priority
-from giornata.patience import COMING_UP_S, repeated
-from giornata.permissions import STREAMS, User
-from giornata.subjects import events_of_kind
+from giornata.bus import bus
+from giornata.bus.patience import COMING_UP_S, repeated
+from giornata.wire import codec, stores
+from giornata.wire.events import DoneEvent, EventKind
+from giornata.wire.jobs import JobRecord, Priority
+from giornata.wire.permissions import STREAMS, User
+from giornata.wire.subjects import events_of_kind
 from tests.chaos.outcomes import Recorded
 
 QUIET_S: Final = 60.0

@@ -8,8 +8,8 @@ from typing import Final
 import nats.errors
 
 from giornata.client import Client, Edit
-from giornata.errors import DeadlineExceeded, GiornataError, Overloaded
-from giornata.jobs import Priority
+from giornata.wire.errors import DeadlineExceeded, GiornataError, Overloaded
+from giornata.wire.jobs import Priority
 from tests.chaos.edits import Variant
 from tests.chaos.look import Records
 from tests.chaos.outcomes import Outcome

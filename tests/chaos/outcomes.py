@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from giornata.jobs import JobState
+from giornata.wire.jobs import JobState
 from tests.chaos.edits import Edit
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from giornata.workers import ServiceName
+from giornata.wire.workers import ServiceName
 
 
 class Kind(StrEnum):

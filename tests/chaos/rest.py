@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import aiohttp
 
-from deploy.launcher.client import events
-from giornata.jobs import JobState
+from giornata.wire.jobs import JobState
+from giornata_tools.launcher.client import events
 from tests.chaos.edits import Variant
 from tests.chaos.outcomes import Outcome
 

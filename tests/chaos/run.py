@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final
 
 import giornata.client
-from deploy.launcher.plan import Plan
-from deploy.launcher.servers import socket_folder
-from deploy.launcher.stack import Stack, running
-from giornata.events import DoneEvent
-from giornata.workers import ServiceName
+from giornata.wire.events import DoneEvent
+from giornata.wire.workers import ServiceName
+from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.servers import socket_folder
+from giornata_tools.launcher.stack import Stack, running
 from tests.chaos import look, plan
 from tests.chaos.audit import Seen
 from tests.chaos.edits import VARIANTS, Door, Edit, edits, pixels, variants

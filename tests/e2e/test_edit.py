@@ -14,7 +14,7 @@ import openai
 import pytest
 
 import giornata.client
-from giornata.events import StepEvent
+from giornata.wire.events import StepEvent
 from tests.e2e.conftest import LiveStack
 from tests.e2e.pictures import box, edit_form, file, pixels, scene
 

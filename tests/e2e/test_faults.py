@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import giornata.client
-from deploy.launcher.plan import Plan
-from deploy.launcher.servers import NATS, VALKEY
-from deploy.launcher.stack import running
 from giornata.fleet import Fleet
-from giornata.workers import ServiceName
+from giornata.wire.workers import ServiceName
+from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.servers import NATS, VALKEY
+from giornata_tools.launcher.stack import running
 from tests.e2e.conftest import NO_ENV, LiveStack, StartStack
 from tests.e2e.pictures import Pixels, box, edit_form, file, pixels, scene
 

@@ -1,4 +1,4 @@
-"""`python -m deploy.quality` through the whole system: a model that knows nothing fails, and a rerun is the same."""
+"""`python -m giornata_tools.quality` through the whole system: an untrained model fails, a rerun is the same."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launcher.process import LaunchError
-from deploy.quality.__main__ import parser
-from deploy.quality.evaluation import Options, evaluate
-from deploy.quality.report import Report
-from giornata.models import read_model_card
+from giornata.wire.models import read_model_card
+from giornata_tools.launcher.process import LaunchError
+from giornata_tools.quality.__main__ import parser
+from giornata_tools.quality.evaluation import Options, evaluate
+from giornata_tools.quality.report import Report
 from tests.e2e.conftest import LiveStack
 
 

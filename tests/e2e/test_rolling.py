@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 import giornata.client
-from giornata import bus, subjects
-from giornata.events import EventKind
+from giornata.bus import bus
+from giornata.bus.streams import EVENTS
 from giornata.fleet import Fleet
-from giornata.jobs import JobState
-from giornata.permissions import User
-from giornata.records import Records
-from giornata.streams import EVENTS
-from giornata.workers import ServiceName
+from giornata.records.jobs import Records
+from giornata.wire import subjects
+from giornata.wire.events import EventKind
+from giornata.wire.jobs import JobState
+from giornata.wire.permissions import User
+from giornata.wire.workers import ServiceName
 from tests.e2e.balancer import Balancer, balancing
 from tests.e2e.conftest import LiveStack, StartStack
 from tests.e2e.pictures import box, edit_form, file, scene

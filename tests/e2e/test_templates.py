@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import giornata.client
-from giornata.errors import TemplateNotFound
-from giornata.requests import Reuse
+from giornata.wire.errors import TemplateNotFound
+from giornata.wire.requests import Reuse
 from tests.e2e.conftest import LiveStack
 from tests.e2e.pictures import box, file, pixels, scene
 

@@ -11,12 +11,15 @@ from typing import TypeVar
 import nats.errors
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
-from giornata import __version__, subjects
-from giornata.bus import Bus, Endpoint
-from giornata.errors import ErrorBody
-from giornata.events import DenoisedEvent, EventKind, StepEvent
-from giornata.jobs import BlobRef, Encoding, Inspection, JobRecord, RowState
-from giornata.messages import (
+from giornata import __version__
+from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.telemetry import telemetry
+from giornata.records.jobs import Records
+from giornata.wire import subjects
+from giornata.wire.errors import ErrorBody
+from giornata.wire.events import DenoisedEvent, EventKind, StepEvent
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, JobRecord, RowState
+from giornata.wire.messages import (
     CancelRows,
     EncodeRequest,
     FinishReply,
@@ -31,11 +34,9 @@ from giornata.messages import (
     TemplateRequest,
     question,
 )
-from giornata.models import Family, ModelCard
-from giornata.records import Records
-from giornata.telemetry import telemetry
-from giornata.templates import TemplateInputs
-from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerCosts, WorkerState
+from giornata.wire.models import Family, ModelCard
+from giornata.wire.templates import TemplateInputs
+from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerCosts, WorkerState
 from tests.fakes.news import News
 
 Q = TypeVar("Q", bound=Question)

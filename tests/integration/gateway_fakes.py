@@ -12,14 +12,15 @@ from typing import Any
 
 import aiohttp
 
-from giornata import bus, streams, subjects
-from giornata import telemetry as telemetry_module
 from giornata.blobs import RedisBlobs
-from giornata.bus import Bus
+from giornata.bus import bus, streams
+from giornata.bus import telemetry as telemetry_module
+from giornata.bus.bus import Bus
 from giornata.config import new_instance
-from giornata.jobs import JobRecord
-from giornata.records import Records
-from giornata.workers import ServiceName, ServiceState
+from giornata.records.jobs import Records
+from giornata.wire import subjects
+from giornata.wire.jobs import JobRecord
+from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway import service
 from giornata_gateway.config import GatewayConfig
 from tests.integration.fake_router import FakeRouter

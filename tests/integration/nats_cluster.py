@@ -8,9 +8,9 @@ from pathlib import Path
 
 from nats.js import JetStreamContext
 
-from deploy.launcher.servers import free_ports
 from giornata.nats_users import USERS_CONF, password_file, write_cluster, write_users
-from giornata.permissions import User
+from giornata.wire.permissions import User
+from giornata_tools.launcher.servers import free_ports
 from tests.integration.conftest import NatsServer
 
 NAMES = ("n1", "n2", "n3")

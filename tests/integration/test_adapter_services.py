@@ -11,13 +11,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from giornata import __version__, bus, subjects
+from giornata import __version__
+from giornata.bus import bus
 from giornata.config import new_instance
 from giornata.deadlines import Deadline
-from giornata.errors import MalformedMessage, NotSupported, ServiceUnavailable
-from giornata.jobs import BlobRef
-from giornata.messages import Accepted, AdapterRequest, CancelRows
-from giornata.workers import ServiceName, ServiceState
+from giornata.wire import subjects
+from giornata.wire.errors import MalformedMessage, NotSupported, ServiceUnavailable
+from giornata.wire.jobs import BlobRef
+from giornata.wire.messages import Accepted, AdapterRequest, CancelRows
+from giornata.wire.workers import ServiceName, ServiceState
 
 SERVICES = {
     ServiceName.CONTROLNET: ("giornata_controlnet", subjects.controlnet("residuals")),

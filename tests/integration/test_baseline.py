@@ -23,20 +23,20 @@ from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionInpaintPipeli
 from PIL import Image
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from deploy.baseline.batching import Rule
-from deploy.baseline.pipeline import Alike, Pipeline, Row
-from deploy.baseline.server import Baseline, Paints, serving
-from deploy.launcher.model import TRAINED
-from deploy.launcher.oracle import PIPELINES
-from deploy.model.random.build import build
-from deploy.model.tokenizers import clip_tokenizer
-from giornata.cli.bench_run import Plan, Target, run
-from giornata.loadgen.images_api import Api
-from giornata.loadgen.masks import mask, mask_file
-from giornata.loadgen.pictures import generated
-from giornata.loadgen.schedule import Load
-from giornata.loadgen.workload import Request, Shape
-from giornata.models import Family, read_model_card
+from giornata.wire.models import Family, read_model_card
+from giornata_tools.baseline.batching import Rule
+from giornata_tools.baseline.pipeline import Alike, Pipeline, Row
+from giornata_tools.baseline.server import Baseline, Paints, serving
+from giornata_tools.cli.bench_run import Plan, Target, run
+from giornata_tools.launcher.model import TRAINED
+from giornata_tools.launcher.oracle import PIPELINES
+from giornata_tools.loadgen.images_api import Api
+from giornata_tools.loadgen.masks import mask, mask_file
+from giornata_tools.loadgen.pictures import generated
+from giornata_tools.loadgen.schedule import Load
+from giornata_tools.loadgen.workload import Request, Shape
+from giornata_tools.model.random.build import build
+from giornata_tools.model.tokenizers import clip_tokenizer
 
 SIZE = (64, 48)
 FOREVER_S = 3600.0
@@ -321,7 +321,17 @@ async def test_it_is_measured_as_any_server(painter: Painter, tmp_path: Path) ->
 
 async def test_the_program_serves_the_model_that_ships_until_it_is_told_to_stop() -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "deploy.baseline", "--port", "0", "--window-ms", "0", "--torch-threads", "1"),
+        *(
+            sys.executable,
+            "-m",
+            "giornata_tools.baseline",
+            "--port",
+            "0",
+            "--window-ms",
+            "0",
+            "--torch-threads",
+            "1",
+        ),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )

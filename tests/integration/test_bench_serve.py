@@ -17,10 +17,10 @@ import pytest
 from aiohttp import web
 from PIL import Image
 
-from giornata.cli.bench_run import Plan, Target, run
-from giornata.loadgen.images_api import Api
-from giornata.loadgen.schedule import Load
-from giornata.loadgen.workload import Request, Shape
+from giornata_tools.cli.bench_run import Plan, Target, run
+from giornata_tools.loadgen.images_api import Api
+from giornata_tools.loadgen.schedule import Load
+from giornata_tools.loadgen.workload import Request, Shape
 from tests.fakes.images_server import Asked, at_once, images_server, pictures, refused
 from tests.integration.gateway_fakes import Stage
 
@@ -237,7 +237,7 @@ async def test_ctrl_c_reports_what_there_is(tmp_path: Path) -> None:
         trace = tmp_path / "trace.csv"
         trace.write_text("timestamp\n0\n0.01\n0.02\n0.03\n0.04\n0.05\n3600\n")
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "giornata.cli", "bench", "serve", "--url", server.url),
+            *(sys.executable, "-m", "giornata_tools.cli", "bench", "serve", "--url", server.url),
             *(
                 "--trace",
                 str(trace),

@@ -7,14 +7,20 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from giornata import bus as buses
-from giornata import subjects
-from giornata.bus import Bus, Endpoint
+from giornata.bus import bus as buses
+from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.connection import LostError
 from giornata.deadlines import Deadline
-from giornata.errors import DeadlineExceeded, InternalError, MalformedMessage, MaskEmpty, ServiceUnavailable
-from giornata.messages import Accepted, AdapterRequest, CancelRows
-from giornata.nats_connection import LostError
-from giornata.workers import ServiceName
+from giornata.wire import subjects
+from giornata.wire.errors import (
+    DeadlineExceeded,
+    InternalError,
+    MalformedMessage,
+    MaskEmpty,
+    ServiceUnavailable,
+)
+from giornata.wire.messages import Accepted, AdapterRequest, CancelRows
+from giornata.wire.workers import ServiceName
 from tests.integration.conftest import NatsServer
 
 SUBJECT = subjects.lora("test")

@@ -13,8 +13,9 @@ from nats.aio.msg import Msg
 
 import giornata.client
 import giornata.client.connection
-from giornata import bus, codec, subjects
-from giornata.errors import (
+from giornata.bus import bus
+from giornata.wire import codec, subjects
+from giornata.wire.errors import (
     DeadlineExceeded,
     InvalidField,
     JobCancelled,
@@ -24,9 +25,9 @@ from giornata.errors import (
     PayloadTooLarge,
     ServiceUnavailable,
 )
-from giornata.events import DoneEvent, PreviewEvent, StateEvent, StepEvent
-from giornata.jobs import JobState
-from giornata.messages import Forecast
+from giornata.wire.events import DoneEvent, PreviewEvent, StateEvent, StepEvent
+from giornata.wire.jobs import JobState
+from giornata.wire.messages import Forecast
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway_fakes import Stage
 

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors import safe_open
 
-from deploy.launcher.model import TRAINED
-from deploy.model.architecture import TEXT_TOKENS
-from deploy.model.scenes import Task, masks
-from deploy.quality import cases, checker
-from deploy.quality.cases import Case
-from deploy.quality.metrics import psnr_db
-from giornata.models import Family, read_model_card
+from giornata.wire.models import Family, read_model_card
+from giornata_tools.launcher.model import TRAINED
+from giornata_tools.model.architecture import TEXT_TOKENS
+from giornata_tools.model.scenes import Task, masks
+from giornata_tools.quality import cases, checker
+from giornata_tools.quality.cases import Case
+from giornata_tools.quality.metrics import psnr_db
 
 LARGEST_BYTES = 16 << 20
 STEPS = 8

@@ -12,20 +12,21 @@ import pytest
 from nats.aio.msg import Msg
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from giornata import bus as buses
-from giornata import streams, subjects
-from giornata.bus import Bus
+from giornata.bus import bus as buses
+from giornata.bus import streams
+from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.errors import DeadlineExceeded, JobNotFound, ServiceUnavailable
-from giornata.events import DoneEvent, EventKind
-from giornata.jobs import Job, JobRecord, JobState, Priority
-from giornata.messages import Accepted, SubmitRequest
-from giornata.permissions import User
-from giornata.records import Records
+from giornata.records.jobs import Records
+from giornata.wire import subjects
+from giornata.wire.errors import DeadlineExceeded, JobNotFound, ServiceUnavailable
+from giornata.wire.events import DoneEvent, EventKind
+from giornata.wire.jobs import Job, JobRecord, JobState, Priority
+from giornata.wire.messages import Accepted, SubmitRequest
+from giornata.wire.permissions import User
 from giornata_router import transitions
 from tests.fakes.fleet import FakeDenoiser, FakePrepost
 from tests.integration.nats_cluster import NatsCluster, nats_cluster
-from tests.integration.test_router_faults import Bench, make_job, running_router
+from tests.integration.router.test_faults import Bench, make_job, running_router
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

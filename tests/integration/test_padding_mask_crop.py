@@ -14,10 +14,9 @@ import torch
 from diffusers import FluxInpaintPipeline
 from PIL import Image
 
-from deploy.model.random.build import build
-from giornata.models import Family, ModelCard, read_model_card
-from giornata.requests import EditParameters, resolve
 from giornata.scheduling.batch import Capacity, RowKey
+from giornata.wire.models import Family, ModelCard, read_model_card
+from giornata.wire.requests import EditParameters, resolve
 from giornata_denoiser.checkpoint import load
 from giornata_denoiser.engine import Engine
 from giornata_denoiser.row import build_row
@@ -28,6 +27,7 @@ from giornata_prepost.finishing import finish
 from giornata_prepost.geometry import Box, Size
 from giornata_prepost.inspection import PixelLimits, inspect
 from giornata_prepost.pictures import Pixels
+from giornata_tools.model.random.build import build
 
 NATIVE = 64
 LIMITS = PixelLimits(max_pixels=1 << 20, budget_pixels=1 << 20)

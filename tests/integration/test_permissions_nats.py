@@ -13,27 +13,28 @@ import pytest
 from structlog.testing import capture_logs
 
 import giornata.client
-from giornata import bus as buses
-from giornata import codec, streams, subjects
-from giornata.bus import Bus, Endpoint, barrier
-from giornata.cli.checks import servers
-from giornata.cli.checks.finding import Verdict
+from giornata.bus import bus as buses
+from giornata.bus import streams
+from giornata.bus.bus import Bus, Endpoint, barrier
+from giornata.bus.connection import RefusedError
+from giornata.bus.streams import RECORDS
 from giornata.deadlines import Deadline
-from giornata.errors import NotPermitted, ServiceUnavailable
-from giornata.events import DoneEvent, EventKind
-from giornata.jobs import JobState
-from giornata.messages import Accepted, CancelMessage, CancelRows, SubmitRequest
-from giornata.nats_connection import RefusedError
 from giornata.nats_users import password_file
-from giornata.permissions import User
 from giornata.probe import is_ready
-from giornata.records import Records
-from giornata.streams import RECORDS
-from giornata.template_records import TemplateRecords
-from giornata.workers import ServiceName, ServiceState
+from giornata.records.jobs import Records
+from giornata.records.templates import TemplateRecords
+from giornata.wire import codec, subjects
+from giornata.wire.errors import NotPermitted, ServiceUnavailable
+from giornata.wire.events import DoneEvent, EventKind
+from giornata.wire.jobs import JobState
+from giornata.wire.messages import Accepted, CancelMessage, CancelRows, SubmitRequest
+from giornata.wire.permissions import User
+from giornata.wire.workers import ServiceName, ServiceState
+from giornata_tools.cli.checks import servers
+from giornata_tools.cli.checks.finding import Verdict
 from tests.fakes.fleet import FakeDenoiser, FakePrepost
 from tests.integration.conftest import NatsServer
-from tests.integration.test_router_faults import make_job, running_router
+from tests.integration.router.test_faults import make_job, running_router
 
 Guarded = tuple[NatsServer, Path]
 Connect = Callable[[User], Any]

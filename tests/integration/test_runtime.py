@@ -13,7 +13,7 @@ PROGRAM = """
 import asyncio, sys, threading, time
 from giornata import runtime
 from giornata.config import ServiceConfig
-from giornata.errors import ServiceUnavailable
+from giornata.wire.errors import ServiceUnavailable
 
 async def main(stop):
 {body}

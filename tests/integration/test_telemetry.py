@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from giornata import bus as buses
-from giornata import probe, subjects
-from giornata.telemetry import telemetry
-from giornata.workers import ServiceName, ServiceState
+from giornata import probe
+from giornata.bus import bus as buses
+from giornata.bus.telemetry import telemetry
+from giornata.wire import subjects
+from giornata.wire.workers import ServiceName, ServiceState
 from tests.unit.test_fleet import state
 
 

@@ -14,16 +14,16 @@ from PIL import Image
 from torch import distributed
 from torch.multiprocessing.spawn import spawn
 
-from deploy.launcher.model import TRAINED
-from deploy.model.architecture import TEXT_TOKENS
-from deploy.model.painter import denoise
-from deploy.model.scenes import Task, masks, sample
-from deploy.model.train import autoencoder, checkpointing, decoder, guidance, painter, pool
-from deploy.model.train.__main__ import main
-from deploy.model.train.checkpointing import Unusable
-from deploy.model.train.plan import Plan
-from deploy.model.train.ranks import Ranks
-from giornata.models import Family, read_model_card
+from giornata.wire.models import Family, read_model_card
+from giornata_tools.launcher.model import TRAINED
+from giornata_tools.model.architecture import TEXT_TOKENS
+from giornata_tools.model.painter import denoise
+from giornata_tools.model.scenes import Task, masks, sample
+from giornata_tools.model.train import autoencoder, checkpointing, decoder, guidance, painter, pool
+from giornata_tools.model.train.__main__ import main
+from giornata_tools.model.train.checkpointing import Unusable
+from giornata_tools.model.train.plan import Plan
+from giornata_tools.model.train.ranks import Ranks
 
 
 @pytest.fixture

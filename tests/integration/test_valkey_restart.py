@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launcher.process import Process
-from deploy.launcher.servers import socket_folder, valkey_command
-from deploy.launcher.warden import Warden
 from giornata.blobs import RedisBlobs
-from giornata.jobs import BlobRef
+from giornata.wire.jobs import BlobRef
+from giornata_tools.launcher.process import Process
+from giornata_tools.launcher.servers import socket_folder, valkey_command
+from giornata_tools.launcher.warden import Warden
 
 START_S = 30
 MB = 1 << 20

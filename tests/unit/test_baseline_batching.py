@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.baseline.batching import Rule, Waiting, next_batch
+from giornata_tools.baseline.batching import Rule, Waiting, next_batch
 
 RULE = Rule(size=2, window_s=1.0)
 

@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from giornata import codec
-from giornata.errors import (
+from giornata.wire import codec
+from giornata.wire.errors import (
     BY_CODE,
     ErrorBody,
     Failed,

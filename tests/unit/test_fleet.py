@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from giornata.fleet import SILENCE_S, Fleet
-from giornata.workers import ServiceName, ServiceState
+from giornata.wire.workers import ServiceName, ServiceState
 from tests.fakes.fleet import CARD
 
 

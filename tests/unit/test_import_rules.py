@@ -1,7 +1,7 @@
-"""Who may import what: services apart, torch only where tensors are computed, decisions free of IO and clocks.
+"""Who may import what: services apart, torch only where tensors are computed, pure folders free of IO and clocks.
 
-Everything follows from the tables below. A module is *edge* where it acts, and *pure* otherwise: neither it nor any
-module of this project that it imports may touch what `ACTING` lists.
+A folder is *pure* where the docstring of its package ends with "Pure.": no module below it, nor any module of this
+project that such a module imports, touches what `ACTING` lists.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -24,122 +26,10 @@ PACKAGES = {
     "giornata_prepost": ROOT / "services" / "prepost",
     "giornata_controlnet": ROOT / "services" / "controlnet",
     "giornata_lora_store": ROOT / "services" / "lora-store",
+    "giornata_tools": ROOT / "deploy" / "tools",
 }
-
-EDGE = {
-    "giornata": {
-        "blobs",
-        "blobs.memory",
-        "blobs.protocol",
-        "blobs.redis",
-        "bus",
-        "cli.bench",
-        "cli.bench_baseline",
-        "cli.bench_plan",
-        "cli.bench_run",
-        "cli.bench_serve",
-        "cli.checks.accelerator",
-        "cli.checks.machine",
-        "cli.checks.servers",
-        "cli.doctor",
-        "cli.edit",
-        "cli.handing_over",
-        "cli.http_door",
-        "cli.interrupts",
-        "cli.keys",
-        "cli.keys_file",
-        "cli.nats_door",
-        "cli.profile",
-        "cli.quarantine",
-        "cli.status",
-        "cli.up",
-        "client",
-        "client.connection",
-        "client.edit",
-        "deadlines",
-        "loadgen.balancing",
-        "loadgen.driver",
-        "loadgen.images_api",
-        "nats_connection",
-        "patience",
-        "probe",
-        "quarantine",
-        "records",
-        "runtime",
-        "streams",
-        "telemetry",
-        "template_records",
-    },
-    "giornata_gateway": {
-        "__main__",
-        "departure",
-        "feed",
-        "fleet_watch",
-        "gateway",
-        "http_app",
-        "http_body",
-        "http_edits",
-        "http_errors",
-        "http_fleet",
-        "http_jobs",
-        "http_status",
-        "http_stream",
-        "http_studio",
-        "http_templates",
-        "key_file",
-        "memory",
-        "multipart",
-        "nats_door",
-        "preparation",
-        "quotas",
-        "service",
-        "registration",
-        "sharing",
-        "submission",
-        "waiting",
-    },
-    "giornata_router": {
-        "__main__",
-        "computing",
-        "dispatch",
-        "lease",
-        "ledger",
-        "progress",
-        "questions",
-        "queue",
-        "service",
-        "stages",
-        "templating",
-        "tools",
-        "walk",
-    },
-    "giornata_denoiser": {
-        "__main__",
-        "carrying",
-        "inputs",
-        "loop",
-        "outcomes",
-        "profiling.__main__",
-        "reuse.accelerator",
-        "registered",
-        "reuse.files",
-        "reuse.loader",
-        "reuse.store",
-        "service",
-        "templating",
-        "trace",
-        "tuning",
-    },
-    "giornata_prepost": {
-        "__main__",
-        "model_thread",
-        "pool",
-        "service",
-    },
-    "giornata_controlnet": {"__main__", "service"},
-    "giornata_lora_store": {"__main__", "service"},
-}
-"""Modules that act. Everything else is pure."""
+TOOLS = "giornata_tools"
+"""Starts services and measures them, so it may import them; nothing may import it."""
 
 ACTING = {
     "aiohttp",
@@ -154,9 +44,6 @@ ACTING = {
     "threading",
     "time",
 }
-
-LOAD_GENERATORS_OWN = {"PIL", "aiohttp", "click", "numpy", "rich"}
-"""What `giornata.loadgen` and the command line import and services may lack: the extra ``cli``."""
 
 WITHOUT_TORCH = ("giornata_gateway", "giornata_router", "giornata_lora_store", "giornata_controlnet")
 """Their environments hold no torch; the ControlNet service joins the others when it computes residuals."""
@@ -181,6 +68,11 @@ MODULES = _modules()
 @cache
 def _imports(module: str) -> frozenset[str]:
     """Dotted names that `module` imports anywhere in its source, and the packages that run with them."""
+    named = _named(module)
+    return frozenset(named | {parent for name in named | {module} for parent in _parents(name)})
+
+
+def _named(module: str) -> set[str]:
     named: set[str] = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -190,7 +82,7 @@ def _imports(module: str) -> frozenset[str]:
             assert node.module is not None
             members = {f"{node.module}.{alias.name}" for alias in node.names}
             named |= {node.module} | (members & MODULES.keys())
-    return frozenset(named | {parent for name in named | {module} for parent in _parents(name)})
+    return named
 
 
 def _parents(name: str) -> list[str]:
@@ -215,16 +107,18 @@ def _package(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _in_package(module: str) -> str:
-    return module.partition(".")[2]
-
-
 def _ways_to(module: str, roots: set[str]) -> list[str]:
     return sorted(" → ".join(way) for name, way in _reach(module).items() if name in roots)
 
 
-PURE = sorted(name for name in MODULES if _in_package(name) not in EDGE[_package(name)])
-EDGE_MODULES = sorted(f"{package}.{name}" for package, names in EDGE.items() for name in names)
+def _says_pure(module: str) -> bool:
+    path = MODULES[module]
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return path.name == "__init__.py" and "Pure." in text
+
+
+PURE_FOLDERS = sorted(name for name in MODULES if _says_pure(name))
+PURE = sorted(name for name in MODULES if any(f"{name}.".startswith(f"{folder}.") for folder in PURE_FOLDERS))
 
 
 @pytest.mark.parametrize("module", PURE)
@@ -232,38 +126,41 @@ def test_a_pure_module_reaches_nothing_that_acts(module: str) -> None:
     assert _ways_to(module, ACTING) == []
 
 
-@pytest.mark.parametrize("module", EDGE_MODULES)
-def test_an_edge_module_exists_and_acts(module: str) -> None:
-    assert module in MODULES, f"{module} is in this test's table and nowhere else"
-    assert _ways_to(module, ACTING) != [], f"{module} is pure: take it out of this test's table"
-
-
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_a_module_imports_its_own_package_and_the_shared_one_alone(module: str) -> None:
-    foreign = PACKAGES.keys() - {_package(module), "giornata"}
-    assert {name for name in _imports(module) if _package(name) in foreign} == set()
+    own = {_package(module), "giornata", *(PACKAGES if _package(module) == TOOLS else ())}
+    assert {name for name in _imports(module) if _package(name) in PACKAGES.keys() - own} == set()
 
 
-@pytest.mark.parametrize("module", sorted(name for name in MODULES if not name.startswith("giornata.cli")))
-def test_only_the_command_line_imports_itself(module: str) -> None:
-    assert {name for name in _imports(module) if name.startswith("giornata.cli")} == set(), (
-        "services lack its extra"
-    )
-
-
-@pytest.mark.parametrize(
-    "module", sorted(name for name in MODULES if not name.startswith(("giornata.cli", "giornata.loadgen")))
-)
-def test_of_the_load_generator_services_import_what_needs_no_extra(module: str) -> None:
-    taken = {name for name in _imports(module) if name.startswith("giornata.loadgen.")}
-    assert [way for name in taken for way in _ways_to(name, LOAD_GENERATORS_OWN)] == []
-
-
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_imports_run_from_main_to_service_to_pure_and_never_back(module: str) -> None:
-    package, name = _package(module), _in_package(module)
+@pytest.mark.parametrize("module", sorted(name for name in MODULES if _package(name) != TOOLS))
+def test_imports_run_from_main_to_service_to_the_rest_and_never_back(module: str) -> None:
+    package, _, name = module.partition(".")
     above = {f"{package}.__main__"} | ({f"{package}.service"} if name != "__main__" else set())
     assert _imports(module) & above == set()
+
+
+def _folder(module: str) -> str:
+    """The folder that a module lies in; a package is in itself."""
+    return module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+
+
+def _folders(package: str) -> Mapping[str, set[str]]:
+    """Folder → the folders that its modules import from; a package's root holds what starts it and has no floor."""
+    graph: dict[str, set[str]] = {}
+    for module in (name for name in MODULES if _package(name) == package):
+        folder = _folder(module)
+        targets = {_folder(name) for name in _named(module) if name in MODULES and _package(name) == package}
+        if folder != package:
+            graph.setdefault(folder, set()).update(targets - {folder, package})
+    return graph
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_folders_import_each_other_in_one_direction(package: str) -> None:
+    try:
+        TopologicalSorter(_folders(package)).prepare()
+    except CycleError as error:
+        pytest.fail(f"folders import each other: {' → '.join(error.args[1])}")
 
 
 def _forbidden(package: str) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from giornata.jobs import Box
+from giornata.wire.jobs import Box
 from tests.contract.messages import INSPECTION
 
 

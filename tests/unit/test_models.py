@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from giornata.models import SAMPLE_BYTES, Family, digest, read_model_card
+from giornata.wire.models import SAMPLE_BYTES, Family, digest, read_model_card
 
 
 def checkpoint(

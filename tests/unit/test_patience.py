@@ -14,8 +14,8 @@ from nats.js.errors import (
     ServiceUnavailableError,
 )
 
-from giornata.nats_connection import LostError, RefusedError
-from giornata.patience import repeated, written
+from giornata.bus.connection import LostError, RefusedError
+from giornata.bus.patience import repeated, written
 
 REFUSED = RefusedError("publish", "x")
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from giornata import subjects
-from giornata.events import EventKind
 from giornata.nats_users import CLUSTER_CONF, USERS_CONF, password_file, write_cluster, write_users
-from giornata.permissions import Rights, User, cluster_config, inbox, rights, users_config
-from giornata.workers import ServiceName
+from giornata.wire import subjects
+from giornata.wire.events import EventKind
+from giornata.wire.permissions import Rights, User, cluster_config, inbox, rights, users_config
+from giornata.wire.workers import ServiceName
 
 SERVICES = [User(service) for service in ServiceName]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from giornata.errors import ErrorBody
-from giornata.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
-from giornata.messages import EVENT_HEADER, CancelMessage, EditMessage, EditReply, Picture
+from giornata.wire.errors import ErrorBody
+from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
+from giornata.wire.messages import EVENT_HEADER, CancelMessage, EditMessage, EditReply, Picture
 from giornata_gateway.forms import EditForm
 
 ROOT = Path(__file__).parents[2]

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
-from giornata import codec
-from giornata.errors import InternalError, JobNotFound
-from giornata.jobs import JobRecord, JobState
-from giornata.records import MAX_CONFLICTS, Change, Records
+from giornata.records.jobs import MAX_CONFLICTS, Change, Records
+from giornata.wire import codec
+from giornata.wire.errors import InternalError, JobNotFound
+from giornata.wire.jobs import JobRecord, JobState
 from tests.contract.messages import JOB
 
 RECORD = JobRecord(job=JOB)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from giornata.errors import GiornataError, InvalidField, NotSupported, UnknownField
-from giornata.models import Family
-from giornata.requests import MAX_SEED, EditParameters, OutputFormat, request_error, resolve
+from giornata.wire.errors import GiornataError, InvalidField, NotSupported, UnknownField
+from giornata.wire.models import Family
+from giornata.wire.requests import MAX_SEED, EditParameters, OutputFormat, request_error, resolve
 from tests.fakes.fleet import CARD
 
 INPAINT = CARD.model_copy(

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deploy.model.scenes import COLOURS, GROUNDS, SHAPES, Task, sample
-from deploy.model.scenes.captions import PLURALS, REMOVE, add_caption, words
-from deploy.model.scenes.masks import RATIO_QUANTILES, box, brush, ellipse, ratio
-from deploy.model.scenes.outlines import RING_HOLE, Thing, coverage, outline
-from deploy.model.scenes.palette import CONTRAST, ground_colour, rgb
+from giornata_tools.model.scenes import COLOURS, GROUNDS, SHAPES, Task, sample
+from giornata_tools.model.scenes.captions import PLURALS, REMOVE, add_caption, words
+from giornata_tools.model.scenes.masks import RATIO_QUANTILES, box, brush, ellipse, ratio
+from giornata_tools.model.scenes.outlines import RING_HOLE, Thing, coverage, outline
+from giornata_tools.model.scenes.palette import CONTRAST, ground_colour, rgb
 
 SIDES = (48, 128, 256)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from giornata import templates
-from giornata.errors import RowPoisoned, TemplateMismatch
-from giornata.requests import EditParameters
-from giornata.templates import TemplateRecord, TemplateState, template_id
+from giornata.wire import templates
+from giornata.wire.errors import RowPoisoned, TemplateMismatch
+from giornata.wire.requests import EditParameters
+from giornata.wire.templates import TemplateRecord, TemplateState, template_id
 from tests.contract.messages import CARD, INSPECTION, REF
 
 REGISTERED = TemplateRecord(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from giornata import tensors
-from giornata.errors import InputLost
+from giornata.wire.errors import InputLost
 
 
 def test_tensors_come_back_with_dtype_shape_and_values() -> None:

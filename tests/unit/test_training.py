@@ -9,12 +9,12 @@ import pytest
 import torch
 from diffusers import FluxFillPipeline
 
-from deploy.model import architecture, latents
-from deploy.model.painter import Painter
-from deploy.model.scenes import captions, sample
-from deploy.model.train import checkpointing, guidance
-from deploy.model.train.muon import Muon, orthogonalise
-from deploy.model.train.painter import weighted_error
+from giornata_tools.model import architecture, latents
+from giornata_tools.model.painter import Painter
+from giornata_tools.model.scenes import captions, sample
+from giornata_tools.model.train import checkpointing, guidance
+from giornata_tools.model.train.muon import Muon, orthogonalise
+from giornata_tools.model.train.painter import weighted_error
 
 
 def test_tokens_lie_as_in_the_pipeline() -> None:

@@ -8,12 +8,13 @@ import time
 from datetime import UTC, datetime
 from functools import partial
 
-from giornata import bus, runtime, streams
+from giornata import runtime
 from giornata.blobs import RedisBlobs
+from giornata.bus import bus, streams
 from giornata.config import load
-from giornata.permissions import User
 from giornata.planning.profile import Profile
-from giornata.records import Records
+from giornata.records.jobs import Records
+from giornata.wire.permissions import User
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.profiles import read_profile

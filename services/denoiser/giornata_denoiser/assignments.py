@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from giornata.errors import GiornataError
-from giornata.messages import RunRequest
 from giornata.scheduling.batch import RowKey
-from giornata.workers import RowProgress
+from giornata.wire.errors import GiornataError
+from giornata.wire.messages import RunRequest
+from giornata.wire.workers import RowProgress
 from giornata_denoiser.engine import StepReport
 from giornata_denoiser.row import Row
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import structlog
 from pydantic import BaseModel
 
-from giornata.errors import GiornataError, InternalError, JobNotFound, Overloaded
-from giornata.events import DenoisedEvent, EventKind, StepEvent
-from giornata.jobs import Job, JobRecord
-from giornata.messages import RunAnswer, RunRequest
+from giornata.wire.errors import GiornataError, InternalError, JobNotFound, Overloaded
+from giornata.wire.events import DenoisedEvent, EventKind, StepEvent
+from giornata.wire.jobs import Job, JobRecord
+from giornata.wire.messages import RunAnswer, RunRequest
 from giornata_denoiser.assignments import Assignment, AssignmentKey, Assignments
 from giornata_denoiser.engine import StepReport
 from giornata_denoiser.loop import EngineLoop

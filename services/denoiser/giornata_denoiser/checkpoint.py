@@ -11,10 +11,10 @@ import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 
-from giornata import models
 from giornata.checkpoints import checkpoint_folder
-from giornata.errors import Failed
-from giornata.models import ModelCard, read_model_card
+from giornata.wire import models
+from giornata.wire.errors import Failed
+from giornata.wire.models import ModelCard, read_model_card
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.flux_fill import FluxFill
 from giornata_denoiser.families.flux_inpaint import FluxInpaint

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from giornata.errors import GiornataError, InternalError, RowPoisoned
 from giornata.scheduling.batch import Batch, Capacity, Joining
-from giornata.workers import StepSample
+from giornata.wire.errors import GiornataError, InternalError, RowPoisoned
+from giornata.wire.workers import StepSample
 from giornata_denoiser.assembly import Assembly, assemble
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.preview_map import PreviewMap

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import structlog
 from torch import Tensor
 
-from giornata import jobs, tensors
+from giornata import tensors
 from giornata.blobs import BlobStore
-from giornata.errors import InputLost, SchemaMismatch
-from giornata.messages import RunRequest
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.batch import RowKey
+from giornata.wire import jobs
+from giornata.wire.errors import InputLost, SchemaMismatch
+from giornata.wire.messages import RunRequest
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.reuse.noise import shared_noise

@@ -12,10 +12,10 @@ from tenacity import retry, retry_if_exception_type, wait_random_exponential
 
 from giornata import tensors
 from giornata.blobs import BlobStore
-from giornata.errors import Overloaded
-from giornata.jobs import BlobRef, Job, JobRecord, RowState, TemplateUse
-from giornata.records import Records
-from giornata.requests import Reuse
+from giornata.records.jobs import Records
+from giornata.wire.errors import Overloaded
+from giornata.wire.jobs import BlobRef, Job, JobRecord, RowState, TemplateUse
+from giornata.wire.requests import Reuse
 from giornata_denoiser.assignments import Assignment
 from giornata_denoiser.row import Row
 

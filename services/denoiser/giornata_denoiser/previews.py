@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from giornata.events import PREVIEW_BYTES, PREVIEW_JOB_BYTES, PreviewEvent
-from giornata.jobs import Job
-from giornata.messages import RunRequest
-from giornata.requests import OutputFormat
 from giornata.scheduling.batch import RowKey
+from giornata.wire.events import PREVIEW_BYTES, PREVIEW_JOB_BYTES, PreviewEvent
+from giornata.wire.jobs import Job
+from giornata.wire.messages import RunRequest
+from giornata.wire.requests import OutputFormat
 
 FORMAT: Final = OutputFormat.JPEG
 QUALITIES: Final = (85, 70, 50, 30, 15)

@@ -10,8 +10,8 @@ from typing import Final
 import torch
 from pydantic import ValidationError
 
-from giornata.errors import Failed
 from giornata.planning.profile import Profile
+from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint
 
 PACKAGES: Final = ("giornata-denoiser", "torch", "diffusers")

@@ -8,9 +8,9 @@ import nats.errors
 import structlog
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from giornata import templates
-from giornata.errors import GiornataError, TemplateNotFound
-from giornata.template_records import Change, TemplateRecords
+from giornata.records.templates import Change, TemplateRecords
+from giornata.wire import templates
+from giornata.wire.errors import GiornataError, TemplateNotFound
 
 TELL_S = 60.0
 """How long NATS may be away; after it the record stays as it is until the template is registered or edited again."""

@@ -6,8 +6,8 @@ from typing import Final
 
 import torch
 
-from giornata.errors import Failed
 from giornata.scheduling.batch import Capacity, RowKey
+from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine import Engine
 from giornata_denoiser.row import Row, build_row

@@ -10,7 +10,7 @@ from giornata.planning.blocks import Mode
 from giornata.planning.costing import CostModel
 from giornata.planning.profile import Profile
 from giornata.scheduling.batch import RowKey
-from giornata.workers import (
+from giornata.wire.workers import (
     LoadSample,
     RowProgress,
     StepSample,

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from giornata.errors import SchemaMismatch
 from giornata.planning.costs import Shape
 from giornata.scheduling.batch import RowKey
+from giornata.wire.errors import SchemaMismatch
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.families.sequences import Rotary
 from giornata_denoiser.previews import preview_steps

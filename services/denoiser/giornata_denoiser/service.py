@@ -16,13 +16,18 @@ import nats.errors
 import structlog
 from pydantic import BaseModel
 
-from giornata import subjects, telemetry
 from giornata.blobs import BlobStore
-from giornata.bus import Bus, Endpoint
-from giornata.errors import InternalError
-from giornata.events import EventKind
-from giornata.jobs import Job
-from giornata.messages import (
+from giornata.bus import telemetry
+from giornata.bus.bus import Bus, Endpoint
+from giornata.planning.costing import CostModel
+from giornata.planning.profile import Profile
+from giornata.records.jobs import Records
+from giornata.records.templates import TemplateRecords
+from giornata.wire import subjects
+from giornata.wire.errors import InternalError
+from giornata.wire.events import EventKind
+from giornata.wire.jobs import Job
+from giornata.wire.messages import (
     CancelRows,
     PrefetchTemplate,
     RecordRequest,
@@ -31,11 +36,7 @@ from giornata.messages import (
     RunReply,
     RunRequest,
 )
-from giornata.planning.costing import CostModel
-from giornata.planning.profile import Profile
-from giornata.records import Records
-from giornata.template_records import TemplateRecords
-from giornata.workers import (
+from giornata.wire.workers import (
     ServiceName,
     ServiceState,
     WorkerState,

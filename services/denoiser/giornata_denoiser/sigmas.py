@@ -15,7 +15,7 @@ import numpy as np
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
-from giornata.errors import InvalidField
+from giornata.wire.errors import InvalidField
 
 TRAIN_TIMESTEPS = 1000
 """Timestep = sigma * this; the transformers are trained with it."""

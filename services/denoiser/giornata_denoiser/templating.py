@@ -14,15 +14,15 @@ from torch import Tensor
 
 from giornata import tensors
 from giornata.blobs import BlobStore
-from giornata.errors import GiornataError, InternalError, ServiceUnavailable, TemplateNotFound
-from giornata.jobs import BlobRef, Inspection
-from giornata.messages import PrefetchTemplate, RecordRequest, RemoveTemplate, RunRequest
 from giornata.planning.costs import StepCosts
-from giornata.requests import EditParameters, Reuse
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.recording import Admission
-from giornata.templates import picture_id
-from giornata.workers import LoadSample, TemplateCounters, Tier
+from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailable, TemplateNotFound
+from giornata.wire.jobs import BlobRef, Inspection
+from giornata.wire.messages import PrefetchTemplate, RecordRequest, RemoveTemplate, RunRequest
+from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.templates import picture_id
+from giornata.wire.workers import LoadSample, TemplateCounters, Tier
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, TemplatePolicy
 from giornata_denoiser.engine import StepReport

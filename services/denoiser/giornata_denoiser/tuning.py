@@ -13,7 +13,7 @@ from giornata.planning.batch import PLANNERS
 from giornata.planning.costing import CostModel
 from giornata.planning.profile import Profile
 from giornata.scheduling.batch import Capacity
-from giornata.workers import LoadSample, Tier
+from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine import Engine

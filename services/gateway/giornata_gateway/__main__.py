@@ -7,11 +7,12 @@ import sys
 from contextlib import AsyncExitStack
 from functools import partial
 
-from giornata import bus, runtime, streams
+from giornata import runtime
 from giornata.blobs import RedisBlobs
+from giornata.bus import bus, streams
 from giornata.config import load
-from giornata.permissions import User
-from giornata.records import Records
+from giornata.records.jobs import Records
+from giornata.wire.permissions import User
 from giornata_gateway import service
 from giornata_gateway.config import GatewayConfig
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from giornata.errors import ServiceUnavailable, TooManyRequests
+from giornata.wire.errors import ServiceUnavailable, TooManyRequests
 
 SMOOTHING = 0.2
 """Weight of the latest edit in the running mean of how long a picture takes."""

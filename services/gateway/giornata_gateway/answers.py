@@ -11,9 +11,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from giornata.errors import BY_CODE, ErrorBody, Failed, GiornataError, JobCancelled, from_body
-from giornata.jobs import ComputeTimes, JobRecord, JobState, Row, StageTimes, TemplateUse
-from giornata.requests import OutputFormat
+from giornata.wire.errors import BY_CODE, ErrorBody, Failed, GiornataError, JobCancelled, from_body
+from giornata.wire.jobs import ComputeTimes, JobRecord, JobState, Row, StageTimes, TemplateUse
+from giornata.wire.requests import OutputFormat
 
 CONTENT_TYPES = {
     OutputFormat.PNG: "image/png",

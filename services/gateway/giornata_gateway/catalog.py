@@ -7,9 +7,9 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from giornata.errors import InvalidField, ModelNotFound, ServiceUnavailable
-from giornata.models import Family, ModelCard
-from giornata.workers import ServiceName
+from giornata.wire.errors import InvalidField, ModelNotFound, ServiceUnavailable
+from giornata.wire.models import Family, ModelCard
+from giornata.wire.workers import ServiceName
 
 NEEDED: Final = (ServiceName.ROUTER, ServiceName.PREPOST, ServiceName.DENOISER)
 """An edit needs one ready instance of each."""

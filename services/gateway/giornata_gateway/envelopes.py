@@ -8,10 +8,10 @@ from typing import Annotated, Any, Final
 
 from pydantic import StringConstraints, ValidationError
 
-from giornata.errors import InvalidField, PayloadTooLarge
-from giornata.jobs import BlobRef, Priority, Wire
-from giornata.messages import INLINE_BYTES
-from giornata.requests import EditParameters, request_error
+from giornata.wire.errors import InvalidField, PayloadTooLarge
+from giornata.wire.jobs import BlobRef, Priority, Wire
+from giornata.wire.messages import INLINE_BYTES
+from giornata.wire.requests import EditParameters, request_error
 from giornata_gateway.forms import check_source
 
 REPLY_MARGIN_BYTES: Final = 64 << 10
@@ -24,7 +24,7 @@ _INBOX = re.compile(r"_INBOX(\.[A-Za-z0-9_-]{1,64}){1,6}\Z")
 
 
 class EditEnvelope(Wire):
-    """An :class:`giornata.messages.EditMessage` whose parameters are still to be validated, field by field."""
+    """An :class:`giornata.wire.messages.EditMessage` whose parameters are still to be validated, field by field."""
 
     parameters: Any
     """A map; see :func:`read_parameters`, whose errors stay short whatever is in it."""

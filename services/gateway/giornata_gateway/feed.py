@@ -14,14 +14,14 @@ from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
-from giornata import codec, subjects
-from giornata.bus import Bus
+from giornata.bus.bus import Bus
+from giornata.bus.patience import repeated
+from giornata.bus.streams import EVENTS
 from giornata.deadlines import Deadline
-from giornata.errors import GiornataError
-from giornata.events import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
-from giornata.jobs import Job
-from giornata.patience import repeated
-from giornata.streams import EVENTS
+from giornata.wire import codec, subjects
+from giornata.wire.errors import GiornataError
+from giornata.wire.events import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
+from giornata.wire.jobs import Job
 
 log = structlog.get_logger(__name__)
 

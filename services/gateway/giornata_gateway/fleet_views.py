@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from giornata.workers import QueueState, ServiceName, ServiceState, TemplateCounters
+from giornata.wire.workers import QueueState, ServiceName, ServiceState, TemplateCounters
 from giornata_gateway.answers import View
 from giornata_gateway.forecast import Load, Pace, predicted_wait_s
 

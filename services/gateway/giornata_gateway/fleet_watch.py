@@ -7,11 +7,11 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from giornata import subjects
-from giornata.bus import Bus
+from giornata.bus.bus import Bus
 from giornata.fleet import Fleet
-from giornata.models import ModelCard
-from giornata.workers import ServiceName, ServiceState
+from giornata.wire import subjects
+from giornata.wire.models import ModelCard
+from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.catalog import NEEDED
 from giornata_gateway.fleet_views import FleetView, fleet_view
 from giornata_gateway.forecast import Pace

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from giornata.workers import QueueState, ServiceState, StepSample, WorkerState
+from giornata.wire.workers import QueueState, ServiceState, StepSample, WorkerState
 
 WINDOW_S: Final = 5.0
 """Steps per second are counted over this long."""

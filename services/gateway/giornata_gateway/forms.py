@@ -9,8 +9,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, field_validator
 
-from giornata.errors import InvalidField
-from giornata.requests import EditParameters, request_error
+from giornata.wire.errors import InvalidField
+from giornata.wire.requests import EditParameters, request_error
 
 
 class ResponseFormat(StrEnum):

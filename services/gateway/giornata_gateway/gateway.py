@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-from giornata import streams
 from giornata.blobs import BlobStore
-from giornata.bus import Bus
+from giornata.bus import streams
+from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.errors import InputLost, ResultExpired
-from giornata.jobs import BlobRef, Job
+from giornata.wire.errors import InputLost, ResultExpired
+from giornata.wire.jobs import BlobRef, Job
 from giornata_gateway.admission import Admission
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.departure import Departure

@@ -11,8 +11,8 @@ from typing import Generic
 
 from aiohttp import web
 
-from giornata.errors import DeadlineExceeded
-from giornata.jobs import JobRecord, Priority
+from giornata.wire.errors import DeadlineExceeded
+from giornata.wire.jobs import JobRecord, Priority
 from giornata_gateway.answers import CONTENT_TYPES, error_of, images_answer
 from giornata_gateway.forms import EditForm, F, JobForm, ResponseFormat, Upload, check_source, read_form
 from giornata_gateway.gateway import Gateway, Place

@@ -13,7 +13,7 @@ import structlog
 from aiohttp import web
 from pydantic import BaseModel
 
-from giornata.errors import GiornataError, InternalError, ServiceUnavailable
+from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailable
 from giornata_gateway.answers import ErrorAnswer, ErrorDetail, error_detail, error_type
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.openapi import HTTP_ERRORS

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 from aiohttp import web
 
-from giornata.errors import BadRequest, InvalidField, JobNotFinished, from_body
-from giornata.jobs import JobRecord, JobState, Priority, Row
+from giornata.wire.errors import BadRequest, InvalidField, JobNotFinished, from_body
+from giornata.wire.jobs import JobRecord, JobState, Priority, Row
 from giornata_gateway.answers import CONTENT_TYPES, error_of
 from giornata_gateway.feed import done_sequence, known_sequence
 from giornata_gateway.forms import JobForm

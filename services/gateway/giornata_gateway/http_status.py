@@ -9,7 +9,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
-from giornata.errors import GiornataError
+from giornata.wire.errors import GiornataError
 from giornata_gateway.catalog import HealthView, model_list, ready_view
 from giornata_gateway.http_edits import tenant_of_request
 from giornata_gateway.http_errors import GATEWAY, json_answer

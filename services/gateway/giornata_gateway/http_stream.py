@@ -10,9 +10,9 @@ import nats.errors
 from aiohttp import web
 
 from giornata.deadlines import Deadline
-from giornata.errors import DeadlineExceeded, Failed, from_body
-from giornata.events import DoneEvent, PreviewEvent
-from giornata.jobs import JobRecord, Row
+from giornata.wire.errors import DeadlineExceeded, Failed, from_body
+from giornata.wire.events import DoneEvent, PreviewEvent
+from giornata.wire.jobs import JobRecord, Row
 from giornata_gateway.answers import error_of
 from giornata_gateway.feed import Told, open_feed, until_done
 from giornata_gateway.gateway import Gateway

@@ -8,9 +8,9 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
-from giornata.errors import IdempotencyKeyReused, InvalidField
-from giornata.jobs import Job
-from giornata.requests import EditParameters
+from giornata.wire.errors import IdempotencyKeyReused, InvalidField
+from giornata.wire.jobs import Job
+from giornata.wire.requests import EditParameters
 
 HEADER: Final = "Idempotency-Key"
 """Of HTTP requests (draft-ietf-httpapi-idempotency-key-header-07)."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from giornata.jobs import JobRecord, JobState, Row, StageTimes
-from giornata.messages import Forecast
-from giornata.workers import RowProgress, ServiceState
+from giornata.wire.jobs import JobRecord, JobState, Row, StageTimes
+from giornata.wire.messages import Forecast
+from giornata.wire.workers import RowProgress, ServiceState
 from giornata_gateway.answers import ErrorDetail, Usage, View, error_detail, image_url, size_of, usage_of
 
 

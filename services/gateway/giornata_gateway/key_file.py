@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from giornata.api_keys import KeysFile, KeysFileError, parse
-from giornata.errors import ServiceUnavailable
+from giornata.wire.errors import ServiceUnavailable
 
 log = structlog.get_logger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
-from giornata.errors import ServiceUnavailable, TooManyRequests
+from giornata.wire.errors import ServiceUnavailable, TooManyRequests
 
 RETRY_AFTER_S: Final = 2.0
 ROOM_S: Final = 30.0

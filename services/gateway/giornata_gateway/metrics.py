@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from giornata.events import DoneEvent
-from giornata.workers import ServiceState
+from giornata.wire.events import DoneEvent
+from giornata.wire.workers import ServiceState
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 """Upper bounds of the histograms' buckets."""

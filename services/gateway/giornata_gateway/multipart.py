@@ -8,7 +8,7 @@ from typing import Final
 from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
-from giornata.errors import BadRequest, InvalidField, PayloadTooLarge
+from giornata.wire.errors import BadRequest, InvalidField, PayloadTooLarge
 from giornata_gateway.forms import FILES, Upload
 from giornata_gateway.memory import Grow
 

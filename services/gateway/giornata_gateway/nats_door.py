@@ -7,12 +7,12 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
-from giornata import codec, subjects
-from giornata.bus import Endpoint
-from giornata.errors import GiornataError, InternalError, InvalidField
-from giornata.events import EVENT_TYPES, StateEvent
-from giornata.jobs import BlobRef, JobRecord, JobState
-from giornata.messages import (
+from giornata.bus.bus import Endpoint
+from giornata.wire import codec, subjects
+from giornata.wire.errors import GiornataError, InternalError, InvalidField
+from giornata.wire.events import EVENT_TYPES, StateEvent
+from giornata.wire.jobs import BlobRef, JobRecord, JobState
+from giornata.wire.messages import (
     EVENT_HEADER,
     IDEMPOTENCY_HEADER,
     Accepted,

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from giornata import __version__
-from giornata.errors import BY_CODE
+from giornata.wire.errors import BY_CODE
 from giornata_gateway.answers import ErrorAnswer, ImagesAnswer
 from giornata_gateway.catalog import HealthView, ModelList, ReadyView
 from giornata_gateway.fleet_views import FleetView
@@ -31,7 +31,7 @@ HTTP_ERRORS: Final = {
     404: ("route_not_found", "No such path."),
     405: ("method_not_allowed", "Not with this method."),
 }
-"""Errors of HTTP itself; all others come from :mod:`giornata.errors`."""
+"""Errors of HTTP itself; all others come from :mod:`giornata.wire.errors`."""
 
 
 def document(server_url: str) -> Json:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from giornata.errors import BY_CODE, IdempotencyKeyReused, ResultExpired
+from giornata.wire.errors import BY_CODE, IdempotencyKeyReused, ResultExpired
 from giornata_gateway.answers import ErrorAnswer
 from giornata_gateway.idempotency import MAX_CHARACTERS
 

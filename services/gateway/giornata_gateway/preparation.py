@@ -10,8 +10,8 @@ import structlog
 
 from giornata.blobs import BlobStore
 from giornata.deadlines import Deadline
-from giornata.jobs import TAKE_OVER_S, BlobRef, Job, Priority
-from giornata.requests import MAX_SEED, EditParameters, resolve
+from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job, Priority
+from giornata.wire.requests import MAX_SEED, EditParameters, resolve
 from giornata_gateway.catalog import choose_card
 from giornata_gateway.fleet_watch import FleetWatch
 from giornata_gateway.forms import missing_image

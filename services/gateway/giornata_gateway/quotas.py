@@ -19,7 +19,7 @@ from throttled import Throttled
 from throttled.rate_limiter import per_min
 from throttled.store import MemoryStore
 
-from giornata.errors import ConcurrencyLimited, InvalidField, RateLimited
+from giornata.wire.errors import ConcurrencyLimited, InvalidField, RateLimited
 from giornata_gateway.in_progress import InProgress
 from giornata_gateway.tenants import Tenant
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
-from giornata import subjects, templates
 from giornata.blobs import BlobStore
 from giornata.blobs.protocol import refer
-from giornata.bus import Bus
+from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.errors import ServiceUnavailable, TemplateLimit, TemplateNotFound
-from giornata.jobs import TAKE_OVER_S
-from giornata.messages import RemoveTemplate, TemplateRequest
-from giornata.template_records import TemplateRecords
-from giornata.templates import TemplateRecord
+from giornata.records.templates import TemplateRecords
+from giornata.wire import subjects, templates
+from giornata.wire.errors import ServiceUnavailable, TemplateLimit, TemplateNotFound
+from giornata.wire.jobs import TAKE_OVER_S
+from giornata.wire.messages import RemoveTemplate, TemplateRequest
+from giornata.wire.templates import TemplateRecord
 from giornata_gateway.catalog import choose_card
 from giornata_gateway.fleet_watch import FleetWatch
 from giornata_gateway.preparation import Order

@@ -12,13 +12,13 @@ import structlog
 from aiohttp import web
 
 from giornata.blobs import BlobStore
-from giornata.bus import Bus
-from giornata.errors import ServiceUnavailable
-from giornata.events import DoneEvent
-from giornata.records import Records
-from giornata.telemetry import publish, state_of, telemetry
-from giornata.template_records import TemplateRecords
-from giornata.workers import ServiceName, ServiceState
+from giornata.bus.bus import Bus
+from giornata.bus.telemetry import publish, state_of, telemetry
+from giornata.records.jobs import Records
+from giornata.records.templates import TemplateRecords
+from giornata.wire.errors import ServiceUnavailable
+from giornata.wire.events import DoneEvent
+from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.admission import Admission
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet_watch import FleetWatch

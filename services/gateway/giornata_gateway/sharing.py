@@ -14,13 +14,13 @@ from dataclasses import replace
 import nats.errors
 import structlog
 
-from giornata import subjects
 from giornata.blobs.protocol import refer
-from giornata.bus import Bus
-from giornata.errors import GiornataError, IdempotencyKeyReused, JobNotFound, ServiceUnavailable
-from giornata.events import DoneEvent, EventKind
-from giornata.jobs import BlobRef, Job
-from giornata.records import Records
+from giornata.bus.bus import Bus
+from giornata.records.jobs import Records
+from giornata.wire import subjects
+from giornata.wire.errors import GiornataError, IdempotencyKeyReused, JobNotFound, ServiceUnavailable
+from giornata.wire.events import DoneEvent, EventKind
+from giornata.wire.jobs import BlobRef, Job
 from giornata_gateway.idempotency import check_same, fingerprint, job_id_of
 from giornata_gateway.preparation import Order, Prepared
 from giornata_gateway.submission import Held, Submission

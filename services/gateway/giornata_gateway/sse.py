@@ -6,7 +6,7 @@ import re
 
 from pydantic import BaseModel
 
-from giornata.errors import InvalidField
+from giornata.wire.errors import InvalidField
 
 HEARTBEAT = b": still working\n\n"
 """A comment; keeps proxies from closing a quiet connection."""

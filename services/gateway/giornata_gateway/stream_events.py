@@ -11,10 +11,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from giornata.errors import GiornataError
-from giornata.events import PreviewEvent, StateEvent, StepEvent
-from giornata.jobs import Box, JobRecord, JobState, Row
-from giornata.requests import OutputFormat
+from giornata.wire.errors import GiornataError
+from giornata.wire.events import PreviewEvent, StateEvent, StepEvent
+from giornata.wire.jobs import Box, JobRecord, JobState, Row
+from giornata.wire.requests import OutputFormat
 from giornata_gateway.answers import (
     CONTENT_TYPES,
     ErrorDetail,

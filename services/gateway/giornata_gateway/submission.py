@@ -10,13 +10,19 @@ from dataclasses import dataclass
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
-from giornata import subjects
-from giornata.bus import Bus
+from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.errors import DeadlineExceeded, GiornataError, InternalError, JobNotFound, ServiceUnavailable
-from giornata.jobs import Job, JobRecord
-from giornata.messages import Accepted, CancelRows, Forecast, ForecastRequest, SubmitRequest
-from giornata.records import Records
+from giornata.records.jobs import Records
+from giornata.wire import subjects
+from giornata.wire.errors import (
+    DeadlineExceeded,
+    GiornataError,
+    InternalError,
+    JobNotFound,
+    ServiceUnavailable,
+)
+from giornata.wire.jobs import Job, JobRecord
+from giornata.wire.messages import Accepted, CancelRows, Forecast, ForecastRequest, SubmitRequest
 from giornata_gateway.preparation import Order, Preparation, Prepared
 from giornata_gateway.waiting import Waiting
 

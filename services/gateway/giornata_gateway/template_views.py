@@ -7,9 +7,9 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from giornata.errors import BadRequest, InvalidField
-from giornata.requests import EditParameters, ModelName, OutputSize, request_error
-from giornata.templates import TemplateRecord, TemplateState
+from giornata.wire.errors import BadRequest, InvalidField
+from giornata.wire.requests import EditParameters, ModelName, OutputSize, request_error
+from giornata.wire.templates import TemplateRecord, TemplateState
 from giornata_gateway.answers import ErrorDetail, View, error_detail
 from giornata_gateway.forms import Upload, once_each
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from giornata.api_keys import KeysFile, TenantLimits, hash_of
-from giornata.errors import CrossSite, Unauthorized
+from giornata.wire.errors import CrossSite, Unauthorized
 
 DEFAULT_TENANT: Final = "default"
 """Owner of every job where no API keys are asked for."""

@@ -12,12 +12,12 @@ import nats.errors
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
-from giornata import subjects
-from giornata.bus import Bus
-from giornata.errors import GiornataError, JobNotFound, ServiceUnavailable
-from giornata.events import DoneEvent, EventKind
-from giornata.jobs import JobRecord
-from giornata.records import Records
+from giornata.bus.bus import Bus
+from giornata.records.jobs import Records
+from giornata.wire import subjects
+from giornata.wire.errors import GiornataError, JobNotFound, ServiceUnavailable
+from giornata.wire.events import DoneEvent, EventKind
+from giornata.wire.jobs import JobRecord
 
 log = structlog.get_logger(__name__)
 

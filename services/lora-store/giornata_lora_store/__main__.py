@@ -6,9 +6,10 @@ import asyncio
 import sys
 from functools import partial
 
-from giornata import bus, runtime
+from giornata import runtime
+from giornata.bus import bus
 from giornata.config import ServiceConfig, load
-from giornata.permissions import User
+from giornata.wire.permissions import User
 from giornata_lora_store import service
 
 

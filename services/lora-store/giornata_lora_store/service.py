@@ -8,13 +8,13 @@ from typing import NoReturn
 
 import structlog
 
-from giornata import subjects
-from giornata.bus import Bus, Endpoint
+from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.telemetry import state_of, telemetry
 from giornata.config import ServiceConfig
-from giornata.errors import NotSupported
-from giornata.messages import AdapterRequest
-from giornata.telemetry import state_of, telemetry
-from giornata.workers import ServiceName
+from giornata.wire import subjects
+from giornata.wire.errors import NotSupported
+from giornata.wire.messages import AdapterRequest
+from giornata.wire.workers import ServiceName
 
 log = structlog.get_logger(__name__)
 

@@ -17,9 +17,9 @@ def main() -> int:
     from giornata_prepost.config import PrepostConfig  # noqa: PLC0415
 
     async def serve(config: PrepostConfig, stop: asyncio.Event) -> None:
-        from giornata import bus  # noqa: PLC0415
         from giornata.blobs import RedisBlobs  # noqa: PLC0415
-        from giornata.permissions import User  # noqa: PLC0415
+        from giornata.bus import bus  # noqa: PLC0415
+        from giornata.wire.permissions import User  # noqa: PLC0415
         from giornata_prepost.checkpoint import open_model  # noqa: PLC0415
         from giornata_prepost.pool import ImagePool  # noqa: PLC0415
         from giornata_prepost.service import Prepost  # noqa: PLC0415

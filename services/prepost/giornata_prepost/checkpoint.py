@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from giornata.checkpoints import checkpoint_folder
-from giornata.errors import Failed
-from giornata.models import read_model_card
+from giornata.wire.errors import Failed
+from giornata.wire.models import read_model_card
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.encoding import ImageModel
 

@@ -24,8 +24,8 @@ from diffusers.pipelines.flux.pipeline_flux_inpaint import retrieve_latents
 from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
 
-from giornata.errors import Failed, RowPoisoned
-from giornata.models import Family, ModelCard
+from giornata.wire.errors import Failed, RowPoisoned
+from giornata.wire.models import Family, ModelCard
 from giornata_prepost.geometry import Size
 from giornata_prepost.pictures import Pixels
 

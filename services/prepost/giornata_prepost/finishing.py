@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from giornata.requests import EditParameters
+from giornata.wire.requests import EditParameters
 from giornata_prepost.geometry import Box, Size
 from giornata_prepost.inspection import PixelLimits, read_edit, requested_size
 from giornata_prepost.paste import paste

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isqrt
 from typing import Final, NamedTuple
 
-from giornata.errors import SizeMismatch, TooManyPixels
+from giornata.wire.errors import SizeMismatch, TooManyPixels
 
 ASPECT_TOLERANCE: Final = 0.02
 """Two sizes have the same aspect ratio when the ratios differ by at most this fraction."""

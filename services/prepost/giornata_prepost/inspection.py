@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from safetensors.numpy import save
 
-from giornata.models import Family, ModelCard
-from giornata.requests import EditParameters
+from giornata.wire.models import Family, ModelCard
+from giornata.wire.requests import EditParameters
 from giornata_prepost.geometry import Box, Size, crop_box, crop_size, model_size, output_size
 from giornata_prepost.masks import Alpha, bounds, compute_set, edited_region, effective_alpha, model_mask
 from giornata_prepost.paste import resize
@@ -29,7 +29,7 @@ class PixelLimits:
 
 @dataclass(frozen=True)
 class Inspected:
-    """Measures of one edit, named as in :class:`giornata.jobs.Inspection`, and the blob to be stored."""
+    """Measures of one edit, named as in :class:`giornata.wire.jobs.Inspection`, and the blob to be stored."""
 
     width: int
     height: int

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import distance_transform_edt
 
-from giornata.errors import MaskEmpty, MaskRejected, MaskSizeMismatch
-from giornata.requests import MaskMode
+from giornata.wire.errors import MaskEmpty, MaskRejected, MaskSizeMismatch
+from giornata.wire.requests import MaskMode
 from giornata_prepost.geometry import Box, Size, same_aspect
 from giornata_prepost.pictures import Pixels
 

@@ -25,8 +25,14 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from giornata.errors import ImageUnreadable, InvalidField, SizeMismatch, TooManyPixels, UnsupportedImageFormat
-from giornata.requests import OutputFormat
+from giornata.wire.errors import (
+    ImageUnreadable,
+    InvalidField,
+    SizeMismatch,
+    TooManyPixels,
+    UnsupportedImageFormat,
+)
+from giornata.wire.requests import OutputFormat
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 """(height, width, 3 or 4) uint8: RGB, or RGB and straight alpha."""

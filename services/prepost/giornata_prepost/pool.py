@@ -19,7 +19,7 @@ from typing import Any, Final, Self, TypeVar, TypeVarTuple
 import structlog
 from pebble import ProcessExpired, ProcessPool
 
-from giornata.errors import GiornataError, ImageTimeout, ImageUnreadable, InternalError
+from giornata.wire.errors import GiornataError, ImageTimeout, ImageUnreadable, InternalError
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")

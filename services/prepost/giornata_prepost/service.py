@@ -16,12 +16,14 @@ import structlog
 import torch
 from pydantic import BaseModel
 
-from giornata import subjects, tensors
+from giornata import tensors
 from giornata.blobs import BlobStore
-from giornata.bus import Bus, Endpoint
-from giornata.errors import InputLost, ServiceUnavailable
-from giornata.jobs import BlobRef, Encoding, Inspection, Job
-from giornata.messages import (
+from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.telemetry import state_of, telemetry
+from giornata.wire import subjects
+from giornata.wire.errors import InputLost, ServiceUnavailable
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
+from giornata.wire.messages import (
     EncodeRequest,
     FinishReply,
     FinishRequest,
@@ -30,10 +32,9 @@ from giornata.messages import (
     TemplateRequest,
     question,
 )
-from giornata.requests import EditParameters, Reuse
-from giornata.telemetry import state_of, telemetry
-from giornata.templates import TemplateInputs, TemplateRecord
-from giornata.workers import ServiceName, ServiceState
+from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.templates import TemplateInputs, TemplateRecord
+from giornata.wire.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.encoding import ImageModel
 from giornata_prepost.finishing import finish

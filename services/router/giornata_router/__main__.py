@@ -6,11 +6,12 @@ import asyncio
 import sys
 from functools import partial
 
-from giornata import bus, runtime, streams
+from giornata import runtime
+from giornata.bus import bus, streams
 from giornata.config import load
-from giornata.permissions import User
-from giornata.quarantine import Quarantine
-from giornata.records import Records
+from giornata.records.jobs import Records
+from giornata.records.quarantine import Quarantine
+from giornata.wire.permissions import User
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router
 

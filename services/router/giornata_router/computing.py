@@ -14,14 +14,14 @@ from collections.abc import Iterable, Sequence
 import nats.errors
 import structlog
 
-from giornata import subjects
 from giornata.deadlines import Deadline
-from giornata.errors import DeadlineExceeded, GiornataError, InternalError, JobCancelled, Overloaded
-from giornata.events import DenoisedEvent
-from giornata.jobs import Assignment, Encoding, Inspection, JobRecord, JobState, Row, assignments
-from giornata.messages import CancelRows, RunAnswer, RunReply, RunRequest
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Turn
+from giornata.wire import subjects
+from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError, JobCancelled, Overloaded
+from giornata.wire.events import DenoisedEvent
+from giornata.wire.jobs import Assignment, Encoding, Inspection, JobRecord, JobState, Row, assignments
+from giornata.wire.messages import CancelRows, RunAnswer, RunReply, RunRequest
 from giornata_router import transitions
 from giornata_router.dispatch import Outcome, Silence
 from giornata_router.ledger import Ledger

@@ -10,16 +10,16 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final
 
-from giornata.events import DenoisedEvent
 from giornata.fleet import SILENCE_S
-from giornata.jobs import Assignment
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Key, Line, Turn
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.pieces import Pieces
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.serving import anybody, serve
-from giornata.workers import QueueState, ServiceState
+from giornata.wire.events import DenoisedEvent
+from giornata.wire.jobs import Assignment
+from giornata.wire.workers import QueueState, ServiceState
 
 TICK_S: Final = 0.25
 """How often silence is looked for; a timer, since silence raises no event."""

@@ -6,14 +6,14 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from giornata.errors import QueueTooLong
-from giornata.jobs import Job, Priority
-from giornata.messages import Forecast
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.forecast import Computed, computed, size
 from giornata.scheduling.line import Entry, Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.stage_times import StageTimes
+from giornata.wire.errors import QueueTooLong
+from giornata.wire.jobs import Job, Priority
+from giornata.wire.messages import Forecast
 
 
 class Forecasting:

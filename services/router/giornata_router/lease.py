@@ -8,7 +8,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import Error as JetStreamError
 from nats.js.kv import KeyValue
 
-from giornata.streams import LEASES
+from giornata.bus.streams import LEASES
 
 KEY = "router"
 
@@ -25,7 +25,7 @@ class Lease:
 
     @classmethod
     async def open(cls, jetstream: JetStreamContext, holder: str) -> Lease:
-        """Bind to the bucket that :func:`giornata.streams.ensure` made."""
+        """Bind to the bucket that :func:`giornata.bus.streams.ensure` made."""
         return cls(await jetstream.key_value(LEASES), holder)
 
     async def acquire(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from giornata.jobs import ComputeTimes, JobRecord, StageTimes
+from giornata.wire.jobs import ComputeTimes, JobRecord, StageTimes
 from giornata_router.transitions import Times
 
 Stage = Literal["prepare", "queue", "denoise", "finish"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from giornata import subjects
-from giornata.bus import Bus
-from giornata.errors import JobCancelled
-from giornata.events import DoneEvent, EventKind, StateEvent
-from giornata.jobs import Job, JobRecord, JobState
-from giornata.records import Change, Records
+from giornata.bus.bus import Bus
+from giornata.records.jobs import Change, Records
+from giornata.wire import subjects
+from giornata.wire.errors import JobCancelled
+from giornata.wire.events import DoneEvent, EventKind, StateEvent
+from giornata.wire.jobs import Job, JobRecord, JobState
 
 
 def heed_cancel() -> None:

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from giornata.errors import DeadlineExceeded
 from giornata.fleet import Fleet
-from giornata.workers import ServiceName, ServiceState
+from giornata.wire.errors import DeadlineExceeded
+from giornata.wire.workers import ServiceName, ServiceState
 
 LOST_S: Final = 3.0
 """As long as a worker may be silent about rows that it was given."""

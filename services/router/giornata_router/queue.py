@@ -14,10 +14,11 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
-from giornata import codec, streams, subjects
-from giornata.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable
-from giornata.jobs import Job, JobRecord, Priority
-from giornata.messages import Accepted, CancelRows, Forecast, ForecastRequest, SubmitRequest
+from giornata.bus import streams
+from giornata.wire import codec, subjects
+from giornata.wire.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable
+from giornata.wire.jobs import Job, JobRecord, Priority
+from giornata.wire.messages import Accepted, CancelRows, Forecast, ForecastRequest, SubmitRequest
 from giornata_router import transitions
 from giornata_router.tools import Tools
 from giornata_router.walk import Walk

@@ -9,19 +9,20 @@ import time
 import nats.errors
 import structlog
 
-from giornata import streams, subjects
-from giornata.bus import Bus, Endpoint
-from giornata.events import DenoisedEvent, EventKind
-from giornata.jobs import Priority
-from giornata.messages import CancelRows, ForecastRequest, SubmitRequest, TemplateRequest
-from giornata.quarantine import Quarantine
-from giornata.records import Records
+from giornata.bus import streams
+from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.telemetry import state_of, telemetry
+from giornata.records.jobs import Records
+from giornata.records.quarantine import Quarantine
+from giornata.records.templates import TemplateRecords
 from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Patience, Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
-from giornata.telemetry import state_of, telemetry
-from giornata.template_records import TemplateRecords
-from giornata.workers import ServiceName, ServiceState
+from giornata.wire import subjects
+from giornata.wire.events import DenoisedEvent, EventKind
+from giornata.wire.jobs import Priority
+from giornata.wire.messages import CancelRows, ForecastRequest, SubmitRequest, TemplateRequest
+from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
 from giornata_router.forecasting import Forecasting

@@ -12,12 +12,12 @@ from typing import TypeVar
 from pydantic import BaseModel
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
-from giornata import subjects
-from giornata.bus import Bus
+from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.errors import DeadlineExceeded, GiornataError, Overloaded
-from giornata.jobs import BlobRef, Encoding, Inspection, Job
-from giornata.messages import (
+from giornata.wire import subjects
+from giornata.wire.errors import DeadlineExceeded, GiornataError, Overloaded
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
+from giornata.wire.messages import (
     EncodeRequest,
     FinishReply,
     FinishRequest,
@@ -26,7 +26,7 @@ from giornata.messages import (
     TemplateRequest,
     question,
 )
-from giornata.templates import TemplateInputs, TemplateRecord
+from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata_router.config import RouterConfig
 from giornata_router.questions import Questions
 

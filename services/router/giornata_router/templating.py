@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import structlog
 
-from giornata import subjects, templates
 from giornata.deadlines import Deadline
-from giornata.errors import DeadlineExceeded, InternalError, Overloaded, ServiceUnavailable
-from giornata.messages import RecordRequest, RunAnswer, RunReply, TemplateRequest
+from giornata.records.templates import TemplateRecords
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.template_records import TemplateRecords
-from giornata.templates import TemplateInputs, TemplateRecord
+from giornata.wire import subjects, templates
+from giornata.wire.errors import DeadlineExceeded, InternalError, Overloaded, ServiceUnavailable
+from giornata.wire.messages import RecordRequest, RunAnswer, RunReply, TemplateRequest
+from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata_router.tools import RUN_REPLY_S, Tools
 
 log = structlog.get_logger(__name__)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from giornata.bus import Bus
-from giornata.quarantine import Quarantine
-from giornata.records import Records
+from giornata.bus.bus import Bus
+from giornata.records.jobs import Records
+from giornata.records.quarantine import Quarantine
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
 from giornata_router.forecasting import Forecasting

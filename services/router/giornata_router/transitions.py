@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from giornata.errors import AttemptsExhausted, ErrorBody, GiornataError, InternalError
-from giornata.jobs import (
+from giornata.scheduling.demand import Demand, RowShape, with_halo
+from giornata.wire.errors import AttemptsExhausted, ErrorBody, GiornataError, InternalError
+from giornata.wire.jobs import (
     Assignment,
     ComputeTimes,
     Encoding,
@@ -18,9 +19,8 @@ from giornata.jobs import (
     Row,
     StageTimes,
 )
-from giornata.requests import Reuse
-from giornata.scheduling.demand import Demand, RowShape, with_halo
-from giornata.templates import picture_id
+from giornata.wire.requests import Reuse
+from giornata.wire.templates import picture_id
 
 
 @dataclass(frozen=True)

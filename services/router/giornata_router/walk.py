@@ -8,19 +8,19 @@ import time
 import nats.errors
 import structlog
 
-from giornata import subjects
 from giornata.deadlines import Deadline
-from giornata.errors import (
+from giornata.scheduling.demand import Demand
+from giornata.wire import subjects
+from giornata.wire.errors import (
     AttemptsExhausted,
     DeadlineExceeded,
     GiornataError,
     InternalError,
     JobCancelled,
 )
-from giornata.jobs import Assignment, Encoding, Inspection, JobRecord, JobState, Row
-from giornata.messages import PrefetchTemplate
-from giornata.requests import Reuse
-from giornata.scheduling.demand import Demand
+from giornata.wire.jobs import Assignment, Encoding, Inspection, JobRecord, JobState, Row
+from giornata.wire.messages import PrefetchTemplate
+from giornata.wire.requests import Reuse
 from giornata_router import transitions
 from giornata_router.computing import Computing, drop
 from giornata_router.ledger import Ledger

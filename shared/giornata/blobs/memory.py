@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from giornata.blobs.protocol import refer, verify
-from giornata.errors import BlobStoreFull
-from giornata.jobs import BlobRef
+from giornata.wire.errors import BlobStoreFull
+from giornata.wire.jobs import BlobRef
 
 
 class MemoryBlobs:

@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 from typing import Protocol
 
-from giornata.errors import InputLost
-from giornata.jobs import BlobRef
+from giornata.wire.errors import InputLost
+from giornata.wire.jobs import BlobRef
 
 HASH_INLINE_BYTES = 1 << 20
 """Above this, hashing leaves the event loop's thread; up to it, less than a millisecond, the hop costs more."""
@@ -40,7 +40,7 @@ class BlobStore(Protocol):
         """Forget; what is not there is no error."""
 
     async def ping(self) -> None:
-        """Raise :class:`~giornata.errors.ServiceUnavailable` unless the store answers."""
+        """Raise :class:`~giornata.wire.errors.ServiceUnavailable` unless the store answers."""
 
 
 async def refer(key: str, data: bytes) -> BlobRef:

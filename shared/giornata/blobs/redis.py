@@ -12,8 +12,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
 from giornata.blobs.protocol import refer, verify
-from giornata.errors import BlobStoreFull, ServiceUnavailable
-from giornata.jobs import BlobRef
+from giornata.wire.errors import BlobStoreFull, ServiceUnavailable
+from giornata.wire.jobs import BlobRef
 
 PREFIX = "giornata:"
 

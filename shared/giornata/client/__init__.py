@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from giornata import bus
 from giornata.blobs import RedisBlobs
+from giornata.bus import bus
 from giornata.client.connection import Client
 from giornata.client.edit import Edit, EditedPicture, EditResult, Progress
 

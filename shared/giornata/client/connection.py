@@ -11,15 +11,22 @@ from typing import Any, Final
 from nats.aio.msg import Msg
 from pydantic import ValidationError
 
-from giornata import codec, subjects
 from giornata.blobs import BlobStore
-from giornata.bus import Bus
+from giornata.bus.bus import Bus
 from giornata.client.edit import Edit
 from giornata.deadlines import Deadline
-from giornata.errors import PayloadTooLarge
-from giornata.jobs import BlobRef, Priority
-from giornata.messages import IDEMPOTENCY_HEADER, INLINE_BYTES, Accepted, CancelMessage, EditMessage, Picture
-from giornata.requests import EditParameters, request_error
+from giornata.wire import codec, subjects
+from giornata.wire.errors import PayloadTooLarge
+from giornata.wire.jobs import BlobRef, Priority
+from giornata.wire.messages import (
+    IDEMPOTENCY_HEADER,
+    INLINE_BYTES,
+    Accepted,
+    CancelMessage,
+    EditMessage,
+    Picture,
+)
+from giornata.wire.requests import EditParameters, request_error
 
 GRACE_S: Final = 5.0
 """How much longer than the edit's own time an answer is waited for."""
@@ -70,7 +77,7 @@ class Client:
             priority: batch edits let interactive ones pass.
             idempotency_key: the same key with the same edit is one job, however often it is submitted; another edit
                 with it is refused. Best a random UUID.
-            parameters: other fields of :class:`giornata.requests.EditParameters`.
+            parameters: other fields of :class:`giornata.wire.requests.EditParameters`.
 
         Raises:
             GiornataError: why it was not accepted.

@@ -10,12 +10,12 @@ from typing import Any, Final
 from nats.aio.msg import Msg
 from nats.micro.request import ERROR_CODE_HEADER
 
-from giornata import codec
 from giornata.deadlines import Deadline
-from giornata.errors import DeadlineExceeded, ErrorBody, GiornataError, ServiceUnavailable, from_body
-from giornata.events import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
-from giornata.messages import EVENT_HEADER, EditReply, Picture
-from giornata.requests import OutputFormat
+from giornata.wire import codec
+from giornata.wire.errors import DeadlineExceeded, ErrorBody, GiornataError, ServiceUnavailable, from_body
+from giornata.wire.events import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
+from giornata.wire.messages import EVENT_HEADER, EditReply, Picture
+from giornata.wire.requests import OutputFormat
 
 NO_RESPONDERS: Final = "503"
 
@@ -105,7 +105,7 @@ class Edit:
         self._progress.put_nowait(None)  # whoever comes later finds the end, too
 
     async def cancel(self) -> None:
-        """End the edit at its next step; its result is then :class:`~giornata.errors.JobCancelled`."""
+        """End the edit at its next step; its result is then :class:`~giornata.wire.errors.JobCancelled`."""
         await self._cancel(self.job_id)
 
     async def accepted(self) -> None:

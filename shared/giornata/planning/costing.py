@@ -14,7 +14,7 @@ import numpy as np
 from giornata.planning.costs import StepCosts, Work
 from giornata.planning.profile import FitRecord, Profile
 from giornata.planning.regression import Array, Online
-from giornata.workers import CostFit, WorkerCosts
+from giornata.wire.workers import CostFit, WorkerCosts
 
 EVERY: Final = 16
 """Samples between two refits: one takes longer than taking in all of these."""

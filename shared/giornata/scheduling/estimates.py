@@ -18,7 +18,7 @@ from giornata.planning.costs import COMPUTE, LOAD, Work
 from giornata.planning.profile import FitRecord
 from giornata.scheduling.demand import Pace
 from giornata.scheduling.rate import Rate
-from giornata.workers import CostFit, KindCosts, LoadSample, StepSample, Tier, WorkerCosts
+from giornata.wire.workers import CostFit, KindCosts, LoadSample, StepSample, Tier, WorkerCosts
 
 Kind = tuple[str, str]
 """Digest of a model, and a device."""

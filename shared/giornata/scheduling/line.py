@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from giornata.jobs import Priority
 from giornata.scheduling.demand import Demand
+from giornata.wire.jobs import Priority
 
 AGEING_S: Final = 30.0
 """A batch job that has waited for so long comes as if it were interactive."""

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from giornata.scheduling.backlog import Backlog, Outlook, RowLoad
 from giornata.scheduling.demand import Demand, Pace, RowShape
 from giornata.scheduling.estimates import UNKNOWN
-from giornata.workers import RowProgress, ServiceName, ServiceState, Tier, WorkerState
+from giornata.wire.workers import RowProgress, ServiceName, ServiceState, Tier, WorkerState
 
 Attempt = tuple[str, int]
 """Job and attempt."""

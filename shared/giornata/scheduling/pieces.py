@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from giornata.jobs import Assignment
 from giornata.scheduling.demand import Demand
+from giornata.wire.jobs import Assignment
 
 
 class Pieces:

@@ -20,7 +20,7 @@ from giornata.scheduling.policies import Candidate, Policy
 from giornata.scheduling.repeats import Repeats
 from giornata.scheduling.roster import Roster
 from giornata.scheduling.weighing import Weighing
-from giornata.workers import ServiceState
+from giornata.wire.workers import ServiceState
 
 UNLISTED_S: Final = 3.0
 """An assignment that its live worker does not list for this long is doubted: its report may have been lost."""

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from giornata.scheduling.backlog import Outlook, Prediction, RowLoad
 from giornata.scheduling.demand import Demand
-from giornata.workers import Tier
+from giornata.wire.workers import Tier
 
 
 class Candidate(NamedTuple):

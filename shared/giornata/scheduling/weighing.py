@@ -6,7 +6,7 @@ from giornata.scheduling.backlog import RowLoad
 from giornata.scheduling.demand import Demand, Pace
 from giornata.scheduling.occupancy import Occupancy
 from giornata.scheduling.policies import Candidate
-from giornata.workers import Tier
+from giornata.wire.workers import Tier
 
 
 class Weighing:

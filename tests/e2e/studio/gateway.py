@@ -18,10 +18,10 @@ from playwright.async_api import Route
 from pydantic import BaseModel
 
 import giornata_gateway
-from giornata.jobs import JobState, StageTimes
-from giornata.models import Family
-from giornata.requests import OutputFormat
-from giornata.workers import ServiceName
+from giornata.wire.jobs import JobState, StageTimes
+from giornata.wire.models import Family
+from giornata.wire.requests import OutputFormat
+from giornata.wire.workers import ServiceName
 from giornata_gateway.answers import ErrorDetail
 from giornata_gateway.catalog import ModelList, ModelView
 from giornata_gateway.fleet_views import FleetView, InstanceView

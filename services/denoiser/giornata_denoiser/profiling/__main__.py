@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import Field
 
 from giornata.config import load
-from giornata.errors import Failed
+from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.profiles import write_profile

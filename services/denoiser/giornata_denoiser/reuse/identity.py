@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from giornata.jobs import Inspection
 from giornata.planning.keeping import LEAST_LEVELS, Keeping, within
-from giornata.requests import EditParameters, Reuse
-from giornata.templates import digest_of, picture_id
+from giornata.wire.jobs import Inspection
+from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.templates import digest_of, picture_id
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import Family
@@ -29,7 +29,7 @@ class Wanted:
     """A template that is taken from, or recorded."""
 
     id: str
-    """A picture's, and after it a recording's: see :func:`giornata.templates.picture_id`."""
+    """A picture's, and after it a recording's: see :func:`giornata.wire.templates.picture_id`."""
     grid: SigmaGrid
     """Noise levels of its run."""
     tolerance: float

@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from giornata.workers import LoadSample, TemplateCounters, Tier
+from giornata.wire.workers import LoadSample, TemplateCounters, Tier
 from giornata_denoiser.reuse import files
 from giornata_denoiser.reuse.ledger import Ledger
 from giornata_denoiser.reuse.template import Template
@@ -257,5 +257,5 @@ class TemplateStore:
 
 
 def _picture(template_id: str) -> str:
-    """Of :func:`giornata.templates.picture_id`."""
+    """Of :func:`giornata.wire.templates.picture_id`."""
     return template_id.partition("-")[0]

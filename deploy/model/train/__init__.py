@@ -1,1 +1,0 @@
-"""How the built-in model was trained: ``python -m deploy.model.train --help``."""

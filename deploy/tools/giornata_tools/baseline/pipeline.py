@@ -1,0 +1,92 @@
+"""Diffusers' pipeline of a checkpoint, called with a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from giornata.checkpoints import checkpoint_folder
+from giornata.wire.models import read_model_card
+from giornata_tools.launcher.oracle import PIPELINES
+
+
+@dataclass(frozen=True)
+class Alike:
+    """What the rows of one call share; None is the model's own default."""
+
+    width: int
+    height: int
+    steps: int | None
+    guidance_scale: float | None
+    strength: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One picture that is to be painted."""
+
+    prompt: str
+    image: Image.Image
+    """RGB."""
+    mask: Image.Image
+    """L, white where it is repainted; of the image's size."""
+    seed: int
+
+
+class Pipeline:
+    """A checkpoint's pipeline for inpainting: the family's own where Giornata serves it, else the one diffusers finds.
+
+    Args:
+        source: a diffusers folder, or a hub id.
+        device: where it runs.
+        dtype: of its weights.
+    """
+
+    def __init__(self, source: str, device: torch.device, dtype: torch.dtype) -> None:
+        folder = checkpoint_folder(source)
+        kind, self.defaults = _found(folder)
+        self.name = Path(source).name
+        self._pipeline = kind.from_pretrained(folder, dtype=dtype).to(device)
+        self._pipeline.set_progress_bar_config(disable=True)
+
+    def paint(self, rows: Sequence[Row], alike: Alike) -> list[Image.Image]:
+        """The pictures of `rows`, computed as one batch; each draws its noise from its own seed."""
+        told = {
+            "num_inference_steps": alike.steps,
+            "guidance_scale": alike.guidance_scale,
+            "strength": alike.strength,
+        }
+        given = {name: value for name, value in told.items() if value is not None}
+        found: list[Image.Image] = self._pipeline(
+            prompt=[row.prompt for row in rows],
+            image=[row.image for row in rows],
+            mask_image=[row.mask for row in rows],
+            width=alike.width,
+            height=alike.height,
+            generator=[torch.Generator().manual_seed(row.seed) for row in rows],
+            output_type="pil",
+            **{**self.defaults, **given},
+        ).images
+        return found
+
+
+def _found(folder: Path) -> tuple[Any, Mapping[str, Any]]:
+    """The pipeline's class, and what calls of it say unless a request does."""
+    try:
+        card = read_model_card(folder)
+    except ValueError:  # a family that Giornata does not serve: diffusers' own defaults hold
+        from diffusers import AutoPipelineForInpainting  # noqa: PLC0415 - it imports every pipeline there is
+
+        return AutoPipelineForInpainting, {}
+    guided = {"guidance_scale": card.default_guidance_scale} if card.takes_guidance else {}
+    return PIPELINES[card.family], {
+        "num_inference_steps": card.default_steps,
+        "strength": card.default_strength,
+        "max_sequence_length": card.max_text_tokens,
+        **guided,
+    }

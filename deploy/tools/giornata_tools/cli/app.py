@@ -1,0 +1,61 @@
+"""The commands, each imported only when it is run: help and mistakes are told at once."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Final
+
+import click
+
+from giornata import __version__
+
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "edit": ("giornata_tools.cli.edit", "Repaint the masked part of a picture."),
+    "up": ("giornata_tools.cli.up", "Run the whole system on this machine until Ctrl-C."),
+    "status": ("giornata_tools.cli.status", "Show the services that are running and what they do."),
+    "keys": ("giornata_tools.cli.keys", "Make, list and revoke the API keys that gateways ask for."),
+    "quarantine": (
+        "giornata_tools.cli.quarantine",
+        "Look into edits that were given up since every worker that had them was lost.",
+    ),
+    "profile": ("giornata_tools.cli.profile", "Measure what a denoising step costs on this machine."),
+    "bench": ("giornata_tools.cli.bench", "Measure a server under load."),
+    "simulate": ("giornata_tools.cli.simulate", "Simulate a cluster: policies, capacity, bounds."),
+    "doctor": (
+        "giornata_tools.cli.doctor",
+        "Find what is missing for an edit on this machine, and say what to do.",
+    ),
+}
+"""Name → the module that defines it under the same name, and its line in the list."""
+
+
+class Commands(click.Group):
+    """A group that knows its commands by name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """In the order in which a newcomer meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        """The command, imported now."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        assert isinstance(command, click.Command)  # noqa: S101 - the table above says so; this tells the type
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        """The list of commands, none of them imported."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def cli() -> None:
+    """Giornata edits pictures: the masked part is repainted, every other pixel stays exactly as it was.
+
+    Exit status: 0 done; 1 refused or failed, with a sentence and a stable code; 2 a mistake in the command line; 130
+    stopped by Ctrl-C.
+    """

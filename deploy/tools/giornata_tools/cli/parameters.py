@@ -1,0 +1,108 @@
+"""The options of ``giornata edit``, made from the request's type so that none is forgotten. Pure."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Final, Union, get_args, get_origin
+
+import click
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from giornata.wire.requests import EditParameters, request_error
+
+NOTHING: Final[Mapping[str, str]] = types.MappingProxyType({})
+
+
+LIMITS: Final = {"ge": ("min",), "gt": ("min", "min_open"), "le": ("max",), "lt": ("max", "max_open")}
+"""Pydantic's limits of a number → arguments of click's ranges."""
+
+
+def options(kind: type[BaseModel], defaults: Mapping[str, str] = NOTHING) -> list[click.Parameter]:
+    """An option for each field of `kind`: its name in kebab case, its range, its description and default.
+
+    Args:
+        kind: the request's type.
+        defaults: fields that have another default here, and its description.
+
+    Raises:
+        TypeError: a field has a type that no option stands for.
+    """
+    return [_option(name, field, kind, defaults.get(name)) for name, field in kind.model_fields.items()]
+
+
+def validated(given: Mapping[str, object]) -> EditParameters:
+    """The parameters that were given, with nothing filled in.
+
+    Raises:
+        click.UsageError: names the options at fault.
+    """
+    try:
+        return EditParameters.model_validate(given)
+    except ValidationError as error:
+        raise click.UsageError(_in_options(request_error(error).message, EditParameters)) from error
+
+
+def option_name(field: str) -> str:
+    """``--mask-blur`` for ``mask_blur``."""
+    return f"--{field.replace('_', '-')}"
+
+
+def _option(name: str, field: FieldInfo, kind: type[BaseModel], default: str | None) -> click.Option:
+    plain, flag = _plain(field.annotation), option_name(name)
+    declarations = [name, f"{flag}/--no-{flag[2:]}" if plain is bool else flag]
+    if len(name) == 1:
+        declarations.append(f"-{name}")
+    return click.Option(
+        declarations,
+        type=None if plain is bool else _option_type(name, plain, field),
+        required=field.is_required(),
+        default=None if field.is_required() or default else _plain_value(field.get_default()),
+        show_default=default or True,
+        help=_in_options(field.description or "", kind).replace("`", ""),
+    )
+
+
+def _plain_value(default: Any) -> Any:
+    return default.value if isinstance(default, StrEnum) else default
+
+
+def _plain(annotation: Any) -> Any:
+    """The type itself, without None and without annotations."""
+    if get_origin(annotation) is Annotated:
+        return _plain(get_args(annotation)[0])
+    if get_origin(annotation) in {types.UnionType, Union}:
+        [one] = [part for part in get_args(annotation) if part is not type(None)]
+        return _plain(one)
+    return annotation
+
+
+def _option_type(name: str, plain: Any, field: FieldInfo) -> click.ParamType[Any]:
+    if isinstance(plain, type) and issubclass(plain, StrEnum):
+        return click.Choice([member.value for member in plain])
+    limits: dict[str, Any] = {}
+    for rule in field.metadata:
+        for limit, range_ in LIMITS.items():
+            if hasattr(rule, limit):
+                limits |= {range_[0]: getattr(rule, limit), **dict.fromkeys(range_[1:], True)}
+    made: Mapping[type, Callable[[], click.ParamType[Any]]] = {
+        int: lambda: click.IntRange(**limits),
+        float: lambda: click.FloatRange(**limits),
+        str: lambda: click.STRING,
+    }
+    if plain not in made:
+        raise TypeError(f"no option stands for the field {name}: {plain}")
+    return made[plain]()
+
+
+def _in_options(text: str, kind: type[BaseModel]) -> str:
+    """`text` with the fields that it names as options; one-word names only where it is plain that a field is meant."""
+    for name in kind.model_fields:
+        if "_" in name:
+            text = re.sub(rf"\b{name}\b", option_name(name), text)
+        text = re.sub(rf"(^|; ){name}: ", rf"\g<1>{option_name(name)}: ", text)
+        text = text.replace(f"`{name}`", option_name(name))
+    return text

@@ -1,0 +1,12 @@
+"""The whole system on one machine: the commands ``up`` and ``demo``, and the stack that tests run on.
+
+Read in this order:
+
+* `environment`, `model` and `plan` - what is asked for
+* `commands` and `servers` - what is started, as plain values
+* `nats` - the embedded NATS servers: one or a cluster, and their users' passwords
+* `process` and `warden` - one child process, and its certain end
+* `watch` - what telemetry says of the processes
+* `stack` - all of it together: start, wait until ready, kill, restart, drain
+* `up`, `demo` - the two commands
+"""

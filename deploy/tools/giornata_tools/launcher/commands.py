@@ -1,0 +1,80 @@
+"""The services as commands: which module, which flags, which environment. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from giornata.config import ENV_PREFIX
+from giornata.wire.workers import ServiceName
+from giornata_tools.launcher.process import Command
+
+MODULES: Final[Mapping[ServiceName, str]] = {
+    ServiceName.GATEWAY: "giornata_gateway",
+    ServiceName.ROUTER: "giornata_router",
+    ServiceName.DENOISER: "giornata_denoiser",
+    ServiceName.PREPOST: "giornata_prepost",
+    ServiceName.CONTROLNET: "giornata_controlnet",
+    ServiceName.LORA_STORE: "giornata_lora_store",
+}
+"""Started as ``python -m <module>``."""
+WITH_MODEL: Final = frozenset({ServiceName.DENOISER, ServiceName.PREPOST})
+"""Services that load the checkpoint."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What every service is told."""
+
+    nats_url: str
+    nats_password_file: Path | None
+    """Of this service's user; None where the address holds user and password, or none are asked for."""
+    nats_servers: int
+    """Embedded ones; three keep everything three times."""
+    redis_url: str
+    model: str
+    """Local folder or hub id."""
+    model_name: str | None
+    """How requests call the model; None for the folder's name."""
+    drain_s: float
+    torch_threads: int
+    """Threads of one process: competing ones are up to a hundred times slower than one each."""
+
+
+def environment(base: Mapping[str, str], around: Surroundings) -> dict[str, str]:
+    """`base` with the addresses, the model and the thread count.
+
+    These are no flags, because addresses may hold passwords and everybody can read a command line.
+    """
+    password_file, servers = around.nats_password_file, around.nats_servers
+    threads = dict.fromkeys(
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(around.torch_threads)
+    )
+    own = {
+        "NATS_URL": around.nats_url,
+        "REDIS_URL": around.redis_url,
+        "MODEL": around.model,
+        "DRAIN_S": f"{around.drain_s:g}",
+        **({"MODEL_NAME": around.model_name} if around.model_name else {}),
+        **({"NATS_PASSWORD_FILE": str(password_file)} if password_file else {}),
+        **({"REPLICAS": str(servers)} if servers > 1 else {}),
+    }
+    return {
+        **base,
+        **threads,
+        **{ENV_PREFIX + name: value for name, value in own.items()},
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def service_command(service: ServiceName, instance: str, env: Mapping[str, str], *flags: str) -> Command:
+    """One instance of `service`."""
+    return Command(instance, (sys.executable, "-m", MODULES[service], "--instance", instance, *flags), env)
+
+
+def gateway_flags(host: str, port: int, port_file: Path) -> tuple[str, ...]:
+    """Where a gateway listens; with port 0 it takes a free one and writes its number to `port_file`."""
+    return "--host", host, "--port", str(port), "--port-file", str(port_file)

@@ -1,0 +1,118 @@
+"""The checkpoint to serve: the one that ``GIORNATA_MODEL`` names, else the trained one that ships, or a random one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from giornata.wire.models import Family
+from giornata_tools.launcher.process import LaunchError
+
+ROOT: Final = Path(__file__).parents[4]
+"""The repository."""
+TRAINED: Final = ROOT / "deploy" / "model" / "fresco"
+"""The trained checkpoint that the repository carries."""
+BUILDER: Final = (TRAINED.parent / "tokenizers.py", TRAINED.parent / "random" / "build.py")
+"""What builds checkpoints with random weights; its digest names the cached result."""
+SEED: Final = 0
+READY_S: Final = 120.0
+"""How long the services may take to load the built-in model."""
+DOWNLOAD_S: Final = 4 * 3600.0
+"""How long they may take with any other, whose tens of gigabytes may have to come over the network first."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the services are told."""
+
+    source: str
+    """Local folder or hub id."""
+    name: str | None
+    """How requests call it; None for the folder's name."""
+    ready_s: float = READY_S
+    """How long the services may take until they have it."""
+
+
+async def choose(
+    env: Mapping[str, str], family: Family | None, cache: Path, say: Callable[[str], None]
+) -> Model:
+    """The model that `env` names, else one of `family` with random weights (built into `cache` once), else the trained.
+
+    Raises:
+        LaunchError: the named folder is not there, or the build failed.
+    """
+    name = env.get("GIORNATA_MODEL_NAME") or None
+    if source := env.get("GIORNATA_MODEL"):
+        if not Path(source).is_dir():  # noqa: ASYNC240 - one call
+            if source.startswith((".", "/", "~")):
+                raise LaunchError(f"GIORNATA_MODEL names the folder {source}, which does not exist.")
+            say(
+                f"{source} is no folder: it comes from the hub, or from the hub's cache. A download takes its time."
+            )
+        return Model(source, name, DOWNLOAD_S)
+    if family is None:
+        return Model(str(TRAINED), name)
+    folder = cache / f"{family}-{builder_digest(*BUILDER)}"
+    if not folder.exists():
+        say(f"Building the model {family} into {folder} (once).")
+        await _build(family, folder)
+    return Model(str(folder), name or f"tiny-{family}")
+
+
+def builder_digest(*files: Path) -> str:
+    """12 hex digits of the sha-256 over the builder's source files: another builder, another checkpoint."""
+    total = hashlib.sha256()
+    for path in files:
+        total.update(path.name.encode() + b"\0" + path.read_bytes())
+    return total.hexdigest()[:12]
+
+
+async def _build(family: Family, folder: Path) -> None:
+    """Build beside `folder` and rename, so that it is there as a whole or not at all.
+
+    In a process of its own: building imports torch, which the launcher need not hold.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
+    command = (
+        sys.executable,
+        "-m",
+        "giornata_tools.model.random.build",
+        str(unfinished),
+        "--family",
+        family,
+        "--seed",
+        str(SEED),
+    )
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        try:
+            output, _ = await child.communicate()
+        finally:
+            if child.returncode is None:  # we were told to stop
+                child.kill()
+                await child.wait()
+        if child.returncode:
+            said = output.decode(errors="replace")[-2000:]
+            raise LaunchError(f"The model {family} could not be built:\n{said}")
+        publish(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def publish(unfinished: Path, folder: Path) -> None:
+    """Give a finished build its name; where somebody else was faster, theirs stays."""
+    try:
+        unfinished.rename(folder)
+    except OSError:  # "directory not empty" has no class of its own
+        if not folder.is_dir():
+            raise

@@ -1,0 +1,92 @@
+"""The same edit by diffusers' own pipeline in this process: what the system's picture is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from diffusers import FluxFillPipeline, FluxInpaintPipeline
+from PIL import Image
+from torch import Generator, float32, set_num_threads
+
+from giornata.checkpoints import checkpoint_folder
+from giornata.wire.models import Family, ModelCard, read_model_card
+from giornata.wire.requests import EditParameters
+from giornata_prepost.geometry import Box, Size, crop_size, model_size
+from giornata_prepost.inspection import cut_out, mask_grain, template
+from giornata_prepost.masks import Alpha, model_mask
+from giornata_prepost.paste import paste
+from giornata_prepost.pictures import Picture, Pixels
+
+PIPELINES: Final[dict[Family, type[Any]]] = {
+    Family.FLUX_FILL: FluxFillPipeline,
+    Family.FLUX_INPAINT: FluxInpaintPipeline,
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all edits share; everything else is the request's or the model's default."""
+
+    budget_pixels: int
+    """Most pixels that the model computes."""
+    torch_threads: int
+    """Those of the services: another count rounds differently, by up to one 8-bit step."""
+
+
+class Oracle:
+    """The checkpoint's pipeline in float32 on the CPU."""
+
+    def __init__(self, source: str, setting: Setting) -> None:
+        """Load `source`, a folder or a hub id whose files the services have fetched already."""
+        set_num_threads(setting.torch_threads)
+        folder = checkpoint_folder(source)
+        self._setting = setting
+        self._card = read_model_card(folder)
+        self._pipeline = PIPELINES[self._card.family].from_pretrained(folder, dtype=float32)
+        self._pipeline.set_progress_bar_config(disable=True)
+
+    @property
+    def name(self) -> str:
+        """The pipeline's."""
+        return type(self._pipeline).__name__
+
+    def edit(self, original: Pixels, alpha: Alpha, parameters: EditParameters) -> Pixels:
+        """The edited picture, pasted as the system pastes.
+
+        Args:
+            original: (height, width, 3) uint8.
+            alpha: (height, width) float32, the effective alpha.
+            parameters: with seed and steps; those of the crop are read, and what diffusers is told.
+
+        Returns:
+            (height, width, 3) uint8.
+        """
+        card, multiple = self._card, self._card.pixel_multiple
+        whole = Size(original.shape[1], original.shape[0])
+        crop = cut_out(alpha, parameters.padding_mask_crop)
+        if crop is None:
+            size = model_size(whole, self._setting.budget_pixels, multiple)
+        else:
+            size = crop_size(crop.size, card.native_size, self._setting.budget_pixels, multiple)
+        window = (crop or Box(0, 0, *whole)).window
+        mask = model_mask(alpha[window], size, mask_grain(card))
+        painted = self._pipeline(
+            prompt=parameters.prompt,
+            image=Image.fromarray(template(Picture(original[window]), size)),
+            mask_image=Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0))),
+            width=size.width,
+            height=size.height,
+            num_inference_steps=parameters.num_inference_steps,
+            max_sequence_length=card.max_text_tokens,
+            generator=Generator("cpu").manual_seed(parameters.seed or 0),
+            output_type="pil",
+            **_family_arguments(card),
+        ).images[0]
+        return paste(original, alpha, np.asarray(painted), crop=crop)
+
+
+def _family_arguments(card: ModelCard) -> dict[str, float]:
+    arguments = {"guidance_scale": card.default_guidance_scale} if card.takes_guidance else {}
+    return arguments if card.family is Family.FLUX_FILL else {**arguments, "strength": card.default_strength}

@@ -1,0 +1,56 @@
+"""What to run, as a value, and when to try again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from giornata.wire.workers import ServiceName
+
+DRAIN_ORDER: Final = (
+    (ServiceName.GATEWAY,),
+    (ServiceName.ROUTER,),
+    (ServiceName.DENOISER, ServiceName.PREPOST, ServiceName.CONTROLNET, ServiceName.LORA_STORE),
+)
+"""Whoever asks goes before whoever answers; the servers go last."""
+STEADY_S: Final = 60.0
+MAX_RESTART_DELAY_S: Final = 30.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run."""
+
+    state: Path
+    """Folder of JetStream's store and the blob store's append-only file; jobs in it go on."""
+    logs: Path
+    """Folder of one log file per process; those of an earlier stack are removed."""
+    model: str
+    """Local folder or hub id of the checkpoint."""
+    model_name: str | None = None
+    replicas: Mapping[ServiceName, int] = field(default_factory=lambda: dict.fromkeys(ServiceName, 1))
+    nats_url: str | None = None
+    """External NATS; None starts embedded ones."""
+    nats_servers: int = 1
+    """How many are embedded: 1, or a cluster of 3 that keeps everything while one of them is away."""
+    redis_url: str | None = None
+    """External Redis-protocol server; None starts an embedded one."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """Of the first gateway; 0 for any free one."""
+    torch_threads: int = 1
+    drain_s: float = 20.0
+    ready_s: float = 120.0
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to this process's environment for every service."""
+    env_of: Mapping[ServiceName, Mapping[str, str]] = field(default_factory=dict)
+    """Added to that for one service."""
+
+
+def restart_delay_s(previous_s: float, ran_s: float) -> float:
+    """Seconds until a process that ended after `ran_s` is started again: half a second, then doubling."""
+    if previous_s == 0 or ran_s > STEADY_S:
+        return 0.5
+    return min(MAX_RESTART_DELAY_S, 2 * previous_s)

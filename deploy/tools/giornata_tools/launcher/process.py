@@ -1,0 +1,180 @@
+"""One child process: a session of its own, a log file, and an end that is always noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from giornata_tools.launcher.warden import Warden, kill_group, signal_group
+
+TAIL_LINES: Final = 15
+
+
+class LaunchError(Exception):
+    """A part of the stack did not start or did not stay up. The message is a sentence for people."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to start."""
+
+    name: str
+    """Unique per start; also the log file's name."""
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """The whole environment."""
+    announcement: re.Pattern[str] | None = None
+    """A log line by which the program says that it is up; services say it by telemetry instead."""
+
+
+class Process:
+    """A running command. Make it with :meth:`start`; somebody must await :meth:`attend`."""
+
+    def __init__(
+        self, command: Command, child: asyncio.subprocess.Process, log: Path, warden: Warden
+    ) -> None:
+        self.name: Final = command.name
+        self.log: Final = log
+        self.ended: Final = asyncio.Event()
+        self.expected_end = False
+        """Somebody asked it to stop or killed it on purpose."""
+        self._command = command
+        self._child = child
+        self._warden = warden
+        self._announced: asyncio.Future[re.Match[str] | None] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def start(cls, command: Command, logs: Path, warden: Warden) -> Process:
+        """Start `command`; its output goes to ``<logs>/<name>.log``.
+
+        Raises:
+            LaunchError: the program cannot be executed.
+        """
+        log = logs / f"{command.name}.log"
+        with log.open("ab") as output:
+            try:
+                child = await asyncio.create_subprocess_exec(
+                    *command.argv,
+                    env=dict(command.env),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE if command.announcement else output,
+                    stderr=asyncio.subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise LaunchError(f"{command.name} cannot be started: {error}.") from error
+        warden.watch(child.pid)
+        return cls(command, child, log, warden)
+
+    @property
+    def pid(self) -> int:
+        """Also the number of its process group."""
+        return self._child.pid
+
+    async def attend(self) -> int:
+        """Keep the log until the process ends, then end what is left of its group.
+
+        Returns:
+            The exit status, -N for signal N.
+        """
+        try:
+            if self._child.stdout and self._command.announcement:
+                await self._copy_output(self._child.stdout, self._command.announcement)
+            return await self._child.wait()
+        finally:
+            kill_group(self.pid)
+            self._warden.forget(self.pid)
+            if not self._announced.done():
+                self._announced.set_result(None)
+            self.ended.set()
+
+    async def announced(self, limit_s: float) -> re.Match[str]:
+        """The announcement in its log.
+
+        Raises:
+            LaunchError: the process ended, or said nothing of the kind within `limit_s`.
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                found = await asyncio.shield(self._announced)
+        except TimeoutError:
+            raise LaunchError(f"{self.name} did not come up within {limit_s:g} s.\n{self.tail()}") from None
+        if found is None:
+            raise LaunchError(self.obituary())
+        return found
+
+    async def stop(self, limit_s: float) -> int:
+        """SIGTERM, then SIGKILL to the whole group after `limit_s`; the exit status."""
+        self.expected_end = True
+        self._signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.ended.wait()
+        except TimeoutError:
+            self.kill()
+            await self.ended.wait()
+        return self.status
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, now."""
+        self.expected_end = True
+        if not self.ended.is_set():
+            kill_group(self.pid)
+
+    async def crash(self, number: signal.Signals = signal.SIGKILL) -> int:
+        """A signal as from outside, so that the end is not expected; the exit status once it has ended."""
+        self._signal(number)
+        await self.ended.wait()
+        return self.status
+
+    def freeze(self) -> None:
+        """SIGSTOP to the whole group: nothing of it runs until :meth:`thaw`, as on a machine that stalls."""
+        signal_group(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT to the whole group."""
+        if not self.ended.is_set():
+            signal_group(self.pid, signal.SIGCONT)
+
+    @property
+    def status(self) -> int:
+        """Exit status of an ended process, -N for signal N."""
+        if not self.ended.is_set():
+            raise ValueError(f"{self.name} is still running")
+        return -signal.SIGKILL if self._child.returncode is None else self._child.returncode
+
+    def ending(self) -> str:
+        """A sentence on how it ended."""
+        status = self.status
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return f"{self.name} {how}."
+
+    def obituary(self) -> str:
+        """How it ended, and the end of its log."""
+        return f"{self.ending()} The end of {self.log}:\n{self.tail()}"
+
+    def tail(self, lines: int = TAIL_LINES) -> str:
+        """The last lines of its log, indented."""
+        with self.log.open(encoding="utf-8", errors="replace") as file:
+            return "".join(f"    {line}" for line in deque(file, lines)).rstrip() or "    (empty)"
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    async def _copy_output(self, output: asyncio.StreamReader, announcement: re.Pattern[str]) -> None:
+        with self.log.open("ab", buffering=0) as file:
+            while line := await output.readline():
+                file.write(line)
+                if not self._announced.done() and (
+                    found := announcement.search(line.decode(errors="replace"))
+                ):
+                    self._announced.set_result(found)

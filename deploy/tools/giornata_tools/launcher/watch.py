@@ -1,0 +1,106 @@
+"""What telemetry says of the fleet, and a way to wait until it says something."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import tenacity
+
+from giornata.bus import bus
+from giornata.fleet import Fleet
+from giornata.wire import subjects
+from giornata.wire.permissions import User
+from giornata.wire.workers import ServiceState
+from giornata_tools.launcher.process import LaunchError
+
+
+class FleetWatch:
+    """The fleet as its telemetry draws it, while :meth:`listening`."""
+
+    def __init__(self) -> None:
+        self.fleet = Fleet()
+        self._news = asyncio.Event()
+
+    @asynccontextmanager
+    async def listening(self, nats_url: str, password_file: Path | None) -> AsyncIterator[None]:
+        """Hear all telemetry, as the user `observer`.
+
+        Args:
+            nats_url: servers, with commas between them.
+            password_file: holds the observer's password; None where the address does, or none is asked for.
+
+        Raises:
+            ServiceUnavailable: no server answers.
+            NotPermitted: the user that the address names may not hear it.
+        """
+        async with (
+            bus.connect(nats_url, "launcher", user=User.OBSERVER, password_file=password_file) as connected,
+            connected.listen(subjects.ALL_TELEMETRY, ServiceState, self.hear),
+        ):
+            yield
+
+    def hear(self, state: ServiceState) -> None:
+        """Take in one telemetry message."""
+        self.fleet.observe(state, time.monotonic())
+        self.wake()
+
+    def lose(self, instance: str) -> None:
+        """Forget an instance whose process has ended."""
+        self.fleet.forget(instance)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let everybody who waits look again."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def until(
+        self, condition: Callable[[Fleet], bool], limit_s: float, unmet: Callable[[Fleet], str]
+    ) -> None:
+        """Wait until `condition` holds; it is asked again at every news.
+
+        Args:
+            condition: may raise, to end the waiting.
+            limit_s: seconds to wait at most.
+            unmet: the sentence that says what is still missing.
+
+        Raises:
+            LaunchError: `condition` does not hold within `limit_s`.
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                while not condition(self._living()):
+                    await self._news.wait()
+        except TimeoutError:
+            raise LaunchError(f"After {limit_s:g} s: {unmet(self._living())}") from None
+
+    def _living(self) -> Fleet:
+        self.fleet.expire(time.monotonic())
+        return self.fleet
+
+
+async def answers_200(url: str, limit_s: float) -> None:
+    """Ask until `url` answers 200: a gateway knows the fleet from the same telemetry as we, a moment later.
+
+    Raises:
+        LaunchError: it does not within `limit_s`.
+    """
+    retrying = tenacity.AsyncRetrying(
+        wait=tenacity.wait_fixed(0.05),
+        stop=tenacity.stop_after_delay(limit_s),
+        retry=tenacity.retry_if_exception_type(aiohttp.ClientError),
+    )
+    try:
+        async with aiohttp.ClientSession(raise_for_status=True) as session:
+            async for attempt in retrying:
+                with attempt:
+                    await session.get(url)
+    except tenacity.RetryError as error:
+        raise LaunchError(
+            f"{url} does not answer 200 within {limit_s:g} s: {error.last_attempt.exception()}."
+        ) from error

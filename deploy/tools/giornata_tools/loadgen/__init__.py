@@ -1,0 +1,17 @@
+"""The load generator of ``giornata bench serve``: edits arrive by chance, as in production, whatever the server does.
+
+Read in this order:
+
+* `facts` and `distributions` - what is known of production, and how to draw
+  from it
+* `arrivals`, `workload`, `trace` and
+  `schedule` - which edits are asked for and when: drawn, or read from a file
+* `masks`, `pictures` and `material` - their files
+* `driver`, `images_api`, `balancing` - sends them
+  when they are due, to one server or to several, and reads answers
+* `outcomes` and `statistics` - what became of them, and its figures
+* `report`, `plots` and `charts` - how it is told
+
+What these modules import beyond the services' needs is the extra ``cli`` of the distribution; facts, distributions,
+arrivals and charts import nothing.
+"""

@@ -1,0 +1,49 @@
+"""Open loop: requests leave when they are due, whatever became of those before them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from giornata_tools.loadgen.outcomes import NOT_SENT, Answer, Outcome
+from giornata_tools.loadgen.workload import Request
+
+Send = Callable[[Request], Awaitable[Answer]]
+"""Sends a request and waits for its answer; raises nothing but a cancellation."""
+Record = Callable[[Outcome], object]
+"""Takes what became of a request."""
+
+
+async def drive(requests: Sequence[Request], send: Send, record: Record, *, limit: int) -> None:
+    """Send every request when it is due; return when the last one has its answer.
+
+    When cancelled, requests without an answer are given up and not recorded.
+
+    Args:
+        requests: in the order of their times.
+        send: how.
+        record: told of every request that has ended, in the order in which they end.
+        limit: most requests without an answer; one that is due then is not sent, and recorded as an error.
+    """
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    in_flight = 0
+
+    async def sent(request: Request, others: int) -> None:
+        nonlocal in_flight
+        sent_s = loop.time() - began
+        try:
+            answer = await send(request)
+        finally:
+            in_flight -= 1
+        record(Outcome(request, loop.time() - began, answer, sent_s, others))
+
+    async with asyncio.TaskGroup() as group:
+        for request in requests:
+            await asyncio.sleep(max(0.0, began + request.at_s - loop.time()))
+            if in_flight >= limit:
+                refused = Answer(code=NOT_SENT, message=f"{limit} requests had no answer yet")
+                record(Outcome(request, request.at_s, refused, in_flight=in_flight))
+                continue
+            in_flight += 1
+            group.create_task(sent(request, in_flight))

@@ -1,0 +1,114 @@
+"""The figures of a run. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from giornata_tools.loadgen.outcomes import Outcome
+from giornata_tools.loadgen.workload import Request
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of several values, in their unit."""
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one run; its warm-up is left out of all of them."""
+
+    requests: int
+    """That were due, less those without an answer when the run was stopped."""
+    unfinished: int
+    """Without an answer when the run was stopped, or not due until then."""
+    succeeded: int
+    pictures: int
+    offered_per_s: float
+    """Requests that were due, a second."""
+    throughput_per_s: float
+    """Requests that succeeded, a second; the seconds run until the last of them had its answer."""
+    pictures_per_s: float
+    latency_s: Spread | None
+    """Of those that succeeded, from when they were due; None: none did."""
+    slo_s: float | None
+    slo_share: float | None
+    """Of all requests, those that succeeded within `slo_s`: errors and requests that were not sent count against it."""
+    goodput_per_s: float | None
+    """The same, a second."""
+    errors: dict[str, int]
+    """By code, the most frequent first."""
+    late_s: Spread | None
+    """How much later than due requests left: the generator's own failing."""
+    in_flight: int
+    """Most requests without an answer."""
+    mask_ratio: float
+    """In the mean."""
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """By linear interpolation (numpy's default); `values` in any order, at least one."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    lower = min(int(place), len(ordered) - 1)
+    upper = min(lower + 1, len(ordered) - 1)
+    return ordered[lower] + (place - lower) * (ordered[upper] - ordered[lower])
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """Mean and percentiles; None of no values."""
+    if not values:
+        return None
+    p50, p95, p99 = (percentile(values, percent) for percent in (50, 95, 99))
+    return Spread(statistics.fmean(values), p50, p95, p99, max(values))
+
+
+def figures(
+    requests: Sequence[Request],
+    outcomes: Sequence[Outcome],
+    *,
+    warmup_s: float,
+    seconds: float,
+    slo_s: float | None,
+) -> Figures:
+    """What a run's outcomes come to.
+
+    Args:
+        requests: of the run, all of them.
+        outcomes: of those that have ended.
+        warmup_s: requests due before it are left out.
+        seconds: of the run after that.
+        slo_s: how long an answer may take to count as goodput; None: no such limit.
+    """
+    planned = [request for request in requests if request.at_s >= warmup_s]
+    counted = [outcome for outcome in outcomes if outcome.request.at_s >= warmup_s]
+    good = [outcome for outcome in counted if outcome.answer.code is None]
+    met = None if slo_s is None else sum(outcome.latency_s <= slo_s for outcome in good)
+    elapsed = max([seconds, *(outcome.ended_s - warmup_s for outcome in good)])
+    codes = Counter(outcome.answer.code for outcome in counted if outcome.answer.code is not None)
+    pictures = sum(outcome.answer.pictures for outcome in good)
+    return Figures(
+        requests=len(counted),
+        unfinished=len(planned) - len(counted),
+        succeeded=len(good),
+        pictures=pictures,
+        offered_per_s=len(planned) / seconds,
+        throughput_per_s=len(good) / elapsed,
+        pictures_per_s=pictures / elapsed,
+        latency_s=spread([outcome.latency_s for outcome in good]),
+        slo_s=slo_s,
+        slo_share=None if met is None else met / max(1, len(counted)),
+        goodput_per_s=None if met is None else met / elapsed,
+        errors=dict(codes.most_common()),
+        late_s=spread([outcome.late_s for outcome in counted if outcome.sent_s is not None]),
+        in_flight=max((outcome.in_flight for outcome in counted), default=0),
+        mask_ratio=statistics.fmean(o.request.mask_ratio for o in counted) if counted else 0.0,
+    )

@@ -1,0 +1,173 @@
+"""First stage: the autoencoder, from pictures to latents and back.
+
+L1 on pixels and on their gradients (edges of shapes are thin) and a slight pull to the unit Gaussian. A part of the
+pictures has its mask blanked, since Fill's conditioning encodes such pictures.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL
+
+from giornata_tools.model import architecture
+from giornata_tools.model.scenes import sample
+from giornata_tools.model.train import checkpointing
+from giornata_tools.model.train.coder_loop import CoderLoop, Losses
+from giornata_tools.model.train.muon import Muon
+from giornata_tools.model.train.plan import Plan
+
+SIDE: Final = 64
+CROPS: Final = ((0.75, 32, 16), (1.0, 64, 6))
+"""Until which part of the run, side in pixels, pictures a step: small crops teach most of it, and cheaply."""
+PEAK_RATES: Final = (4e-3, 2e-3)
+"""Of Muon and of AdamW."""
+WARM_UP: Final = 50
+KL_WEIGHT: Final = 1e-4
+GRADIENT_WEIGHT: Final = 0.5
+POOL: Final = 4096
+REFRESH_EVERY: Final = 16
+REFRESHED: Final = 32
+"""Every so many steps, so many pictures of the pool are rendered anew."""
+SAVE_EVERY: Final = 200
+MEASURED: Final = 512
+
+
+def run(plan: Plan) -> None:
+    """Train, going on from ``autoencoder.pt`` in the plan's folder, and write ``vae`` there; one rank does it all.
+
+    Does nothing where that is done: measuring the latents again would move what was trained on them.
+    """
+    if not plan.ranks.first:
+        return
+    path, steps, seed, device = plan.folder / "autoencoder.pt", plan.steps, plan.seed, plan.device
+    torch.manual_seed(seed)
+    vae = architecture.autoencoder().to(device, memory_format=torch.channels_last)
+    both = optimisers((vae.encoder, vae.decoder), PEAK_RATES)
+    first = 0
+    if state := checkpointing.load(path):
+        if state["step"] >= steps and (plan.folder / "vae").exists():
+            return
+        vae.load_state_dict(state["vae"])
+        for optimiser, saved in zip(both, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        first = state["step"]
+    pictures = _pictures((seed, first), POOL).to(device)
+
+    def save(step: int) -> None:
+        states = [optimiser.state_dict() for optimiser in both]
+        checkpointing.save(path, {"step": step, "vae": vae.state_dict(), "optimisers": states})
+
+    def loss_of(step: int) -> Losses:
+        if step % REFRESH_EVERY == 0 and step > first:
+            place = (step // REFRESH_EVERY * REFRESHED) % POOL
+            pictures[place : place + REFRESHED] = _pictures((seed + 1, step), REFRESHED).to(device)
+        return _loss(vae, _crops(pictures, step / steps).float() / 127.5 - 1)
+
+    CoderLoop(
+        "autoencoder",
+        seed,
+        steps,
+        vae,
+        both,
+        PEAK_RATES,
+        lambda step: _schedule(step, steps),
+        SAVE_EVERY,
+        save,
+    ).run(first, loss_of)
+    _finish(vae, pictures[:MEASURED], plan.folder)
+
+
+def optimisers(
+    coders: Sequence[Any], rates: tuple[float, float]
+) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    """Muon for the kernels between hidden layers, AdamW for the first and last ones, norms and biases.
+
+    Args:
+        coders: modules, the encoder, the decoder or both.
+        rates: of Muon and of AdamW.
+    """
+    ends = {id(layer.weight) for coder in coders for layer in (coder.conv_in, coder.conv_out)}
+    weights = [p for coder in coders for p in coder.parameters()]
+    kernels = [p for p in weights if p.ndim == 4 and id(p) not in ends]
+    others = [p for p in weights if p.ndim != 4 or id(p) in ends]
+    return Muon(kernels, rates[0]), torch.optim.AdamW(others, rates[1], betas=(0.9, 0.99), weight_decay=0.0)
+
+
+def _schedule(step: int, steps: int) -> float:
+    """Factor of the learning rates: warm up, then fall along a cosine."""
+    return min(1.0, (step + 1) / WARM_UP) * (0.02 + 0.49 * (1 + math.cos(math.pi * step / steps)))
+
+
+def _crops(pictures: torch.Tensor, progress: float) -> torch.Tensor:
+    """A batch (count, 3, side, side) of random crops."""
+    side, count = next((side, count) for until, side, count in CROPS if progress < until)
+    chosen = torch.randint(len(pictures), (count,)).tolist()
+    corners = torch.randint(SIDE - side + 1, (count, 2)).tolist()
+    return torch.stack(
+        [pictures[i, :, y : y + side, x : x + side] for i, (y, x) in zip(chosen, corners, strict=True)]
+    )
+
+
+def _loss(vae: AutoencoderKL, x: torch.Tensor) -> Losses:
+    x = x.contiguous(memory_format=torch.channels_last)
+    posterior = vae.encode(x).latent_dist  # float32: small convolutions are slower in bfloat16 on a CPU
+    y = vae.decode(posterior.sample()).sample
+    pixels = (y - x).abs().mean()
+    edges = ((y - x).diff(dim=2).abs().mean()) + ((y - x).diff(dim=3).abs().mean())
+    kl = posterior.kl().mean() / (x.shape[2] * x.shape[3])
+    return {"loss": pixels + GRADIENT_WEIGHT * edges + KL_WEIGHT * kl, "l1": pixels, "edges": edges, "kl": kl}
+
+
+def _pictures(seed: tuple[int, int], count: int) -> torch.Tensor:
+    """(count, 3, side, side) uint8."""
+    pictures = []
+    for i in range(count):
+        rng = np.random.default_rng((*seed, i))
+        scene = sample(rng, SIDE)
+        masked = np.where(scene.mask[..., None], np.uint8(127), scene.after) if i % 4 == 0 else scene.after
+        pictures.append(torch.from_numpy(masked.astype(np.uint8)).permute(2, 0, 1))
+    return torch.stack(pictures)
+
+
+@torch.no_grad()
+def _finish(vae: AutoencoderKL, pictures: torch.Tensor, folder: Path) -> None:
+    """Measure mean and deviation of the latents, and write the component."""
+    vae.eval()
+    architecture.bfloat16_exact(vae)
+    x = pictures.float() / 127.5 - 1
+    parts = [vae.encode(part).latent_dist.mode() for part in torch.split(x, 64)]
+    latents = torch.cat(parts)
+    vae.register_to_config(scaling_factor=float(1 / latents.std()), shift_factor=float(latents.mean()))
+    restored = torch.cat([vae.decode(part).sample for part in parts]).clamp(-1, 1)
+    psnr = -10 * math.log10(float(((restored - x) / 2).square().mean()))
+    print(
+        f"autoencoder PSNR {psnr:.2f} dB, latent std per channel {latents.std((0, 2, 3)).tolist()}",
+        flush=True,
+    )
+    write(vae, folder)
+
+
+def write(vae: AutoencoderKL, folder: Path) -> None:
+    """Put ``vae`` into `folder`, in bfloat16; a kill leaves the old one or none."""
+    unfinished = folder / "vae.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    vae.to(torch.bfloat16).save_pretrained(unfinished)
+    shutil.rmtree(folder / "vae", ignore_errors=True)
+    unfinished.rename(folder / "vae")
+
+
+def load(folder: Path) -> AutoencoderKL:
+    """The trained component in float32, frozen; its configuration does not tell of `folder`."""
+    saved: Any = AutoencoderKL.from_pretrained(folder / "vae", dtype=torch.float32)
+    vae = architecture.autoencoder()
+    vae.load_state_dict(saved.state_dict())
+    vae.register_to_config(scaling_factor=saved.config.scaling_factor, shift_factor=saved.config.shift_factor)
+    frozen: AutoencoderKL = vae.eval().requires_grad_(requires_grad=False)
+    return frozen

@@ -1,0 +1,83 @@
+"""Last stage: the autoencoder's decoder once more; the encoder stays, and what was trained on its latents stays valid.
+
+The first stage learns from small crops, whose norms see other statistics than whole pictures do. What remains is a
+smooth offset of a few 8-bit levels, which shows as a seam where the patch meets the original. Here whole pictures are
+decoded, and the mean of every `PATCH` pixels counts besides the pixels.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL
+from torch import nn
+
+from giornata_tools.model import architecture
+from giornata_tools.model.scenes import sample
+from giornata_tools.model.train import autoencoder, checkpointing
+from giornata_tools.model.train.coder_loop import CoderLoop, Losses
+from giornata_tools.model.train.plan import Plan
+
+BATCHES: Final = ((96, 4), (128, 2), (256, 1))
+"""Side in pixels and pictures a step, in turn; the last one every `LARGE_EVERY` steps."""
+LARGE_EVERY: Final = 8
+PATCH: Final = 8
+PATCH_WEIGHT: Final = 3.0
+PEAK_RATES: Final = (1e-3, 5e-4)
+"""Of Muon and of AdamW."""
+WARM_UP: Final = 20
+NOISE: Final = 0.05
+"""Standard deviation of what is added to normalised latents: those that the transformer paints are not exact either."""
+SAVE_EVERY: Final = 100
+
+
+def run(plan: Plan) -> None:
+    """Go on from ``decoder.pt`` or ``vae`` in the plan's folder, and write ``vae`` anew; one rank does it all."""
+    if not plan.ranks.first:
+        return
+    path, device = plan.folder / "decoder.pt", plan.device
+    vae = autoencoder.load(plan.folder).to(device, memory_format=torch.channels_last)
+    vae.decoder.requires_grad_(requires_grad=True)
+    both = autoencoder.optimisers((vae.decoder,), PEAK_RATES)
+    first = 0
+    if state := checkpointing.load(path):
+        vae.decoder.load_state_dict(state["decoder"])
+        for optimiser, saved in zip(both, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        first = state["step"]
+
+    def save(step: int) -> None:
+        states = [optimiser.state_dict() for optimiser in both]
+        checkpointing.save(path, {"step": step, "decoder": vae.decoder.state_dict(), "optimisers": states})
+
+    def rate_factor(step: int) -> float:
+        return min(1.0, (step + 1) / WARM_UP, (plan.steps - step) / plan.steps * 1.5)
+
+    CoderLoop(
+        "decoder", plan.seed, plan.steps, vae.decoder, both, PEAK_RATES, rate_factor, SAVE_EVERY, save
+    ).run(first, lambda step: _loss(vae, _pictures(plan.seed + 2, step).to(device)))
+    architecture.bfloat16_exact(vae)
+    autoencoder.write(vae, plan.folder)
+
+
+def _loss(vae: AutoencoderKL, x: torch.Tensor) -> Losses:
+    with torch.no_grad():
+        z = vae.encode(x).latent_dist.mode()
+        z = z + NOISE / vae.config.scaling_factor * torch.randn_like(z) * torch.rand(len(z), 1, 1, 1).to(z)
+    gap = vae.decode(z).sample - x
+    pixels = gap.abs().mean()
+    edges = gap.diff(dim=2).abs().mean() + gap.diff(dim=3).abs().mean()
+    patches = nn.functional.avg_pool2d(gap, PATCH).abs().mean()
+    loss = pixels + autoencoder.GRADIENT_WEIGHT * edges + PATCH_WEIGHT * patches
+    return {"loss": loss, "l1": pixels, "edges": edges, "patches": patches}
+
+
+def _pictures(seed: int, step: int) -> torch.Tensor:
+    """A batch (count, 3, side, side) in [-1, 1]."""
+    side, count = BATCHES[2] if step % LARGE_EVERY == LARGE_EVERY - 1 else BATCHES[step % 2]
+    scenes = [sample(np.random.default_rng((seed, step, i)), side) for i in range(count)]
+    pictures = torch.from_numpy(np.stack([scene.after for scene in scenes]))
+    whole: torch.Tensor = pictures.permute(0, 3, 1, 2).float() / 127.5 - 1
+    return whole.contiguous(memory_format=torch.channels_last)

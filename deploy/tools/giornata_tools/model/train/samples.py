@@ -1,0 +1,42 @@
+"""Grids of edits to look at while training runs: before with the mask, the edit, the true picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from PIL import Image
+
+from giornata_tools.model import latents
+from giornata_tools.model.painter import Painter, denoise
+from giornata_tools.model.scenes import sample
+from giornata_tools.model.train.pool import Encoder
+
+SEED: Final = 7_000_000
+COLUMNS: Final = 12
+STEPS: Final = 16
+
+
+def show(painter: Painter, encoder: Encoder, path: Path, side: int, guidance: float) -> None:
+    """Write a grid of the same 24 scenes each time; captions beside it as text."""
+    scenes = [sample(np.random.default_rng((SEED, i)), side, least_mask_px=24.0) for i in range(2 * COLUMNS)]
+    truth = torch.from_numpy(np.stack([scene.after for scene in scenes]))
+    masks = torch.from_numpy(np.stack([scene.mask for scene in scenes]))
+    device = next(encoder.vae.parameters()).device
+    batch = encoder.encode(truth, masks, [scene.caption for scene in scenes]).to(device)
+    noise = torch.randn(batch.clean.shape, generator=torch.Generator().manual_seed(0)).to(device)
+    read = painter.read(batch.clip_ids, batch.t5_ids)
+    x = denoise(painter, batch.condition, read, noise, steps=STEPS, guidance=guidance)
+    painted = latents.decode(encoder.vae, latents.unpack(x))
+    painted = ((painted + 1) * 127.5).round().byte().permute(0, 2, 3, 1).cpu()
+    edited = torch.where(masks[..., None], painted, truth)
+    shown = torch.where(masks[..., None], truth // 4 + 150, truth)
+    bands = [
+        torch.cat(list(rows[first : first + COLUMNS]), dim=1)
+        for first in (0, COLUMNS)
+        for rows in (shown, edited, truth)
+    ]
+    Image.fromarray(torch.cat(bands).numpy()).save(path)
+    path.with_suffix(".txt").write_text("\n".join(scene.caption for scene in scenes), encoding="utf-8")

@@ -1,0 +1,247 @@
+"""The whole evaluation: draw the cases, send them through the system, score, compare, write and tell."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import time
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from giornata.wire.requests import Reuse
+from giornata_tools.launcher.process import LaunchError
+from giornata_tools.quality import cases, classifier, pictures, report, tables
+from giornata_tools.quality.cases import Case
+from giornata_tools.quality.metrics import Features, Pixels, frechet
+from giornata_tools.quality.page import page
+from giornata_tools.quality.report import Closeness, Frechet, MaskBlur, Report, Run
+from giornata_tools.quality.runner import Setting, edit_all
+from giornata_tools.quality.scoring import Addition, Removal, Scored, score, strayed_px
+from giornata_tools.quality.system import System, attached, started
+
+SEEDS: Final = "each edit's place in the whole set"
+VERSIONS: Final = (
+    "giornata",
+    "torch",
+    "diffusers",
+    "transformers",
+    "numpy",
+    "scipy",
+    "scikit-image",
+    "pillow",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Flags of ``python -m giornata_tools.quality``."""
+
+    out: Path
+    against: Path | None
+    limit: int | None
+    steps: int | None
+    guidance: float | None
+    mask_blur: float | None
+    reuse: Reuse
+    in_flight: int
+    timeout_s: float
+    torch_threads: int
+    nats: str | None
+    model_name: str | None
+    no_gates: bool
+
+
+@dataclass(frozen=True)
+class Made:
+    """The edits and how long they took."""
+
+    edits: dict[str, Pixels]
+    """By the case's name."""
+    each_s: list[float]
+    all_s: float
+
+
+async def evaluate(options: Options) -> int:
+    """Run, write, tell; 0 only where every gate holds or none was asked for.
+
+    Raises:
+        LaunchError: the system did not start or answer, or the earlier run cannot be compared with.
+    """
+    console = Console(soft_wrap=True)
+    earlier = pictures.earlier(options.against) if options.against else None
+    if options.against and options.against.resolve() == options.out.resolve():
+        raise LaunchError(
+            f"--against {options.against} would be overwritten by this run: name another --out."
+        )
+    page_path, numbers_path = (options.out.with_name(options.out.name + end) for end in (".html", ".json"))
+    for path in (page_path, numbers_path):
+        path.unlink(missing_ok=True)  # nothing of an earlier run may pass for this one's
+    every = cases.slots()
+    drawn = await asyncio.to_thread(lambda: [cases.draw(slot) for slot in cases.spread(every, options.limit)])
+    if earlier:
+        earlier.check(drawn)
+    pictures.empty(options.out)
+
+    async with _system(options, console) as system:
+        setting = _setting(options, system)
+        made = await _edit(system, drawn, setting, options.out, console)
+    run = _run(system, setting, drawn, len(every), made)
+    pictures.conclude(options.out, run, drawn)
+
+    console.print("Measuring.")
+    scored = [score(case, made.edits[case.slot.name]) for case in drawn]
+    closeness = _closeness(scored, earlier) if earlier else None
+    result = assess(run, scored, closeness)
+    numbers_path.write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    page_path.write_text(page(result, scored), encoding="utf-8")
+    for table in tables.rich_tables(result):
+        console.print(table)
+    console.print(tables.described(result), highlight=False)
+    console.print(f"See {page_path} and {numbers_path}; pictures are in {options.out}.", highlight=False)
+    return 0 if result.holds or options.no_gates else 1
+
+
+def _system(options: Options, console: Console) -> AbstractAsyncContextManager[System]:
+    if options.nats:
+        return attached(options.nats, options.model_name)
+    return started(options.out / "logs", options.torch_threads, console.print)
+
+
+def _setting(options: Options, system: System) -> Setting:
+    card, blur = system.card, options.mask_blur
+    if options.guidance is not None and not card.takes_guidance:
+        raise LaunchError(f"--guidance {options.guidance:g}: the model {card.name} takes none; leave it out.")
+    guidance = card.default_guidance_scale if options.guidance is None else options.guidance
+    return Setting(
+        steps=options.steps or card.default_steps,
+        guidance_scale=guidance if card.takes_guidance else None,
+        mask_blur=MaskBlur() if blur is None else MaskBlur(add=blur, remove=blur),
+        reuse=options.reuse,
+        in_flight=options.in_flight,
+        timeout_s=options.timeout_s,
+    )
+
+
+async def _edit(system: System, drawn: Sequence[Case], setting: Setting, out: Path, console: Console) -> Made:
+    """All edits, each saved as soon as it is there."""
+    edits: dict[str, Pixels] = {}
+    each_s: list[float] = []
+    columns = (
+        TextColumn("editing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    started_s = time.monotonic()
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("editing", total=len(drawn))
+
+        def done(case: Case, edit: Pixels, seconds: float) -> None:
+            pictures.save(out, case, edit)
+            edits[case.slot.name] = edit
+            each_s.append(seconds)
+            progress.advance(bar)
+
+        await edit_all(system, drawn, setting, done)
+    return Made(edits, each_s, time.monotonic() - started_s)
+
+
+def _run(system: System, setting: Setting, drawn: Sequence[Case], of_cases: int, made: Made) -> Run:
+    p50, p95 = (float(np.quantile(made.each_s, q)) * 1000 for q in (0.5, 0.95))
+    card = system.card
+    return Run(
+        model=card.name,
+        model_digest=card.digest,
+        family=card.family,
+        steps=setting.steps,
+        guidance_scale=setting.guidance_scale,
+        mask_blur=setting.mask_blur,
+        reuse=setting.reuse,
+        cases=len(drawn),
+        of_cases=of_cases,
+        cases_digest=cases.digest(drawn),
+        seeds=SEEDS,
+        in_flight=setting.in_flight,
+        edits_s=round(made.all_s, 2),
+        edit_ms_p50=round(p50, 1),
+        edit_ms_p95=round(p95, 1),
+        machine={
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+            "cpus": os.cpu_count() or 0,
+        },
+        versions={name: version(name) for name in VERSIONS},
+    )
+
+
+def assess(run: Run, scored: Sequence[Scored], closeness: Closeness | None) -> Report:
+    """Everything measured of the edits, as one value; loads the classifier where there are enough additions."""
+    additions = [s for s in scored if isinstance(s, Addition)]
+    adherence = report.adherence(additions)
+    completion = report.completion([s for s in scored if isinstance(s, Removal)])
+    strayed = sum(strayed_px(s.case, s.edit, run.mask_blur.of(s.case.slot.task)) for s in scored)
+    return Report(
+        run=run,
+        gates=report.gates(adherence, completion, strayed),
+        strayed_px=strayed,
+        adherence=adherence,
+        completion=completion,
+        frechet=_frechet(additions),
+        closeness=closeness,
+    )
+
+
+def _frechet(additions: Sequence[Addition]) -> Frechet | None:
+    if len(additions) < 4:  # two in each half
+        return None
+    model = classifier.load()
+    masks = [a.case.scene.mask for a in additions]
+    edits, before, truths = (
+        classifier.embed(model, zip(some, masks, strict=True))
+        for some in (
+            [a.edit for a in additions],
+            [a.case.scene.before for a in additions],
+            [a.case.scene.after for a in additions],
+        )
+    )
+    return Frechet(
+        edit_to_truth=frechet(edits, truths),
+        unedited_to_truth=frechet(before, truths),
+        between_halves=frechet(*_halves(truths)),
+    )
+
+
+def _halves(features: Features) -> tuple[Features, Features]:
+    """Two random halves, the same at every call: the set itself is ordered by colour and shape."""
+    shuffled = np.random.default_rng(0).permutation(features)
+    return shuffled[::2], shuffled[1::2]
+
+
+def _closeness(scored: Sequence[Scored], earlier: pictures.Earlier) -> Closeness:
+    found = [(one, earlier.picture(one.case)) for one in scored]
+    pairs = [(one, theirs) for one, theirs in found if theirs is not None]
+    distance = None
+    if len(pairs) > 1:
+        model = classifier.load()
+        ours = classifier.embed(model, ((one.edit, one.case.scene.mask) for one, _ in pairs))
+        distance = frechet(
+            ours, classifier.embed(model, ((theirs, one.case.scene.mask) for one, theirs in pairs))
+        )
+    return report.closeness(pairs, str(earlier.folder), earlier.manifest.run, distance)

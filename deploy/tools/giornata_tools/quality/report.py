@@ -1,0 +1,267 @@
+"""What was measured, as one value, and whether it is good enough. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, computed_field
+
+from giornata.wire.requests import EditParameters, Reuse
+from giornata_tools.model.scenes import Task
+from giornata_tools.quality.metrics import Pixels, psnr_db, ssim, together
+from giornata_tools.quality.scoring import Addition, Removal, Scored
+
+S = TypeVar("S")
+M = TypeVar("M")
+
+LEAST_BOTH_RIGHT: Final = 0.90
+LEAST_PSNR_DB: Final = 24.0
+SEAM_RATIO: Final = (0.8, 1.2)
+
+
+class MaskBlur(BaseModel):
+    """Feather of the paste in pixels, by what an edit is to do.
+
+    The feather goes outward, and the model paints below it: a thing to be added may then reach beyond the mask, where
+    the checker does not look. So things are added with a hard edge, unless told otherwise, and removed as users get it.
+    """
+
+    add: float = 0.0
+    remove: float = EditParameters.model_fields["mask_blur"].default
+
+    def of(self, task: Task) -> float:
+        """For an edit of that kind."""
+        return self.remove if task is Task.REMOVE else self.add
+
+
+class Run(BaseModel):
+    """What made the pictures; also lies beside them, for later runs to compare with."""
+
+    model: str
+    model_digest: str
+    family: str
+    steps: int
+    guidance_scale: float | None
+    """None where the model takes none."""
+    mask_blur: MaskBlur
+    reuse: Reuse = Reuse.OFF
+    """As in a request; runs from before it could be chosen had none."""
+    cases: int
+    of_cases: int
+    """Size of the whole set; more than `cases` in a quick look."""
+    cases_digest: str
+    seeds: str
+    in_flight: int
+    edits_s: float
+    """From the first request to the last picture."""
+    edit_ms_p50: float
+    edit_ms_p95: float
+    """Of one edit, waiting included."""
+    machine: dict[str, str | int]
+    versions: dict[str, str]
+
+
+class Rate(BaseModel):
+    """How many additions are right, as parts of `n`."""
+
+    n: int
+    both: float
+    colour: float
+    shape: float
+
+
+class Adherence(BaseModel):
+    """(a) Do edits show what was asked for?"""
+
+    overall: Rate
+    by_side: dict[str, Rate]
+    by_shape: dict[str, Rate]
+    by_colour: dict[str, Rate]
+    by_ground: dict[str, Rate]
+
+
+class Patch(BaseModel):
+    """Means over removals, of the pixels in the mask."""
+
+    n: int
+    psnr_db: float
+    """Mean over pictures."""
+    psnr_db_p10: float
+    ssim: float
+    seam_ratio: float | None
+    """Mean gradient across the border over that of the truth, over all pairs; None where the truth has none."""
+    seam_edit: float
+    seam_truth: float
+    """The two means, in 8-bit steps."""
+
+
+class Completion(BaseModel):
+    """(b), (c) Is the background completed as it was?"""
+
+    overall: Patch
+    by_side: dict[str, Patch]
+    by_ground: dict[str, Patch]
+
+
+class Frechet(BaseModel):
+    """(d) Fréchet distances on the classifier's features of the additions' masks; small is near. To compare by."""
+
+    edit_to_truth: float
+    unedited_to_truth: float
+    """The pictures before they were edited: how far "nothing happened" is."""
+    between_halves: float
+    """One half of the truths to the other: how near sets of this kind can be expected."""
+
+
+class Closeness(BaseModel):
+    """(d) This run's pictures against an earlier run's, picture by picture."""
+
+    folder: str
+    other: Run
+    n: int
+    identical: int
+    ssim: float
+    ssim_in_mask: float
+    psnr_db: float
+    psnr_in_mask_db: float
+    """Means over pictures; equal ones count as `giornata_tools.quality.metrics.PSNR_CEILING_DB`."""
+    frechet: float | None
+    """Of all masks; None for fewer than two pictures."""
+
+
+class Gate(BaseModel):
+    """One thing that has to hold."""
+
+    name: str
+    measured: float | None
+    """None where there is nothing to measure; then it does not hold."""
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @computed_field  # type: ignore[prop-decorator] # as pydantic's manual has it: mypy knows no decorated property
+    @property
+    def holds(self) -> bool:
+        """Whether it does."""
+        if self.measured is None or np.isnan(self.measured):
+            return False
+        low = -np.inf if self.at_least is None else self.at_least
+        high = np.inf if self.at_most is None else self.at_most
+        return bool(low <= self.measured <= high)
+
+
+class Report(BaseModel):
+    """``out/quality.json``."""
+
+    run: Run
+    gates: list[Gate]
+    strayed_px: int
+    """Pixels outside of masks that changed, over all edits."""
+    adherence: Adherence | None
+    completion: Completion | None
+    frechet: Frechet | None
+    closeness: Closeness | None
+
+    @computed_field  # type: ignore[prop-decorator] # as pydantic's manual has it: mypy knows no decorated property
+    @property
+    def holds(self) -> bool:
+        """Whether every gate does."""
+        return all(gate.holds for gate in self.gates)
+
+
+def adherence(additions: Sequence[Addition]) -> Adherence | None:
+    """Rates overall and by group; None without additions."""
+    if not additions:
+        return None
+    return Adherence(
+        overall=_rate(additions),
+        by_side=_grouped(additions, lambda a: str(a.case.slot.side), _rate),
+        by_shape=_grouped(additions, lambda a: a.case.slot.shape, _rate),
+        by_colour=_grouped(additions, lambda a: a.case.slot.colour, _rate),
+        by_ground=_grouped(additions, lambda a: a.case.slot.ground, _rate),
+    )
+
+
+def completion(removals: Sequence[Removal]) -> Completion | None:
+    """Means overall and by group; None without removals."""
+    if not removals:
+        return None
+    return Completion(
+        overall=_patch(removals),
+        by_side=_grouped(removals, lambda r: str(r.case.slot.side), _patch),
+        by_ground=_grouped(removals, lambda r: r.case.slot.ground, _patch),
+    )
+
+
+def gates(of_additions: Adherence | None, of_removals: Completion | None, strayed: int) -> list[Gate]:
+    """What has to hold: (a), (b), (c), and that nothing changes outside of masks."""
+    patch = of_removals.overall if of_removals else None
+    low, high = SEAM_RATIO
+    both = of_additions.overall.both if of_additions else None
+    return [
+        Gate(name="(a) colour and shape right", measured=both, at_least=LEAST_BOTH_RIGHT),
+        Gate(
+            name="(b) PSNR in the mask, dB", measured=patch.psnr_db if patch else None, at_least=LEAST_PSNR_DB
+        ),
+        Gate(name="(c) seam ratio", measured=patch.seam_ratio if patch else None, at_least=low, at_most=high),
+        Gate(name="pixels changed outside", measured=strayed, at_most=0),
+    ]
+
+
+def closeness(
+    pairs: Iterable[tuple[Scored, Pixels]], folder: str, other: Run, distance: float | None
+) -> Closeness:
+    """This run's edits against those of `other`; at least one pair."""
+    rows = [
+        (
+            float(np.array_equal(scored.edit, theirs)),
+            ssim(scored.edit, theirs),
+            ssim(scored.edit, theirs, scored.case.scene.mask),
+            psnr_db(scored.edit, theirs),
+            psnr_db(scored.edit, theirs, scored.case.scene.mask),
+        )
+        for scored, theirs in pairs
+    ]
+    _, whole_ssim, mask_ssim, whole_psnr, mask_psnr = (float(x) for x in np.mean(rows, axis=0))
+    return Closeness(
+        folder=folder,
+        other=other,
+        n=len(rows),
+        identical=int(sum(row[0] for row in rows)),
+        ssim=whole_ssim,
+        ssim_in_mask=mask_ssim,
+        psnr_db=whole_psnr,
+        psnr_in_mask_db=mask_psnr,
+        frechet=distance,
+    )
+
+
+def _grouped(of: Sequence[S], key: Callable[[S], str], measure: Callable[[Sequence[S]], M]) -> dict[str, M]:
+    keys = dict.fromkeys(key(one) for one in of)
+    return {k: measure([one for one in of if key(one) == k]) for k in keys}
+
+
+def _rate(additions: Sequence[Addition]) -> Rate:
+    n = len(additions)
+    return Rate(
+        n=n,
+        both=sum(a.both_right for a in additions) / n,
+        colour=sum(a.colour_right for a in additions) / n,
+        shape=sum(a.shape_right for a in additions) / n,
+    )
+
+
+def _patch(removals: Sequence[Removal]) -> Patch:
+    border = together(r.seam for r in removals)
+    per_pair = 255 / max(border.pairs, 1)
+    values = [r.psnr_db for r in removals]
+    return Patch(
+        n=len(removals),
+        psnr_db=float(np.mean(values)),
+        psnr_db_p10=float(np.quantile(values, 0.1)),
+        ssim=float(np.mean([r.ssim for r in removals])),
+        seam_ratio=border.ratio if border.truth else None,
+        seam_edit=border.edit * per_pair,
+        seam_truth=border.truth * per_pair,
+    )

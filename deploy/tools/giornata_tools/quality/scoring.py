@@ -1,0 +1,64 @@
+"""What is measured of each edit. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from giornata_prepost.masks import effective_alpha
+from giornata_tools.model.scenes import Task
+from giornata_tools.quality.cases import Case
+from giornata_tools.quality.checker import Found, check
+from giornata_tools.quality.metrics import Pixels, Seam, psnr_db, seam, ssim
+
+
+@dataclass(frozen=True)
+class Addition:
+    """An edit that was to paint a thing."""
+
+    case: Case
+    edit: Pixels
+    found: Found
+
+    @property
+    def colour_right(self) -> bool:
+        """Whether the colour is the one asked for."""
+        return self.found.colour == self.case.slot.colour
+
+    @property
+    def shape_right(self) -> bool:
+        """Whether the shape is the one asked for."""
+        return self.found.shape == self.case.slot.shape
+
+    @property
+    def both_right(self) -> bool:
+        """Whether both are."""
+        return self.colour_right and self.shape_right
+
+
+@dataclass(frozen=True)
+class Removal:
+    """An edit that was to complete the background; both figures are of the pixels in the mask."""
+
+    case: Case
+    edit: Pixels
+    psnr_db: float
+    ssim: float
+    seam: Seam
+
+
+Scored = Addition | Removal
+
+
+def score(case: Case, edit: Pixels) -> Scored:
+    """Measure one edit."""
+    scene = case.scene
+    if case.slot.task is Task.ADD:
+        return Addition(case, edit, check(edit, case.bare, scene.mask))
+    truth, mask = scene.after, scene.mask
+    return Removal(case, edit, psnr_db(edit, truth, mask), ssim(edit, truth, mask), seam(edit, truth, mask))
+
+
+def strayed_px(case: Case, edit: Pixels, mask_blur: float) -> int:
+    """Pixels outside the mask and its feather that are not as they were; there may be none."""
+    allowed = effective_alpha(case.scene.mask, 0, mask_blur) > 0
+    return int(((edit != case.scene.before).any(2) & ~allowed).sum())

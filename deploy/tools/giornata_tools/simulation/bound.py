@@ -1,0 +1,218 @@
+"""How good any schedule could be: a clairvoyant relaxation. Pure.
+
+Asked is the least x such that a share of all jobs (95 %) may end within x of their arrival. Relaxed is everything
+that makes it hard: all workers are pooled into one machine that serves one job after the other at their summed speed,
+knows what will arrive, may leave any job undone, and may interrupt (which it never needs to).
+
+What a job costs the pool, for a given x: a step of k rows takes a base time and what each of its rows adds, so that a
+row which adds r to a step of length D is charged its share of it, r * D / (D - base). Over the steps of a row that is
+on time the lengths sum to x at most, and so by Cauchy and Schwarz the charges to at least
+sum(r) + base * sum(sqrt(r))² / (x - steps * base): who is fast pays for steps that few share. And since no more than
+`places` rows share a step, none is charged less than r + base * r / (places * the largest r).
+
+With deadlines in the order of arrivals the most jobs on time follow from the rule of Kise, Ibaraki and Mine
+(Operations Research 26, 1978), which is Moore's and Hodgson's with release times: jobs join in order; whenever the last
+one is late, the job goes whose absence lets the others end soonest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from giornata_tools.simulation.jobs import Job
+from giornata_tools.simulation.machines import Machine
+
+PRECISION_S = 0.005
+
+
+@dataclass(frozen=True)
+class Task:
+    """A job on the pooled machine."""
+
+    released_s: float
+    due_s: float
+    seconds: float
+    """Of the pool."""
+
+
+def most_on_time(tasks: Sequence[Task]) -> int:
+    """How many can end in time on one machine, no two of them at once.
+
+    Args:
+        tasks: in the order of their releases, which must be that of their deadlines.
+
+    Raises:
+        ValueError: the orders differ.
+    """
+    for before, after in pairwise(tasks):
+        if after.released_s < before.released_s or after.due_s < before.due_s:
+            raise ValueError("tasks are ordered by release and by deadline alike; received one that is not")
+    kept = _Kept()
+    for task in tasks:
+        kept.append(task)
+        if kept.ends_s > task.due_s:
+            kept.drop()
+    return len(kept)
+
+
+class _Kept:
+    """Tasks that are on time, in order; those that ended before the machine last idled are only counted."""
+
+    def __init__(self) -> None:
+        self._settled = 0
+        self._settled_s = 0.0
+        """When the last of those ends."""
+        self._tasks: list[Task] = []
+        """Without a pause between them."""
+        self._starts: list[float] = []
+        self.ends_s = 0.0
+
+    def __len__(self) -> int:
+        return self._settled + len(self._tasks)
+
+    def append(self, task: Task) -> None:
+        if task.released_s >= self.ends_s:
+            self._settled, self._settled_s = len(self), self.ends_s
+            self._tasks, self._starts = [], []
+        start = max(task.released_s, self.ends_s)
+        self._tasks.append(task)
+        self._starts.append(start)
+        self.ends_s = start + task.seconds
+
+    def drop(self) -> None:
+        """The task without which the others end soonest."""
+        best, gain, room = len(self._tasks) - 1, -math.inf, math.inf
+        for place in reversed(range(len(self._tasks))):
+            task = self._tasks[place]
+            if place == len(self._tasks) - 1:
+                before = (
+                    self._starts[place - 1] + self._tasks[place - 1].seconds if place else self._settled_s
+                )
+                gained = self.ends_s - before
+            else:
+                room = min(room, self._starts[place + 1] - self._tasks[place + 1].released_s)
+                gained = min(task.seconds, room)
+            if gained > gain:
+                best, gain = place, gained
+        left = self._tasks[:best] + self._tasks[best + 1 :]
+        self._tasks, self._starts, self.ends_s = [], [], self._settled_s
+        for task in left:
+            self.append(task)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A job as a bound needs it, on the machine on which it costs least."""
+
+    at_s: float
+    shortest_s: float
+    """Each row alone on the fastest worker, stages included."""
+    released_s: float
+    """When it may be denoised."""
+    rows: tuple[tuple[int, float, float], ...]
+    """Of each row: steps, seconds that its steps add, sum of the roots of these."""
+
+
+class Bound:
+    """Lower bounds on a percentile of the latencies of `jobs`, and on their mean.
+
+    Args:
+        jobs: in the order of their arrival.
+        machines: of the cluster; where they differ, each counts by the most that it is faster than the first.
+        encode_ms: before denoising.
+        finish_ms: after it, of one picture at least.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        machines: Sequence[Machine],
+        *,
+        encode_ms: float = 0.0,
+        finish_ms: float = 0.0,
+    ) -> None:
+        first = machines[0]
+        kinds = {(m.costs, m.blocks, m.slowness, m.rows): m for m in machines}
+        faster = {key: _faster(first, machine, jobs) for key, machine in kinds.items()}
+        self._speed = sum(faster[m.costs, m.blocks, m.slowness, m.rows] for m in machines)
+        self._fastest = max(faster.values())
+        self._base_s = min(m.pace.base_ms * faster[key] for key, m in kinds.items()) / 1e3
+        self._places = max(m.rows for m in machines)
+        self._finish_s = finish_ms / 1e3
+        self._jobs = [
+            _kind(job, first, list(kinds.values()), encode_ms / 1e3, finish_ms / 1e3) for job in jobs
+        ]
+        shapes = {shape for job in jobs for shape in job.demand.shapes}
+        loads = [shape.load(first.pace, reuses=True) for shape in shapes]
+        self._largest_s = max((load.step_ms + load.first_ms for load in loads), default=0.0) / 1e3
+
+    def percentile(self, percent: float, *, warmup_s: float = 0.0) -> float:
+        """Seconds within which no schedule can end more than `percent` of all jobs that arrive after the warm-up."""
+        counted = [job for job in self._jobs if job.at_s >= warmup_s]
+        needed = math.floor(percent / 100 * (len(counted) - 1)) + 1 if counted else 0
+        low, high = 0.0, max((job.shortest_s for job in counted), default=0.0)
+        while self._on_time(counted, high) < needed:
+            low, high = high, 2 * high
+        while high - low > PRECISION_S:
+            middle = (low + high) / 2
+            if self._on_time(counted, middle) < needed:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def mean(self, *, warmup_s: float = 0.0) -> float:
+        """Seconds: no schedule has a smaller mean than that of all rows alone on the fastest worker."""
+        shortest = [job.shortest_s for job in self._jobs if job.at_s >= warmup_s]
+        return sum(shortest) / max(1, len(shortest))
+
+    def _on_time(self, jobs: Sequence[_Kind], x_s: float) -> int:
+        tasks = [
+            Task(job.released_s, job.at_s + x_s - self._finish_s, self._charge_s(job, x_s) / self._speed)
+            for job in jobs
+            if job.shortest_s <= x_s
+        ]
+        return most_on_time(tasks)
+
+    def _charge_s(self, job: _Kind, x_s: float) -> float:
+        charged = 0.0
+        denoising_s = (x_s - (job.released_s - job.at_s) - self._finish_s) * self._fastest
+        for steps, adds_s, roots in job.rows:
+            free_s = denoising_s - steps * self._base_s
+            fast = self._base_s * roots * roots / free_s if free_s > 0 else math.inf
+            shared = self._base_s * adds_s / (self._places * self._largest_s) if self._largest_s else 0.0
+            charged += adds_s + max(min(fast, steps * self._base_s), shared)
+        return charged
+
+
+def _faster(first: Machine, machine: Machine, jobs: Sequence[Job]) -> float:
+    """The most by which `machine` is faster than `first`, of all rows' steps."""
+    shapes = {shape for job in jobs for shape in job.demand.shapes}
+    ratios = [1.0] if machine == first else []
+    for shape in shapes if not ratios else ():
+        there, here = (shape.load(m.pace, reuses=True) for m in (first, machine))
+        ratios += [there.step_ms / here.step_ms, there.work_ms / here.work_ms]
+        ratios.append(first.pace.base_ms / machine.pace.base_ms if machine.pace.base_ms else 1.0)
+    return max(ratios, default=1.0)
+
+
+def _kind(job: Job, first: Machine, kinds: Sequence[Machine], encode_s: float, finish_s: float) -> _Kind:
+    rows = []
+    for shape in job.demand.shapes:
+        load = shape.load(first.pace, reuses=True)
+        begin = load.step_ms + load.first_ms
+        others = load.steps - 1
+        roots = math.sqrt(begin / 1e3) + others * math.sqrt(load.step_ms / 1e3)
+        rows.append((load.steps, load.work_ms / 1e3, roots))
+    alone_ms = min(_alone_ms(job, machine) for machine in kinds)
+    shortest_s = encode_s + alone_ms / 1e3 + finish_s
+    return _Kind(job.at_s, shortest_s, job.at_s + encode_s, tuple(rows))
+
+
+def _alone_ms(job: Job, machine: Machine) -> float:
+    """Each of its rows on a machine of its own."""
+    loads = job.demand.loads(machine.pace, reuses=True)
+    return max(load.steps * machine.pace.base_ms + load.work_ms for load in loads)

@@ -1,0 +1,85 @@
+"""What the simulated clients ask for: requests of the load generator as rows of tokens. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from giornata.scheduling.demand import Demand, RowShape
+from giornata.wire.jobs import Priority
+from giornata_tools.loadgen.workload import Request
+
+MODEL = "simulated"
+DIGEST = "0" * 64
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The size that all jobs edit, and how their rows reuse."""
+
+    text: int = 512
+    """Tokens."""
+    image: int = 4096
+    """Tokens; a square."""
+    halo: int = 0
+    """Tokens around a mask that are computed too."""
+    corrects: bool = False
+    """Rows compute their first step in full and correct what they take by it; FlashPS does not."""
+    default_steps: int = 30
+    """Of requests that do not say."""
+
+    def computed(self, mask_ratio: float) -> int:
+        """Tokens that a square mask with its halo touches, at least one."""
+        side = math.sqrt(self.image * mask_ratio) + 2 * self.halo
+        return max(1, min(self.image, round(side * side)))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request."""
+
+    job_id: str
+    at_s: float
+    """When it arrives."""
+    demand: Demand
+    slo_s: float | None = None
+    """After its arrival it should have ended."""
+    priority: Priority = Priority.INTERACTIVE
+    tenant: str = "tenant"
+
+    @property
+    def rows(self) -> int:
+        """Its pictures."""
+        return len(self.demand.shapes)
+
+
+def jobs_of(
+    requests: Sequence[Request], picture: Picture, *, reuse: bool = True, slo_s: float | None = None
+) -> list[Job]:
+    """A job of every request, in the order of their times.
+
+    Args:
+        requests: of the load generator.
+        picture: that they edit.
+        reuse: whether they may take from templates.
+        slo_s: of all of them.
+    """
+    made = []
+    for number, request in enumerate(sorted(requests, key=lambda r: r.at_s)):
+        computed = picture.computed(request.mask_ratio) if reuse else picture.image
+        steps = request.steps or picture.default_steps
+        shape = RowShape(picture.text, picture.image, computed, steps, begun=not picture.corrects)
+        demand = Demand(
+            model=MODEL,
+            model_digest=DIGEST,
+            shapes=(shape,) * request.n,
+            template=template_name(request.template) if reuse else None,
+        )
+        made.append(Job(f"j{number}", request.at_s, demand, slo_s))
+    return made
+
+
+def template_name(number: int) -> str:
+    """As telemetry tells it."""
+    return f"t{number}"

@@ -1,0 +1,141 @@
+"""What a simulated run comes to. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from giornata_tools.loadgen.statistics import spread
+from giornata_tools.simulation.jobs import Job
+from giornata_tools.simulation.worker import Counted
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A job and when its stages ended, in seconds of the virtual clock."""
+
+    job: Job
+    assigned_s: float
+    denoised_s: float
+    ended_s: float
+    worker: str
+
+    @property
+    def latency_s(self) -> float:
+        """From its arrival to its end."""
+        return self.ended_s - self.job.at_s
+
+    @property
+    def waited_s(self) -> float:
+        """From its arrival until it was given to a worker: encoding and the router's line."""
+        return self.assigned_s - self.job.at_s
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFigures:
+    """One worker's run."""
+
+    name: str
+    device: str
+    counted: Counted
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The cluster, seen once a second."""
+
+    at_s: float
+    waiting: int
+    """Jobs in the router's line."""
+    unfinished: int
+    """All that have arrived and not ended."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that one simulation tells."""
+
+    ended: tuple[Ended, ...]
+    """In the order of their ends."""
+    workers: tuple[WorkerFigures, ...]
+    moments: tuple[Moment, ...]
+    seconds: float
+    """Virtual ones, until the last job ended."""
+
+    def latencies(self, warmup_s: float = 0.0) -> list[float]:
+        """Of jobs that arrived after the warm-up, in the order of their arrival, in seconds."""
+        counted = sorted((e for e in self.ended if e.job.at_s >= warmup_s), key=lambda e: e.job.at_s)
+        return [ended.latency_s for ended in counted]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in a few figures; latencies in seconds."""
+
+    jobs: int
+    """That were counted."""
+    pictures: int
+    mean_s: float
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    most_s: float
+    waited_mean_s: float
+    """Before a worker was found."""
+    throughput_per_s: float
+    """Counted jobs over the seconds from the end of the warm-up to the last end."""
+    slo_share: float | None
+    """Of jobs that have an SLO, those that met it."""
+    utilisation: float
+    """Share of time in which a worker computed, in the mean over workers."""
+    utilisation_least: float
+    utilisation_most: float
+    rows_a_step: float
+    queue_mean: float
+    """Jobs in the router's line, as seen once a second."""
+    queue_most: int
+    hits_memory: int
+    hits_disk: int
+    misses: int
+    recorded: int
+
+
+def summary(run: Run, warmup_s: float = 0.0) -> Summary:
+    """Of jobs that arrived after the warm-up; workers' figures are those of the whole run.
+
+    Raises:
+        ValueError: no job arrived after the warm-up.
+    """
+    counted = [ended for ended in run.ended if ended.job.at_s >= warmup_s]
+    latency = spread([ended.latency_s for ended in counted])
+    if latency is None:
+        raise ValueError(f"none of {len(run.ended)} jobs arrives after the warm-up of {warmup_s:g} s")
+    met = [e.latency_s <= e.job.slo_s for e in counted if e.job.slo_s is not None]
+    used = [worker.counted.busy_s / run.seconds for worker in run.workers]
+    steps = sum(worker.counted.steps for worker in run.workers)
+    moments = [m.waiting for m in run.moments if m.at_s >= warmup_s] or [0]
+    hits = {
+        name: sum(worker.counted.hits[name] for worker in run.workers) for name in ("memory", "disk", "miss")
+    }
+    return Summary(
+        jobs=len(counted),
+        pictures=sum(ended.job.rows for ended in counted),
+        mean_s=latency.mean,
+        p50_s=latency.p50,
+        p95_s=latency.p95,
+        p99_s=latency.p99,
+        most_s=latency.most,
+        waited_mean_s=statistics.fmean(ended.waited_s for ended in counted),
+        throughput_per_s=len(counted) / max(1e-9, run.seconds - warmup_s),
+        slo_share=statistics.fmean(met) if met else None,
+        utilisation=statistics.fmean(used),
+        utilisation_least=min(used),
+        utilisation_most=max(used),
+        rows_a_step=sum(worker.counted.row_steps for worker in run.workers) / max(1, steps),
+        queue_mean=statistics.fmean(moments),
+        queue_most=max(moments),
+        hits_memory=hits["memory"],
+        hits_disk=hits["disk"],
+        misses=hits["miss"],
+        recorded=sum(worker.counted.recorded for worker in run.workers),
+    )

@@ -1,0 +1,178 @@
+"""What is simulated: a cluster, a workload, and how it is scheduled; and its runs. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from giornata.scheduling.policies import Policy
+from giornata_tools.loadgen.arrivals import arrival_times
+from giornata_tools.loadgen.statistics import percentile
+from giornata_tools.loadgen.trace import Line, complete
+from giornata_tools.loadgen.workload import Workload, draw, faster
+from giornata_tools.simulation.bound import Bound
+from giornata_tools.simulation.jobs import Job, Picture, jobs_of, template_name
+from giornata_tools.simulation.machines import Machine
+from giornata_tools.simulation.results import Run, Summary, summary
+from giornata_tools.simulation.simulator import Options, Simulation, Stages
+from giornata_tools.simulation.worker import Templates
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """When jobs arrive."""
+
+    seconds: float = 600.0
+    """After the warm-up."""
+    warmup_s: float = 30.0
+    """Jobs that arrive in it are left out of all figures but the workers'."""
+    cv: float = 1.0
+    """Coefficient of variation of the times between arrivals; 1 is Poisson."""
+    trace: tuple[Line, ...] = ()
+    """Instead of chance."""
+    speed: float = 1.0
+    """By which the trace is faster."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything but the rate, the policy and the seed."""
+
+    machines: tuple[Machine, ...]
+    workload: Workload
+    arriving: Arriving = field(default_factory=Arriving)
+    picture: Picture = field(default_factory=Picture)
+    templates: Templates = field(default_factory=Templates)
+    stages: Stages = field(default_factory=Stages)
+    reuse: bool = True
+    slo_s: float | None = None
+    cores: float = math.inf
+    """That workers and stages share, a thread each; infinite: everyone has one."""
+
+    def jobs(self, rate: float, seed: int) -> list[Job]:
+        """At `rate` a second; equal seeds make equal jobs.
+
+        Raises:
+            ValueError: none arrives after the warm-up.
+        """
+        arriving = self.arriving
+        if arriving.trace:
+            requests = faster(complete(arriving.trace, self.workload, seed), arriving.speed)
+        else:
+            times = arrival_times(rate, arriving.warmup_s + arriving.seconds, seed, arriving.cv)
+            requests = draw(times, self.workload, seed)
+        if not any(request.at_s >= arriving.warmup_s for request in requests):
+            raise ValueError(
+                f"no job arrives within {arriving.seconds:g} s after the warm-up of {arriving.warmup_s:g} s"
+            )
+        return jobs_of(requests, self.picture, reuse=self.reuse, slo_s=self.slo_s)
+
+    def run(
+        self,
+        jobs: Sequence[Job],
+        options: Options,
+        progress: Progress | None = None,
+        *,
+        policy: Policy | None = None,
+    ) -> Run:
+        """One simulation; `policy` instead of the one that `options` name, to try one out."""
+        made = Simulation(
+            self.machines,
+            jobs,
+            options,
+            templates=self.templates,
+            stages=self.stages,
+            policy=policy,
+            cores=self.cores,
+        )
+        return made.run(progress)
+
+    def summary(self, run: Run) -> Summary:
+        """Of what arrived after the warm-up."""
+        return summary(run, self.arriving.warmup_s)
+
+    def bound(self, jobs: Sequence[Job]) -> Bound:
+        """How good any schedule of `jobs` could be."""
+        stages = self.stages
+        return Bound(jobs, self.machines, encode_ms=stages.encode_ms, finish_ms=stages.finish_ms)
+
+    def with_workers(self, count: int) -> Scenario:
+        """The same with so many workers: those there are, in turns."""
+        machines = tuple(self.machines[place % len(self.machines)] for place in range(count))
+        servers = max(1, round(self.stages.servers * count / len(self.machines)))
+        return replace(self, machines=machines, stages=replace(self.stages, servers=servers))
+
+
+def popular(weights: Mapping[int, float], most: int = 1 << 16) -> tuple[str, ...]:
+    """Names of templates, the most popular first."""
+    ordered = sorted(weights, key=lambda number: (-weights[number], number))
+    return tuple(template_name(number) for number in islice(ordered, most))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How many workers are enough."""
+
+    workers: int | None
+    """None: not even the most that were asked for."""
+    tried: Mapping[int, float]
+    """By number of workers: the worst percentile over the seeds, in seconds."""
+
+
+def fewest_workers(
+    scenario: Scenario,
+    rate: float,
+    options: Options,
+    *,
+    slo_s: float,
+    percent: float,
+    seeds: Sequence[int],
+    most: int = 1000,
+    tell: Callable[[int, float], None] = lambda _workers, _seconds: None,
+) -> Answer:
+    """The fewest workers with which a percentile of latencies is at most `slo_s`, with every seed.
+
+    By bisection: more workers are taken to be no worse, which chance may belie where a percentile lies on the limit.
+
+    Args:
+        scenario: whose workers are taken in turns.
+        rate: jobs a second.
+        options: of every run but its seed.
+        slo_s: seconds.
+        percent: of jobs that are to end in that time.
+        seeds: each is a run.
+        most: workers that are tried.
+        tell: hears of each number that was tried, and its percentile.
+    """
+    arrivals = {seed: scenario.jobs(rate, seed) for seed in seeds}
+    tried: dict[int, float] = {}
+
+    def seconds(count: int) -> float:
+        if count not in tried:
+            made = scenario.with_workers(count)
+            tried[count] = max(
+                percentile(
+                    made.run(jobs, replace(options, seed=seed)).latencies(scenario.arriving.warmup_s), percent
+                )
+                for seed, jobs in arrivals.items()
+            )
+            tell(count, tried[count])
+        return tried[count]
+
+    high = 1
+    while seconds(high) > slo_s:
+        if high == most:
+            return Answer(None, tried)
+        high = min(most, 2 * high)
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        if seconds(middle) > slo_s:
+            low = middle
+        else:
+            high = middle
+    return Answer(high, tried)

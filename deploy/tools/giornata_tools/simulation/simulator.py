@@ -1,0 +1,295 @@
+"""One simulated run: jobs, prepost servers and workers around the live line, placement and policies. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import partial
+from itertools import count
+from typing import Final
+
+from giornata.scheduling.demand import Demand
+from giornata.scheduling.line import Line, Turn
+from giornata.scheduling.pieces import Pieces
+from giornata.scheduling.placement import LOOKED_AT, Placement
+from giornata.scheduling.policies import POLICIES, Candidate, Policy, PolicyName
+from giornata.scheduling.serving import anybody, serve
+from giornata.wire.models import Family, ModelCard
+from giornata.wire.workers import ServiceName, ServiceState
+from giornata_tools.simulation.clock import Action, Clock
+from giornata_tools.simulation.host import Host
+from giornata_tools.simulation.jobs import DIGEST, MODEL, Job
+from giornata_tools.simulation.machines import Machine
+from giornata_tools.simulation.pool import Pool
+from giornata_tools.simulation.results import Ended, Moment, Run, WorkerFigures
+from giornata_tools.simulation.worker import Piece, SimWorker, Templates
+
+CARD: Final = ModelCard(
+    name=MODEL,
+    family=Family.FLUX_INPAINT,
+    digest=DIGEST,
+    vae_scale_factor=8,
+    latent_channels=16,
+    max_text_tokens=512,
+    takes_guidance=True,
+    takes_true_cfg=False,
+    default_steps=30,
+    default_guidance_scale=3.5,
+    default_strength=1.0,
+)
+TOLD: Final = ServiceState(
+    service=ServiceName.DENOISER, instance="", host="simulated", version="", ready=True, models=(CARD,)
+)
+EVER: Final = 1 << 30
+"""Rows that a worker takes on where jobs are bound at their arrival."""
+
+
+class Binding(StrEnum):
+    """When a job is given to a worker."""
+
+    LATE = "late"
+    """When one has a place for it; until then it waits in the router's line, as live."""
+    ARRIVAL = "arrival"
+    """At once: it waits at its worker, as in FlashPS."""
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Beside denoising."""
+
+    encode_ms: float = 0.0
+    """A job."""
+    finish_ms: float = 0.0
+    """A picture, one after the other on one server."""
+    servers: int = 8
+    """That encode, and as many that finish."""
+    hops_ms: float = 0.0
+    """Of messages and files, a job, while nobody computes."""
+    relay_ms: float = 0.0
+    """That gateway, router and message servers compute, a job; half at its arrival, half at its end, one job after the
+    other.
+    """
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is scheduled."""
+
+    policy: PolicyName = PolicyName.FINISH_TIME
+    binding: Binding = Binding.LATE
+    spreads: bool | None = None
+    """Whether rows of one job may go to several workers; by default where jobs are bound late, as live."""
+    telemetry_hz: float = 4.0
+    looked_at: int = LOOKED_AT
+    """Of many workers, how many the policy is asked about."""
+    by_deadline: bool = False
+    """The line, of jobs with an SLO."""
+    seed: int = 0
+    """Of noise."""
+
+
+@dataclass(slots=True)
+class _Carried:
+    job: Job
+    left: int
+    """Rows that are not denoised."""
+    pieces: Pieces
+    assigned_s: float | None = None
+    """The first of its rows."""
+    denoised_s: float = 0.0
+    unfinished: int = 0
+    """Pictures, once all are denoised."""
+    workers: dict[str, None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, job: Job) -> _Carried:
+        return cls(job, job.rows, Pieces(range(job.rows), job.demand, partial(next, count(1))))
+
+
+@dataclass
+class _Counts:
+    arrived: int = 0
+    ended: int = 0
+    moments: list[Moment] = field(default_factory=list)
+
+
+class Simulation:
+    """Make it, then :meth:`run` once.
+
+    Args:
+        machines: one for each worker.
+        jobs: in the order of their arrival.
+        options: how they are scheduled.
+        templates: that workers keep.
+        stages: beside denoising.
+        policy: instead of the one that `options` name, to try one out.
+        line: likewise.
+        cores: that workers and stages share, a thread each; infinite: everyone has one.
+    """
+
+    def __init__(
+        self,
+        machines: Sequence[Machine],
+        jobs: Sequence[Job],
+        options: Options,
+        *,
+        templates: Templates | None = None,
+        stages: Stages | None = None,
+        policy: Policy | None = None,
+        line: Line | None = None,
+        cores: float = math.inf,
+    ) -> None:
+        self._options, self._stages, self._jobs = options, stages or Stages(), jobs
+        self._clock = Clock()
+        self._host = Host(self._clock, cores)
+        chosen = policy or POLICIES[options.policy]
+        if options.binding is Binding.ARRIVAL:
+            chosen = bound_at_arrival(chosen)
+        self._placement = Placement(chosen, looked_at=options.looked_at)
+        self._line = Line(by_deadline=options.by_deadline) if line is None else line
+        servers = self._stages.servers
+        self._relay, self._encoders, self._finishers = (Pool(n, self._host) for n in (1, servers, servers))
+        self._workers = {
+            name: SimWorker(
+                name,
+                machine,
+                templates or Templates(),
+                clock=self._clock,
+                done=self._denoised,
+                seed=options.seed * 100_003 + number,
+                host=self._host,
+            )
+            for number, machine in enumerate(machines)
+            for name in [f"w{number:04d}"]
+        }
+        self._carried = {job.job_id: _Carried.of(job) for job in jobs}
+        self._counts = _Counts()
+        self._ended: list[Ended] = []
+
+    def run(self, progress: Callable[[int], None] | None = None) -> Run:
+        """Until every job has ended; `progress` is told how many have."""
+        self._start()
+        told = 0
+        while self._counts.ended < len(self._jobs):
+            if not self._clock.step():
+                raise RuntimeError(f"{len(self._jobs) - self._counts.ended} jobs wait for nothing")
+            if progress is not None and self._counts.ended >= told + 100:
+                told = self._counts.ended
+                progress(told)
+        figures = [
+            WorkerFigures(name, worker.machine.device, worker.counted)
+            for name, worker in self._workers.items()
+        ]
+        return Run(tuple(self._ended), tuple(figures), tuple(self._counts.moments), self._clock.now)
+
+    def _start(self) -> None:
+        period = 1 / self._options.telemetry_hz
+        for number, worker in enumerate(self._workers.values()):
+            self._hear(worker, 0.0)
+            self._clock.at(period * (number + 1) / len(self._workers), self._ticking(worker, period))
+        for job in self._jobs[:1]:
+            self._clock.at(job.at_s, lambda now: self._arrive(0, now))
+        self._clock.at(0.0, self._look)
+
+    def _arrive(self, number: int, now: float) -> None:
+        """The next job, and the plan for the one after it."""
+        job = self._jobs[number]
+        self._counts.arrived += 1
+        if number + 1 < len(self._jobs):
+            self._clock.at(self._jobs[number + 1].at_s, lambda then: self._arrive(number + 1, then))
+        self._relay.serve(self._stages.relay_ms / 2e3, now, lambda then: self._encode(job, then))
+
+    def _encode(self, job: Job, now: float) -> None:
+        hops_s = self._stages.hops_ms / 1e3
+
+        def encoded(then: float) -> None:
+            if hops_s:
+                self._clock.at(then + hops_s, lambda hopped: self._join(job, hopped))
+            else:
+                self._join(job, then)
+
+        self._encoders.serve(self._stages.encode_ms / 1e3, now, encoded)
+
+    def _join(self, job: Job, now: float) -> None:
+        turn = Turn(job.priority, job.tenant)
+        if job.slo_s is not None:
+            finish_by_s = job.at_s + job.slo_s - job.rows * self._stages.finish_ms / 1e3
+            takes_s = self._placement.least_ms(job.demand.piece()) / 1e3 if self._options.by_deadline else 0.0
+            turn = replace(turn, finish_by_s=finish_by_s, takes_s=takes_s)
+        self._line.join(job.job_id, job.demand, turn, now)
+        self._serve(now)
+
+    def _serve(self, now: float) -> None:
+        late = self._options.binding is Binding.LATE
+        if not len(self._line) or (late and not anybody(self._line, self._placement)):
+            return
+        spreads = late if self._options.spreads is None else self._options.spreads
+        served: dict[str, _Carried] = {}
+        for entry, name in serve(self._line, self._placement, now, spreads=spreads):
+            carried = served[entry.job_id] = self._carried[entry.job_id]
+            carried.assigned_s = now if carried.assigned_s is None else carried.assigned_s
+            carried.workers[name] = None
+            given, demand = carried.pieces.give(name, entry.demand.rows)
+            self._placement.assign(entry.job_id, given.attempt, name, demand, now)
+        for carried in served.values():
+            for attempt, name, rows in carried.pieces.take():
+                self._workers[name].take(Piece(carried.job, attempt, rows), now)
+
+    def _denoised(self, piece: Piece, now: float) -> None:
+        carried = self._carried[piece.job.job_id]
+        carried.left -= len(piece.rows)
+        self._placement.release(piece.job.job_id, piece.attempt)
+        self._serve(now)
+        if carried.left:
+            return
+        carried.denoised_s, carried.unfinished = now, carried.job.rows
+        for _ in range(carried.job.rows):
+            self._finishers.serve(
+                self._stages.finish_ms / 1e3, now, lambda then: self._finished(carried, then)
+            )
+
+    def _finished(self, carried: _Carried, now: float) -> None:
+        """One of its pictures."""
+        carried.unfinished -= 1
+        if not carried.unfinished:
+            self._relay.serve(self._stages.relay_ms / 2e3, now, lambda then: self._end(carried, then))
+
+    def _end(self, carried: _Carried, now: float) -> None:
+        self._counts.ended += 1
+        job = carried.job
+        assigned_s = carried.assigned_s or 0.0
+        self._ended.append(Ended(job, assigned_s, carried.denoised_s, now, "+".join(carried.workers)))
+
+    def _ticking(self, worker: SimWorker, period: float) -> Action:
+        """Telemetry of `worker`, again and again."""
+
+        def tick(now: float) -> None:
+            self._clock.at(now + period, tick)
+            if self._hear(worker, now):
+                self._serve(now)
+
+        return tick
+
+    def _hear(self, worker: SimWorker, now: float) -> bool:
+        state = worker.state(now)
+        if state is None:
+            return False
+        self._placement.observe(TOLD.model_copy(update={"instance": worker.name, "worker": state}), now)
+        return True
+
+    def _look(self, now: float) -> None:
+        """Once a second."""
+        unfinished = self._counts.arrived - self._counts.ended
+        self._counts.moments.append(Moment(now, len(self._line), unfinished))
+        self._clock.at(now + 1.0, self._look)
+
+
+def bound_at_arrival(policy: Policy) -> Policy:
+    """`policy` where every worker takes whatever it is given: jobs wait at workers, not in the line."""
+
+    def chosen(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+        return policy([candidate._replace(capacity_rows=EVER) for candidate in candidates], demand)
+
+    return chosen

@@ -1,0 +1,138 @@
+"""Rows at a simulated worker, and how long a step of several takes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from giornata.planning.batch import BatchRow, plan_batch
+from giornata.planning.blocks import Link, Mode
+from giornata.planning.costs import SLABS, Loads, Shape, row_blocks
+from giornata.scheduling.batch import RowKey
+from giornata.scheduling.demand import Pace, RowShape
+from giornata.wire.workers import RowProgress
+
+GRAIN = 32
+"""Plans are made of rows whose computed tokens are rounded to so many parts of their picture's, and kept."""
+
+
+@dataclass(slots=True, eq=False)
+class SimRow:
+    """A row as the worker has it; `left` and `begun` change from step to step."""
+
+    key: RowKey
+    shape: RowShape
+    reuses: bool
+    step_ms: float
+    """What it adds to a step."""
+    first_ms: float
+    """To its first one beyond that."""
+    left: int
+    """Steps."""
+    told: RowProgress
+    """At its beginning."""
+    template: str | None = None
+    background: bool = False
+    """A template run."""
+    begun: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Text and image, as :class:`giornata.scheduling.batch.Batch` counts them."""
+        return self.shape.sequences * (
+            self.shape.text + (self.shape.computed if self.reuses else self.shape.image)
+        )
+
+    @property
+    def first(self) -> bool:
+        """Whether its next step costs more than the others."""
+        return not self.begun and self.first_ms > 0
+
+    @property
+    def mode(self) -> Mode:
+        """Whether its next step takes anything from the template: `FULL` if not."""
+        return Mode.FULL if self.first or not self.reuses else Mode.KV
+
+
+def row_of(
+    key: RowKey, shape: RowShape, pace: Pace, *, template: str | None, background: bool = False
+) -> SimRow:
+    """A row that is to be computed; `template` None: it takes from none."""
+    load = shape.load(pace, reuses=template is not None)
+    full_ms = pace.row_ms(Shape(shape.text, shape.image, shape.image), shape.sequences, Mode.FULL)
+    reuses = template is not None and load.step_ms < full_ms
+    told = RowProgress(
+        job_id=key.job_id,
+        attempt=key.attempt,
+        index=key.index,
+        step=0,
+        steps=shape.steps,
+        tokens=shape.image,
+        computed_tokens=shape.computed if reuses else None,
+        text_tokens=shape.text,
+        sequences=shape.sequences,
+    )
+    return SimRow(key, shape, reuses, load.step_ms, load.first_ms, shape.steps, told, template, background)
+
+
+class StepTimes:
+    """How long steps take on one machine; plans are kept.
+
+    Args:
+        pace: of the machine.
+        kv_bytes: of keys and values that a row takes a step, of all blocks; 0 where loads are neglected.
+    """
+
+    def __init__(self, pace: Pace, kv_bytes: float) -> None:
+        self._pace, self._kv_bytes = pace, kv_bytes
+        self._stretch: dict[Hashable, float] = {}
+
+    def step_ms(self, rows: Sequence[SimRow]) -> tuple[float, float]:
+        """Of a step of `rows`: computing, and waiting for loads."""
+        computing = self._pace.base_ms
+        for row in rows:
+            computing += row.step_ms + (0.0 if row.begun else row.first_ms)
+        if not self._kv_bytes:
+            return computing, 0.0
+        templates = {row.template for row in rows if row.mode is not Mode.FULL}
+        block_bytes = self._kv_bytes / self._pace.blocks
+        loading = len(templates) * self._pace.blocks * self._pace.costs.load_ms(block_bytes)
+        if loading <= computing:  # blocks are alike: then every load hides behind the block before
+            return computing, 0.0
+        return computing, computing * (self._stretched(rows) - 1)
+
+    def _stretched(self, rows: Sequence[SimRow]) -> float:
+        """By how much loads make a step of rows like these longer, by the planner of batches."""
+        numbers: dict[str | None, int] = {}
+        kinds = tuple(
+            sorted(
+                (
+                    -(-row.shape.computed * GRAIN // row.shape.image),
+                    numbers.setdefault(row.template, len(numbers)),
+                )
+                if row.mode is not Mode.FULL
+                else (GRAIN, -1)
+                for row in rows
+            )
+        )
+        if kinds not in self._stretch:
+            self._stretch[kinds] = self._plan(kinds, rows[0].shape)
+        return self._stretch[kinds]
+
+    def _plan(self, kinds: Sequence[tuple[int, int]], shape: RowShape) -> float:
+        pace, blocks = self._pace, self._pace.blocks
+        kv_bytes = round(self._kv_bytes / blocks)
+        loads = [Loads(hidden_bytes=kv_bytes // 2, kv_bytes=kv_bytes)] * blocks
+        reusing, base_ms, least_ms = [], pace.costs.compute[0] / blocks, pace.costs.compute[0]
+        for parts, template in kinds:
+            tokens = Shape(shape.text, shape.image, max(1, shape.image * parts // GRAIN))
+            if template < 0:
+                full_ms = pace.costs.block_ms(tokens.work(Mode.FULL))
+                base_ms += full_ms
+                least_ms += full_ms * blocks
+                continue
+            made = row_blocks(pace.costs, [tokens], loads, kv_bytes / SLABS, blocks)
+            reusing.append(BatchRow(made, template))
+            least_ms += sum(block.kv_ms for block in made)
+        link = Link(pace.costs.load_ms(kv_bytes / SLABS))
+        return plan_batch(reusing, link, base_ms).timeline.finish_ms / least_ms

@@ -1,0 +1,54 @@
+"""Templates of one worker, in memory and on disk; the least recently used is given up first. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import islice
+from typing import Final
+
+from giornata.wire.workers import Tier
+
+TOLD: Final = 256
+"""Templates of a tier that telemetry tells, as :class:`giornata.wire.workers.WorkerState` says."""
+
+
+class Tiers:
+    """All templates are of one size.
+
+    Args:
+        memory: templates that fit into memory.
+        disk: templates that fit on disk.
+    """
+
+    def __init__(self, memory: int, disk: int) -> None:
+        self._most = {Tier.MEMORY: memory, Tier.DISK: disk}
+        self._here: dict[Tier, OrderedDict[str, None]] = {tier: OrderedDict() for tier in Tier}
+
+    def find(self, template: str) -> Tier | None:
+        """The fastest tier that has it; this is a use."""
+        found = None
+        for tier in (Tier.DISK, Tier.MEMORY):
+            if template in self._here[tier]:
+                self._here[tier].move_to_end(template)
+                found = tier
+        return found
+
+    def put(self, template: str) -> None:
+        """Recorded: into memory and onto disk."""
+        self._put(Tier.DISK, template)
+        self.fetched(template)
+
+    def fetched(self, template: str) -> None:
+        """Read from disk: into memory."""
+        self._put(Tier.MEMORY, template)
+
+    def resident(self) -> dict[Tier, tuple[str, ...]]:
+        """By tier, lately used first, as telemetry tells it."""
+        return {tier: tuple(islice(reversed(here), TOLD)) for tier, here in self._here.items()}
+
+    def _put(self, tier: Tier, template: str) -> None:
+        here = self._here[tier]
+        here[template] = None
+        here.move_to_end(template)
+        while len(here) > self._most[tier]:
+            here.popitem(last=False)

@@ -1,0 +1,293 @@
+"""A simulated denoiser: the live batch around a virtual step, templates, telemetry. Pure.
+
+Steps of the same rows are alike, so the clock jumps over them: something happens only where a row joins, leaves or
+takes its first step, and where steps are noisy, at every step.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from giornata.scheduling.batch import Batch, Capacity, RowKey
+from giornata.scheduling.demand import RowShape
+from giornata.scheduling.recording import Admission
+from giornata.wire.workers import LoadSample, StepSample, Tier, WorkerState
+from giornata_tools.simulation.clock import Clock
+from giornata_tools.simulation.host import Host
+from giornata_tools.simulation.jobs import Job
+from giornata_tools.simulation.machines import Machine
+from giornata_tools.simulation.segments import EPSILON_S, Segment, progress, sample
+from giornata_tools.simulation.steps import SimRow, StepTimes, row_of
+from giornata_tools.simulation.tiers import Tiers
+
+SAMPLES = 16
+"""Of steps that one telemetry message carries."""
+
+
+@dataclass(frozen=True)
+class Templates:
+    """How all workers keep templates."""
+
+    size_bytes: float = 0.0
+    """Of each."""
+    kv_bytes: float = 0.0
+    """That a row takes a step from memory; 0: loads are neglected."""
+    levels: int = 6
+    """Steps of a run that records one."""
+    registered: frozenset[str] = frozenset()
+    """Are recorded at their first edit on a worker; others at their second."""
+    preloaded: tuple[str, ...] = ()
+    """In memory of every worker from the start, the most popular first, as far as there is room."""
+
+
+@dataclass(slots=True)
+class Counted:
+    """What a worker has done."""
+
+    busy_s: float = 0.0
+    steps: int = 0
+    row_steps: int = 0
+    hits: dict[str, int] = field(default_factory=lambda: {"memory": 0, "disk": 0, "miss": 0})
+    """Jobs that may reuse, by where their template was."""
+    recorded: int = 0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of a job that one worker gets together."""
+
+    job: Job
+    attempt: int
+    rows: tuple[int, ...]
+    """Their indices."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Job and attempt."""
+        return self.job.job_id, self.attempt
+
+
+Done = Callable[[Piece, float], None]
+
+
+class SimWorker:
+    """One denoiser.
+
+    Args:
+        name: its instance.
+        machine: what it is.
+        templates: that it keeps.
+        clock: on which it runs.
+        done: told when the rows that it got together are computed.
+        seed: of noise.
+        host: on whose processors it computes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        machine: Machine,
+        templates: Templates,
+        *,
+        clock: Clock,
+        done: Done,
+        seed: int,
+        host: Host | None = None,
+    ) -> None:
+        self.name, self.machine = name, machine
+        self.counted = Counted()
+        self._templates, self._clock, self._done = templates, clock, done
+        self._host = host or Host(clock)
+        self._pace = machine.pace
+        self._times = StepTimes(self._pace, templates.kv_bytes)
+        capacity = Capacity(machine.rows, machine.tokens)
+        self.batch: Batch[SimRow] = Batch(capacity, self._fits)
+        self._chance = random.Random(seed)  # noqa: S311 - noise, no secret
+        size = templates.size_bytes or 1.0
+        memory, disk = (
+            int(min(bytes_ / size, 1 << 40))
+            for bytes_ in (machine.storage.memory_bytes, machine.storage.disk_bytes)
+        )
+        self._tiers, self._admission = Tiers(memory, disk), Admission()
+        for template in reversed(templates.preloaded[:memory]):
+            self._tiers.fetched(template)
+        self._runs: set[str] = set()
+        self._pieces: dict[tuple[str, int], Piece] = {}
+        self._unfinished: dict[tuple[str, int], int] = {}
+        self._fetching: dict[tuple[str, int], Piece] = {}
+        self._segment: Segment | None = None
+        self._numbers = count()
+        self._samples: deque[StepSample] = deque(maxlen=SAMPLES)
+        self._loads: list[LoadSample] = []
+        self._told = WorkerState(
+            capacity_rows=machine.rows, capacity_tokens=machine.tokens, costs=machine.told
+        )
+        self._changed = True
+        self._pausing = False
+
+    def take(self, piece: Piece, now: float) -> None:
+        """Rows are assigned: their template is looked for, they join as soon as they can."""
+        self._changed = True
+        self._pieces[piece.key], self._unfinished[piece.key] = piece, len(piece.rows)
+        template = piece.job.demand.template
+        if template is None:
+            self._submit(piece, None, now)
+            return
+        tier = self._tiers.find(template)
+        self.counted.hits["miss" if tier is None else tier.value] += 1
+        if tier is Tier.DISK:
+            size, speed = self._templates.size_bytes, self.machine.storage.disk_bytes_per_s
+            self._fetching[piece.key] = piece
+            self._clock.at(
+                now + size / speed, lambda then: self._fetched(piece, template, size / speed * 1e3, then)
+            )
+            return
+        if tier is None and self._admission.see(template, registered=template in self._templates.registered):
+            self._record(template, piece.job.demand.shapes[0])
+        self._submit(piece, template if tier else None, now)
+
+    def state(self, now: float) -> WorkerState | None:
+        """Telemetry; None where nothing has changed since the last."""
+        if not (self._changed or self._pieces or self._segment):
+            return None
+        self._changed = False
+        segment, made = self._segment, 0
+        if segment is not None:
+            made = segment.made(now)
+            advancing = {id(row) for row in segment.rows}
+        else:
+            advancing = set()
+        running = tuple(progress(row, made if id(row) in advancing else 0) for row in self.batch.running)
+        waiting = tuple(progress(row, 0) for row in self.batch.waiting)
+        fetching = tuple(
+            progress(row, 0)
+            for piece in self._fetching.values()
+            for row in self._rows(piece, piece.job.demand.template)
+        )
+        samples, loads = tuple(self._samples), tuple(self._loads[-SAMPLES:])
+        self._samples.clear()
+        self._loads.clear()
+        news = {"running": running, "waiting": waiting + fetching, "samples": samples, "loads": loads}
+        return self._told.model_copy(update={**news, "resident": self._tiers.resident()})
+
+    def _rows(self, piece: Piece, template: str | None) -> list[SimRow]:
+        shapes = piece.job.demand.shapes
+        return [
+            row_of(RowKey(*piece.key, index), shapes[index], self._pace, template=template)
+            for index in piece.rows
+        ]
+
+    def _fits(self, rows: Sequence[SimRow]) -> bool:
+        limit = self.machine.step_limit_ms
+        return math.isinf(limit) or self._pace.base_ms + sum(row.step_ms for row in rows) <= limit
+
+    def _fetched(self, piece: Piece, template: str, load_ms: float, now: float) -> None:
+        del self._fetching[piece.key]
+        self._tiers.fetched(template)
+        size_bytes = round(self._templates.size_bytes)
+        self._loads.append(LoadSample.model_construct(tier=Tier.DISK, size_bytes=size_bytes, load_ms=load_ms))
+        self._submit(piece, template, now)
+
+    def _record(self, template: str, shape: RowShape) -> None:
+        if template in self._runs:
+            return
+        self._runs.add(template)
+        whole = RowShape(shape.text, shape.image, shape.image, self._templates.levels, begun=True)
+        key = RowKey(template, 0, next(self._numbers))
+        self.batch.submit([row_of(key, whole, self._pace, template=None, background=True)])
+
+    def _submit(self, piece: Piece, template: str | None, now: float) -> None:
+        blocked = bool(self.batch.waiting) or len(self.batch.running) >= self.machine.rows
+        self.batch.submit(self._rows(piece, template))
+        if self._segment is None:
+            self._begin(now)
+        elif not blocked or self.batch.background:
+            self._cut(self._segment, now)
+
+    def _cut(self, segment: Segment, now: float) -> None:
+        """Something may join at the end of the step that is being computed."""
+        if segment.steps == 1:
+            return
+        steps = min(segment.steps, math.ceil((now - segment.began_s - EPSILON_S) / segment.step_s))
+        if steps < segment.steps:
+            segment.steps, segment.number = max(1, steps), next(self._numbers)
+            self._plan_end(segment)
+
+    def _begin(self, now: float) -> None:
+        """The next steps."""
+        paused = next((until for since, until in self.machine.busy if since <= now < until), None)
+        if paused is not None:
+            if not self._pausing:
+                self._pausing = True
+                self._clock.at(paused, self._resume)
+            return
+        rows = self.batch.admit()
+        if not rows:
+            return
+        computing_ms, waiting_ms = self._times.step_ms(rows)
+        step_s = (computing_ms + waiting_ms) / 1e3
+        steps = min(row.left for row in rows)
+        if self.machine.noise:
+            spread = math.sqrt(math.log1p(self.machine.noise**2))
+            step_s *= self._chance.lognormvariate(-spread * spread / 2, spread)
+        alike = not (self.machine.noise or self._host.crowded or self.batch.background)
+        if not alike or any(row.first for row in rows):
+            steps = 1
+        coming = [since for since, _ in self.machine.busy if since > now]
+        if coming:
+            steps = min(steps, max(1, math.ceil((min(coming) - now) / step_s)))
+        segment = self._segment = Segment(rows, now, step_s, steps, next(self._numbers), waiting_ms)
+        if self._host.crowded:
+            segment.step_s = math.inf  # as long as it has not ended
+            self._host.compute(step_s, now, lambda ended: self._end(segment, ended))
+        else:
+            self._plan_end(segment)
+
+    def _resume(self, now: float) -> None:
+        self._pausing = False
+        if self._segment is None:
+            self._begin(now)
+
+    def _plan_end(self, segment: Segment) -> None:
+        number = segment.number
+        ends_s = segment.began_s + segment.steps * segment.step_s
+        self._clock.at(ends_s, lambda now: self._end(segment, now) if segment.number == number else None)
+
+    def _end(self, segment: Segment, now: float) -> None:
+        self._segment, self._changed = None, True
+        segment.step_s = (now - segment.began_s) / segment.steps
+        self.counted.busy_s += segment.steps * segment.step_s
+        self.counted.steps += segment.steps
+        self.counted.row_steps += segment.steps * len(segment.rows)
+        if self.machine.noise or self.machine.slowness != 1.0 or self._templates.kv_bytes:
+            self._samples.extend([sample(segment)] * min(segment.steps, SAMPLES))
+        left = []
+        for row in segment.rows:
+            row.left -= segment.steps
+            row.begun = True
+            if row.left <= 0:
+                left.append(row)
+        self.batch.settle((), [row.key for row in left])
+        ended = [piece for row in left if (piece := self._left(row)) is not None]
+        self._begin(now)
+        for piece in ended:
+            self._done(piece, now)
+
+    def _left(self, row: SimRow) -> Piece | None:
+        """The piece that ends with this row."""
+        if row.background:
+            self._runs.discard(row.key.job_id)
+            self._tiers.put(row.key.job_id)
+            self.counted.recorded += 1
+            return None
+        key = row.key.job_id, row.key.attempt
+        self._unfinished[key] -= 1
+        if self._unfinished[key]:
+            return None
+        del self._unfinished[key]
+        return self._pieces.pop(key)

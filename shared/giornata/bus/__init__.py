@@ -1,0 +1,1 @@
+"""NATS: connections, typed messages and endpoints, JetStream's streams, telemetry."""

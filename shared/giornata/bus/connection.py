@@ -1,0 +1,199 @@
+"""A connection of nats-py, opened and left in order, with one thing added: nobody waits for what will not come.
+
+The server answers a message or subscription that our user has no right for by an error that names its subject, and by
+nothing else: the library's `request` would wait for its time limit, and a subscription would stay silent for ever. The
+same for answers that were lost with the connection to a server that died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+
+from giornata.wire.errors import ServiceUnavailable
+from giornata.wire.permissions import User, inbox
+
+log = structlog.get_logger(__name__)
+
+_REFUSAL: Final = re.compile(
+    r'permissions violation for (?P<act>publish|subscription) to "(?P<subject>[^"]+)"'
+)
+"""As nats-py tells it: in lower case, the subject too."""
+
+
+class RefusedError(nats.errors.Error):
+    """The server does not let this user use a subject."""
+
+    def __init__(self, act: str, subject: str) -> None:
+        self.act = act
+        self.subject = subject
+        super().__init__(f"nats: no right for {act} to {subject}")
+
+
+class LostError(nats.errors.Error):
+    """The connection was lost before the answer; the other side may have acted."""
+
+
+class TellingClient(Client):
+    """A client whose requests fail where they are refused, and with the connection. Make it with :func:`opened`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_reconnect: list[Callable[[], None]] = []
+        """Called after the connection was lost and is back."""
+        self.locked_out = False
+        """A server did not accept user and password."""
+        self._refused_subscriptions: set[str] = set()
+        self._asked: defaultdict[str, set[asyncio.Future[Any]]] = defaultdict(set)
+        """Futures of the answers to requests, by subject in lower case."""
+
+    async def hear(self, error: Exception) -> None:
+        """Error callback: log, and tell whoever waits for an answer to what was refused."""
+        found = _REFUSAL.search(str(error))
+        if found is None:
+            self.locked_out |= "authorization violation" in str(error).lower()
+            log.warning("nats_error", error=repr(error))
+            return
+        refusal = RefusedError(found["act"], found["subject"])
+        if refusal.act == "subscription":
+            self._refused_subscriptions.add(refusal.subject)
+        for future in self._asked.pop(refusal.subject, ()) if refusal.act == "publish" else ():
+            if not future.done():
+                future.set_exception(refusal)
+        log.error("nats_refused", act=refusal.act, subject=refusal.subject)
+
+    def forget_asked(self) -> None:
+        """The connection is lost, and with it, maybe, requests and answers: whoever waits for one is told at once."""
+        for futures in list(self._asked.values()):
+            for future in list(futures):
+                if not future.done():
+                    future.set_exception(LostError())
+
+    def check_subscribed(self, subject: str) -> None:
+        """Raise :class:`RefusedError` if a subscription was refused; ask after the server has processed it."""
+        if subject.lower() in self._refused_subscriptions:
+            raise RefusedError("subscription", subject)
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        reply: str = "",
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        """As the library's; a request's future is remembered until it is done."""
+        future = self._resp_map.get(reply.rpartition(".")[2]) if reply else None
+        if future is not None:
+            key = subject.lower()
+            self._asked[key].add(future)
+            future.add_done_callback(lambda done: self._forget(key, done))
+        await super().publish(subject, payload, reply, headers)
+
+    def _forget(self, key: str, future: asyncio.Future[Any]) -> None:
+        waiting = self._asked.get(key)
+        if waiting is not None:
+            waiting.discard(future)
+            if not waiting:
+                del self._asked[key]
+
+
+@dataclass(frozen=True)
+class Login:
+    """Who connects: whose inboxes answers come to, and, where there is a password file, who logs in."""
+
+    user: User
+    password_file: Path | None
+
+    async def password(self) -> str | None:
+        """The password in the file; None where there is none, and the address may hold user and password.
+
+        Raises:
+            ServiceUnavailable: the file cannot be read.
+        """
+        if self.password_file is None:
+            return None
+        try:
+            return (await asyncio.to_thread(self.password_file.read_text, encoding="utf-8")).strip()
+        except OSError as error:
+            raise ServiceUnavailable(
+                f"The NATS password cannot be read: {error.strerror}. Is GIORNATA_NATS_PASSWORD_FILE right?"
+            ) from error
+
+
+@asynccontextmanager
+async def opened(url: str, name: str, login: Login, timeout_s: float) -> AsyncIterator[TellingClient]:
+    """A client that reconnects for ever while it is up and drains on leaving; see :func:`giornata.bus.bus.connect`."""
+    password = await login.password()
+    client = TellingClient()
+
+    async def reconnected() -> None:
+        log.info("nats_reconnected")
+        for callback in client.on_reconnect:
+            callback()
+
+    async def disconnected() -> None:
+        client.forget_asked()
+        if not (client.is_closed or client.is_draining):
+            log.warning("nats_disconnected")
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            await client.connect(
+                servers=[part.strip() for part in url.split(",")],
+                name=name,
+                user=None if password is None else login.user.value,
+                password=password,
+                inbox_prefix=inbox(login.user),
+                allow_reconnect=True,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=1,
+                reconnected_cb=reconnected,
+                disconnected_cb=disconnected,
+                error_cb=client.hear,
+            )
+    except (OSError, TimeoutError, nats.errors.Error) as error:
+        await _close(client)
+        raise _nobody(locked_out=client.locked_out) from error
+    except BaseException:  # cancelled while connecting: the client has begun tasks
+        await _close(client)
+        raise
+    try:
+        yield client
+    finally:
+        await _leave(client)
+
+
+def _nobody(*, locked_out: bool) -> ServiceUnavailable:
+    if locked_out:
+        return ServiceUnavailable(
+            "The NATS server does not let us in; are user and password right, in GIORNATA_NATS_URL or in the file that "
+            "GIORNATA_NATS_PASSWORD_FILE names?"
+        )
+    return ServiceUnavailable("No NATS server answers; is GIORNATA_NATS_URL right?")
+
+
+async def _leave(client: Client) -> None:
+    """Drain the connection if there is one; close it in any case."""
+    try:
+        if client.is_connected:
+            await client.drain()
+    except nats.errors.Error as error:  # it was lost on the way
+        log.warning("not_drained", error=repr(error))
+    finally:
+        await _close(client)
+
+
+async def _close(client: Client) -> None:
+    if not client.is_connected:  # close() would write what waits to the broken socket, fail and stop half-way
+        client._pending, client._pending_data_size = [], 0  # noqa: SLF001 - nats-py has no other way
+    await client.close()

@@ -1,0 +1,88 @@
+"""Telling the fleet what this instance is, a few times a second, and once more when it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import nats.errors
+import structlog
+
+from giornata import __version__
+from giornata.bus.bus import Bus, barrier
+from giornata.wire import subjects
+from giornata.wire.models import ModelCard
+from giornata.wire.workers import QueueState, ServiceName, ServiceState, WorkerState
+
+Report = Callable[[], ServiceState]
+
+log = structlog.get_logger(__name__)
+
+
+def state_of(
+    service: ServiceName,
+    instance: str,
+    *,
+    ready: bool = True,
+    draining: bool = False,
+    active: bool = True,
+    models: tuple[ModelCard, ...] = (),
+    worker: WorkerState | None = None,
+    queue: QueueState | None = None,
+    answering: tuple[str, ...] | None = None,
+) -> ServiceState:
+    """What an instance of this process tells of itself: its host and version, and what only it knows."""
+    return ServiceState(
+        service=service,
+        instance=instance,
+        host=socket.gethostname(),
+        version=__version__,
+        ready=ready,
+        draining=draining,
+        active=active,
+        models=models,
+        worker=worker,
+        queue=queue,
+        answering=answering,
+    )
+
+
+@asynccontextmanager
+async def telemetry(bus: Bus, hz: float, report: Report) -> AsyncIterator[None]:
+    """Publish `report()` `hz` times a second while inside; on leaving, say that this instance is draining.
+
+    What cannot be told once is logged, and told the next time: silence would mean death.
+    """
+    task = asyncio.create_task(_publish(bus, hz, report), name="telemetry")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await _tell(bus, lambda: report().model_copy(update={"ready": False, "draining": True}))
+        if bus.client.is_connected:
+            with contextlib.suppress(nats.errors.Error):
+                await barrier(bus.client)
+
+
+async def publish(bus: Bus, state: ServiceState) -> None:
+    """One telemetry message, at once: for changes that others should not wait for."""
+    await bus.publish(subjects.telemetry(state.service, state.instance), state)
+
+
+async def _publish(bus: Bus, hz: float, report: Report) -> None:
+    while True:
+        await _tell(bus, report)
+        await asyncio.sleep(1 / hz)  # the rate of telemetry, not a poll
+
+
+async def _tell(bus: Bus, report: Report) -> None:
+    if not bus.client.is_connected:
+        return
+    try:
+        await publish(bus, report())
+    except Exception:  # the task's edge: logged
+        log.exception("telemetry_failed")

@@ -1,0 +1,17 @@
+"""The wire contract: every message, record and subject that services exchange. Pure.
+
+Read in this order, it is the protocol's manual:
+
+* :mod:`giornata.wire.requests` - what an application asks for
+* :mod:`giornata.wire.jobs` - the job, its rows, its record
+* :mod:`giornata.wire.messages` - the questions services ask each other
+* :mod:`giornata.wire.events` - what is told while a job runs
+* :mod:`giornata.wire.workers` - what a service tells of itself
+* :mod:`giornata.wire.models` - what a checkpoint is
+* :mod:`giornata.wire.templates` - pictures that are registered for reuse
+* :mod:`giornata.wire.errors` - every way an edit can fail, with stable codes
+* :mod:`giornata.wire.subjects` - where each message travels
+* :mod:`giornata.wire.stores` - what JetStream keeps
+* :mod:`giornata.wire.permissions` - who may publish and subscribe what
+* :mod:`giornata.wire.codec` - how it is written down
+"""

@@ -1,0 +1,77 @@
+"""Messages as bytes: msgpack maps with string keys and a schema number.
+
+A reader accepts its own schema number and the one before, ignores fields it does not know, and names those it misses.
+Golden bytes in ``tests/contract`` pin the encoding.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgpack
+from pydantic import BaseModel, ValidationError
+
+from giornata.wire.errors import PayloadTooLarge, SchemaMismatch
+
+SCHEMA = 1
+"""Raised whenever an older reader would misunderstand a message."""
+ACCEPTED_SCHEMAS = frozenset({SCHEMA - 1, SCHEMA} - {0})
+MAX_CONTROL_BYTES = 256 * 1024
+"""Control messages stay small; pictures and tensors travel as claim checks."""
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def encode(message: BaseModel, *, limit_bytes: int = MAX_CONTROL_BYTES) -> bytes:
+    """`message` as msgpack, with the schema number; None fields are left out.
+
+    Raises:
+        PayloadTooLarge: the message is larger than `limit_bytes`, by default what a control message may be.
+    """
+    fields = message.model_dump(mode="python", exclude_none=True)
+    packed: bytes = msgpack.packb({"schema": SCHEMA, **fields}, use_bin_type=True)
+    if len(packed) > limit_bytes:
+        raise PayloadTooLarge(
+            f"A {type(message).__name__} message is too large.",
+            received=f"{len(packed)} bytes",
+            accepted=f"at most {limit_bytes} bytes",
+        )
+    return packed
+
+
+def decode(kind: type[M], data: bytes) -> M:
+    """Read a `kind` from msgpack bytes.
+
+    Raises:
+        SchemaMismatch: not msgpack, another schema, or fields missing or of another type (all are named).
+    """
+    fields = unpack(data)
+    schema = fields.pop("schema", None)
+    if not isinstance(schema, int) or schema not in ACCEPTED_SCHEMAS:
+        raise SchemaMismatch(
+            f"A {kind.__name__} message has an unreadable schema number.",
+            received=schema,
+            accepted=" or ".join(str(number) for number in sorted(ACCEPTED_SCHEMAS)),
+        )
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)
+        )
+        raise SchemaMismatch(f"A {kind.__name__} message is malformed: {wrong}.") from error
+
+
+def unpack(data: bytes) -> dict[str, Any]:
+    """The map in `data`, with limits on what a hostile sender can make it allocate.
+
+    Raises:
+        SchemaMismatch: the bytes are not one msgpack map.
+    """
+    try:
+        fields = msgpack.unpackb(data, raw=False, strict_map_key=True)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise SchemaMismatch("The message is not msgpack.", received=f"{len(data)} bytes") from error
+    if not isinstance(fields, dict):
+        raise SchemaMismatch("The message is not a msgpack map.", received=type(fields).__name__)
+    return fields

@@ -1,0 +1,246 @@
+"""The questions services ask each other by request-reply. Every request carries the milliseconds it may take."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority, Row, Wire
+from giornata.wire.models import ModelCard
+from giornata.wire.requests import EditParameters, OutputFormat
+from giornata.wire.templates import TemplateInputs, TemplateRecord
+
+__all__ = [
+    "EVENT_HEADER",
+    "IDEMPOTENCY_HEADER",
+    "INLINE_BYTES",
+    "Accepted",
+    "AdapterRequest",
+    "CancelMessage",
+    "CancelRows",
+    "EditMessage",
+    "EditReply",
+    "EncodeRequest",
+    "FinishReply",
+    "FinishRequest",
+    "InspectRequest",
+    "ModelCard",
+    "OutputFormat",
+    "Picture",
+    "PrefetchTemplate",
+    "RecordRequest",
+    "RemoveTemplate",
+    "RunAnswer",
+    "RunReply",
+    "RunRequest",
+    "SubmitRequest",
+    "TemplateRequest",
+]
+
+
+class SubmitRequest(Wire):
+    """gateway → router: make this job durable and carry it out. Idempotent on the job's id."""
+
+    job: Job
+    remaining_ms: int
+
+
+class Accepted(Wire):
+    """router → gateway: the job is in JetStream."""
+
+    job_id: str
+
+
+class Forecast(Wire):
+    """When a job should have its pictures, as the router sees it now."""
+
+    position: int
+    """Jobs that are to get a worker before it; 0 for the next one, and for one that has a worker."""
+    finish_ms: float
+    """Until its rows are computed, decoded and pasted, from now."""
+
+
+class ForecastRequest(Wire):
+    """gateway → router: when will a job be denoised? Answered by a :class:`Forecast`."""
+
+    job_id: str
+    remaining_ms: int
+
+
+class InspectRequest(Wire):
+    """router → prepost: decode and measure; answered by an :class:`~giornata.wire.jobs.Inspection`."""
+
+    job: Job
+    remaining_ms: int
+
+
+class EncodeRequest(Wire):
+    """router → prepost: conditioning of all rows; answered by an :class:`~giornata.wire.jobs.Encoding`."""
+
+    job: Job
+    inspection: Inspection
+    remaining_ms: int
+
+
+class FinishRequest(Wire):
+    """router → prepost: decode one row's latents, paste, encode."""
+
+    job: Job
+    inspection: Inspection
+    index: int
+    latents: BlobRef
+    remaining_ms: int
+
+
+class FinishReply(Wire):
+    """prepost → router: the finished picture, and where the time went."""
+
+    image: BlobRef
+    decode_ms: float
+    paste_ms: float
+
+
+class RunRequest(Wire):
+    """router → one denoiser: compute these rows. Idempotent on job and attempt."""
+
+    job: Job
+    attempt: int
+    inspection: Inspection
+    encoding: Encoding
+    rows: tuple[Row, ...]
+    remaining_ms: int
+
+
+class RunAnswer(StrEnum):
+    """What a denoiser says to rows."""
+
+    ACCEPTED = "accepted"
+    FULL = "full"
+    """No room; ask another."""
+    DRAINING = "draining"
+    """Shutting down; ask another."""
+
+
+class RunReply(Wire):
+    """denoiser → router."""
+
+    answer: RunAnswer
+
+
+class CancelRows(Wire):
+    """router → one denoiser: drop the rows of this attempt, it has been given to another."""
+
+    job_id: str
+    attempt: int
+
+
+class TemplateRequest(Wire):
+    """gateway → router: have this template recorded; answered by its record. router → prepost: answered by its inputs.
+
+    May be asked again: what is recorded, or is being recorded, is not recorded twice.
+    """
+
+    template: TemplateRecord
+    remaining_ms: int
+
+
+Question = InspectRequest | EncodeRequest | FinishRequest | TemplateRequest
+"""What prepost is asked."""
+
+
+def question(request: Question) -> str:
+    """Names what `request` asks for: asked again, it has the same name."""
+    match request:
+        case InspectRequest():
+            return f"inspect {request.job.job_id}"
+        case EncodeRequest():
+            return f"encode {request.job.job_id}"
+        case FinishRequest():
+            return f"finish {request.job.job_id} {request.index}"
+        case TemplateRequest():
+            return f"template {request.template.template_id}"
+
+
+class RecordRequest(Wire):
+    """router → one denoiser: record this template, beside its edits; its record tells how that ends."""
+
+    template: TemplateRecord
+    inputs: TemplateInputs
+    remaining_ms: int
+
+
+class PrefetchTemplate(Wire):
+    """router → one denoiser: an edit of this template probably comes; what is on disk of it belongs into memory."""
+
+    job: Job
+    inspection: Inspection
+
+
+class RemoveTemplate(Wire):
+    """gateway → every denoiser: forget what was recorded of this template; rows that run go on."""
+
+    tenant: str
+    template_key: str
+
+
+class AdapterRequest(Wire):
+    """Any request to the ControlNet service or the LoRA store."""
+
+    adapter: str
+    remaining_ms: int
+
+
+INLINE_BYTES: Final = 6 << 20
+"""Image and mask of an :class:`EditMessage` together, inline; larger ones travel as claim checks."""
+IDEMPOTENCY_HEADER: Final = "Nats-Msg-Id"
+"""Header of an :class:`EditMessage` that carries its idempotency key; NATS's own name for one."""
+EVENT_HEADER: Final = "Giornata-Event"
+"""Header of a progress message: the event's kind (:class:`~giornata.wire.events.EventKind`)."""
+
+
+class EditMessage(Wire):
+    """The message of the NATS door ``giornata.edit``: a whole edit by request-reply.
+
+    Image and mask are inline (together at most 6 MiB) or claim checks in the blob store.
+    """
+
+    parameters: EditParameters
+    image: bytes | BlobRef | None = None
+    template_id: str | None = None
+    """A registered template, instead of an image."""
+    mask: bytes | BlobRef | None = None
+    remaining_ms: int = 120_000
+    """Time allowed for the whole edit."""
+    priority: Priority = Priority.INTERACTIVE
+    progress: str | None = None
+    """Subject to which the job's events are published while it runs; default none."""
+    api_key: str | None = None
+
+
+class CancelMessage(Wire):
+    """Cancel an edit: ``giornata.edit.cancel``. Answered by :class:`Accepted` once the record says so."""
+
+    job_id: str
+    remaining_ms: int = 5_000
+    api_key: str | None = None
+
+
+class Picture(Wire):
+    """One finished picture: inline when it fits into the reply, else a claim check."""
+
+    index: int
+    seed: int
+    data: bytes | None = None
+    ref: BlobRef | None = None
+
+
+class EditReply(Wire):
+    """What the NATS door answers when the job is done."""
+
+    job_id: str
+    width: int
+    height: int
+    output_format: OutputFormat
+    pictures: tuple[Picture, ...]
+    errors: tuple[str, ...] = ()
+    """Sentences of the pictures that failed, when others succeeded."""

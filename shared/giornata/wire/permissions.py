@@ -1,0 +1,228 @@
+"""What each user of the NATS servers may publish and subscribe, and the server's configuration that says so. Pure.
+
+One user per service, one for applications, one for who only looks on, one for who clears up. A user's inboxes have a
+prefix of their own, so that nobody reads another's answers; who answers may publish below the prefixes of those that it
+answers, no further.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from giornata.wire import stores, subjects
+from giornata.wire.events import EventKind
+from giornata.wire.jobs import Priority
+
+API: Final = "$JS.API"
+ROUTES_USER: Final = "routes"
+"""As whom the servers of a cluster let each other in."""
+CLUSTER: Final = "giornata"
+CLUSTER_PORT: Final = 6222
+
+
+class User(StrEnum):
+    """Who connects. A service's user has the service's name."""
+
+    GATEWAY = "gateway"
+    ROUTER = "router"
+    DENOISER = "denoiser"
+    PREPOST = "prepost"
+    CONTROLNET = "controlnet"
+    LORA_STORE = "lora-store"
+    APPLICATION = "application"
+    """Asks for edits; all applications share it, unless the operator adds users of the same rights."""
+    OBSERVER = "observer"
+    """Hears telemetry and asks micro services for their state: the launcher, an operator."""
+    OPERATOR = "operator"
+    """Looks into jobs that were given up, whose records tell what was asked for, and removes them."""
+
+
+@dataclass(frozen=True)
+class Rights:
+    """Subjects, with wildcards. What is not listed is refused."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+def inbox(user: User) -> str:
+    """Prefix of the inboxes of `user`: an application's is what clients of every language use by default."""
+    return subjects.INBOX if user is User.APPLICATION else f"{subjects.INBOX}_{user}"
+
+
+def rights(user: User) -> Rights:
+    """What `user` needs, and nothing else."""
+    publish, subscribe = _NEEDS[user]
+    return Rights(publish=publish, subscribe=(f"{inbox(user)}.>", *subscribe))
+
+
+def _answers(*askers: User) -> tuple[str, ...]:
+    return tuple(f"{inbox(asker)}.>" for asker in askers)
+
+
+def _micro(service: User) -> tuple[str, ...]:
+    """Where a micro service is asked for its state (ADR-32 of NATS)."""
+    name = f"giornata-{service}"
+    verbs = ("PING", "INFO", "STATS")
+    return tuple(f"$SRV.{verb}{rest}" for verb in verbs for rest in ("", f".{name}", f".{name}.*"))
+
+
+def _tells(service: User) -> str:
+    return subjects.telemetry_of(service)
+
+
+STREAMS: Final = (stores.EVENTS, *(stores.bucket_stream(bucket) for bucket in stores.BUCKETS))
+"""What :func:`giornata.bus.streams.ensure` makes; every service that keeps something may be the first."""
+_MAKES: Final = tuple(f"{API}.STREAM.CREATE.{stream}" for stream in STREAMS)
+
+
+def _keeps(bucket: str) -> tuple[str, ...]:
+    """Open, read and write a bucket's keys."""
+    stream = stores.bucket_stream(bucket)
+    return f"{API}.STREAM.INFO.{stream}", f"{API}.STREAM.MSG.GET.{stream}", f"$KV.{bucket}.>"
+
+
+def _follows(stream: str) -> tuple[str, ...]:
+    """Read a stream in order, by ephemeral consumers with flow control."""
+    return (
+        f"{API}.CONSUMER.CREATE.{stream}",
+        f"{API}.CONSUMER.CREATE.{stream}.>",
+        f"{API}.CONSUMER.INFO.{stream}.*",
+        f"$JS.FC.{stream}.>",
+    )
+
+
+_GATEWAY_PUBLISHES: Final = (
+    subjects.SUBMIT,
+    subjects.FORECAST,
+    subjects.TEMPLATE,
+    subjects.TEMPLATE_REMOVED,
+    subjects.ALL_CANCELS,
+    _tells(User.GATEWAY),
+    *_answers(User.APPLICATION, User.OBSERVER),
+    *_MAKES,
+    *_keeps(stores.RECORDS),
+    *_keeps(stores.TEMPLATES),
+    *_follows(stores.bucket_stream(stores.TEMPLATES)),
+    *_follows(stores.EVENTS),
+    f"{API}.STREAM.INFO.{stores.EVENTS}",
+    f"{API}.STREAM.MSG.GET.{stores.EVENTS}",
+)
+_GATEWAY_SUBSCRIBES: Final = (
+    subjects.EDIT,
+    subjects.EDIT_CANCEL,
+    subjects.events_of_kind(EventKind.DONE),
+    subjects.ALL_TELEMETRY,
+    *_micro(User.GATEWAY),
+)
+
+_ROUTER_PUBLISHES: Final = (
+    subjects.ALL_PREPOST,
+    *subjects.ALL_WORKERS,
+    subjects.ALL_JOBS,
+    subjects.events_of_kind(EventKind.STATE),
+    subjects.events_of_kind(EventKind.DONE),
+    _tells(User.ROUTER),
+    *_answers(User.GATEWAY),
+    *_MAKES,
+    *(f"{API}.STREAM.{verb}.{stream}" for verb in ("INFO", "UPDATE") for stream in STREAMS),
+    *_keeps(stores.RECORDS)[1:],
+    *_keeps(stores.TEMPLATES)[1:],
+    *_keeps(stores.LEASES)[1:],
+    *_keeps(stores.QUARANTINE)[2:],
+    *(f"{API}.STREAM.{verb}.{stores.JOBS}" for verb in ("CREATE", "INFO", "UPDATE")),
+    *(
+        f"{API}.CONSUMER.{verb}.{stores.JOBS}.{stores.queue_consumer_name(priority)}"
+        for verb in ("DURABLE.CREATE", "INFO", "MSG.NEXT")
+        for priority in Priority
+    ),
+    f"$JS.ACK.{stores.JOBS}.>",
+)
+_ROUTER_SUBSCRIBES: Final = (
+    subjects.SUBMIT,
+    subjects.FORECAST,
+    subjects.TEMPLATE,
+    subjects.ALL_CANCELS,
+    subjects.events_of_kind(EventKind.DENOISED),
+    subjects.ALL_TELEMETRY,
+)
+
+_DENOISER_PUBLISHES: Final = (
+    *(subjects.events_of_kind(kind) for kind in (EventKind.STEP, EventKind.PREVIEW, EventKind.DENOISED)),
+    _tells(User.DENOISER),
+    *_answers(User.ROUTER),
+    *_MAKES,
+    *_keeps(stores.RECORDS),
+    *_keeps(stores.TEMPLATES),
+)
+_DENOISER_SUBSCRIBES: Final = (
+    *subjects.ALL_WORKERS,
+    subjects.ALL_CANCELS,
+    subjects.TEMPLATE_REMOVED,
+    _tells(User.DENOISER),
+)
+
+
+def _stateless(service: User, endpoints: str, *askers: User) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """A micro service that keeps nothing in JetStream; its health check hears its own telemetry."""
+    publish = (_tells(service), *_answers(*askers, User.OBSERVER))
+    return publish, (endpoints, _tells(service), *_micro(service))
+
+
+_NEEDS: Final[Mapping[User, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    User.GATEWAY: (_GATEWAY_PUBLISHES, _GATEWAY_SUBSCRIBES),
+    User.ROUTER: (_ROUTER_PUBLISHES, _ROUTER_SUBSCRIBES),
+    User.DENOISER: (_DENOISER_PUBLISHES, _DENOISER_SUBSCRIBES),
+    User.PREPOST: _stateless(User.PREPOST, subjects.ALL_PREPOST, User.ROUTER),
+    User.CONTROLNET: _stateless(User.CONTROLNET, subjects.ALL_CONTROLNET),
+    User.LORA_STORE: _stateless(User.LORA_STORE, subjects.ALL_LORA),
+    User.APPLICATION: ((subjects.EDIT, subjects.EDIT_CANCEL), ()),
+    User.OBSERVER: (("$SRV.>",), (subjects.ALL_TELEMETRY,)),
+    User.OPERATOR: (
+        (*_keeps(stores.QUARANTINE), *_follows(stores.bucket_stream(stores.QUARANTINE))),
+        (),
+    ),
+}
+
+
+def users_config(passwords: Mapping[User, str], *, anonymous: User | None = None) -> str:
+    """The part of a NATS server's configuration that says who may do what; it holds the passwords.
+
+    Args:
+        passwords: of every user.
+        anonymous: as whom a client without a password is let in; None refuses it.
+    """
+    users = [
+        {"user": user, "password": passwords[user], "permissions": _permissions(rights(user))}
+        for user in User
+    ]
+    lines = ",\n    ".join(json.dumps(user) for user in users)
+    text = f"authorization {{\n  users: [\n    {lines}\n  ]\n}}\n"
+    return text if anonymous is None else text + f"no_auth_user: {json.dumps(anonymous)}\n"
+
+
+def _permissions(granted: Rights) -> dict[str, dict[str, tuple[str, ...]]]:
+    return {"publish": {"allow": granted.publish}, "subscribe": {"allow": granted.subscribe}}
+
+
+def cluster_config(listen: str, hosts: Sequence[str], password: str) -> str:
+    """The part that joins servers to a cluster; it holds the password with which they let each other in.
+
+    Args:
+        listen: address and port for the other servers.
+        hosts: every server's, as ``host:port`` of its `listen`; a server's own among them does no harm.
+        password: the same on all of them, of letters and digits that may stand in an address.
+    """
+    routes = [f"nats://{ROUTES_USER}:{password}@{host}" for host in hosts]
+    return (
+        "cluster {\n"
+        f"  name: {json.dumps(CLUSTER)}\n"
+        f"  listen: {json.dumps(listen)}\n"
+        f"  authorization {{ user: {json.dumps(ROUTES_USER)}, password: {json.dumps(password)} }}\n"
+        f"  routes: {json.dumps(routes)}\n"
+        "}\n"
+    )

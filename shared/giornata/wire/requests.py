@@ -1,0 +1,268 @@
+"""What an application asks for: the parameters of an edit, the same at the REST and at the NATS door."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+
+from giornata.wire.errors import GiornataError, InvalidField, NotSupported, UnknownField
+from giornata.wire.models import ModelCard
+
+MAX_STEPS: Final = 200
+MAX_IMAGES: Final = 10
+MAX_SEED: Final = 2**32 - 1
+MAX_PARTIAL_IMAGES: Final = 16
+"""Previews of one picture; OpenAI's own limit is 3."""
+MAX_PADDING: Final = 4096
+MAX_SLO_MS: Final = 24 * 3600 * 1000
+MAX_HALO: Final = 8
+ADAPTER_FIELDS: Final = frozenset(
+    {"adapters", "lora", "loras", "lora_scale", "controlnet", "controlnets", "control_image"}
+)
+"""Names of fields that ask for an adapter; they get their own answer, since adapters are planned."""
+
+
+class MaskMode(StrEnum):
+    """Which pixels of the mask mean "edit"."""
+
+    AUTO = "auto"
+    """An alpha channel with any pixel below 255: transparent. Otherwise white."""
+    ALPHA = "alpha"
+    """Transparent pixels."""
+    WHITE = "white"
+    """Pixels of luma 128 and above."""
+    BLACK = "black"
+    """Pixels of luma below 128."""
+
+
+class OutputFormat(StrEnum):
+    """The encoding of the answer."""
+
+    PNG = "png"
+    JPEG = "jpeg"
+    WEBP = "webp"
+
+
+class Reuse(StrEnum):
+    """What an edit may take from a template run."""
+
+    AUTO = "auto"
+    """Entries of the nearest noise level."""
+    STRICT = "strict"
+    """Entries of the edit's own noise levels."""
+    OFF = "off"
+    """Nothing."""
+
+
+ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")]
+OutputSize = Annotated[str, StringConstraints(pattern=r"^(auto|[1-9]\d{1,4}x[1-9]\d{1,4})$")]
+"""`auto` or WIDTHxHEIGHT."""
+
+
+class EditParameters(BaseModel):
+    """One edit, as asked for. ``None`` means the model's own default; :func:`resolve` fills it in."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompt: Annotated[str, StringConstraints(min_length=1, max_length=4000)] = Field(
+        description="What belongs into the masked region."
+    )
+    model: ModelName | None = Field(
+        None, description="Name of the model; default: the only one that is served."
+    )
+    n: int = Field(1, ge=1, le=MAX_IMAGES, description="How many pictures; picture i uses seed + i.")
+    size: OutputSize = Field(
+        "auto",
+        description="Output size: `auto` (that of the image) or WIDTHxHEIGHT of the image's aspect ratio.",
+    )
+    output_format: OutputFormat = Field(OutputFormat.PNG, description="Encoding of the pictures.")
+    output_compression: int | None = Field(
+        None, ge=0, le=100, description="Quality of JPEG and WebP, 100 the best; default 95. Refused for PNG."
+    )
+    num_inference_steps: int | None = Field(None, ge=1, le=MAX_STEPS, description="Denoising steps.")
+    guidance_scale: float | None = Field(
+        None, ge=0, le=100, description="Distilled guidance; refused where the model takes none."
+    )
+    true_cfg_scale: float | None = Field(
+        None,
+        ge=1,
+        le=100,
+        description="Classifier-free guidance against `negative_prompt`; refused where the family takes none.",
+    )
+    negative_prompt: Annotated[str, StringConstraints(max_length=4000)] | None = Field(
+        None, validate_default=True, description="What to keep away from; needs `true_cfg_scale` above 1."
+    )
+    strength: float | None = Field(
+        None, gt=0, le=1, description="How much of the masked region is noised: 1 ignores what was there."
+    )
+    seed: int | None = Field(
+        None, ge=0, le=MAX_SEED, description="Seed of picture 0; default: random, and reported."
+    )
+    mask_mode: MaskMode = Field(MaskMode.AUTO, description="Which pixels of the mask mean edit.")
+    grow_mask: int = Field(0, ge=0, le=512, description="Pixels of the image by which the mask is dilated.")
+    mask_blur: float = Field(
+        4.0,
+        ge=0,
+        le=256,
+        description="Feather of the paste, in pixels of the image, outward from the grown mask.",
+    )
+    padding_mask_crop: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_PADDING,
+        description="Edit only the mask's surroundings, at the model's own resolution: pixels of the image kept "
+        "around the mask's box; default: the whole picture is edited.",
+    )
+    partial_images: int = Field(
+        0,
+        ge=0,
+        le=MAX_PARTIAL_IMAGES,
+        description="Previews of each picture while it is denoised, spread evenly over its steps; fewer where it "
+        "has fewer steps. Needs a stream to travel in.",
+    )
+    reuse: Reuse = Field(
+        Reuse.AUTO,
+        description="Whether what was computed for the picture outside the mask may be taken from earlier edits of it: "
+        "`auto`, it is taken where it was recorded; `strict`, only at this edit's own noise levels; `off`, everything "
+        "is computed, exactly as diffusers does.",
+    )
+    halo: int = Field(
+        1,
+        ge=0,
+        le=MAX_HALO,
+        description="Tokens around the mask that are computed with it, where others are reused.",
+    )
+    slo_ms: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_SLO_MS,
+        description="Milliseconds in which the edit should have ended; the answer and the metrics tell whether it had. "
+        "A router with the deadline-aware policy serves by it: the earliest deadline that can still be met first.",
+    )
+    user: Annotated[str, StringConstraints(max_length=256)] | None = Field(
+        None, description="The application's end user; kept in the job's record and log."
+    )
+
+    @field_validator("prompt")
+    @classmethod
+    def _says_something(cls, prompt: str) -> str:
+        if not prompt.strip():
+            raise ValueError("must not be blank")
+        return prompt
+
+    @field_validator("output_compression")
+    @classmethod
+    def _has_a_quality(cls, compression: int | None, info: ValidationInfo) -> int | None:
+        if compression is not None and info.data.get("output_format") is OutputFormat.PNG:
+            raise ValueError("applies to jpeg and webp only")
+        return compression
+
+    @field_validator("negative_prompt")
+    @classmethod
+    def _is_guided_away_from(cls, negative_prompt: str | None, info: ValidationInfo) -> str | None:
+        if "true_cfg_scale" not in info.data:
+            return negative_prompt  # its own mistake is told
+        guided = (info.data["true_cfg_scale"] or 0) > 1
+        if negative_prompt is not None and not guided:
+            raise ValueError("needs true_cfg_scale above 1")
+        if negative_prompt is None and guided:
+            raise ValueError("true_cfg_scale above 1 needs it")
+        return negative_prompt
+
+    @property
+    def denoising_steps(self) -> int:
+        """Steps that are computed: `strength` skips the first ones, as diffusers' `get_timesteps` does.
+
+        Raises:
+            ValueError: the parameters are not resolved.
+        """
+        if self.num_inference_steps is None or self.strength is None:
+            raise ValueError("denoising_steps needs resolved parameters")
+        skipped = max(self.num_inference_steps - self.num_inference_steps * self.strength, 0)
+        return self.num_inference_steps - int(skipped)
+
+    @property
+    def output_size(self) -> tuple[int, int] | None:
+        """(width, height) in pixels, or None for the image's own."""
+        if self.size == "auto":
+            return None
+        width, height = self.size.split("x")
+        return int(width), int(height)
+
+
+def resolve(parameters: EditParameters, card: ModelCard, seed: int) -> EditParameters:
+    """`parameters` with every default of the model filled in, so that a record says exactly what was done.
+
+    Args:
+        parameters: as the application sent them.
+        card: the model that will serve them.
+        seed: used where the application named none.
+
+    Raises:
+        InvalidField: a field does not apply to this model; nothing is silently ignored.
+    """
+    if parameters.guidance_scale is not None and not card.takes_guidance:
+        raise _does_not_apply("guidance_scale", parameters.guidance_scale, card, "distilled guidance")
+    if parameters.negative_prompt is not None and not card.takes_true_cfg:
+        raise _does_not_apply("negative_prompt", "a text", card, "a negative prompt")
+    if parameters.true_cfg_scale is not None and not card.takes_true_cfg:
+        raise _does_not_apply(
+            "true_cfg_scale", parameters.true_cfg_scale, card, "true classifier-free guidance"
+        )
+    defaults: dict[str, Any] = {
+        "model": card.name,
+        "seed": seed,
+        "num_inference_steps": card.default_steps,
+        "strength": card.default_strength,
+        "guidance_scale": card.default_guidance_scale if card.takes_guidance else None,
+    }
+    missing = {name: value for name, value in defaults.items() if getattr(parameters, name) is None}
+    return parameters.model_copy(update=missing)
+
+
+def _does_not_apply(field: str, received: object, card: ModelCard, what: str) -> InvalidField:
+    return InvalidField(
+        f"The model {card.name} ({card.family}) takes no {what}.",
+        field=field,
+        received=received,
+        accepted=f"leave {field} out",
+    )
+
+
+def request_error(error: ValidationError) -> GiornataError:
+    """A pydantic report as one error of the tree that names every field at fault."""
+    details = error.errors(include_url=False, include_context=False)
+    unknown = [str(d["loc"][0]) for d in details if d["type"] == "extra_forbidden"]
+    adapters = sorted(ADAPTER_FIELDS.intersection(unknown))
+    if adapters:
+        return NotSupported(
+            f"Adapters are not supported yet: {', '.join(adapters)}.",
+            field=adapters[0],
+            accepted="an edit without it",
+        )
+    if unknown:
+        return UnknownField(
+            f"Unknown field: {', '.join(unknown)}.", field=unknown[0], received=", ".join(unknown)
+        )
+    sentences = [f"{_field(d['loc'])}: {re.sub(r'^Value error, ', '', d['msg'])}" for d in details]
+    first = details[0]
+    value = first.get("input")
+    shown = value if isinstance(value, str | int | float | bool) else type(value).__name__
+    kind = InvalidField("; ".join(sentences) + ".", field=_field(first["loc"]), received=shown)
+    kind.accepted = first["msg"] if len(details) == 1 else None
+    return kind
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in location) or "request"

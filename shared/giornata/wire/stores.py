@@ -1,0 +1,31 @@
+"""The names of what JetStream keeps: streams and key-value buckets. :mod:`giornata.bus.streams` makes them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from giornata.wire.jobs import Priority
+
+JOBS: Final = "GIORNATA_JOBS"
+"""Work queue of accepted jobs; a message lives until its job is terminal."""
+EVENTS: Final = "GIORNATA_EVENTS"
+"""Events of all jobs, captured from core publishes, for replay."""
+RECORDS: Final = "giornata-jobs"
+"""Key-value bucket of job records."""
+TEMPLATES: Final = "giornata-templates"
+"""Key-value bucket of registered templates."""
+QUARANTINE: Final = "giornata-quarantine"
+"""Key-value bucket of the records of jobs that were given up: every worker that had them was lost."""
+LEASES: Final = "giornata-leases"
+"""Key-value bucket whose entries expire unless renewed."""
+BUCKETS: Final = (RECORDS, TEMPLATES, QUARANTINE, LEASES)
+
+
+def bucket_stream(bucket: str) -> str:
+    """The stream that holds a key-value bucket."""
+    return f"KV_{bucket}"
+
+
+def queue_consumer_name(priority: Priority) -> str:
+    """Of the durable consumer of one priority of the work queue."""
+    return f"router-{priority}"

@@ -1,0 +1,113 @@
+"""The command line's HTTP door against a gateway with a scripted router, and against what is no gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from giornata_tools.cli import status
+from giornata_tools.cli.edits import Order, Preview, Refused, Stopped, Told
+from giornata_tools.cli.http_door import open_http
+from tests.fakes.key_files import write_keys
+from tests.integration.gateway_fakes import Stage, open_stage
+
+ORDER = Order(b"picture", b"mask", {"prompt": "a hat"})
+Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+def unheard(told: Told | Preview) -> None:
+    """Nobody listens."""
+
+
+@asynccontextmanager
+async def answering(text: str) -> AsyncIterator[str]:
+    """URL of a server that answers every request with `text` and hangs up."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(text.replace("\n", "\r\n").encode())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def code_of(url: str, api_key: str | None = None) -> tuple[str, str]:
+    async with open_http(url, api_key) as door:
+        with pytest.raises(Refused) as raised:
+            await door.edit(ORDER, unheard)
+    return raised.value.body.code, str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "told"),
+    [
+        ("HTTP/1.1 502 Bad\nContent-Length: 6\n\n<html>", "schema_mismatch", "not a gateway of this version"),
+        ("HTTP/1.1 200 OK\nContent-Length: 2\n\n{}", "failed", "without a picture"),
+        (
+            "HTTP/1.1 200 OK\nConnection: close\n\nevent: image_edit.progress\ndata: {}\n\n",
+            "schema_mismatch",
+            "job_id",
+        ),
+        ("HTTP/1.1 200 OK\nContent-Length: 99\n\nevent:", "service_unavailable", "stopped answering"),
+        ("", "service_unavailable", "stopped answering"),
+    ],
+)
+async def test_what_is_no_gateway_is_told_in_words(text: str, code: str, told: str) -> None:
+    async with answering(text) as url:
+        found, sentence = await code_of(url)
+    assert (found, told in sentence) == (code, True), sentence
+
+
+async def test_no_gateway_at_all_says_how_to_start_one() -> None:
+    code, sentence = await code_of("http://user:secret@127.0.0.1:1")
+    assert code == "service_unavailable"
+    assert "giornata up" in sentence
+    assert "secret" not in sentence
+
+
+async def test_a_key_is_sent_and_a_missing_one_refused(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    keys = write_keys(tmp_path, {"key-of-alice": "alice"})
+    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
+        assert (await code_of(stage.url))[0] == "unauthorized"
+        async with open_http(stage.url, "key-of-alice") as door:
+            outcome = await door.edit(ORDER, unheard)
+            assert (await door.read("/v1/fleet"))["instances"]
+        assert outcome.pictures
+        assert await status.run(stage.url, None, watch=False, as_json=True) == 1
+
+
+async def test_a_cancelled_edit_cancels_its_job(stage: Stage) -> None:
+    stage.router.hold = asyncio.Event()
+    heard = asyncio.Event()
+    async with open_http(stage.url, None) as door:
+        editing = asyncio.ensure_future(door.edit(ORDER, lambda told: heard.set()))
+        await heard.wait()
+        editing.cancel()
+        with pytest.raises(Stopped, match="ancelled"):
+            await editing
+    assert (await stage.record()).cancel
+
+
+async def test_an_edit_that_nobody_accepted_yet_has_no_job_to_cancel() -> None:
+    reached, done = asyncio.Event(), asyncio.Event()
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reached.set()
+        await done.wait()
+        writer.close()
+
+    server = await asyncio.start_server(hold, "127.0.0.1", 0)
+    async with server, open_http(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None) as door:
+        editing = asyncio.ensure_future(door.edit(ORDER, unheard))
+        await reached.wait()
+        editing.cancel()
+        with pytest.raises(Stopped, match="before the edit was accepted"):
+            await editing
+        done.set()

@@ -1,0 +1,90 @@
+"""A profile measured for real, of a tiny model with random weights; and a denoiser that starts without one."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from giornata.planning.blocks import Mode
+from giornata.planning.costs import Work
+from giornata.planning.profile import Profile
+from giornata.wire.errors import Failed
+from giornata.wire.models import Family
+from giornata_denoiser.__main__ import profile_of
+from giornata_denoiser.checkpoint import Checkpoint, load
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.profiling.__main__ import ProfilerConfig, run
+from giornata_denoiser.profiling.measuring import Meter
+from giornata_denoiser.profiling.mixtures import Mixture, RowSize
+from giornata_denoiser.profiling.rows import Workpieces
+from giornata_denoiser.reuse.device import Host
+from giornata_tools.model.random.build import build
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    build(Family.FLUX_INPAINT, folder, seed=0)
+    found = load(folder, dtype=torch.float32, device=torch.device("cpu"))
+    small = found.card.model_copy(update={"native_size": 192})
+    return Checkpoint(small, found.family, found.scheduler, found.preview_map)
+
+
+@pytest.fixture(scope="module")
+def config(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> ProfilerConfig:
+    out = tmp_path_factory.mktemp("profile") / "profile.json"
+    settings = ProfilerConfig(model="tiny", device="cpu", out=out, quick=True, capacity_rows=3)
+    run(settings, checkpoint)
+    return settings
+
+
+@pytest.mark.slow
+def test_a_profile_predicts_and_measures_what_it_has_not_seen(
+    config: ProfilerConfig, checkpoint: Checkpoint
+) -> None:
+    profile = Profile.model_validate_json(config.out.read_bytes())
+    assert profile.compute.r2 <= 1
+    assert profile.load.samples > 2
+    assert min(*profile.compute.weights, *profile.load.weights) >= 0
+    assert profile.activation_bytes > 100
+    assert profile.caps
+    blocks = checkpoint.family.blocks
+    full, masked = (
+        Mixture((RowSize(10, 11, 20, (mode,) * blocks, ratio),) * 2)
+        for mode, ratio in ((Mode.FULL, 1.0), (Mode.KV, 0.2))
+    )
+    assert 0 < profile.costs.step_ms(masked.work) <= profile.costs.step_ms(full.work)
+    meter = Meter(Workpieces(checkpoint, 8, Host()), time.perf_counter)
+    assert all(meter.step_ms(mixture) > 0 for mixture in (full, masked))
+    assert config.out.with_suffix(".svg").read_text().startswith("<svg")
+
+
+@pytest.mark.slow
+def test_predictions_never_shrink_with_what_is_computed(config: ProfilerConfig) -> None:
+    """On a busy machine steps of a tiny model may all seem alike."""
+    costs = Profile.model_validate_json(config.out.read_bytes()).costs
+    steps = [costs.step_ms(Work(4, 4 * tokens, 0, 4 * tokens**2)) for tokens in (50, 100, 500, 2000)]
+    assert steps == sorted(steps)
+    assert steps[0] > 0
+    assert costs.load_ms(10**6) >= costs.load_ms(10**4) > 0
+
+
+@pytest.mark.slow
+def test_a_denoiser_takes_the_profile_it_is_given(config: ProfilerConfig, checkpoint: Checkpoint) -> None:
+    named = DenoiserConfig(model="tiny", profile=config.out)
+    assert profile_of(named, checkpoint) == Profile.model_validate_json(config.out.read_bytes())
+    with pytest.raises(Failed, match="cannot be read"):
+        profile_of(DenoiserConfig(model="tiny", profile=Path("nowhere.json")), checkpoint)
+
+
+@pytest.mark.slow
+def test_without_one_it_measures_a_few_steps(checkpoint: Checkpoint) -> None:
+    profile = profile_of(DenoiserConfig(model="tiny"), checkpoint)
+    assert profile.model_digest == checkpoint.card.digest
+    assert min(profile.costs.compute) >= 0
+    small, large = (profile.costs.step_ms(Work(4, 4 * tokens, 0, 4 * tokens**2)) for tokens in (100, 2000))
+    assert 0 < small <= large
+    assert profile.costs.load_ms(10**6) > 0

@@ -1,0 +1,122 @@
+"""A gateway leaves: who has come is answered, who could come is told first, who only looks on is sent elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from giornata.client import connect
+from giornata.wire.stores import TEMPLATES, bucket_stream
+from tests.integration.gateway.test_templates import get, register
+from tests.integration.gateway_fakes import Stage, open_gateway
+
+BODY = (
+    b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nx\r\n'
+    b'--b\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\nx\r\n--b--\r\n'
+)
+HEAD = (
+    b"POST /v1/images/edits HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    b"Content-Length: %d\r\n\r\n" % len(BODY)
+)
+
+
+@pytest.fixture
+async def other(stage: Stage, nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Stage]:
+    """A second gateway of the same fleet, which gives notice."""
+    folder = tmp_path / "other"
+    folder.mkdir()
+    async with open_gateway(stage.router, nats_url, redis_url, folder, notice_s=3) as opened:
+        await stage.router.announce()
+        async with opened.http.get("/v1/fleet", headers={"Accept": "text/event-stream"}) as response:
+            async for line in response.content:
+                if stage.config.instance.encode() in line:
+                    break
+        yield opened
+
+
+async def left(stage: Stage) -> None:
+    """Return when nobody can connect any more."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                async with stage.http.get("/healthz", headers={"Connection": "close"}):
+                    continue
+            except aiohttp.ClientConnectionError:
+                return
+
+
+async def test_requests_are_taken_while_others_do_not_know_yet(other: Stage) -> None:
+    async with other.http.get("/readyz") as response:
+        assert (response.status, response.headers.get("Connection")) == (200, None)
+    other.stop.set()
+    async with other.http.get("/readyz") as response:
+        assert (response.status, response.headers["Connection"]) == (503, "close")
+        assert (await response.json())["missing"] == ["gateway"]
+    async with other.http.post("/v1/images/edits", data=other.form()) as response:
+        assert (response.status, response.headers["Connection"]) == (200, "close")
+    async with other.http.post("/v1/jobs", data=other.form()) as response:
+        assert (response.status, response.headers["Connection"]) == (202, "close")
+    await left(other)
+
+
+async def test_who_has_come_is_answered_and_nobody_else_comes(stage: Stage) -> None:
+    """There is no other gateway, so that there is nobody to be told."""
+    stage.router.hold = asyncio.Event()
+    edit = asyncio.create_task(stage.edit())
+    await stage.router.held.wait()
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(stage.url.rpartition(":")[2]))
+    writer.write(HEAD + BODY[:20])
+    idle_reader, idle_writer = await asyncio.open_connection("127.0.0.1", int(stage.url.rpartition(":")[2]))
+    idle_writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    await idle_reader.readuntil(b"\r\n\r\n")
+    stage.stop.set()
+    await left(stage)
+    await idle_reader.read()  # it is closed
+    assert not edit.done()
+    writer.write(BODY[20:])
+    stage.router.hold.set()
+    assert (await edit)[0] == 200
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"\r\nConnection: close\r\n" in answer
+    async with asyncio.timeout(10):
+        await stage.serving
+    writer.close()
+    idle_writer.close()
+
+
+async def test_edits_over_nats_are_finished_and_go_elsewhere(
+    stage: Stage, nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    stage.router.hold = asyncio.Event()
+    async with connect(nats_url) as client:
+        edits = [await client.edit(image=b"i", prompt="x") for _ in range(3)]
+        stage.stop.set()
+        await left(stage)
+        (tmp_path / "next").mkdir()
+        async with open_gateway(stage.router, nats_url, redis_url, tmp_path / "next"):
+            await stage.router.announce()
+            edits.append(await client.edit(image=b"i", prompt="x"))
+            stage.router.hold.set()
+            assert [len((await edit).pictures) for edit in edits] == [1] * 4
+            assert len({job.gateway for job in stage.router.jobs.values()}) == 2
+
+
+async def test_who_waits_for_a_template_is_told_how_far_it_is(stage: Stage) -> None:
+    async def readers() -> int:
+        return (await stage.front.jetstream.stream_info(bucket_stream(TEMPLATES))).state.consumer_count
+
+    _, told = await register(stage)
+    before = await readers()
+    waiting = asyncio.create_task(get(stage, f"/{told['id']}?wait_ms=60000"))
+    while await readers() == before:
+        continue  # it has not come yet
+    stage.stop.set()
+    async with asyncio.timeout(10):
+        status, answer = await waiting
+        await stage.serving
+    assert (status, answer["state"]) == (200, "recording")

@@ -1,0 +1,269 @@
+"""`POST /v1/images/edits` against real NATS and Valkey, with a scripted router."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from openai.types import ImageEditCompletedEvent, ImageEditPartialImageEvent, ImagesResponse
+
+from giornata.wire.errors import MaskEmpty, QueueFull, RowPoisoned, ServiceUnavailable
+from giornata.wire.jobs import JobState
+from tests.integration.fake_router import COMPUTE, STAGES, picture_of
+from tests.integration.gateway_fakes import Stage, open_stage
+
+
+async def test_an_edit_is_answered_in_openais_form(stage: Stage) -> None:
+    status, answer = await stage.edit(n="2", seed="7", quality="auto", background="auto")
+    assert status == 200, answer
+    assert [base64.b64decode(item["b64_json"]) for item in answer["data"]] == [picture_of(0), picture_of(1)]
+    ImagesResponse.model_validate(answer, strict=True)
+    assert answer["usage"] == {
+        "input_tokens": 60,
+        "input_tokens_details": {"text_tokens": 48, "image_tokens": 12},
+        "output_tokens": 10,
+        "total_tokens": 70,
+    }
+    extension = answer["giornata"]
+    assert extension["seeds"] == [7, 8]
+    assert extension["stage_ms"] == STAGES.model_dump()
+    assert extension["compute_ms"] == COMPUTE.model_dump()
+    assert extension["steps"] == 3
+    job = stage.router.jobs[extension["job_id"]]
+    assert await stage.router.blobs.get(job.image) == b"picture"
+    assert job.mask is not None
+    assert await stage.router.blobs.get(job.mask) == b"mask"
+    assert job.parameters.guidance_scale == 30.0
+
+
+async def test_the_official_client_edits_a_picture(stage: Stage) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key="none", max_retries=0) as client:
+        answer = await client.images.edit(
+            image=[("photo.png", b"picture")], mask=("mask.png", b"mask"), prompt="a scarf", model="tiny", n=1
+        )
+    assert answer.data is not None
+    assert base64.b64decode(answer.data[0].b64_json or "") == picture_of(0)
+
+
+async def test_the_official_client_streams_an_edit(stage: Stage) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key="none", max_retries=0) as client:
+        stream = await client.images.edit(image=("photo.png", b"picture"), prompt="a scarf", stream=True)
+        events: list[Any] = [event async for event in stream]
+    steps = [event.step for event in events if getattr(event, "step", None)]
+    assert steps == [1, 2, 3]
+    completed = events[-1]
+    assert isinstance(completed, ImageEditCompletedEvent)
+    ImageEditCompletedEvent.model_validate(completed.model_dump(), strict=True)
+    assert base64.b64decode(completed.b64_json) == picture_of(0)
+
+
+async def test_the_official_client_is_shown_partial_images(stage: Stage) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key="none", max_retries=0) as client:
+        stream = await client.images.edit(
+            image=("photo.png", b"picture"), prompt="a scarf", stream=True, partial_images=2
+        )
+        events: list[Any] = [event async for event in stream]
+        shown = [event for event in events if event.type == "image_edit.partial_image"]
+        for event in shown:
+            assert isinstance(event, ImageEditPartialImageEvent)
+            ImageEditPartialImageEvent.model_validate(event.model_dump(), strict=True)
+        assert [event.partial_image_index for event in shown] == [0, 1]
+        assert [base64.b64decode(event.b64_json) for event in shown] == [b"\xff\xd8\0\1", b"\xff\xd8\0\2"]
+        assert [(event.size, event.output_format, event.background) for event in shown] == [
+            ("64x48", "png", "opaque")
+        ] * 2
+        assert events[-1].type == "image_edit.completed"
+        assert events.index(shown[0]) > next(i for i, e in enumerate(events) if getattr(e, "step", None) == 1)
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.images.edit(image=b"picture", prompt="a scarf", partial_images=2)
+        assert refused.value.param == "partial_images"
+
+
+async def test_the_official_client_raises_what_the_job_failed_with(stage: Stage) -> None:
+    stage.router.failure = MaskEmpty()
+    async with openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key="none", max_retries=0) as client:
+        with pytest.raises(openai.BadRequestError) as plain:
+            await client.images.edit(image=b"picture", prompt="a scarf")
+        assert plain.value.code == "mask_empty"
+        stream = await client.images.edit(image=b"picture", prompt="a scarf", stream=True)
+        with pytest.raises(openai.APIError) as streamed:
+            [event async for event in stream]
+    assert streamed.value.code == "mask_empty"
+    assert streamed.value.message == MaskEmpty().message
+
+
+async def test_links_and_raw_pictures(stage: Stage) -> None:
+    _, answer = await stage.edit(response_format="url", n="2")
+    async with stage.http.get(answer["data"][1]["url"]) as response:
+        assert await response.read() == picture_of(1)
+    data = stage.form(output_format="webp")
+    async with stage.http.post("/v1/images/edits", data=data, headers={"Accept": "image/webp"}) as response:
+        assert response.content_type == "image/webp"
+        assert await response.read() == picture_of(0)
+
+
+async def test_a_picture_that_fails_does_not_take_the_others_with_it(stage: Stage) -> None:
+    stage.router.row_errors = {0: RowPoisoned()}
+    status, answer = await stage.edit(n="2", seed="3")
+    assert status == 200
+    assert [base64.b64decode(item["b64_json"]) for item in answer["data"]] == [picture_of(1)]
+    assert answer["giornata"]["seeds"] == [4]
+    assert [(e["index"], e["error"]["code"]) for e in answer["giornata"]["errors"]] == [(0, "row_poisoned")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"n": "11"}, "invalid_field", "n"),
+        ({"prompt": "  "}, "invalid_field", "prompt"),
+        ({"stile": "x"}, "unknown_field", "stile"),
+        ({"lora": "x"}, "not_supported", "lora"),
+        ({"quality": "high"}, "invalid_field", "quality"),
+        ({"background": "opaque"}, "invalid_field", "background"),
+        ({"negative_prompt": "x", "true_cfg_scale": "2"}, "invalid_field", "negative_prompt"),
+        ({"size": "big"}, "invalid_field", "size"),
+        ({"response_format": "image", "n": "2"}, "invalid_field", "response_format"),
+        ({"stream": "true", "response_format": "url"}, "invalid_field", "stream"),
+        ({"model": "other"}, "model_not_found", "model"),
+        ({"output_compression": "3"}, "invalid_field", "output_compression"),
+    ],
+)
+async def test_bad_fields_are_refused_by_name(
+    stage: Stage, fields: dict[str, str], code: str, param: str
+) -> None:
+    status, answer = await stage.edit(**fields)
+    assert status == (404 if code == "model_not_found" else 400)
+    assert (answer["error"]["code"], answer["error"]["param"]) == (code, param), answer
+    assert not stage.router.jobs
+
+
+async def test_bad_bodies_are_refused(stage: Stage) -> None:
+    async def code_of(**request: Any) -> tuple[int, str, str | None]:
+        async with stage.http.post("/v1/images/edits", **request) as response:
+            error = (await response.json())["error"]
+            return response.status, error["code"], error["param"]
+
+    twice = stage.form()
+    twice.add_field("prompt", "again")
+    images = stage.form()
+    images.add_field("image[]", b"x", filename="b.png")
+    wrong_file = stage.form()
+    wrong_file.add_field("photo", b"x", filename="b.png")
+    no_image = aiohttp.FormData()
+    no_image.add_field("prompt", "x", content_type="text/plain")
+    torn = {
+        "data": b"--b\r\nContent-Disposition: form-data; name=x",
+        "headers": {"Content-Type": "multipart/form-data; boundary=b"},
+    }
+    assert await code_of(data=twice) == (400, "invalid_field", "prompt")
+    assert await code_of(data=images) == (400, "invalid_field", "image")
+    assert await code_of(data=wrong_file) == (400, "invalid_field", "photo")
+    assert await code_of(data=no_image) == (400, "invalid_field", "image")
+    assert await code_of(data=stage.form(b"")) == (400, "invalid_field", "image")
+    assert await code_of(json={"prompt": "x"}) == (400, "bad_request", None)
+    assert await code_of(**torn) == (400, "bad_request", None)
+    assert await code_of(data=b"", headers={"Content-Type": "multipart/form-data"}) == (
+        400,
+        "bad_request",
+        None,
+    )
+
+
+async def test_limits_of_the_body(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    options = {
+        "max_file_bytes": 2_000_000,
+        "max_request_bytes": 3_000_000,
+        "max_parts": 5,
+        "max_field_bytes": 300,
+    }
+    async with open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+
+        async def code_of(form: aiohttp.FormData) -> tuple[int, str]:
+            async with stage.http.post("/v1/images/edits", data=form) as response:
+                return response.status, (await response.json())["error"]["code"]
+
+        refused = (413, "payload_too_large")
+        assert await code_of(stage.form(b"x" * 2_000_001)) == refused
+        assert await code_of(stage.form(b"x" * 1_900_000, b"x" * 1_900_000)) == refused
+        assert await code_of(stage.form(prompt="x" * 301)) == refused
+        assert await code_of(stage.form(user="a", seed="1", n="1")) == refused
+        async with stage.http.post("/v1/images/edits", data=stage.form(b"x" * 1_900_000)) as response:
+            assert response.status == 200  # aiohttp's own limit of 1 MiB is lifted
+
+
+async def test_a_client_that_leaves_cancels_its_job(stage: Stage) -> None:
+    stage.router.hold = asyncio.Event()
+    for fields in ({}, {"stream": "true"}):
+        stage.router.held.clear()
+        stage.router.ended.clear()
+        request = asyncio.create_task(stage.edit(**fields))
+        await stage.router.held.wait()
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+        async with asyncio.timeout(5):
+            await stage.router.ended.wait()
+        assert (await stage.record()).state is JobState.CANCELLED
+
+
+async def test_too_many_at_once_and_a_deadline(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, max_concurrent_rows=2, budget_s=2) as stage:
+        stage.router.hold = asyncio.Event()
+        first = asyncio.create_task(stage.edit(n="2"))
+        await stage.router.held.wait()
+        async with stage.http.post("/v1/images/edits", data=stage.form()) as response:
+            assert response.status == 429
+            assert int(response.headers["Retry-After"]) >= 1
+            assert (await response.json())["error"]["code"] == "too_many_requests"
+        status, answer = await first
+        assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
+        assert answer["error"]["job_id"] in stage.router.jobs
+        async with asyncio.timeout(5):
+            await stage.router.ended.wait()
+        stage.router.hold = None
+        assert (await stage.edit(n="3"))[0] == 200  # more than the limit, but nobody else is there
+
+
+async def test_a_take_over_of_the_router_is_waited_for(stage: Stage) -> None:
+    stage.router.refusals = [ServiceUnavailable(), ServiceUnavailable()]
+    stage.router.silent = 1
+    assert (await stage.edit())[0] == 200
+    assert len(stage.router.jobs) == 1
+
+
+async def test_what_the_router_refuses_is_passed_on(stage: Stage) -> None:
+    stage.router.refusals = [QueueFull(retry_after_s=7)]
+    async with stage.http.post("/v1/images/edits", data=stage.form()) as response:
+        assert (response.status, response.headers["Retry-After"]) == (503, "7")
+        assert (await response.json())["error"]["code"] == "queue_full"
+    stage.stop.set()
+    await stage.serving
+    stored = await stage.router.blobs._client.keys("giornata:default/job_*/image")
+    assert not [
+        key for key in stored if str(key).split("/")[1] in stage.router.submitted
+    ]  # nothing left behind
+
+
+async def test_no_router_at_all(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, submit_window_s=0.3) as stage:
+        stage.router.refusals = [ServiceUnavailable() for _ in range(100)]
+        status, answer = await stage.edit()
+        assert (status, answer["error"]["code"]) == (503, "service_unavailable")
+
+
+async def test_drain_ends_in_time(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, drain_s=0.2) as stage:
+        stage.router.hold = asyncio.Event()
+        request = asyncio.create_task(stage.edit())
+        await stage.router.held.wait()
+        stage.stop.set()
+        status, answer = await request
+        assert (status, answer["error"]["code"]) == (503, "service_unavailable")
+        async with asyncio.timeout(5):
+            await stage.serving
+            await stage.router.ended.wait()
+        assert (await stage.record()).state is JobState.CANCELLED

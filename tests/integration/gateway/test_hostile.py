@@ -1,0 +1,279 @@
+"""Clients that mean harm or do not know better: slow, silent, endless, garbled. Others must not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from giornata_gateway.http_app import ROUTES
+from tests.fakes.key_files import write_keys
+from tests.integration.fake_router import picture_of
+from tests.integration.gateway.test_jobs import frames_of, submit
+from tests.integration.gateway_fakes import Stage, open_stage
+
+MIB = 1 << 20
+OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
+"""For probes and for whoever wants to learn the API; they tell nothing of a tenant."""
+
+
+@asynccontextmanager
+async def connection(
+    stage: Stage, receive_buffer: int | None = None
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A bare connection; with a small buffer it takes nothing that is not read."""
+    peer = socket.socket()
+    if receive_buffer is not None:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    peer.setblocking(False)
+    port = int(stage.url.rpartition(":")[2])
+    await asyncio.get_running_loop().sock_connect(peer, ("127.0.0.1", port))
+    reader, writer = await asyncio.open_connection(sock=peer, limit=1024)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def answer_to(stage: Stage, request: bytes) -> tuple[int, bytes]:
+    """Status and everything of the answer to a request that asks to close the connection."""
+    async with connection(stage) as (reader, writer), asyncio.timeout(5):
+        writer.write(request)
+        text = await reader.read(-1)
+    return int(text.split(b" ", 2)[1]), text
+
+
+def upload(size: int, sent: int, headers: str = "") -> bytes:
+    """The beginning of a request whose image has `size` bytes, of which `sent` are sent."""
+    part = b'--b\r\nContent-Disposition: form-data; name="image"; filename="a.png"\r\n\r\n'
+    head = (
+        "POST /v1/images/edits HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+        f"Content-Length: {len(part) + size + 100}\r\n{headers}\r\n"
+    )
+    return head.encode() + part + b"x" * sent
+
+
+async def test_a_slow_upload_keeps_nobody_out_and_ends_in_time(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with (
+        open_stage(nats_url, redis_url, tmp_path, max_concurrent_rows=1, receive_s=0.5) as stage,
+        connection(stage) as (reader, writer),
+    ):
+        writer.write(upload(size=1000, sent=10))
+        await writer.drain()
+        assert (await stage.edit())[0] == 200
+        async with asyncio.timeout(5):
+            assert b" 504 " in await reader.readline()
+
+
+async def test_bytes_in_flight_are_limited_and_given_back_once_stored(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    options = {"max_held_bytes": 2 * MIB, "max_request_bytes": 2 * MIB}
+    async with open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+        large = b"x" * (MIB + MIB // 2)
+        stage.router.hold = asyncio.Event()
+        running = asyncio.create_task(stage.http.post("/v1/images/edits", data=stage.form(large)))
+        await stage.router.held.wait()
+        async with stage.http.post("/v1/jobs", data=stage.form(large)) as response:
+            assert response.status == 202  # the first one's bytes lie in the blob store
+        stage.router.hold.set()
+        async with await running as response:
+            assert response.status == 200
+
+        async with connection(stage) as (_, writer):
+            writer.write(upload(size=len(large), sent=len(large)))
+            await writer.drain()
+            async with stage.http.post("/v1/jobs", data=stage.form(large)) as response:
+                assert response.status == 429
+                assert int(response.headers["Retry-After"]) >= 1
+            assert (await stage.edit())[0] == 200  # a small one fits
+
+
+async def test_who_does_not_read_the_answer_is_cut_off_and_the_next_is_served(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    options = {"max_held_bytes": 2 * MIB, "max_request_bytes": 2 * MIB, "stall_s": 0.3}
+    async with open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+        stage.router.picture_bytes = 16 * MIB
+        job_id = await submit(stage)
+        await frames_of(stage, job_id)
+        async with connection(stage, receive_buffer=4096) as (reader, writer):
+            writer.write(f"GET /v1/jobs/{job_id}/image HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            assert b" 200 " in await reader.readline()
+            async with asyncio.timeout(10), stage.http.get(f"/v1/jobs/{job_id}/image") as response:
+                assert await response.read() == picture_of(0, 16 * MIB)
+
+
+async def test_who_does_not_read_a_stream_gives_its_place_back(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, stall_s=0.3) as stage:
+        stage.router.picture_bytes = 16 * MIB
+        body = (
+            b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nx\r\n'
+            b'--b\r\nContent-Disposition: form-data; name="stream"\r\n\r\ntrue\r\n'
+            b'--b\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\nx\r\n--b--\r\n'
+        )
+        head = (
+            "POST /v1/images/edits HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        async with connection(stage, receive_buffer=4096) as (reader, writer):
+            writer.write(head.encode() + body)
+            assert b" 200 " in await reader.readline()
+            await stage.router.ended.wait()
+            stage.stop.set()
+            async with asyncio.timeout(4):  # the drain waits for places, and would for 20 s
+                await stage.serving
+
+
+async def test_event_streams_are_counted(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, max_streams=1) as stage:
+        stage.router.hold = asyncio.Event()
+        job_id = await submit(stage)
+        async with stage.http.get(f"/v1/jobs/{job_id}/events") as first:
+            assert first.status == 200
+            async with stage.http.get(f"/v1/jobs/{job_id}/events") as second:
+                assert (second.status, "Retry-After" in second.headers) == (429, True)
+        stage.router.hold.set()
+
+
+async def test_a_client_that_leaves_while_its_job_is_submitted_leaves_no_job(stage: Stage) -> None:
+    stage.router.hold, stage.router.answer_when = asyncio.Event(), asyncio.Event()
+    for path in ("/v1/images/edits", "/v1/jobs"):
+        stage.router.asked.clear()
+        stage.router.ended.clear()
+        stage.router.answer_when.clear()
+        request = asyncio.create_task(stage.http.post(path, data=stage.form()))
+        await stage.router.asked.wait()
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+        async with stage.http.get("/healthz"):  # by now the gateway has seen it leave
+            stage.router.answer_when.set()
+        async with asyncio.timeout(5):
+            await stage.router.ended.wait()
+        assert (await stage.record()).state == "cancelled"
+
+
+@pytest.mark.parametrize(("route"), [route for route in ROUTES if route.path not in OPEN], ids=str)
+async def test_every_route_wants_a_key(
+    nats_url: str, redis_url: str, tmp_path: Path, route: aiohttp.web.RouteDef
+) -> None:
+    keys = write_keys(tmp_path, {"sk-alice-123": "alice"})
+    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
+        path = route.path.replace("{job_id}", "job_1").replace("{template_id}", "template_1")
+        async with stage.http.request(route.method, path) as response:
+            assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
+        wrong = {"Authorization": "Bearer sk-nobody-12"}
+        async with stage.http.request(route.method, path, headers=wrong) as response:
+            assert response.status == 401
+            assert (await response.json())["error"]["type"] == "authentication_error"
+
+
+async def test_a_page_of_another_site_changes_nothing_where_no_key_is_asked_for(stage: Stage) -> None:
+    stage.router.hold = asyncio.Event()
+    job_id = await submit(stage)
+    foreign = {"Sec-Fetch-Site": "cross-site"}
+    for method, path in (
+        ("POST", "/v1/images/edits"),
+        ("POST", "/v1/jobs"),
+        ("DELETE", f"/v1/jobs/{job_id}"),
+    ):
+        async with stage.http.request(
+            method, path, data=stage.form() if method == "POST" else None, headers=foreign
+        ) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (403, "cross_site")
+    assert list(stage.router.jobs) == [job_id]
+    assert not (await stage.record()).cancel
+    async with stage.http.get(f"/v1/jobs/{job_id}", headers=foreign) as response:
+        assert response.status == 200  # a link to it; a page cannot read the answer
+    for site in ("same-origin", "same-site", "none"):
+        async with stage.http.post(
+            "/v1/jobs", data=stage.form(), headers={"Sec-Fetch-Site": site}
+        ) as response:
+            assert response.status == 202
+    stage.router.hold.set()
+
+
+async def test_a_page_of_another_site_that_has_a_key_may_edit(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    keys = write_keys(tmp_path, {"sk-alice-123": "alice"})
+    headers = {"Sec-Fetch-Site": "cross-site", "Authorization": "Bearer sk-alice-123"}
+    async with (
+        open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage,
+        stage.http.post("/v1/jobs", data=stage.form(), headers=headers) as response,
+    ):
+        assert response.status == 202
+
+
+async def test_other_tenants_see_nothing_of_a_job(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    keys = write_keys(tmp_path, {"sk-alice-123": "alice", "sk-robert-12": "bob"})
+    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
+        alice, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-alice-123", "sk-robert-12"))
+        async with stage.http.post("/v1/jobs", data=stage.form(), headers=alice) as response:
+            job_id = (await response.json())["id"]
+        assert stage.router.jobs[job_id].tenant == "alice"
+        for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events"), ("GET", "/image")):
+            async with stage.http.request(method, f"/v1/jobs/{job_id}{path}", headers=bob) as response:
+                assert (response.status, (await response.json())["error"]["code"]) == (404, "job_not_found")
+        async with stage.http.get(f"/v1/jobs/{job_id}/events", headers=alice) as response:
+            assert b"image_edit.completed" in await response.read()
+
+
+async def test_bytes_that_are_no_text_are_refused_like_anything_else(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    keys = write_keys(tmp_path, {"sk-alice-123": "alice"})
+    end = b"\r\nHost: x\r\nConnection: close\r\n\r\n"
+    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
+        status, text = await answer_to(
+            stage, b"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer sk-\xff\xfe" + end
+        )
+        assert (status, b'"unauthorized"' in text) == (401, True)
+    async with open_stage(nats_url, redis_url, tmp_path) as stage:
+        job_id = await submit(stage)
+        path = f"/v1/jobs/{job_id}/events".encode()
+        status, text = await answer_to(stage, b"GET " + path + b" HTTP/1.1\r\nLast-Event-ID: \xff" + end)
+        assert (status, b'"Last-Event-ID"' in text) == (400, True)
+        status, text = await answer_to(stage, b"POST /v1/jobs HTTP/1.1\r\nContent-Type: \xff" + end)
+        assert (status, b'"bad_request"' in text) == (400, True)
+
+
+@pytest.mark.parametrize("host", ["a b", "[", "x:99999", "http://y"])
+async def test_a_host_that_is_none_harms_nobody(stage: Stage, host: str) -> None:
+    job_id = await submit(stage)
+    status, text = await answer_to(
+        stage,
+        f"GET /v1/jobs/{job_id} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode(),
+    )
+    assert status in {200, 400}, text
+
+
+async def test_bodies_that_unpack_and_names_without_end_are_refused(stage: Stage) -> None:
+    packed = {"Content-Encoding": "gzip", "Content-Type": "multipart/form-data; boundary=b"}
+    async with stage.http.post("/v1/images/edits", data=b"\x1f\x8b", headers=packed) as response:
+        assert (response.status, (await response.json())["error"]["received"]) == (400, "gzip")
+    async with stage.http.post("/v1/images/edits", data=stage.form(**{"n" * 65: "x"})) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (400, "bad_request")
+
+
+async def test_other_methods(stage: Stage) -> None:
+    job_id = await submit(stage)
+    await frames_of(stage, job_id)
+    async with stage.http.head(f"/v1/jobs/{job_id}/image") as response:
+        assert (response.status, response.content_length) == (200, len(picture_of(0)))
+        assert (response.content_type, await response.read()) == ("image/png", b"")
+    async with stage.http.head(f"/v1/jobs/{job_id}/events") as response:
+        assert response.status == 405
+    async with stage.http.options("/v1/jobs") as response:
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+    async with stage.http.get(f"/v1/jobs/{job_id}/image") as response:  # the connection is in order
+        assert await response.read() == picture_of(0)

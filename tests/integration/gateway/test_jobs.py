@@ -1,0 +1,260 @@
+"""`/v1/jobs` against real NATS and Valkey, with a scripted router."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from giornata.blobs import RedisBlobs
+from giornata.wire.errors import MaskEmpty, RowPoisoned
+from giornata.wire.messages import Forecast
+from giornata.wire.workers import RowProgress
+from tests.integration.fake_router import picture_of
+from tests.integration.gateway_fakes import Stage, open_gateway, open_stage
+
+
+async def submit(stage: Stage, **fields: str) -> str:
+    async with stage.http.post("/v1/jobs", data=stage.form(**fields)) as response:
+        assert response.status == 202, await response.text()
+        view = await response.json()
+        assert response.headers["Location"] == f"/v1/jobs/{view['id']}"
+        return str(view["id"])
+
+
+async def frames_of(stage: Stage, job_id: str, after: str | None = None) -> list[dict[str, Any]]:
+    """Frames of a job's event stream: id, event, data."""
+    headers = {"Last-Event-ID": after} if after else {}
+    async with stage.http.get(f"/v1/jobs/{job_id}/events", headers=headers) as response:
+        assert response.status == 200, await response.text()
+        assert response.content_type == "text/event-stream"
+        text = await response.text()
+    frames = []
+    for block in text.strip().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.split("\n") if not line.startswith(":"))
+        frames.append({"id": fields.get("id"), "event": fields["event"], "data": json.loads(fields["data"])})
+    return frames
+
+
+async def test_a_job_from_submission_to_picture(stage: Stage) -> None:
+    stage.router.hold = asyncio.Event()
+    job_id = await submit(stage, n="2", seed="5")
+    await stage.router.held.wait()
+    stage.router.progress = tuple(
+        RowProgress(job_id=job_id, attempt=1, index=i, step=i + 1, steps=3, tokens=12) for i in range(2)
+    )
+    await stage.router.announce()
+    async with stage.http.get(f"/v1/jobs/{job_id}") as response:
+        view = await response.json()
+    assert (view["state"], view["step"], view["steps"]) == ("running", 1, 3)
+    assert [picture["step"] for picture in view["pictures"]] == [1, 2]
+    assert (view["queue_position"], view["predicted_finish_s"]) == (None, None), "the router does not know"
+    stage.router.forecast = Forecast(position=3, finish_ms=12_500)
+    async with stage.http.get(f"/v1/jobs/{job_id}") as response:
+        view = await response.json()
+    assert (view["queue_position"], view["predicted_finish_s"]) == (3, 12.5)
+    async with stage.http.get(f"/v1/jobs/{job_id}/image") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (409, "job_not_finished")
+
+    stage.router.hold.set()
+    assert (await frames_of(stage, job_id))[-1]["event"] == "image_edit.completed"
+    async with stage.http.get(f"/v1/jobs/{job_id}") as response:
+        view = await response.json()
+    assert (view["state"], view["step"], view["usage"]["output_tokens"]) == ("completed", None, 10)
+    assert (view["queue_position"], view["predicted_finish_s"]) == (None, None), "it is over"
+    assert [picture["seed"] for picture in view["pictures"]] == [5, 6]
+    async with stage.http.get(view["pictures"][1]["url"]) as response:
+        assert response.content_type == "image/png"
+        assert await response.read() == picture_of(1)
+        tag = response.headers["ETag"]
+    async with stage.http.get(view["pictures"][1]["url"], headers={"If-None-Match": tag}) as response:
+        assert response.status == 304
+    for index in ("2", "-1", "x"):
+        async with stage.http.get(f"/v1/jobs/{job_id}/image", params={"index": index}) as response:
+            assert (response.status, (await response.json())["error"]["param"]) == (400, "index")
+
+
+async def test_events_are_replayed_from_where_a_client_left(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = await submit(stage)
+    frames = await frames_of(stage, job_id)
+    told = [(frame["data"].get("state"), frame["data"].get("step")) for frame in frames[:-1]]
+    assert told == [("preparing", None), ("running", None), ("running", 1), ("running", 2), ("running", 3)]
+    ids = [int(frame["id"]) for frame in frames]
+    assert ids == sorted(set(ids))
+    assert frames[-1]["data"]["url"].endswith(f"/v1/jobs/{job_id}/image?index=0")
+    monkeypatch.setattr("giornata_gateway.http_stream.time", SimpleNamespace(time=lambda: 0.0))
+    assert await frames_of(stage, job_id, str(ids[2])) == frames[3:]  # told when it happened, not when read
+    async with stage.http.get(
+        f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(ids[-1])}
+    ) as response:
+        assert response.status == 204
+    async with stage.http.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": "one"}) as response:
+        assert (response.status, (await response.json())["error"]["param"]) == (400, "Last-Event-ID")
+
+
+async def test_any_gateway_follows_and_replays_a_job(
+    stage: Stage, nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "second").mkdir()
+    stage.router.hold = asyncio.Event()
+    job_id = await submit(stage, n="2")
+    await stage.router.held.wait()
+    async with open_gateway(stage.router, nats_url, redis_url, tmp_path / "second") as second:
+        async with second.http.get(f"/v1/jobs/{job_id}/events") as response:
+            async for line in response.content:
+                if line.startswith(b"data:") and json.loads(line[5:]).get("step") == 1:
+                    break
+            stage.router.hold.set()
+            live = await response.text()
+        assert live.count("event: image_edit.completed") == 2
+
+        stage.stop.set()
+        await stage.serving  # the gateway that took the job is gone
+        frames = await frames_of(second, job_id)
+        told = [(frame["data"].get("index"), frame["data"].get("step")) for frame in frames]
+        steps = [(index, step) for step in (1, 2, 3) for index in (0, 1)]
+        assert told == [(None, None), (None, None), *steps, (0, None), (1, None)]
+        middle = len(frames) // 2
+        assert await frames_of(second, job_id, frames[middle]["id"]) == frames[middle + 1 :]
+        async with second.http.get(f"/v1/jobs/{job_id}/image?index=1") as response:
+            assert await response.read() == picture_of(1)
+        last = {"Last-Event-ID": frames[-1]["id"]}
+        async with second.http.get(f"/v1/jobs/{job_id}/events", headers=last) as response:
+            assert response.status == 204
+
+
+async def test_an_id_that_the_stream_has_not_reached_is_of_one_that_is_gone(stage: Stage) -> None:
+    job_id = await submit(stage)
+    frames = await frames_of(stage, job_id)
+    assert await frames_of(stage, job_id, "9" * 18) == frames
+
+
+async def test_links_are_those_of_the_public_address(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    public = "https://edit.example/api"
+    async with open_stage(nats_url, redis_url, tmp_path, public_url=f"{public}/") as stage:
+        async with stage.http.post("/v1/jobs", data=stage.form(user="ada")) as response:
+            view = await response.json()
+            assert response.headers["Location"] == f"{public}/v1/jobs/{view['id']}"
+        frames = await frames_of(stage, view["id"])
+        link = f"{public}/v1/jobs/{view['id']}/image?index=0"
+        assert frames[-1]["data"]["url"] == link
+        async with stage.http.get(f"/v1/jobs/{view['id']}") as response:
+            assert (await response.json())["pictures"][0]["url"] == link
+        _, answer = await stage.edit(response_format="url", user="ada")
+        assert answer["data"][0]["url"].startswith(f"{public}/v1/jobs/job_")
+        assert (await stage.record()).job.parameters.user == "ada"
+
+
+async def test_the_end_is_told_even_when_the_stream_has_lost_it(stage: Stage) -> None:
+    stage.router.publish_done = False
+    job_id = await submit(stage)
+    await stage.router.ended.wait()
+    frames = await frames_of(stage, job_id)
+    assert (frames[-1]["event"], frames[-1]["id"]) == ("image_edit.completed", None)
+
+
+async def test_a_follower_notices_an_end_of_which_nobody_told(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, heartbeat_s=0.1) as stage:
+        stage.router.hold, stage.router.publish_done = asyncio.Event(), False
+        job_id = await submit(stage)
+        await stage.router.held.wait()
+        async with stage.http.get(f"/v1/jobs/{job_id}/events") as response:
+            stage.router.hold.set()
+            async with asyncio.timeout(5):
+                assert "event: image_edit.completed" in await response.text()
+
+
+async def test_errors_come_after_pictures_and_carry_the_last_id(stage: Stage) -> None:
+    stage.router.row_errors = {0: RowPoisoned()}
+    frames = await frames_of(stage, await submit(stage, n="2"))
+    assert [frame["event"] for frame in frames[-2:]] == ["image_edit.completed", "error"]
+    assert [frame["id"] is None for frame in frames[-2:]] == [True, False]
+    assert frames[-1]["data"]["error"]["code"] == "row_poisoned"
+
+
+async def test_a_failed_job_says_why(stage: Stage) -> None:
+    stage.router.failure = MaskEmpty()
+    job_id = await submit(stage)
+    frames = await frames_of(stage, job_id)
+    assert frames[-1]["data"]["error"]["code"] == "mask_empty"
+    async with stage.http.get(f"/v1/jobs/{job_id}") as response:
+        view = await response.json()
+    assert (view["state"], view["error"]["code"]) == ("failed", "mask_empty")
+    async with stage.http.get(f"/v1/jobs/{job_id}/image") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (400, "mask_empty")
+
+
+async def test_cancelling(stage: Stage) -> None:
+    stage.router.hold = asyncio.Event()
+    job_id = await submit(stage)
+    await stage.router.held.wait()
+    async with stage.http.delete(f"/v1/jobs/{job_id}") as response:
+        assert (response.status, (await response.json())["cancelling"]) == (202, True)
+    frames = await frames_of(stage, job_id)
+    assert frames[-1]["data"]["error"]["code"] == "job_cancelled"
+    async with stage.http.delete(f"/v1/jobs/{job_id}") as response:
+        assert (response.status, (await response.json())["state"]) == (200, "cancelled")
+    async with stage.http.get(f"/v1/jobs/{job_id}/image") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (409, "job_cancelled")
+
+
+async def test_an_expired_result_is_told_from_an_unknown_job(stage: Stage, redis_url: str) -> None:
+    job_id = await submit(stage)
+    await frames_of(stage, job_id)
+    image = (await stage.record()).rows[0].image
+    assert image is not None
+    async with RedisBlobs.open(redis_url) as blobs:
+        await blobs.delete(image)
+    async with stage.http.get(f"/v1/jobs/{job_id}/image") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (410, "result_expired")
+    for unknown in ("job_unknown", "a.b", "x" * 200):
+        async with stage.http.get(f"/v1/jobs/{unknown}") as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (404, "job_not_found")
+
+
+async def test_what_a_job_cannot_have_is_refused(stage: Stage) -> None:
+    for field, value in {"stream": "true", "response_format": "url"}.items():
+        async with stage.http.post("/v1/jobs", data=stage.form(**{field: value})) as response:
+            assert (response.status, (await response.json())["error"]["param"]) == (400, field)
+
+
+async def test_a_quiet_stream_has_heartbeats_and_ends_at_the_drain(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, heartbeat_s=0.1) as stage:
+        stage.router.hold = asyncio.Event()
+        job_id = await submit(stage)
+        await stage.router.held.wait()
+        async with stage.http.get(f"/v1/jobs/{job_id}/events") as response:
+            async for line in response.content:
+                if line.startswith(b":"):
+                    break
+            stage.stop.set()
+            rest = await response.text()
+        assert "event: error" not in rest
+        assert rest.endswith("retry: 500\n\n"), "the job goes on, and so may its watcher, at another gateway"
+        assert not (await stage.record()).cancel  # asynchronous jobs outlive their gateway
+
+
+async def test_previews_of_a_job_are_told_and_replayed_in_their_place(stage: Stage) -> None:
+    job_id = await submit(stage, n="1", partial_images="2", output_format="webp")
+    told = await frames_of(stage, job_id)
+    shown = [frame for frame in told if frame["event"] == "image_edit.partial_image"]
+    assert [frame["data"]["partial_image_index"] for frame in shown] == [0, 1]
+    assert shown[0]["data"] | {"created_at": 0, "job_id": ""} == {
+        "type": "image_edit.partial_image", "b64_json": base64.b64encode(b"\xff\xd8\0\1").decode(),
+        "partial_image_index": 0, "created_at": 0, "background": "opaque", "output_format": "webp",
+        "quality": "auto", "size": "64x48", "index": 0, "job_id": "", "step": 1, "steps": 3, "box": [0, 0, 64, 48],
+        "media_type": "image/jpeg",
+    }  # fmt: skip
+    again = await frames_of(stage, job_id, after=shown[0]["id"])
+    assert [frame["id"] for frame in again] == [frame["id"] for frame in told[told.index(shown[0]) + 1 :]]

@@ -1,0 +1,229 @@
+"""API keys that come and go while a gateway runs, and what their tenants may do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import giornata.client
+from giornata.api_keys import TenantLimits
+from giornata.wire.errors import ConcurrencyLimited, QueueFull, RateLimited, ServiceUnavailable
+from giornata_gateway import key_file
+from tests.fakes.key_files import write_keys
+from tests.integration.gateway_fakes import Stage, open_stage
+
+KEYS = {"sk-alice-123": "alice", "sk-robert-12": "bob"}
+ALICE, BOB = ({"Authorization": f"Bearer {key}"} for key in KEYS)
+
+
+@asynccontextmanager
+async def limited(
+    nats_url: str, redis_url: str, folder: Path, limits: TenantLimits, **options: Any
+) -> AsyncIterator[Stage]:
+    """A gateway with keys of alice, who has `limits`, and of bob."""
+    keys = write_keys(folder, KEYS, {"alice": limits})
+    async with open_stage(nats_url, redis_url, folder, api_keys_file=keys, **options) as stage:
+        yield stage
+
+
+async def edit(
+    stage: Stage, headers: dict[str, str], path: str = "/v1/images/edits", **fields: str
+) -> tuple[int, str, dict[str, str]]:
+    """Status, code and headers of an answer."""
+    async with stage.http.post(path, data=stage.form(**fields), headers=headers) as response:
+        answer = await response.json()
+        error = answer.get("error") or {"code": "ok"}
+        return response.status, error["code"], dict(response.headers)
+
+
+async def test_keys_come_and_go_without_a_restart(
+    nats_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_file, "LOOK_S", 0.0)
+    async with limited(nats_url, redis_url, tmp_path, TenantLimits()) as stage:
+
+        async def status(key: str) -> int:
+            async with stage.http.get("/v1/models", headers={"Authorization": f"Bearer {key}"}) as response:
+                return response.status
+
+        assert [await status(key) for key in ("sk-alice-123", "sk-carol-123")] == [200, 401]
+        write_keys(tmp_path, {"sk-carol-123": "carol"})
+        assert [await status(key) for key in ("sk-alice-123", "sk-carol-123")] == [401, 200]
+        (tmp_path / "keys.json").write_text("{")
+        assert [await status(key) for key in ("sk-alice-123", "sk-carol-123")] == [401, 200]
+        write_keys(tmp_path, {})
+        assert [await status(key) for key in ("sk-alice-123", "sk-carol-123")] == [401, 401]
+        os.unlink(tmp_path / "keys.json")  # noqa: PTH108 - what an operator does
+        async with stage.http.get("/v1/models") as response:
+            assert response.status == 401, "a gateway whose keys are gone is not open"
+
+
+async def test_a_gateway_does_not_start_without_its_keys(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=tmp_path / "missing.json"):
+            pass
+    (refusals, others) = caught.value.split(ServiceUnavailable)
+    assert "The API keys cannot be read from" in str(refusals and refusals.exceptions)
+    assert others is None
+
+
+async def test_pictures_a_minute(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with limited(nats_url, redis_url, tmp_path, TenantLimits(per_minute=3)) as stage:
+        assert (await edit(stage, ALICE, n="4"))[:2] == (400, "invalid_field")
+        status, _, headers = await edit(stage, ALICE, n="2")
+        assert (status, headers["RateLimit-Policy"]) == (200, '"pictures";q=3;w=60')
+        assert headers["RateLimit"].startswith('"pictures";r=1;t=')
+        status, code, headers = await edit(stage, ALICE, n="2")
+        assert (status, code) == (429, "rate_limit_exceeded")
+        assert 1 <= int(headers["Retry-After"]) <= 20
+        assert headers["RateLimit"].startswith('"pictures";r=1;t=')
+        status, _, headers = await edit(stage, ALICE, "/v1/jobs")
+        assert (status, headers["RateLimit"].startswith('"pictures";r=0;t=')) == (202, True)
+        async with stage.http.post(
+            "/v1/templates", data=stage.form(b"picture", None), headers=ALICE
+        ) as response:
+            assert (response.status, "Retry-After" in response.headers) == (429, True)
+        status, _, headers = await edit(stage, BOB)
+        assert (status, "RateLimit" in headers) == (200, False)
+        async with stage.http.get("/metrics") as response:
+            refused = 'giornata_tenant_refusals_total{code="rate_limit_exceeded",tenant="alice"} 2.0'
+            assert refused in await response.text()
+
+
+async def test_a_tenant_without_room_is_refused_before_its_pictures_are_read(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with limited(nats_url, redis_url, tmp_path, TenantLimits(per_minute=1)) as stage:
+        assert (await edit(stage, ALICE))[0] == 200
+        headers = ALICE | {"Content-Type": "multipart/form-data; boundary=b"}
+        async with stage.http.post("/v1/images/edits", data=b"not a form", headers=headers) as response:
+            assert response.status == 429
+
+
+async def test_pictures_in_progress_of_edits_and_of_jobs(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with limited(nats_url, redis_url, tmp_path, TenantLimits(in_progress=3)) as stage:
+        stage.router.hold = asyncio.Event()
+        async with stage.http.post("/v1/jobs", data=stage.form(n="2"), headers=ALICE) as response:
+            job_id = (await response.json())["id"]
+        await stage.router.held.wait()
+        stage.router.held.clear()
+        waiting = asyncio.create_task(edit(stage, ALICE))
+        await stage.router.held.wait()
+        for path in ("/v1/images/edits", "/v1/jobs"):
+            status, code, headers = await edit(stage, ALICE, path)
+            assert (status, code, int(headers["Retry-After"]) >= 1) == (
+                429,
+                "concurrency_limit_exceeded",
+                True,
+            )
+        assert (await edit(stage, BOB, "/v1/jobs"))[0] == 202, "another tenant's pictures are not alice's"
+        stage.router.hold.set()
+        assert (await waiting)[0] == 200
+        stage.router.hold = None
+        async with stage.http.get(f"/v1/jobs/{job_id}/events", headers=ALICE) as response:
+            assert "image_edit.completed" in await response.text()
+        assert (await edit(stage, ALICE, n="3"))[0] == 200
+        assert (await edit(stage, ALICE, n="4"))[:2] == (400, "invalid_field")
+
+
+async def test_who_leaves_gives_its_pictures_back(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with limited(nats_url, redis_url, tmp_path, TenantLimits(in_progress=1)) as stage:
+        stage.router.hold = asyncio.Event()
+        gone = asyncio.create_task(edit(stage, ALICE))
+        await stage.router.held.wait()
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        async with asyncio.timeout(5):
+            await stage.router.ended.wait()
+        stage.router.hold = None
+        assert (await edit(stage, ALICE))[0] == 200
+
+
+async def test_an_edit_with_a_key_counts_until_it_ends_not_until_its_client_leaves(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with limited(nats_url, redis_url, tmp_path, TenantLimits(in_progress=1)) as stage:
+        stage.router.hold = asyncio.Event()
+        headers = ALICE | {"Idempotency-Key": secrets.token_hex(8)}
+        gone = asyncio.create_task(edit(stage, headers))
+        await stage.router.held.wait()
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        async with stage.http.get("/healthz"):  # by now the gateway has seen it leave
+            pass
+        assert (await edit(stage, ALICE))[1] == "concurrency_limit_exceeded"
+        again = asyncio.create_task(edit(stage, headers))
+        stage.router.hold.set()
+        assert (await again)[0] == 200
+        assert (await edit(stage, ALICE))[0] == 200
+
+
+async def test_an_edit_with_a_key_that_is_refused_counts_no_more_though_its_client_has_left(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with limited(nats_url, redis_url, tmp_path, TenantLimits(in_progress=1)) as stage:
+        stage.router.refusals = [QueueFull()]
+        stage.router.answer_when = asyncio.Event()
+        gone = asyncio.create_task(edit(stage, ALICE | {"Idempotency-Key": secrets.token_hex(8)}))
+        await stage.router.asked.wait()
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        async with stage.http.get("/healthz"):  # by now the gateway has seen it leave
+            pass
+        assert (await edit(stage, ALICE))[1] == "concurrency_limit_exceeded"
+        accepting = [task for task in asyncio.all_tasks() if task.get_name().startswith("accept-")]
+        stage.router.answer_when.set()
+        await asyncio.wait(accepting)
+        assert (await edit(stage, ALICE))[0] == 200
+
+
+async def test_limits_at_the_nats_door(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with (
+        limited(
+            nats_url, redis_url, tmp_path, TenantLimits(per_minute=2, in_progress=1, weight=0.5)
+        ) as stage,
+        giornata.client.connect(nats_url, api_key="sk-alice-123") as client,
+    ):
+        stage.router.hold = asyncio.Event()
+        first = await client.edit(image=b"picture", prompt="x")
+        with pytest.raises(ConcurrencyLimited) as busy:
+            await client.edit(image=b"picture", prompt="x")
+        assert busy.value.retry_after_s
+        stage.router.hold.set()
+        await first
+        await (await client.edit(image=b"picture", prompt="x"))
+        with pytest.raises(RateLimited) as caught:
+            await client.edit(image=b"picture", prompt="x")
+        assert 0 < (caught.value.retry_after_s or 0) <= 30
+        assert {job.weight for job in stage.router.jobs.values()} == {0.5}
+
+
+async def test_without_keys_the_configuration_says_what_everybody_may_do(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, tenant_per_minute=1) as stage:
+        assert (await edit(stage, {}))[0] == 200
+        assert (await edit(stage, {}))[:2] == (429, "rate_limit_exceeded")
+        assert {job.weight for job in stage.router.jobs.values()} == {1.0}
+
+
+async def test_no_key_is_in_the_log(
+    nats_url: str, redis_url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with limited(nats_url, redis_url, tmp_path, TenantLimits()) as stage:
+        assert (await edit(stage, ALICE))[0] == 200
+        assert (await edit(stage, {"Authorization": "Bearer sk-stranger-1"}))[0] == 401
+    told = "".join(capfd.readouterr())
+    assert "accepted" in told
+    assert [key for key in (*KEYS, "sk-stranger-1") if key in told] == []

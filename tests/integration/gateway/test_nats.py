@@ -1,0 +1,150 @@
+"""The NATS door: who may what, how much, and what it says to bare messages."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+import giornata.client
+import giornata.client.connection
+from giornata.bus import bus
+from giornata.deadlines import Deadline
+from giornata.wire import codec, subjects
+from giornata.wire.errors import (
+    GiornataError,
+    InvalidField,
+    JobNotFound,
+    TooManyRequests,
+    Unauthorized,
+)
+from giornata.wire.jobs import BlobRef
+from giornata.wire.messages import Accepted, CancelMessage, EditMessage, EditReply
+from giornata.wire.requests import EditParameters
+from tests.fakes.key_files import write_keys
+from tests.integration.gateway_fakes import Stage, open_stage
+
+
+async def test_bytes_in_flight_are_limited_at_this_door_too(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    options = {"max_held_bytes": 2 << 20, "max_request_bytes": 2 << 20}
+    async with open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+        stage.router.hold = asyncio.Event()
+        async with giornata.client.connect(nats_url) as client:
+            first = await client.edit(image=b"x" * (700 << 10), prompt="a scarf")
+            with pytest.raises(TooManyRequests) as refused:
+                await client.edit(image=b"x" * (700 << 10), prompt="a scarf")
+            assert refused.value.retry_after_s
+            stage.router.hold.set()
+            await first
+            await (await client.edit(image=b"x" * (700 << 10), prompt="a scarf"))
+
+
+async def test_admission_is_shared_with_the_other_door(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, max_concurrent_rows=1) as stage:
+        stage.router.hold = asyncio.Event()
+        request = asyncio.create_task(stage.edit())
+        await stage.router.held.wait()
+        async with giornata.client.connect(nats_url) as client:
+            with pytest.raises(TooManyRequests):
+                await client.edit(image=b"picture", prompt="a scarf")
+        stage.router.hold.set()
+        assert (await request)[0] == 200
+
+
+async def test_keys_at_the_nats_door(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    keys = write_keys(tmp_path, {"sk-alice-123": "alice", "sk-robert-12": "bob"})
+    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
+        async with giornata.client.connect(nats_url) as client:
+            with pytest.raises(Unauthorized):
+                await client.edit(image=b"picture", prompt="a scarf")
+        async with giornata.client.connect(nats_url, api_key="sk-alice-123") as client:
+            await (await client.edit(image=b"picture", prompt="a scarf"))
+            job = (await stage.record()).job
+            assert job.tenant == "alice"
+            await client.cancel(job.job_id)
+        for other, error in (
+            ("sk-robert-12", JobNotFound),
+            (None, Unauthorized),
+            ("sk-wrong-1", Unauthorized),
+        ):
+            async with giornata.client.connect(nats_url, api_key=other) as client:
+                with pytest.raises(error):
+                    await client.cancel(job.job_id)
+        bobs = EditMessage(parameters=EditParameters(prompt="x"), image=job.image, api_key="sk-robert-12")
+        async with bus.connect(nats_url, "bare") as connected:
+            with pytest.raises(InvalidField, match="not of this tenant"):
+                await connected.call(subjects.EDIT, bobs, EditReply, Deadline.after_ms(3000))
+            own = bobs.model_copy(update={"api_key": "sk-alice-123"})
+            reply = await connected.call(subjects.EDIT, own, EditReply, Deadline.after_ms(3000))
+        assert reply.job_id != job.job_id
+        assert await stage.router.blobs.has(job.image)  # the caller's own blob outlives the job
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"progress": "giornata.jobs.batch"}, "progress"),
+        ({"progress": "_INBOX.>"}, "progress"),
+        ({"image": b""}, "image"),
+        ({"image": BlobRef(key="bob/x", size_bytes=3, sha256="0" * 64)}, "image"),
+        ({"image": BlobRef(key="default/none", size_bytes=3, sha256="0" * 64)}, "image"),
+        ({"image": b"x" * (6 << 20), "mask": b"x"}, "image"),
+        ({"remaining_ms": 0}, "remaining_ms"),
+    ],
+)
+async def test_bad_messages_are_refused_by_name(
+    stage: Stage, nats_url: str, changes: dict[str, Any], field: str
+) -> None:
+    message = EditMessage(parameters=EditParameters(prompt="a scarf"), image=b"picture").model_copy(
+        update=changes
+    )
+    async with bus.connect(nats_url, "bare") as connected:
+        with pytest.raises(GiornataError) as raised:
+            await connected.call(
+                subjects.EDIT, message, EditReply, Deadline.after_ms(3000), limit_bytes=8 << 20
+            )
+    assert (raised.value.status, raised.value.field) in {(400, field), (413, field)}
+    assert not stage.router.jobs
+
+
+async def test_parameters_are_refused_field_by_field(stage: Stage, nats_url: str) -> None:
+    async with bus.connect(nats_url, "bare") as connected:
+        fields = codec.unpack(codec.encode(EditMessage(parameters=EditParameters(prompt="x"), image=b"p")))
+        fields["parameters"] |= {"stile": "y"}
+        reply = await connected.client.request(subjects.EDIT, _packed(fields), timeout=3)
+        assert codec.unpack(reply.data)["code"] == "unknown_field"
+        many = {f"{i}" * 60: "y" for i in range(10_000)}
+        no_text = {b"\xff%d" % i: "y" for i in range(10_000)}
+        for parameters in (many, no_text, {"x" * 300_000: "y"}, {b"\xff": 1}, [1], None, "x"):
+            reply = await connected.client.request(
+                subjects.EDIT, _packed(fields | {"parameters": parameters}), timeout=3
+            )
+            assert codec.unpack(reply.data)["field"] == "parameters"
+        accepted = await connected.call(
+            subjects.EDIT_CANCEL, CancelMessage(job_id=await _done(stage)), Accepted, Deadline.after_ms(3000)
+        )
+        assert accepted.job_id in stage.router.jobs
+
+
+async def _done(stage: Stage) -> str:
+    _, answer = await stage.edit()
+    return str(answer["giornata"]["job_id"])
+
+
+def _packed(fields: dict[str, Any]) -> bytes:
+
+    return bytes(msgpack.packb(fields))
+
+
+async def test_partial_images_without_a_subject_for_progress_are_refused(stage: Stage, nats_url: str) -> None:
+    message = EditMessage(parameters=EditParameters(prompt="x", partial_images=1), image=b"picture")
+    async with bus.connect(nats_url, "bare") as connected:
+        with pytest.raises(InvalidField, match="told as progress") as refused:
+            await connected.call(subjects.EDIT, message, EditReply, Deadline.after_ms(3000))
+    assert refused.value.field == "partial_images"
+    assert not stage.router.jobs

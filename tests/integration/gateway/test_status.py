@@ -1,0 +1,190 @@
+"""Health, readiness, metrics, lists and the document of the API, with real servers that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+from openapi_spec_validator import validate
+
+from giornata.wire.jobs import JobState
+from tests.integration.conftest import NatsServer
+from tests.integration.fake_router import CARD
+from tests.integration.gateway_fakes import Stage, open_stage
+
+
+async def test_ready_only_while_an_edit_could_be_done(stage: Stage) -> None:
+    async with stage.http.get("/readyz") as response:
+        assert (response.status, await response.json()) == (
+            200,
+            {"ready": True, "missing": [], "models": ["tiny"]},
+        )
+    stage.router.cards = ()
+    await stage.router.announce()
+    async with stage.http.get("/readyz") as response:
+        assert (response.status, (await response.json())["missing"]) == (503, ["denoiser"])
+        assert response.headers["Retry-After"] == "1"
+    await stage.router.announce(ready=False)
+    async with stage.http.get("/readyz") as response:
+        missing = (await response.json())["missing"]
+        assert missing == ["prepost", "denoiser"], "another router takes over before a submission gives up"
+    status, answer = await stage.edit()
+    assert (status, answer["error"]["code"]) == (503, "service_unavailable")
+
+
+async def test_a_router_that_stays_away_is_missed(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, submit_window_s=0.01) as stage:
+        await stage.router.announce(ready=False)
+        missing: list[str] = []
+        async with asyncio.timeout(10):
+            while missing != ["router", "prepost", "denoiser"]:
+                async with stage.http.get("/readyz") as response:
+                    missing = (await response.json())["missing"]
+
+
+async def test_several_models_must_be_told_apart(stage: Stage) -> None:
+    stage.router.cards = (CARD, CARD.model_copy(update={"name": "other", "digest": "e" * 64}))
+    await stage.router.announce()
+    status, answer = await stage.edit()
+    assert (status, answer["error"]["param"], answer["error"]["accepted"]) == (400, "model", "other, tiny")
+    status, answer = await stage.edit(model="other")
+    assert status == 200
+    assert (await stage.record()).job.model_digest == "e" * 64
+    async with stage.http.get("/v1/models") as response:
+        assert [model["id"] for model in (await response.json())["data"]] == ["other", "tiny"]
+
+
+async def test_health_follows_the_servers(
+    private_nats: NatsServer, private_redis: tuple[str, Callable[[], None]], tmp_path: Path
+) -> None:
+    url, stop_redis = private_redis
+    async with open_stage(private_nats.url, url, tmp_path / "..") as stage:
+        async with stage.http.get("/healthz") as response:
+            assert (response.status, (await response.json())["healthy"]) == (200, True)
+        stop_redis()
+        async with stage.http.get("/healthz") as response:
+            assert (response.status, (await response.json())["nats"]) == (503, "ok")
+            assert response.headers["Retry-After"] == "1"
+        private_nats.kill()
+        async with stage.http.get("/healthz") as response:
+            assert (response.status, (await response.json())["nats"] == "ok") == (503, False)
+        private_nats.start()
+
+
+async def test_an_end_that_came_while_nats_was_away_is_noticed(
+    private_nats: NatsServer, redis_url: str, tmp_path: Path
+) -> None:
+    async with open_stage(private_nats.url, redis_url, tmp_path / "..") as stage:
+        stage.router.hold = asyncio.Event()
+        stage.router.publish_done = False
+        request = asyncio.create_task(stage.edit())
+        await stage.router.held.wait()
+        stage.router.hold.set()
+        await stage.router.ended.wait()  # its record says completed, and nobody has told us
+        private_nats.kill()
+        private_nats.start()
+        async with asyncio.timeout(15):
+            status, answer = await request
+        assert status == 200, answer
+        assert (await stage.record()).state is JobState.COMPLETED
+
+
+async def test_streams_work_again_after_nats_was_away(
+    private_nats: NatsServer, redis_url: str, tmp_path: Path
+) -> None:
+    async with open_stage(private_nats.url, redis_url, tmp_path / "..") as stage:
+        back = asyncio.Event()
+        stage.front.on_reconnect.append(back.set)
+        behind = asyncio.Event()
+        stage.router.bus.on_reconnect.append(behind.set)
+        private_nats.kill()
+        private_nats.start()
+        async with asyncio.timeout(15):
+            await back.wait()
+            await behind.wait()
+            await stage.router.announce()
+        stage.router.hold = asyncio.Event()
+        async with stage.http.post("/v1/images/edits", data=stage.form(stream="true")) as response:
+            stage.router.hold.set()
+            text = await response.text()
+        assert response.status == 200, text
+        assert '"step":3' in text
+        assert "event: image_edit.completed" in text
+
+
+async def test_metrics_count_doors_codes_stages_and_workers(stage: Stage) -> None:
+    await stage.edit()
+    await stage.edit(n="99")
+    async with stage.http.get("/v1/jobs/job_none"):
+        pass
+    async with stage.http.get("/metrics") as response:
+        text = await response.text()
+    for line in (
+        'giornata_requests_total{code="ok",door="http",route="/v1/images/edits",status="200"} 1.0',
+        'giornata_requests_total{code="invalid_field",door="http",route="/v1/images/edits",status="400"} 1.0',
+        'giornata_requests_total{code="job_not_found",door="http",route="/v1/jobs/{job_id}",status="404"} 1.0',
+        'giornata_request_seconds_count{door="http"} 3.0',
+        'giornata_stage_seconds_sum{stage="denoise"} 0.03',
+        "giornata_jobs_in_flight 0.0",
+        'giornata_fleet_instances{service="denoiser"} 1.0',
+        'giornata_worker_running_rows{worker="fake-denoiser"} 0.0',
+        'giornata_worker_waiting_rows{worker="fake-denoiser"} 0.0',
+        'giornata_worker_steps_total{worker="fake-denoiser"} 7.0',
+        'giornata_errors_total{code="invalid_field"} 1.0',
+    ):
+        assert line in text, line
+
+
+async def test_the_fleet_is_listed(stage: Stage) -> None:
+    async with stage.http.get("/v1/fleet") as response:
+        instances = (await response.json())["instances"]
+    denoiser = next(instance for instance in instances if instance["instance"] == "fake-denoiser")
+    assert (denoiser["service"], denoiser["models"], denoiser["ready"]) == ("denoiser", ["tiny"], True)
+
+
+async def test_unknown_paths_and_methods_have_the_same_form(stage: Stage) -> None:
+    async with stage.http.get("/v2/nothing") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (404, "route_not_found")
+    async with stage.http.get("/v1/images/edits") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (405, "method_not_allowed")
+        assert response.headers["Allow"] == "POST"
+
+
+async def test_the_document_is_valid_and_names_every_route(stage: Stage) -> None:
+    async with stage.http.get("/openapi.json") as response:
+        document = await response.json()
+    validate(document)
+    assert {"/v1/images/edits", "/v1/jobs/{job_id}/events", "/healthz"} <= set(document["paths"])
+    fields = document["components"]["schemas"]["EditForm"]["properties"]
+    assert {"image", "mask", "prompt", "mask_mode", "response_format", "stream"} <= set(fields)
+    assert "`mask_empty`" in document["info"]["description"]
+
+
+async def test_the_process_starts_and_drains(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    port_file = tmp_path / "port"
+    environment = os.environ | {"GIORNATA_NATS_URL": nats_url, "GIORNATA_REDIS_URL": redis_url}
+    flags = ("--port", "0", "--port-file", str(port_file))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "giornata_gateway", *flags, env=environment, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(20):
+            while b"listening" not in await process.stderr.readline():
+                pass
+        url = f"http://127.0.0.1:{port_file.read_text().strip()}"
+        async with aiohttp.ClientSession(url) as http, http.get("/healthz") as response:
+            assert response.status == 200
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            _, log = await process.communicate()
+        assert process.returncode == 0, log
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

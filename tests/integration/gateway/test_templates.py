@@ -1,0 +1,265 @@
+"""``/v1/templates`` and edits by template, between real servers, in front of a scripted router."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from giornata.bus import bus
+from giornata.deadlines import Deadline
+from giornata.wire import subjects, templates
+from giornata.wire.errors import ImageUnreadable, ServiceUnavailable, TemplateNotFound
+from giornata.wire.messages import EditMessage, EditReply, RemoveTemplate
+from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.templates import TemplateRecord, TemplateState
+from tests.fakes.key_files import write_keys
+from tests.integration.gateway_fakes import Stage, open_stage
+
+ALICE = {"Authorization": "Bearer sk-alice-123"}
+BOB = {"Authorization": "Bearer sk-robert-12"}
+
+
+def keys(folder: Path) -> Path:
+    """Keys of two tenants that no other test has."""
+    alice, bob = (f"{name}-{secrets.token_hex(4)}" for name in ("alice", "bob"))
+    return write_keys(folder, {"sk-alice-123": alice, "sk-robert-12": bob})
+
+
+async def register(
+    stage: Stage, image: bytes | None = None, headers: dict[str, str] | None = None, /, **fields: str
+) -> tuple[int, dict[str, Any]]:
+    form = aiohttp.FormData()
+    form.add_field("image", secrets.token_bytes(16) if image is None else image, filename="i.png")
+    for name, value in fields.items():
+        form.add_field(name, value)
+    async with stage.http.post("/v1/templates", data=form, headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def get(stage: Stage, path: str, headers: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
+    async with stage.http.get(f"/v1/templates{path}", headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def edit(
+    stage: Stage, headers: dict[str, str] | None = None, image: bytes | None = None, /, **fields: str
+) -> tuple[int, dict[str, Any]]:
+    form = aiohttp.FormData(default_to_multipart=True)
+    if image is not None:
+        form.add_field("image", image, filename="i.png")
+    for name, value in {"prompt": "a red star", **fields}.items():
+        form.add_field(name, value)
+    async with stage.http.post("/v1/images/edits", data=form, headers=headers) as response:
+        return response.status, await response.json()
+
+
+def finished(record: TemplateRecord) -> TemplateRecord:
+    return templates.ready(record, "fake-denoiser", "t", 512)
+
+
+async def test_a_registration_is_waited_for_until_it_is_recorded(stage: Stage) -> None:
+    status, told = await register(stage, size="128x96")
+    assert (status, told["state"], told["model"], told["size"]) == (202, "recording", "tiny", "128x96")
+    assert told["expires_at"] - told["created_at"] == stage.config.template_ttl_s
+    assert (await get(stage, f"/{told['id']}?wait_ms=1"))[1]["state"] == "recording"
+    waiting = asyncio.create_task(get(stage, f"/{told['id']}?wait_ms=20000"))
+    await asyncio.sleep(0)
+    await stage.router.change_template(stage.router.registered[-1], finished)
+    status, told = await waiting
+    assert (status, told["state"], told["bytes"]) == (200, "ready", 512)
+
+
+async def test_the_same_picture_again_is_the_same_template(stage: Stage) -> None:
+    image = secrets.token_bytes(16)
+    first, again = [(await register(stage, image))[1] for _ in range(2)]
+    assert first["id"] == again["id"]
+    assert (await register(stage, image, size="128x96"))[1]["id"] != first["id"]
+
+
+async def test_what_the_router_refuses_is_not_kept(stage: Stage) -> None:
+    stage.router.template_refusal = ImageUnreadable()
+    image = secrets.token_bytes(16)
+    status, told = await register(stage, image)
+    assert (status, told["error"]["code"]) == (400, "image_unreadable")
+    stage.router.template_refusal = None
+    status, told = await register(stage, image)
+    assert status == 202
+    kept = stage.router.registered[-1]
+    stage.router.template_refusal = ServiceUnavailable()
+    status, refused = await register(stage, image)
+    assert (status, refused["error"]["code"]) == (503, "service_unavailable")
+    assert (await get(stage, f"/{told['id']}"))[0] == 200, "what was kept before stays"
+    assert await stage.router.blobs.has(kept.image)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"prompt": "x"}, "prompt", "unknown_field"),
+        ({"size": "large"}, "size", "invalid_field"),
+        ({"model": "other"}, "model", "model_not_found"),
+    ],
+)
+async def test_bad_registrations_are_refused_by_name(
+    stage: Stage, fields: dict[str, str], param: str, code: str
+) -> None:
+    status, told = await register(stage, **fields)
+    assert status in {400, 404}
+    assert (told["error"]["param"], told["error"]["code"]) == (param, code)
+
+
+async def test_an_edit_by_template_has_its_picture_and_reuses(stage: Stage) -> None:
+    image = secrets.token_bytes(16)
+    told = (await register(stage, image, size="128x96"))[1]
+    status, answer = await edit(stage, template_id=told["id"])
+    assert status == 200, answer
+    job = (await stage.record()).job
+    assert (job.template_id, job.parameters.reuse, job.parameters.size) == (told["id"], "auto", "128x96")
+    assert await stage.router.blobs.get(job.image) == image
+    assert answer["giornata"]["template"] == ["off"]  # the fake says nothing else
+    await edit(stage, template_id=told["id"], reuse="strict")
+    assert (await stage.record()).job.parameters.reuse is Reuse.STRICT
+
+
+async def test_edits_that_do_not_fit_their_template_are_refused_by_name(stage: Stage) -> None:
+    told = (await register(stage, size="128x96"))[1]
+    for fields in ({"size": "256x192"}, {"model": "other"}, {"padding_mask_crop": "8"}):
+        status, answer = await edit(stage, template_id=told["id"], **fields)
+        assert (status, answer["error"]["code"]) == (400, "template_mismatch")
+        assert answer["error"]["param"] in fields
+    status, answer = await edit(stage, None, b"x", template_id=told["id"])
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (
+        400,
+        "invalid_field",
+        "template_id",
+    )
+    status, answer = await edit(stage)
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_field", "image")
+
+
+async def test_templates_are_their_tenants_own_at_both_doors(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys(tmp_path)) as stage:
+        mine = [(await register(stage, None, ALICE))[1]["id"] for _ in range(3)]
+        assert (await get(stage, f"/{mine[0]}", ALICE))[0] == 200
+        assert (await get(stage, f"/{mine[0]}"))[0] == 401
+        others = [
+            await get(stage, f"/{mine[0]}", BOB),
+            await get(stage, f"/{mine[0]}?wait_ms=1000", BOB),
+            await edit(stage, BOB, template_id=mine[0]),
+            await edit(stage, BOB, template_id="no template"),
+        ]
+        async with stage.http.delete(f"/v1/templates/{mine[0]}", headers=BOB) as response:
+            others.append((response.status, await response.json()))
+        assert {(status, told["error"]["code"]) for status, told in others} == {(404, "template_not_found")}
+        assert (await get(stage, "", BOB))[1] == {"object": "list", "data": [], "has_more": False}
+        page = (await get(stage, "?limit=2", ALICE))[1]
+        rest = (await get(stage, f"?limit=2&after={page['data'][-1]['id']}", ALICE))[1]
+        assert {view["id"] for view in page["data"] + rest["data"]} == set(mine)
+        assert (page["has_more"], rest["has_more"]) == (True, False)
+        message = EditMessage(parameters=EditParameters(prompt="x"), template_id=mine[0])
+        async with bus.connect(nats_url, "bare") as connected:
+            bobs = message.model_copy(update={"api_key": "sk-robert-12"})
+            with pytest.raises(TemplateNotFound):
+                await connected.call(subjects.EDIT, bobs, EditReply, Deadline.after_ms(9000))
+            alices = message.model_copy(update={"api_key": "sk-alice-123"})
+            reply = await connected.call(subjects.EDIT, alices, EditReply, Deadline.after_ms(9000))
+        assert len(reply.pictures) == 1
+
+
+async def test_a_deleted_template_is_forgotten_by_all_and_its_edits_end(stage: Stage) -> None:
+    heard: asyncio.Queue[RemoveTemplate] = asyncio.Queue()
+    told = (await register(stage))[1]
+    stage.router.hold = asyncio.Event()
+    running = asyncio.create_task(edit(stage, template_id=told["id"]))
+    await stage.router.held.wait()
+    waiting = asyncio.create_task(get(stage, f"/{told['id']}?wait_ms=20000"))
+    async with stage.router.bus.listen(subjects.TEMPLATE_REMOVED, RemoveTemplate, heard.put_nowait):
+        async with stage.http.delete(f"/v1/templates/{told['id']}") as response:
+            assert response.status == 200
+            assert await response.json() == {"id": told["id"], "object": "template", "deleted": True}
+        removal = await asyncio.wait_for(heard.get(), 5)
+    assert removal == RemoveTemplate(tenant="default", template_key="t")
+    assert (await waiting)[0] == 404
+    assert (await get(stage, f"/{told['id']}"))[0] == 404
+    async with stage.http.delete(f"/v1/templates/{told['id']}") as response:
+        assert response.status == 404
+    stage.router.hold.set()
+    assert (await running)[0] == 200
+    assert await stage.router.blobs.get((await stage.record()).job.image)
+    again = await register(stage)
+    assert again[0] == 202
+
+
+async def test_a_template_ends_with_its_time_and_its_picture(stage: Stage) -> None:
+    expired, lost = [(await register(stage))[1]["id"] for _ in range(2)]
+    first, second = stage.router.registered[-2:]
+    await stage.router.change_template(first, lambda record: record.model_copy(update={"expires_s": 1}))
+    assert (await get(stage, f"/{expired}"))[0] == 404
+    assert (await edit(stage, template_id=expired))[0] == 404
+    assert expired not in {view["id"] for view in (await get(stage, "?limit=100"))[1]["data"]}
+    await stage.router.blobs.delete(second.image)
+    status, answer = await edit(stage, template_id=lost)
+    assert (status, answer["error"]["accepted"]) == (404, "register it again")
+
+
+async def test_a_use_renews_a_template(stage: Stage) -> None:
+    told = (await register(stage))[1]
+    record = stage.router.registered[-1]
+    life_s = stage.config.template_ttl_s
+    await stage.router.change_template(
+        record, lambda known: known.model_copy(update={"expires_s": known.expires_s - life_s // 2})
+    )
+    assert (await edit(stage, template_id=told["id"]))[0] == 200
+    assert (await get(stage, f"/{told['id']}"))[1]["expires_at"] >= told["expires_at"]
+
+
+async def test_queries_are_read_by_name(stage: Stage) -> None:
+    for path in (
+        "?limit=0",
+        "?limit=101",
+        "?page=2",
+        "?after=none",
+        "/template_1?wait_ms=60001",
+        "/t?x=1",
+        f"?limit={'1' * 5000}",
+        f"/t?wait_ms={'9' * 400}",
+    ):
+        status, told = await get(stage, path)
+        assert (status, told["error"]["type"]) == (400, "invalid_request_error"), path
+
+
+async def test_a_failure_is_told_with_its_code(stage: Stage) -> None:
+    told = (await register(stage))[1]
+    error = ImageUnreadable().body()
+    await stage.router.change_template(
+        stage.router.registered[-1], lambda record: templates.failed(record, "fake-denoiser", error)
+    )
+    failed = (await get(stage, f"/{told['id']}?wait_ms=1000"))[1]
+    assert (failed["state"], failed["error"]["code"]) == (TemplateState.FAILED, "image_unreadable")
+    assert (await edit(stage, template_id=told["id"]))[0] == 200
+
+
+async def test_a_tenant_has_so_many_templates_and_no_more(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with open_stage(
+        nats_url, redis_url, tmp_path, max_templates=1, api_keys_file=keys(tmp_path)
+    ) as stage:
+        image = secrets.token_bytes(16)
+        status, kept = await register(stage, image, ALICE)
+        assert status == 202
+        status, told = await register(stage, None, ALICE)
+        assert (status, told["error"]["code"]) == (409, "template_limit")
+        assert told["error"]["accepted"].startswith("at most 1;")
+        assert (await register(stage, image, ALICE))[0] == 202, "it renews its own"
+        assert (await register(stage, None, BOB))[0] == 202, "it has its own number"
+        async with stage.http.delete(f"/v1/templates/{kept['id']}", headers=ALICE) as response:
+            assert response.status == 200
+        assert (await register(stage, None, ALICE))[0] == 202

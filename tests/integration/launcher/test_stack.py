@@ -1,0 +1,263 @@
+"""The stack on real servers, with the two services that need no model: ready, killed, drained, orphaned."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from giornata.blobs import RedisBlobs
+from giornata.bus import bus, streams
+from giornata.bus.connection import RefusedError
+from giornata.wire.permissions import User
+from giornata.wire.workers import ServiceName
+from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.process import LaunchError
+from giornata_tools.launcher.servers import NATS, VALKEY
+from giornata_tools.launcher.stack import running
+
+ROOT = Path(__file__).parents[3]
+LIGHT = {ServiceName.CONTROLNET: 1, ServiceName.LORA_STORE: 2}
+LIMIT_S = 30
+
+
+def plan(tmp_path: Path, **changes: object) -> Plan:
+    fields: dict[str, object] = {
+        "state": tmp_path / "state",
+        "logs": tmp_path / "logs",
+        "model": "unused",
+        "replicas": LIGHT,
+        "ready_s": LIMIT_S,
+    }
+    return Plan(**(fields | changes))  # type: ignore[arg-type]  # a test's own shorthand
+
+
+def children() -> list[psutil.Process]:
+    return [
+        child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE
+    ]
+
+
+async def test_it_is_ready_when_telemetry_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    before = {child.pid for child in children()}
+    async with running(plan(tmp_path)) as stack:
+        await stack.bring_up()
+        assert len(stack.watch.fleet.ready(ServiceName.LORA_STORE)) == 2
+        async with (
+            bus.connect(stack.nats_url, "test") as connected,
+            RedisBlobs.open(stack.redis_url) as blobs,
+        ):
+            assert connected.client.max_payload == 8 << 20
+            with pytest.raises(RefusedError):  # who brings no password is an application
+                await connected.jetstream.account_info()
+            await blobs.put("key", b"kept", 60)
+        passwords = [path.read_text().strip() for path in map(stack.nats_password_file, User) if path]
+        started = [child for child in children() if child.pid not in before]
+        told = [text for child in started for text in (*child.cmdline(), *child.environ().values())]
+        told += [path.read_text() for path in stack.plan.logs.glob("*.log")]
+        assert len(passwords) == len(User)
+        assert not any(password in text for password in passwords for text in told)
+    assert stack.obituaries == [], "everything ended with status 0"
+    assert {child.pid for child in children()} == before
+
+
+async def test_the_blob_store_survives_a_restart_of_the_stack(tmp_path: Path) -> None:
+    async with running(plan(tmp_path, replicas={})) as stack, RedisBlobs.open(stack.redis_url) as blobs:
+        ref = await blobs.put("key", b"kept", 60)
+    async with running(plan(tmp_path, replicas={})) as stack, RedisBlobs.open(stack.redis_url) as blobs:
+        assert await blobs.get(ref) == b"kept"
+
+
+async def test_instances_are_killed_and_terminated_and_started_by_name(tmp_path: Path) -> None:
+    async with running(plan(tmp_path)) as stack:
+        await stack.bring_up()
+        one, other = stack.instances(ServiceName.LORA_STORE)
+        await stack.kill(one)
+        assert stack.instances(ServiceName.LORA_STORE) == [other]
+        assert await stack.terminate(other) == 0
+        assert stack.instances(ServiceName.LORA_STORE) == []
+        (third,) = await stack.start(ServiceName.LORA_STORE)
+        await stack.wait_ready(LIMIT_S)
+        assert [state.instance for state in stack.watch.fleet.ready(ServiceName.LORA_STORE)] == [third]
+    assert stack.obituaries == []
+
+
+async def test_an_early_end_is_told_with_the_log(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError) as raised:
+        async with running(plan(tmp_path, env={"GIORNATA_TELEMETRY_HZ": "fast"})) as stack:
+            await stack.bring_up()
+    assert "ended with status 2" in str(raised.value)
+    assert "GIORNATA_TELEMETRY_HZ" in str(raised.value)
+
+
+async def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    async with running(plan(tmp_path, ready_s=0.01)) as stack:
+        with pytest.raises(
+            LaunchError, match=r"^After 0\.01 s: not ready: controlnet-\S+, lora-store-\S+, lora-store-\S+\.$"
+        ):
+            await stack.bring_up()
+
+
+async def test_a_state_folder_has_one_stack(tmp_path: Path) -> None:
+    async with running(plan(tmp_path, replicas={})):
+        with pytest.raises(LaunchError, match="Another stack"):
+            async with running(plan(tmp_path, replicas={})):
+                pass
+
+
+async def test_crashed_services_and_servers_come_back(tmp_path: Path) -> None:
+    told: list[str] = []
+    async with running(plan(tmp_path), told.append) as stack:
+        await stack.bring_up()
+        stack.keep_up = True
+        nats_url, (controlnet,) = stack.nats_url, stack.instances(ServiceName.CONTROLNET)
+        for name in (controlnet, NATS):
+            os.kill(stack._processes[name].pid, signal.SIGKILL)
+        await stack.watch.until(lambda fleet: fleet.get(controlnet) is None, LIMIT_S, lambda _: "it lives")
+        await stack.watch.until(
+            lambda fleet: bool(fleet.ready(ServiceName.CONTROLNET)), LIMIT_S, lambda _: "no successor"
+        )
+        assert stack.nats_url == nats_url
+    assert sum("started again in 0.5 s" in sentence for sentence in told) == 2
+
+
+async def test_it_is_whole_again_when_all_that_crashed_is_back(tmp_path: Path) -> None:
+    async with running(plan(tmp_path), lambda _: None) as stack:
+        await stack.bring_up()
+        stack.keep_up = True
+        before, (one, other) = len(stack.servers), stack.instances(ServiceName.LORA_STORE)
+        assert await stack.process(one).crash() == -signal.SIGKILL
+        assert await stack.process(NATS).crash(signal.SIGTERM) == 0
+        with pytest.raises(LaunchError, match="not whole"):
+            await stack.wait_whole(before, 0.01)
+        await stack.wait_whole(before, LIMIT_S)
+        assert set(stack.servers) == {NATS, VALKEY}
+        kept, successor = stack.instances(ServiceName.LORA_STORE)
+        assert kept == other != successor
+        assert stack.watch.fleet.get(successor) is not None
+    assert stack.obituaries == []
+
+
+async def test_a_frozen_process_is_missed_until_it_goes_on(tmp_path: Path) -> None:
+    async with running(plan(tmp_path)) as stack:
+        await stack.bring_up()
+        (frozen,) = stack.instances(ServiceName.CONTROLNET)
+        stack.process(frozen).freeze()
+        await stack.watch.until(lambda fleet: fleet.get(frozen) is None, LIMIT_S, lambda _: "it is heard")
+        stack.process(frozen).thaw()
+        await stack.wait_whole(len(stack.servers), LIMIT_S)
+        assert stack.watch.fleet.get(frozen) is not None
+    assert stack.obituaries == [], "it was thawed: it drained and ended in order"
+
+
+async def test_three_nats_servers_are_one_and_each_comes_back(tmp_path: Path) -> None:
+    async with running(plan(tmp_path, nats_servers=3)) as stack:
+        names = [f"{NATS}-{i}" for i in (1, 2, 3)]
+        assert set(names) <= stack._processes.keys()
+        assert len(stack.nats_url.split(",")) == 3
+        await stack.bring_up()
+        router = stack.nats_password_file(User.ROUTER)
+        connecting = bus.connect(stack.nats_url, "test", user=User.ROUTER, password_file=router)
+        async with connecting as connected:
+            await streams.ensure(connected.jetstream, replicas=3, events_ttl_s=60)
+            stack.keep_up = True
+            for name in names:
+                port = stack._nats.servers[name].port  # type: ignore[union-attr]  # it has embedded ones
+                killed = stack._processes[name]
+                os.kill(killed.pid, signal.SIGKILL)
+                await killed.ended.wait()
+                back = partial(
+                    lambda killed, _fleet: stack._processes.get(killed.name) not in {None, killed}, killed
+                )
+                await stack.watch.until(back, LIMIT_S, lambda _: "it is gone")
+                await stack._processes[name].announced(LIMIT_S)
+                async with bus.connect(f"nats://127.0.0.1:{port}", "again"):
+                    pass
+                await streams.ensure(connected.jetstream, replicas=3, events_ttl_s=60)
+    assert stack.obituaries == []
+
+
+async def test_external_servers_are_used_and_left_alone(
+    tmp_path: Path, nats_url: str, redis_url: str
+) -> None:
+    before = {child.pid for child in children()}
+    async with running(plan(tmp_path, nats_url=nats_url, redis_url=redis_url)) as stack:
+        await stack.bring_up()
+        assert (stack.nats_url, stack.redis_url) == (nats_url, redis_url)
+        assert {child.name() for child in children() if child.pid not in before}.isdisjoint({NATS, VALKEY})
+    async with bus.connect(nats_url, "still there"), RedisBlobs.open(redis_url):
+        pass
+
+
+async def test_an_error_of_the_user_passes_through_unchanged(tmp_path: Path) -> None:
+    with pytest.raises(KeyError):
+        async with running(plan(tmp_path, replicas={})):
+            raise KeyError
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A temporary folder with a short path for unix sockets; a killed launcher cannot remove its own."""
+    folder = Path(tempfile.mkdtemp(prefix="gio-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+PROGRAM = """
+import asyncio, sys
+from pathlib import Path
+from giornata_tools.launcher import signals
+from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.stack import running
+from giornata.bus.connection import RefusedError
+from giornata.wire.permissions import User
+from giornata.wire.workers import ServiceName
+
+async def main():
+    folder = Path(sys.argv[1])
+    replicas = {ServiceName.CONTROLNET: 1, ServiceName.LORA_STORE: 1}
+    async with running(Plan(state=folder, logs=folder / "logs", model="unused", replicas=replicas)) as stack:
+        await stack.bring_up()
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+
+sys.exit(signals.run(main))
+"""
+
+
+@pytest.mark.parametrize(
+    "signals", [[signal.SIGKILL], [signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]]
+)
+async def test_nothing_outlives_the_launcher(
+    tmp_path: Path, sockets: Path, signals: list[signal.Signals]
+) -> None:
+    launcher = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PROGRAM, str(tmp_path)),
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(sockets)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    assert launcher.stdout
+    async with asyncio.timeout(LIMIT_S):
+        assert await launcher.stdout.readline() == b"ready\n"
+        family = psutil.Process(launcher.pid).children(recursive=True)
+        assert len(family) >= 5, "the warden, two servers, two services"
+        for number in signals:
+            launcher.send_signal(number)
+        status = await launcher.wait()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    assert alive == []
+    assert status == (-signal.SIGKILL if signals == [signal.SIGKILL] else 130)
+    if len(signals) == 1 and status == 130:
+        logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("controlnet-*.log"))
+        assert "drained" in logs

@@ -1,0 +1,194 @@
+"""The process pool: what it runs, what it survives, what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from giornata.wire.errors import ImageTimeout, ImageUnreadable, InternalError, TooManyPixels
+from giornata.wire.models import Family, ModelCard
+from giornata.wire.requests import EditParameters
+from giornata_prepost.finishing import finish
+from giornata_prepost.inspection import PixelLimits, inspect
+from giornata_prepost.pictures import decode
+from giornata_prepost.pool import ImagePool
+
+LIMITS = PixelLimits(1_000_000, 64 * 64)
+
+
+class UnpicklableError(Exception):
+    """Rebuilding it needs an argument that pickle does not know."""
+
+    def __init__(self, *, needed: str) -> None:
+        super().__init__(needed)
+
+
+def process_id() -> int:
+    return os.getpid()
+
+
+def heavy_modules() -> list[str]:
+    return sorted({"torch", "diffusers", "transformers", "nats", "aiohttp"} & set(sys.modules))
+
+
+def add(one: int, other: int) -> int:
+    return one + other
+
+
+def hang(seconds: float, stubborn: bool) -> None:
+    if stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(seconds)
+
+
+def die(log: Path, deaths: int) -> int:
+    """Crash the first `deaths` times; return how often it was tried."""
+    with log.open("a") as file:
+        file.write("x")
+    tries = len(log.read_text())
+    if tries <= deaths:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return tries
+
+
+def fail() -> None:
+    raise UnpicklableError(needed="x")
+
+
+def refuse() -> None:
+    raise TooManyPixels("Too large.", field="image", received=7, accepted="at most 5", retry_after_s=1.5)
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[ImagePool]:
+    async with ImagePool(processes=1) as pool:
+        yield pool
+
+
+async def test_results_come_back_and_processes_are_kept(pool: ImagePool) -> None:
+    assert await pool.run(add, 2, 3, limit_s=20) == 5
+    first, second = await pool.run(process_id, limit_s=20), await pool.run(process_id, limit_s=20)
+    assert first == second != os.getpid()
+
+
+async def test_both_stages_run_without_torch(pool: ImagePool) -> None:
+    target = BytesIO()
+    Image.fromarray(np.full((70, 90, 3), 99, np.uint8)).save(target, "PNG")
+    card = ModelCard(
+        name="m", family=Family.FLUX_FILL, digest="d", vae_scale_factor=8, latent_channels=16,
+        max_text_tokens=48, takes_guidance=True, takes_true_cfg=False, default_steps=4,
+        default_guidance_scale=30.0, default_strength=1.0,
+    )  # fmt: skip
+    parameters = EditParameters(prompt="a hat")
+    result = await pool.run(inspect, target.getvalue(), None, parameters, card, LIMITS, limit_s=20)
+    painted = np.full((result.model_height, result.model_width, 3), 7, np.uint8)
+    answer = await pool.run(finish, target.getvalue(), None, parameters, LIMITS, painted, limit_s=20)
+    assert (decode(answer, 10_000).pixels == 7).all()
+    assert await pool.run(heavy_modules, limit_s=20) == []
+
+
+async def test_errors_of_the_tree_come_back_whole(pool: ImagePool) -> None:
+    with pytest.raises(TooManyPixels) as caught:
+        await pool.run(refuse, limit_s=20)
+    error = caught.value
+    assert (error.code, error.message, error.field) == ("too_many_pixels", "Too large.", "image")
+    assert (error.received, error.accepted, error.retry_after_s) == ("7", "at most 5", 1.5)
+    with pytest.raises(ImageUnreadable):
+        await pool.run(decode, b"\x89PNG\r\n\x1a\n", 5, limit_s=20)
+
+
+async def test_any_other_error_is_an_internal_one(pool: ImagePool) -> None:
+    with pytest.raises(InternalError):
+        await pool.run(fail, limit_s=20)
+    assert await pool.run(add, 1, 1, limit_s=20) == 2
+
+
+async def test_a_task_that_takes_too_long_loses_its_process(pool: ImagePool) -> None:
+    before = await pool.run(process_id, limit_s=20)
+    with pytest.raises(ImageTimeout) as caught:
+        await pool.run(hang, 600.0, True, limit_s=0.2)
+    assert caught.value.received == "more than 0.2 s"
+    assert not psutil.pid_exists(before)
+    assert await pool.run(process_id, limit_s=20) != before
+
+
+async def test_a_cancelled_task_loses_its_process(pool: ImagePool) -> None:
+    before = await pool.run(process_id, limit_s=20)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await pool.run(hang, 600.0, False, limit_s=600)
+    assert await pool.run(process_id, limit_s=20) != before
+
+
+async def test_a_crash_fails_its_own_task_only_and_is_not_worth_another_instance(tmp_path: Path) -> None:
+    log = tmp_path / "tries"
+    async with ImagePool(processes=2) as pool:
+        tasks = [pool.run(add, i, i, limit_s=20) for i in range(20)]
+        crash = pool.run(die, log, 100, limit_s=20)
+        first, *others = await asyncio.gather(crash, *tasks, return_exceptions=True)
+        assert isinstance(first, ImageUnreadable)
+        assert not first.retryable
+        assert len(log.read_text()) == 2
+        assert others == [2 * i for i in range(20)]
+
+
+async def test_work_whose_process_is_killed_once_is_done_again(pool: ImagePool, tmp_path: Path) -> None:
+    assert await pool.run(die, tmp_path / "tries", 1, limit_s=20) == 2
+
+
+async def test_the_pool_survives_the_death_of_an_idle_process(pool: ImagePool) -> None:
+    for _ in range(2):
+        process = psutil.Process(await pool.run(process_id, limit_s=20))
+        process.kill()
+        assert await pool.run(add, 1, 2, limit_s=20) == 3
+
+
+async def test_no_process_is_left_and_nobody_waits_forever() -> None:
+    async with ImagePool(processes=2) as pool:
+        workers = {await pool.run(process_id, limit_s=20) for _ in range(4)}
+        waiting = asyncio.ensure_future(pool.run(hang, 600.0, False, limit_s=600))
+        await pool.run(add, 1, 1, limit_s=20)
+    assert not any(psutil.pid_exists(worker) for worker in workers)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+OWNER = """
+import asyncio, os
+from giornata_prepost.pool import ImagePool
+async def main():
+    async with ImagePool(processes=2) as pool:
+        print(await pool.run(os.getpid, limit_s=20), flush=True)
+        await asyncio.Event().wait()
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_processes_end_with_an_owner_that_was_killed(tmp_path: Path) -> None:
+    script = tmp_path / "owner.py"
+    script.write_text(OWNER, encoding="utf-8")
+    owner = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    try:
+        worker = int(owner.stdout.readline())
+        family = [psutil.Process(worker), *psutil.Process(owner.pid).children(recursive=True)]
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+    gone, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive
+    assert gone

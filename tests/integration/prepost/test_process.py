@@ -1,0 +1,124 @@
+"""``python -m giornata_prepost`` as a process: ready, at work, drained; or it says why not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import sys
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from giornata.blobs import RedisBlobs
+from giornata.bus import bus
+from giornata.deadlines import Deadline
+from giornata.wire import subjects
+from giornata.wire.jobs import Inspection, Job, Priority
+from giornata.wire.messages import InspectRequest
+from giornata.wire.models import Family, ModelCard, read_model_card
+from giornata.wire.requests import EditParameters, resolve
+from giornata.wire.workers import ServiceName, ServiceState
+from giornata_tools.model.random.build import build
+
+
+@pytest.fixture
+def environment(nats_url: str, redis_url: str) -> dict[str, str]:
+    return {**os.environ, "GIORNATA_NATS_URL": nats_url, "GIORNATA_REDIS_URL": redis_url}
+
+
+async def a_job(blobs: RedisBlobs, card: ModelCard) -> Job:
+    target = BytesIO()
+    Image.fromarray(np.full((70, 100, 3), 90, np.uint8)).save(target, "PNG")
+    job_id = secrets.token_hex(6)
+    return Job(
+        job_id=job_id,
+        tenant="t",
+        gateway="g",
+        priority=Priority.INTERACTIVE,
+        model=card.name,
+        model_digest=card.digest,
+        parameters=resolve(EditParameters(prompt="a red hat"), card, seed=5),
+        image=await blobs.put(f"{job_id}/image", target.getvalue(), 60),
+        budget_ms=60_000,
+        result_ttl_s=60,
+    )
+
+
+async def inspected(caller: bus.Bus, job: Job) -> Inspection:
+    request = InspectRequest(job=job, remaining_ms=20_000)
+    subject = subjects.prepost("inspect", job.model)
+    return await caller.call(subject, request, Inspection, Deadline.after_ms(20_000))
+
+
+def mapped(process: psutil.Process) -> list[str]:
+    return [region.path for region in process.memory_maps()]
+
+
+async def test_the_process(
+    tmp_path: Path, environment: dict[str, str], nats_url: str, redis_url: str
+) -> None:
+    """Ready, one inspection, no torch in its image processes, a clean drain, nothing left behind."""
+    folder, instance = tmp_path / f"tiny-{secrets.token_hex(3)}", f"prepost-{secrets.token_hex(3)}"
+    build(Family.FLUX_FILL, folder)
+    card = read_model_card(folder)
+    heard: asyncio.Queue[ServiceState] = asyncio.Queue()
+    flags = ("--instance", instance, "--model", str(folder), "--device", "cpu", "--image-processes", "2")
+    async with (
+        bus.connect(nats_url, "test") as caller,
+        RedisBlobs.open(redis_url) as blobs,
+        caller.listen(subjects.telemetry(ServiceName.PREPOST, instance), ServiceState, heard.put_nowait),
+    ):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "giornata_prepost", *flags), env=environment
+        )
+        try:
+            async with asyncio.timeout(60):
+                state = await heard.get()
+                assert state.ready
+                assert state.host == socket.gethostname()
+                assert [model.digest for model in state.models] == [card.digest]
+                await inspected(caller, await a_job(blobs, card))
+                family = psutil.Process(process.pid).children(recursive=True)
+                assert len(family) >= 3
+                loaded = [path for child in family for path in mapped(child)]
+                assert any("PIL" in path for path in loaded)
+                assert not [path for path in loaded if "torch" in path]
+                process.send_signal(signal.SIGTERM)
+                assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    states = [heard.get_nowait() for _ in range(heard.qsize())]
+    assert states[-1].draining
+    assert not states[-1].ready
+    assert not psutil.wait_procs(family, timeout=10)[1]
+
+
+async def refusal(environment: dict[str, str], *flags: str) -> str:
+    """Standard error of a process that does not start."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "giornata_prepost", *flags), env=environment, stderr=asyncio.subprocess.PIPE
+    )
+    _, errors = await process.communicate()
+    assert process.returncode in (1, 2)
+    assert "Traceback" not in errors.decode()
+    return errors.decode()
+
+
+async def test_a_folder_that_is_no_checkpoint(environment: dict[str, str], tmp_path: Path) -> None:
+    errors = await refusal(environment, "--model", str(tmp_path))
+    assert "not part of a diffusers checkpoint" in errors
+
+
+async def test_mistakes_of_configuration_are_reported_at_once(environment: dict[str, str]) -> None:
+    errors = await refusal(environment, "--model", "x", "--device", "abacus", "--image-processes", "0")
+    assert "--device" in errors
+    assert "--image-processes" in errors

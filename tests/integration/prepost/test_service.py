@@ -1,0 +1,317 @@
+"""Prepost's endpoints: real NATS, real Redis protocol, a real (tiny) checkpoint of each family."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from giornata import tensors
+from giornata.blobs import RedisBlobs
+from giornata.bus import bus
+from giornata.bus.bus import Bus
+from giornata.deadlines import Deadline
+from giornata.wire import subjects
+from giornata.wire.errors import (
+    Failed,
+    ImageUnreadable,
+    InputLost,
+    MaskEmpty,
+    RowPoisoned,
+    ServiceUnavailable,
+    SizeMismatch,
+    UnsupportedImageFormat,
+)
+from giornata.wire.jobs import Encoding, Inspection, Job, Priority
+from giornata.wire.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest, TemplateRequest
+from giornata.wire.models import Family, ModelCard, read_model_card
+from giornata.wire.requests import EditParameters, resolve
+from giornata.wire.templates import TemplateInputs, TemplateRecord
+from giornata.wire.workers import ServiceName, ServiceState
+from giornata_prepost.checkpoint import open_model
+from giornata_prepost.config import PrepostConfig
+from giornata_prepost.encoding import ImageModel
+from giornata_prepost.pool import ImagePool
+from giornata_prepost.service import Prepost
+from giornata_tools.model.random.build import build
+
+SCENE = np.random.default_rng(3).integers(0, 256, (70, 100, 3), np.uint8)
+MASK = np.zeros(SCENE.shape[:2], np.uint8)
+MASK[20:40, 30:60] = 255
+
+
+def png(pixels: np.ndarray[Any, Any]) -> bytes:
+    target = BytesIO()
+    Image.fromarray(pixels).save(target, "PNG")
+    return target.getvalue()
+
+
+@pytest.fixture(scope="module", params=[Family.FLUX_INPAINT, Family.FLUX_FILL], ids=str)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / f"tiny-{secrets.token_hex(3)}"
+    build(request.param, folder)
+    return folder
+
+
+@pytest.fixture
+def card(checkpoint: Path) -> ModelCard:
+    return read_model_card(checkpoint)
+
+
+@pytest.fixture
+def config(checkpoint: Path, nats_url: str, redis_url: str) -> PrepostConfig:
+    return PrepostConfig(
+        model=str(checkpoint),
+        nats_url=nats_url,
+        redis_url=redis_url,
+        instance=f"prepost-{secrets.token_hex(3)}",
+        device="cpu",
+        image_processes=1,
+    )
+
+
+@pytest.fixture
+async def blobs(redis_url: str) -> AsyncIterator[RedisBlobs]:
+    async with RedisBlobs.open(redis_url) as store:
+        yield store
+
+
+@pytest.fixture
+async def caller(nats_url: str) -> AsyncIterator[Bus]:
+    async with bus.connect(nats_url, "test") as connected:
+        yield connected
+
+
+@asynccontextmanager
+async def serving(
+    config: PrepostConfig, caller: Bus, blobs: RedisBlobs, model: ImageModel
+) -> AsyncIterator[asyncio.Event]:
+    """An instance that says it is ready; setting the event drains it."""
+    stop = asyncio.Event()
+    async with ImagePool(config.image_processes) as pool, asyncio.TaskGroup() as tasks:
+        service = Prepost(config, blobs, pool, model)
+        heard = asyncio.Event()
+        subject = subjects.telemetry(ServiceName.PREPOST, config.instance)
+        async with caller.listen(subject, ServiceState, lambda _state: heard.set()):
+            tasks.create_task(service.run(caller, stop))
+            async with asyncio.timeout(20):
+                await heard.wait()
+        yield stop
+        stop.set()
+
+
+@pytest.fixture
+async def prepost(config: PrepostConfig, caller: Bus, blobs: RedisBlobs) -> AsyncIterator[None]:
+    async with serving(config, caller, blobs, open_model(config)):
+        yield
+
+
+async def a_job(blobs: RedisBlobs, card: ModelCard, image: bytes, mask: bytes | None, **fields: Any) -> Job:
+    parameters = resolve(EditParameters(prompt="a red hat", **fields), card, seed=5)
+    job_id = secrets.token_hex(6)
+    return Job(
+        job_id=job_id,
+        tenant="t",
+        gateway="g",
+        priority=Priority.INTERACTIVE,
+        model=card.name,
+        model_digest=card.digest,
+        parameters=parameters,
+        image=await blobs.put(f"{job_id}/image", image, 60),
+        mask=None if mask is None else await blobs.put(f"{job_id}/mask", mask, 60),
+        budget_ms=60_000,
+        result_ttl_s=60,
+    )
+
+
+async def inspected(caller: Bus, job: Job) -> Inspection:
+    request = InspectRequest(job=job, remaining_ms=20_000)
+    subject = subjects.prepost("inspect", job.model)
+    return await caller.call(subject, request, Inspection, Deadline.after_ms(20_000))
+
+
+async def encoded(caller: Bus, job: Job, inspection: Inspection) -> Encoding:
+    request = EncodeRequest(job=job, inspection=inspection, remaining_ms=20_000)
+    return await caller.call(
+        subjects.prepost("encode", job.model), request, Encoding, Deadline.after_ms(20_000)
+    )
+
+
+async def finished(caller: Bus, job: Job, inspection: Inspection, latents: Any) -> FinishReply:
+    request = FinishRequest(job=job, inspection=inspection, index=0, latents=latents, remaining_ms=20_000)
+    return await caller.call(
+        subjects.prepost("finish", job.model), request, FinishReply, Deadline.after_ms(20_000)
+    )
+
+
+async def template_inputs(
+    caller: Bus, blobs: RedisBlobs, card: ModelCard, image: bytes, **changes: str
+) -> TemplateInputs:
+    name = f"template_{secrets.token_hex(6)}"
+    template = TemplateRecord(
+        template_id=name,
+        tenant="t",
+        model=card.name,
+        model_digest=card.digest,
+        size="auto",
+        image=await blobs.put(f"t/{name}/image", image, 60),
+        created_s=1,
+        expires_s=2,
+    ).model_copy(update=changes)
+    request = TemplateRequest(template=template, remaining_ms=20_000)
+    subject = subjects.prepost("template", card.name)
+    return await caller.call(subject, request, TemplateInputs, Deadline.after_ms(20_000))
+
+
+@pytest.mark.usefixtures("prepost")
+async def test_a_template_is_what_its_edits_are_without_their_mask(
+    caller: Bus, blobs: RedisBlobs, card: ModelCard
+) -> None:
+    made = await template_inputs(caller, blobs, card, png(SCENE))
+    job = await a_job(blobs, card, png(SCENE), png(MASK), reuse="auto")
+    inspection = await inspected(caller, job)
+    encoding = await encoded(caller, job, inspection)
+    assert made.inspection.template_key == inspection.template_key
+    assert (made.inspection.tokens, made.inspection.compute_tokens) == (inspection.tokens, 0)
+    assert made.empty_text == encoding.empty_text
+    own = tensors.unpack(await blobs.get(made.conditioning))
+    edits = tensors.unpack(await blobs.get(encoding.rows[0]))
+    torch.testing.assert_close(own["image_latents"], edits["image_latents"])
+    assert own["mask"].count_nonzero() == 0
+
+
+@pytest.mark.usefixtures("prepost")
+async def test_what_cannot_be_a_template_is_refused(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None:
+    with pytest.raises(UnsupportedImageFormat):
+        await template_inputs(caller, blobs, card, b"no picture")
+    with pytest.raises(SizeMismatch):
+        await template_inputs(caller, blobs, card, png(SCENE), size="64x512")
+    with pytest.raises(ServiceUnavailable, match="another version"):
+        await template_inputs(caller, blobs, card, png(SCENE), model_digest="other")
+
+
+@pytest.mark.usefixtures("prepost")
+async def test_one_edit(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None:
+    """Everything but the denoiser: what was encoded is decoded and pasted."""
+    job = await a_job(blobs, card, png(SCENE), png(MASK), n=2, mask_blur=1.0)
+    inspection = await inspected(caller, job)
+    assert (inspection.model_width, inspection.model_height) == (96, 64)
+    assert inspection.tokens == 24
+    assert 0 < inspection.compute_tokens < inspection.tokens
+
+    encoding = await encoded(caller, job, inspection)
+    text = tensors.unpack(await blobs.get(encoding.text))
+    rows = [tensors.unpack(await blobs.get(row)) for row in encoding.rows]
+    assert encoding.text_tokens == text["prompt_embeds"].shape[0] == card.max_text_tokens
+    assert len(rows) == 2
+    assert rows[0]["noise"].shape == (24, 64)
+    assert not torch.equal(rows[0]["noise"], rows[1]["noise"])
+
+    latents = await blobs.put(f"{job.job_id}/final", tensors.pack({"latents": rows[0]["image_latents"]}), 60)
+    reply = await finished(caller, job, inspection, latents)
+    assert reply.decode_ms > 0
+    assert reply.paste_ms > 0
+    output = np.asarray(Image.open(BytesIO(await blobs.get(reply.image))))
+    far = np.ones_like(MASK, np.bool_)
+    far[15:45, 25:65] = False
+    np.testing.assert_array_equal(output[far], SCENE[far])
+    assert (output[20:40, 30:60] != SCENE[20:40, 30:60]).any()
+
+
+@pytest.mark.usefixtures("prepost")
+async def test_errors_keep_their_class(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None:
+    with pytest.raises(ImageUnreadable) as unreadable:
+        await inspected(caller, await a_job(blobs, card, png(SCENE)[:500], None))
+    assert unreadable.value.field == "image"
+    with pytest.raises(MaskEmpty):
+        await inspected(caller, await a_job(blobs, card, png(SCENE), png(np.zeros_like(MASK))))
+    job = await a_job(blobs, card, png(SCENE), None)
+    await blobs.delete(job.image)
+    with pytest.raises(InputLost):
+        await inspected(caller, job)
+
+
+@pytest.mark.usefixtures("prepost")
+async def test_another_version_of_the_model_is_refused(
+    caller: Bus, blobs: RedisBlobs, card: ModelCard
+) -> None:
+    job = (await a_job(blobs, card, png(SCENE), None)).model_copy(update={"model_digest": "other"})
+    with pytest.raises(ServiceUnavailable) as caught:
+        await inspected(caller, job)
+    assert caught.value.retryable
+
+
+@pytest.mark.usefixtures("prepost")
+async def test_a_blob_without_the_rows_latents(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None:
+    job = await a_job(blobs, card, png(SCENE), None)
+    inspection = await inspected(caller, job)
+    for wrong in ({"other": torch.zeros(24, 64)}, {"latents": torch.zeros(23, 64)}):
+        with pytest.raises(InputLost):
+            await finished(caller, job, inspection, await blobs.put("wrong", tensors.pack(wrong), 60))
+
+
+@pytest.mark.usefixtures("prepost")
+async def test_a_stage_repeated_does_not_replace_the_first_ones_blobs(
+    caller: Bus, blobs: RedisBlobs, card: ModelCard
+) -> None:
+    job = await a_job(blobs, card, png(SCENE), None)
+    first, second = await inspected(caller, job), await inspected(caller, job)
+    assert first.prepared.key != second.prepared.key
+    assert first.prepared.sha256 == second.prepared.sha256
+    assert await blobs.get(first.prepared) == await blobs.get(second.prepared)
+
+
+async def test_a_model_is_rehearsed_before_it_serves(
+    config: PrepostConfig, caller: Bus, blobs: RedisBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = open_model(config)
+    with monkeypatch.context() as patched:
+        patched.setattr(model, "decode", refuse)
+        with pytest.raises(ExceptionGroup) as caught:
+            async with serving(config, caller, blobs, model):
+                raise AssertionError("it said that it is ready")
+    assert caught.group_contains(Failed, match="cannot decode a picture")
+
+
+@pytest.mark.parametrize("drain_s", [0.0, 20.0])
+async def test_draining_takes_its_time_and_no_more(
+    drain_s: float, config: PrepostConfig, caller: Bus, blobs: RedisBlobs, card: ModelCard
+) -> None:
+    model = open_model(config)
+    begun, gate = asyncio.Event(), threading.Event()
+    loop, encode_text = asyncio.get_running_loop(), model.encode_text
+
+    def held(prompt: str, negative_prompt: str | None = None) -> Any:
+        if prompt:
+            loop.call_soon_threadsafe(begun.set)
+            assert gate.wait(20)
+        return encode_text(prompt, negative_prompt)
+
+    model.encode_text = held  # type: ignore[method-assign]  # this instance alone
+    config = config.model_copy(update={"drain_s": drain_s})
+    async with serving(config, caller, blobs, model) as stop, asyncio.timeout(20):
+        job = await a_job(blobs, card, png(SCENE), None)
+        asked = asyncio.ensure_future(encoded(caller, job, await inspected(caller, job)))
+        await begun.wait()
+        stop.set()
+        if drain_s:
+            gate.set()
+            assert (await asked).text_tokens == card.max_text_tokens
+        else:
+            with pytest.raises(ServiceUnavailable, match="shutting down"):
+                await asked
+            gate.set()
+
+
+def refuse(*args: object) -> None:
+    raise RowPoisoned

@@ -1,0 +1,155 @@
+"""Who comes next, in whole edits: one worker with one place, which is held until everybody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from giornata.scheduling.line import AGEING_S, FAVOURED
+from giornata.scheduling.policies import PolicyName
+from giornata.wire import subjects
+from giornata.wire.events import DoneEvent
+from giornata.wire.jobs import Job, JobState, Priority
+from giornata.wire.workers import ServiceName, ServiceState
+from tests.fakes.fleet import FakeDenoiser
+from tests.fakes.news import News
+from tests.integration.conftest import NatsServer
+from tests.integration.router.test_faults import COSTS, Bench, bench, make_job, running_router
+
+__all__ = ["bench"]  # a fixture
+
+WAIT_S = 60.0
+"""For what takes a second or two on an idle machine."""
+
+
+class Counter:
+    """A router, and one worker with one place that somebody has already."""
+
+    def __init__(self, bench: Bench, worker: FakeDenoiser) -> None:
+        self._bench, self._worker = bench, worker
+        self._waiting, self._news = 0, News()
+
+    def hear(self, state: ServiceState) -> None:
+        """What the router tells of itself."""
+        self._waiting = state.queue.jobs if state.queue else 0
+        self._news.tell()
+
+    async def join(self, *jobs: Job) -> None:
+        """Each comes to stand in the line before the next one is submitted."""
+        for job in jobs:
+            before = self._waiting
+            await self._bench.submit(job)
+            await self._news.until(lambda before=before: self._waiting == before + 1, WAIT_S)  # type: ignore[misc]  # bound per turn
+
+    async def served(self, *jobs: Job) -> tuple[list[Job], list[DoneEvent]]:
+        """Let the worker go on: `jobs` in the order in which they got their place, and how they ended."""
+        self._worker.going.set()
+        ended = [await self._bench.ended(job, WAIT_S) for job in jobs]
+        by_id = {job.job_id: job for job in jobs}
+        return [by_id[r.job.job_id] for r in self._worker.requests if r.job.job_id in by_id], ended
+
+
+@asynccontextmanager
+async def counter(
+    bench: Bench,
+    url: str,
+    *,
+    policy: PolicyName = PolicyName.FINISH_TIME,
+    ageing_s: float = AGEING_S,
+) -> AsyncIterator[Counter]:
+    worker = FakeDenoiser(bench.bus, bench.records, "d1", capacity=1, costs=COSTS)
+    worker.going.clear()
+    made = Counter(bench, worker)
+    async with (
+        bench.bus.listen(subjects.telemetry(ServiceName.ROUTER, "r"), ServiceState, made.hear),
+        running_router(url, "r", policy=policy, ageing_s=ageing_s),
+        worker.run(),
+    ):
+        first = make_job(tenant="first", budget_ms=600_000)
+        await bench.submit(first)
+        await worker.news.until(lambda: bool(worker.requests), WAIT_S)
+        yield made
+        await bench.ended(first, WAIT_S)
+
+
+def job(
+    tenant: str = "default",
+    *,
+    weight: float = 1.0,
+    slo_ms: int | None = None,
+    priority: Priority = Priority.INTERACTIVE,
+) -> Job:
+    return make_job(tenant=tenant, weight=weight, slo_ms=slo_ms, priority=priority, budget_ms=600_000)
+
+
+async def test_one_edit_does_not_wait_for_all_those_of_a_tenant_that_floods(
+    bench: Bench, private_nats: NatsServer
+) -> None:
+    flood, single = [job("many") for _ in range(8)], job("one")
+    async with counter(bench, private_nats.url) as line:
+        await line.join(*flood, single)
+        order, ended = await line.served(*flood, single)
+    assert {event.state for event in ended} == {JobState.COMPLETED}
+    assert order.index(single) <= 1
+    assert [one for one in order if one is not single] == flood
+
+
+async def test_a_tenant_of_three_times_the_weight_has_three_times_the_share(
+    bench: Bench, private_nats: NatsServer
+) -> None:
+    heavy, light = [job("heavy", weight=3.0) for _ in range(6)], [job("light") for _ in range(6)]
+    async with counter(bench, private_nats.url) as line:
+        await line.join(*light, *heavy)
+        order, _ = await line.served(*light, *heavy)
+    assert sum(one.tenant == "heavy" for one in order[:8]) == 6
+
+
+@pytest.mark.parametrize("ageing_s", [0.5, 600.0])
+async def test_a_batch_edit_comes_last_until_it_has_waited_for_long(
+    bench: Bench, private_nats: NatsServer, ageing_s: float
+) -> None:
+    batch, others = job(priority=Priority.BATCH), [job() for _ in range(4)]
+    async with counter(bench, private_nats.url, ageing_s=ageing_s) as line:
+        await line.join(batch, *others)
+        await asyncio.sleep(min(ageing_s, 0.6))  # what is tested is that time passes
+        order, ended = await line.served(batch, *others)
+    assert order == ([batch, *others] if ageing_s < 1 else [*others, batch])
+    assert {event.state for event in ended} == {JobState.COMPLETED}
+
+
+async def test_the_earliest_deadline_comes_first_and_one_that_cannot_be_met_takes_its_turn(
+    bench: Bench, private_nats: NatsServer
+) -> None:
+    missed, whenever = job(slo_ms=1), job()
+    later, sooner = job(slo_ms=500_000), job(slo_ms=300_000)
+    async with counter(bench, private_nats.url, policy=PolicyName.DEADLINE_AWARE) as line:
+        await line.join(missed, whenever, later, sooner)
+        order, ended = await line.served(missed, whenever, later, sooner)
+    assert order == [sooner, later, missed, whenever]
+    assert [event.slo_met for event in ended] == [False, None, True, True]
+    records = [await bench.records.get(one.job_id) for one in (missed, whenever, later, sooner)]
+    assert [record.slo_met for record in records] == [False, None, True, True]
+    assert {record.state for record in records} == {JobState.COMPLETED}
+
+
+async def test_urgent_edits_without_end_starve_nobody(bench: Bench, private_nats: NatsServer) -> None:
+    missed, urgent = job(slo_ms=1), [job(slo_ms=400_000) for _ in range(FAVOURED + 3)]
+    async with counter(bench, private_nats.url, policy=PolicyName.DEADLINE_AWARE, ageing_s=0.1) as line:
+        await line.join(missed, *urgent)
+        order, _ = await line.served(missed, *urgent)
+    assert order.index(missed) == FAVOURED
+    assert [one for one in order if one is not missed] == urgent
+
+
+async def test_without_the_policy_deadlines_decide_nothing_and_are_told(
+    bench: Bench, private_nats: NatsServer
+) -> None:
+    whenever, urgent = job(), job(slo_ms=300_000)
+    async with counter(bench, private_nats.url) as line:
+        await line.join(whenever, urgent)
+        order, ended = await line.served(whenever, urgent)
+    assert order == [whenever, urgent]
+    assert [event.slo_met for event in ended] == [None, True]

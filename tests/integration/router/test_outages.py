@@ -1,0 +1,188 @@
+"""Routers when NATS goes away, when two want to lead, and when one job is beyond help: the others do not suffer."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import AsyncExitStack
+
+import pytest
+
+from giornata.bus import bus as buses
+from giornata.bus import streams
+from giornata.bus.streams import RECORDS
+from giornata.bus.telemetry import publish
+from giornata.wire import codec, subjects
+from giornata.wire.errors import DeadlineExceeded
+from giornata.wire.events import DoneEvent
+from giornata.wire.jobs import Job, JobState, Priority
+from giornata.wire.messages import CancelRows
+from giornata.wire.requests import Reuse
+from giornata_router.lease import Lease
+from tests.integration.conftest import NatsServer
+from tests.integration.router.test_faults import Bench, bench, denoiser, make_job, running_router
+from tests.unit.scheduling.test_placement import worker
+
+__all__ = ["bench"]  # the fixture
+
+
+async def cancel(bench: Bench, job: Job) -> None:
+    """As a gateway does."""
+    await bench.records.change(job.job_id, lambda r: r.model_copy(update={"cancel": True}))
+    await bench.bus.publish(subjects.cancel(job.job_id), CancelRows(job_id=job.job_id, attempt=0))
+
+
+async def test_the_lease_has_one_holder_and_goes_on_when_given_up_or_let_go(private_nats: NatsServer) -> None:
+    async with buses.connect(private_nats.url, "leases") as bus:
+        await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
+        first, second = [await Lease.open(bus.jetstream, name) for name in ("a", "b")]
+        assert await first.acquire()
+        assert not await second.acquire()
+        for _ in range(4):
+            await asyncio.sleep(streams.LEASE_TTL_S / 3)
+            assert await first.renew()
+        assert not await second.acquire(), "a renewed lease does not expire"
+        await first.release()
+        assert await second.acquire(), "a released lease is free at once"
+        assert not await first.renew(), "who has given it up does not hold it"
+        async with asyncio.timeout(3 * streams.LEASE_TTL_S):
+            while not await first.acquire():  # noqa: ASYNC110 - second falls silent, which nobody tells
+                await asyncio.sleep(0.1)
+        assert not await second.renew(), "whose lease has expired learns it"
+        await second.release()
+        assert await first.renew(), "and takes nothing from its successor"
+
+
+@pytest.mark.parametrize("away_s", [0.0, pytest.param(5.0, marks=pytest.mark.slow)])
+async def test_a_restarted_nats_loses_no_job_no_attempt_and_no_router(
+    bench: Bench, private_nats: NatsServer, away_s: float
+) -> None:
+    async with AsyncExitStack() as stack:
+        routers = [
+            await stack.enter_async_context(running_router(private_nats.url, name)) for name in ("r1", "r2")
+        ]
+        long = await denoiser(stack, bench, "d1", step_s=2 + away_s / 2)
+        running = make_job(budget_ms=60_000)
+        await bench.submit(running)
+        await long.news.until(lambda: bool(long.requests))
+        private_nats.kill()
+        await asyncio.sleep(away_s)
+        private_nats.start()
+        later = make_job()
+        long._step_s = 0.01
+        while True:
+            try:
+                await bench.submit(later)
+            except DeadlineExceeded:
+                continue
+            break
+        assert (await bench.ended(later)).state is JobState.COMPLETED
+        assert (await bench.ended(running, 40)).state is JobState.COMPLETED
+        record = await bench.records.get(running.job_id)
+        assert (record.attempt, record.failures) == (1, 0), "its worker went on all the time"
+        assert not any(router.done() for router in routers)
+
+
+async def test_a_job_that_nobody_carries_yet_is_cancelled_at_once(
+    bench: Bench, private_nats: NatsServer
+) -> None:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running_router(private_nats.url, "r1", max_batch=1))
+        worker = await denoiser(stack, bench, "d1", step_s=0.5)
+        first, second = make_job(priority=Priority.BATCH), make_job(priority=Priority.BATCH)
+        await bench.submit(first)
+        await bench.submit(second)
+        await worker.news.until(lambda: bool(worker.requests))
+        await cancel(bench, second)
+        await bench.bus.publish(subjects.cancel("job_unknown"), CancelRows(job_id="job_unknown", attempt=0))
+        assert (await bench.ended(second)).state is JobState.CANCELLED
+        assert not bench.done[first.job_id].done(), "and did not wait for the one before it"
+        assert (await bench.ended(first)).state is JobState.COMPLETED
+        assert len(worker.requests) == 1
+
+
+async def test_time_in_the_queue_counts(bench: Bench, private_nats: NatsServer) -> None:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running_router(private_nats.url, "r1", max_interactive=1))
+        worker = await denoiser(stack, bench, "d1", step_s=30)
+        first, second = make_job(), make_job(budget_ms=500)
+        await bench.submit(first)
+        await worker.news.until(lambda: bool(worker.requests))
+        await bench.submit(second)
+        await asyncio.sleep(0.6)
+        await cancel(bench, first)
+        event = await bench.ended(second)
+        assert event.error is not None
+        assert event.error.code == "deadline_exceeded"
+        assert "waiting in the queue" in event.error.message
+        assert event.stage_ms.queue >= 500
+
+
+async def test_workers_that_are_gone_when_asked_cost_no_attempt(
+    bench: Bench, private_nats: NatsServer
+) -> None:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running_router(private_nats.url, "r1"))
+        alive = await denoiser(stack, bench, "z-alive")
+        await bench.submit(warm := make_job())
+        await bench.ended(warm)
+        for name in (
+            "a1",
+            "a2",
+            "a3",
+            "a4",
+        ):  # killed a moment ago: in the fleet still, chosen first, and not there
+            await publish(bench.bus, worker(name))
+        job = make_job(reuse=Reuse.OFF)  # otherwise its template would have a home among them
+        await bench.submit(job)
+        assert (await bench.ended(job)).state is JobState.COMPLETED
+        record = await bench.records.get(job.job_id)
+        assert (record.assignments, record.failures, len(alive.requests)) == ((), 0, 2)
+        assert record.attempt == 5, "all four were tried before"
+
+
+async def test_a_record_that_cannot_be_read_stops_no_other_job(
+    bench: Bench, private_nats: NatsServer
+) -> None:
+    async with AsyncExitStack() as stack:
+        router = await stack.enter_async_context(running_router(private_nats.url, "r1"))
+        await denoiser(stack, bench, "d1")
+        bad, good = make_job(), make_job()
+        bucket = await bench.bus.jetstream.key_value(RECORDS)
+        await bucket.put(bad.job_id, b"\xc1")
+        await bench.submit(bad)
+        await bench.bus.jetstream.publish(subjects.jobs("batch"), b"\xc1")
+        await bench.submit(good)
+        assert (await bench.ended(good)).state is JobState.COMPLETED
+        await bucket.delete(bad.job_id)
+        assert (await bench.ended(bad)).state is JobState.COMPLETED, "it was kept, and ends once it can"
+        assert not router.done()
+
+
+async def test_an_ended_job_is_told_again_but_not_run_again(bench: Bench, private_nats: NatsServer) -> None:
+    """As when a router died between the terminal record and the acknowledgement."""
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running_router(private_nats.url, "r1"))
+        worker = await denoiser(stack, bench, "d1")
+        job = make_job()
+        await bench.submit(job)
+        await bench.ended(job)
+        bench.done[job.job_id] = asyncio.get_running_loop().create_future()
+        message = (await bench.records.get(job.job_id)).job
+        await bench.bus.jetstream.publish(
+            subjects.jobs(job.priority), codec.encode(message), headers={"Nats-Msg-Id": secrets.token_hex(4)}
+        )
+        event: DoneEvent = await bench.ended(job)
+        assert event.state is JobState.COMPLETED
+        assert len(worker.requests) == 1
+
+
+async def test_limits_of_the_queue_follow_the_configuration(private_nats: NatsServer) -> None:
+    async with buses.connect(private_nats.url, "limits") as bus:
+        for limit in (3, 7):
+            await streams.ensure_queue(bus.jetstream, replicas=1, queue_limit=limit)
+            consumer = await streams.queue_consumer(bus.jetstream, Priority.BATCH, max_in_flight=limit)
+            assert (await consumer.consumer_info()).config.max_ack_pending == limit
+            stream = await bus.jetstream.stream_info(streams.JOBS)
+            assert stream.config.max_msgs == limit
+            await consumer.unsubscribe()

@@ -1,0 +1,132 @@
+"""The program as a whole: its commands, its usage errors, how quickly it starts, what it lacks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from giornata_tools.cli.app import COMMANDS, cli
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> str:
+    path = tmp_path / "photo.png"
+    path.write_bytes(b"never decoded here")
+    return str(path)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_says_of_a_command_what_it_says_of_itself(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert command.name == name
+    if name != "up":  # its help is the launcher's
+        done = CliRunner().invoke(cli, [name, "--help"])
+        assert (done.exit_code, f"Usage: cli {name}" in done.output) == (0, True)
+    assert COMMANDS[name][1] in CliRunner().invoke(cli, ["--help"], terminal_width=120).output
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    assert CliRunner().invoke(cli, ["paint"]).exit_code == 2
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_help_imports_no_command(arguments: list[str]) -> None:
+    code = (
+        "import sys; from giornata_tools.cli.app import cli; cli.main(sys.argv[1:], standalone_mode=False); "
+        "print(*sorted({'torch', 'aiohttp', 'nats', 'rich', 'pydantic'} & sys.modules.keys()), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.split() == []
+
+
+def test_the_editing_command_imports_nothing_that_computes() -> None:
+    computing = {"torch", "numpy", "aiohttp", "nats"}
+    code = f"import sys, giornata_tools.cli.edit; print(*sorted({computing} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "called"), [("click", "click"), ("rich", "rich"), ("aiohttp", "aiohttp"), ("PIL", "pillow")]
+)
+def test_without_its_extra_the_program_says_how_to_get_it(name: str, called: str) -> None:
+    code = (
+        "import importlib.util as u; find = u.find_spec; "
+        f"u.find_spec = lambda name: None if name == {name!r} else find(name); "
+        "from giornata_tools.cli.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"needs {called}: run `make setup`" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["-o", "edited.gif"], "does not end with .png"),
+        (["-o", "no/such/folder/edited.png"], "There is no folder no/such/folder"),
+        (["-o", ".", "--output-format", "png"], ". is a folder."),
+        (["-o", "-", "-n", "2"], "Standard output takes one picture"),
+        (["-o", "-", "--json"], "both write to standard output"),
+        (["-o", "-", "--partial-images", "1"], "files beside OUT"),
+        (["-o", "e.png", "--url", "http://a", "--nats", "nats://b"], "two doors"),
+        (["-o", "e.png", "--url", "localhost:8000"], "not the address of a gateway"),
+        (["-o", "e.png", "--output-compression", "9"], "--output-compression: applies to jpeg and webp only"),
+        (["-o", "e.png", "--mask", "missing.png"], "does not exist"),
+        ([], "Missing option '-o'"),
+    ],
+)
+def test_a_mistake_in_the_command_line_ends_with_2(photo: str, arguments: list[str], told: str) -> None:
+    done = CliRunner().invoke(cli, ["edit", photo, "--prompt", "a hat", *arguments])
+    assert done.exit_code == 2
+    assert told in done.output
+
+
+NOBODY = ("--url", "http://127.0.0.1:1")
+"""No gateway listens there: an edit that is handed in says so."""
+
+
+def test_what_cannot_be_written_is_told_before_the_edit_is_handed_in(photo: str) -> None:
+    done = CliRunner().invoke(
+        cli, ["edit", photo, "--prompt", "a hat", "-o", "/sys/edited.png", "--json", *NOBODY]
+    )
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["error"]["code"] == "output_not_written"
+    assert done.stderr.startswith("Error: /sys/edited.png cannot be written: ")
+    assert done.stderr.endswith("[output_not_written]\n")
+
+
+def test_a_full_disk_is_told_before_the_edit_is_handed_in(
+    photo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: Path("/dev/full").open("wb"))  # noqa: SIM115 - whoever asks for it closes it
+    out = str(tmp_path / "edited.png")
+    done = CliRunner().invoke(cli, ["edit", photo, "--prompt", "a hat", "-o", out, *NOBODY])
+    assert (done.exit_code, "No space left on device. [output_not_written]" in done.stderr) == (1, True)
+
+
+def test_looking_whether_files_can_be_written_leaves_no_trace(photo: str, tmp_path: Path) -> None:
+    old = tmp_path / "edited-0.png"
+    old.write_bytes(b"an older picture")
+    there = sorted(tmp_path.iterdir())
+    arguments = ["edit", photo, "--prompt", "a hat", "-n", "2", "-o", str(tmp_path / "edited.png"), *NOBODY]
+    done = CliRunner().invoke(cli, arguments)
+    assert (done.exit_code, "[service_unavailable]" in done.stderr) == (1, True)
+    assert sorted(tmp_path.iterdir()) == there
+    assert old.read_bytes() == b"an older picture"
+
+
+def test_the_parts_of_an_edit_are_not_both_standard_input() -> None:
+    done = CliRunner().invoke(cli, ["edit", "-", "--mask", "-", "--prompt", "a hat", "-o", "e.png"])
+    assert (done.exit_code, "Standard input holds one picture" in done.output) == (2, True)

@@ -1,0 +1,201 @@
+"""The doctor's checks, with what they look at given as values where the machine would decide."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from huggingface_hub import try_to_load_from_cache
+
+from giornata_tools.cli import doctor
+from giornata_tools.cli.checks import accelerator, machine, packages, servers
+from giornata_tools.cli.checks.accelerator import Torch
+from giornata_tools.cli.checks.finding import Finding, Verdict, fail, ok, warn, worst
+from tests.e2e import browsing
+
+ROOT = Path(__file__).parents[3]
+CPU = Torch("2.13.0+cpu", None, None, ())
+CUDA = Torch("2.13.0+cu130", "13.0", None, ("NVIDIA H100",))
+
+
+def test_python_is_new_enough() -> None:
+    assert packages.python().verdict is Verdict.OK
+    assert packages.python((3, 11, 0)).verdict is Verdict.OK
+    old = packages.python((3, 10, 14))
+    assert (old.verdict, "3.10.14" in old.sentence) == (Verdict.FAIL, True)
+
+
+def test_all_seven_distributions_are_wanted_and_here() -> None:
+    want = packages.wanted(ROOT)
+    assert len(want) == 7
+    assert packages.distributions(want).verdict is Verdict.OK
+    assert packages.requirements(want).verdict is Verdict.OK
+
+
+def test_a_missing_and_an_old_distribution_are_named() -> None:
+    have = {"giornata": "0.0.9", "giornata-router": "1"}.get
+    found = packages.distributions({"giornata": "1", "giornata-router": "1", "giornata-denoiser": "1"}, have)
+    assert found.verdict is Verdict.FAIL
+    assert found.sentence == "giornata-denoiser is not installed; giornata 0.0.9 instead of 1."
+    assert "make setup" in (found.remedy or "")
+
+
+def test_what_a_distribution_requires_and_nobody_installed_is_named() -> None:
+    needs = {"a": ["redis[hiredis]>=5; python_version >= '3'", "click; extra == 'cli'"], "b": ["nats-py"]}
+    have = {"a": "1", "nats-py": "2"}.get
+    found = packages.requirements(["a", "b"], have, lambda name: needs[name])
+    assert (found.verdict, found.sentence) == (Verdict.FAIL, "Not installed: redis.")
+
+
+@pytest.mark.parametrize(
+    ("found", "gpus", "verdict", "told"),
+    [
+        (CUDA, "NVIDIA H100, 580.1", Verdict.OK, "on NVIDIA H100"),
+        (CPU, None, Verdict.OK, "on the CPU"),
+        (CPU, "NVIDIA L4, 550.2", Verdict.WARN, "build for CPUs"),
+        (Torch("2+cu130", "13.0", "driver too old", ()), "NVIDIA L4, 450.1", Verdict.WARN, "driver too old"),
+        (Torch("2+cu130", "13.0", "no driver", ()), None, Verdict.OK, "no NVIDIA driver answers"),
+    ],
+)
+def test_torch_is_judged_beside_the_gpu(found: Torch, gpus: str | None, verdict: Verdict, told: str) -> None:
+    finding = accelerator.judge(found, gpus)
+    assert finding.verdict is verdict
+    assert told in finding.sentence
+    assert (finding.remedy is None) == (verdict is Verdict.OK)
+
+
+def test_torch_is_asked_in_a_process_of_its_own() -> None:
+    told = json.dumps({"version": "2", "cuda": None, "reason": None, "devices": []})
+    assert accelerator.probe(f"print('noise'); print({told!r})") == Torch("2", None, None, ())
+    finding = accelerator.torch("raise ImportError('libcuda is broken')")
+    assert (finding.verdict, "libcuda is broken" in finding.sentence) == (Verdict.FAIL, True)
+
+
+def test_the_embedded_servers_run_and_missing_ones_matter_only_if_needed(tmp_path: Path) -> None:
+    assert machine.nats_server(needed=True).verdict is Verdict.OK
+    assert machine.valkey_server(needed=True).verdict is Verdict.OK
+    assert machine.runs("nats-server", tmp_path / "none", needed=True).verdict is Verdict.FAIL
+    assert machine.runs("nats-server", tmp_path / "none", needed=False).verdict is Verdict.WARN
+    broken = tmp_path / "nats-server"
+    broken.write_text(f"#!{sys.executable}\nraise SystemExit(3)\n")
+    broken.chmod(0o700)
+    assert "does not run" in machine.runs("nats-server", broken, needed=True).sentence
+
+
+def test_a_port_is_free_or_taken_or_the_gateways() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        number = taken.getsockname()[1]
+        assert machine.port("127.0.0.1", number, answered=False).verdict is Verdict.FAIL
+        assert machine.port("127.0.0.1", number, answered=True).verdict is Verdict.OK
+    assert machine.port("127.0.0.1", number, answered=False).sentence == "free"
+    assert "not this machine" in machine.port("192.0.2.1", 80, answered=False).sentence
+
+
+@pytest.mark.parametrize(("gib", "verdict"), [(0.5, Verdict.FAIL), (2, Verdict.WARN), (50, Verdict.OK)])
+def test_disk(tmp_path: Path, gib: float, verdict: Verdict) -> None:
+    assert machine.disk(tmp_path, int(gib * machine.GIB)).verdict is verdict
+
+
+def test_memory() -> None:
+    assert machine.memory(2 * machine.GIB).verdict is Verdict.WARN
+    assert machine.memory(8 * machine.GIB).verdict is Verdict.OK
+    assert "GiB" in machine.memory().sentence
+
+
+@pytest.mark.parametrize("name", browsing.NAMES)
+def test_a_browser_is_what_the_tests_of_the_page_find_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "chromium-1187").mkdir()  # Playwright's own, which they do not look at
+    monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.browser().verdict is Verdict.WARN
+    program = tmp_path / name
+    program.touch(mode=0o700)
+    assert machine.browser() == ok("Browser", str(program))
+    assert browsing.find_browser() == str(program)
+    assert machine.BROWSERS == browsing.NAMES
+
+
+@pytest.fixture
+def hub_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Home of a hub that nothing was fetched from and nobody has logged in to."""
+    for name in (
+        "HF_HUB_CACHE",
+        "HUGGINGFACE_HUB_CACHE",
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+        "HF_TOKEN_PATH",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_repository_that_may_be_gated_wants_a_token(
+    hub_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = servers.model("owner/name")
+    assert (found.verdict, "HF_TOKEN" in (found.remedy or "")) == (Verdict.WARN, True)
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    assert servers.model("owner/name").verdict is Verdict.OK
+    monkeypatch.delenv("HF_TOKEN")
+    (hub_home / "token").write_text("hf_x")  # hf auth login
+    assert servers.model("owner/name").verdict is Verdict.OK
+
+
+def test_a_repository_that_the_hub_has_in_its_cache_wants_nothing(hub_home: Path) -> None:
+    folder = hub_home / "hub" / "models--owner--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("c0ffee")
+    (folder / "snapshots" / "c0ffee").mkdir(parents=True)
+    assert servers.model("owner/name").verdict is Verdict.WARN  # begun, and no more
+    index = folder / "snapshots" / "c0ffee" / "model_index.json"
+    index.touch()
+    assert servers.model("owner/name").verdict is Verdict.OK
+    assert servers.model("owner/other").verdict is Verdict.WARN
+    asked = try_to_load_from_cache("owner/name", index.name, cache_dir=hub_home / "hub")
+    assert asked == str(index), "the hub keeps its cache otherwise"
+
+
+def test_the_model(tmp_path: Path) -> None:
+    assert servers.model(None).verdict is Verdict.OK
+    assert servers.model("./nowhere").verdict is Verdict.FAIL
+    empty = servers.model(str(tmp_path))
+    assert (empty.verdict, "model_index.json is missing" in empty.sentence) == (Verdict.FAIL, True)
+
+
+@pytest.mark.parametrize(
+    ("policy", "appends", "verdict"),
+    [
+        ("noeviction", True, Verdict.OK),
+        ("noeviction", False, Verdict.WARN),
+        ("allkeys-lfu", True, Verdict.FAIL),
+        ("None", True, Verdict.FAIL),  # it does not tell
+    ],
+)
+def test_a_blob_store_keeps_what_it_has(policy: str, appends: bool, verdict: Verdict) -> None:
+    assert servers.judge_blob_store("redis://a", policy, appends=appends).verdict is verdict
+
+
+def test_the_worst_finding_decides() -> None:
+    good, bad, broken = ok("a", "x"), warn("b", "y", "mend"), fail("c", "z", "mend now")
+    assert worst([good]) is Verdict.OK
+    assert worst([good, bad]) is Verdict.WARN
+    assert worst([broken, bad, good]) is Verdict.FAIL
+    assert doctor.summary([good]) == "Nothing is missing."
+    assert doctor.summary([good, bad]) == "Nothing essential is missing; look at: b."
+    assert doctor.summary([good, bad, broken]) == "To be mended: c."
+
+
+async def test_a_check_that_fails_itself_is_a_finding() -> None:
+    async def broken() -> Finding:
+        raise RuntimeError("a surprise")
+
+    found = await doctor._guarded("Disk", broken)
+    assert (found.name, found.verdict) == ("Disk", Verdict.FAIL)
+    assert "RuntimeError" in found.sentence

@@ -1,0 +1,87 @@
+"""The fleet table, from what the gateway tells."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from giornata.wire.workers import (
+    QueueState,
+    RowProgress,
+    ServiceName,
+    ServiceState,
+    TemplateCounters,
+    WorkerState,
+)
+from giornata_gateway.fleet_views import fleet_view
+from giornata_gateway.forecast import Pace
+from giornata_tools.cli.fleet_table import FleetStatus, fleet_table, sums
+from tests.contract.messages import CARD
+
+
+def state(service: ServiceName, instance: str, **more: object) -> ServiceState:
+    told = {"service": service, "instance": instance, "host": "h", "version": "1", "ready": True, **more}
+    return ServiceState.model_validate(told)
+
+
+def row(step: int) -> RowProgress:
+    return RowProgress(job_id="j", attempt=1, index=0, step=step, steps=8, tokens=64)
+
+
+BUSY = WorkerState(capacity_rows=4, capacity_tokens=1024, running=(row(2),), waiting=(row(0), row(0)))
+STATES = [
+    state(ServiceName.DENOISER, "d1", models=(CARD,), worker=BUSY),
+    state(ServiceName.GATEWAY, "g1", draining=True),
+    state(ServiceName.PREPOST, "p1", ready=False),
+    state(ServiceName.ROUTER, "r1", queue=QueueState(jobs=3, rows=5, steps=40)),
+    state(ServiceName.ROUTER, "r2", active=False),
+]
+
+
+def told(states: list[ServiceState]) -> FleetStatus:
+    """As it travels: unknown numbers are left out in the stream, and null in the answer."""
+    view = fleet_view(states, Pace(), 0.0)
+    read = FleetStatus.model_validate_json(view.model_dump_json(exclude_none=True))
+    assert read == FleetStatus.model_validate_json(view.model_dump_json())
+    return read
+
+
+def rendered(fleet: FleetStatus) -> list[list[str]]:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(fleet_table(fleet))
+    return [line.split() for line in capture.get().splitlines()]
+
+
+def test_every_instance_has_a_line_with_its_state() -> None:
+    lines = rendered(told(STATES))
+    assert lines[1:6] == [
+        ["denoiser", "d1", "ready", "1", "2", "1", "?", "?", CARD.name],
+        ["gateway", "g1", "draining"],
+        ["prepost", "p1", "starting"],
+        ["router", "r1", "ready"],
+        ["router", "r2", "standby"],
+    ]
+
+
+def test_the_sums_say_what_is_unknown() -> None:
+    line = sums(told(STATES))
+    assert "1 running, 2 waiting" in line
+    assert "free places: 1" in line
+    assert "queued jobs: 3 (5 pictures)" in line
+    assert "steps/s: ?" in line
+    assert "queued jobs: ?;" in sums(told(STATES[:2]))
+
+
+def test_an_empty_fleet_is_a_sentence() -> None:
+    assert sums(told([])) == "No service tells of itself."
+
+
+def test_templates_of_all_workers_are_summed_up() -> None:
+    counted = BUSY.model_copy(
+        update={"templates": TemplateCounters(hits_memory=3, hits_disk=1, misses=2, memory_bytes=3 << 20)}
+    )
+    workers = [state(ServiceName.DENOISER, name, worker=counted) for name in ("d1", "d2")]
+    assert sums(told(workers)).splitlines()[2] == (
+        "edits that could reuse: 12, 6 from memory, 2 from disk; templates: 6 MiB in memory, 0 MiB on disk"
+    )
+    assert len(sums(told(STATES)).splitlines()) == 2

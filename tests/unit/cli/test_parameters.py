@@ -1,0 +1,122 @@
+"""Options of ``giornata edit``: every field of the request, its limits, its mistakes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from giornata.wire.requests import EditParameters
+from giornata_tools.cli.parameters import option_name, options, validated
+
+
+def command(kind: type[BaseModel] = EditParameters) -> click.Command:
+    """Prints the value of every option."""
+
+    @click.command(params=options(kind))
+    def show(**values: Any) -> None:
+        click.echo(repr(values))
+
+    return show
+
+
+def test_every_field_is_an_option_with_its_default() -> None:
+    made = {option.name: option for option in options(EditParameters)}
+    assert made.keys() == EditParameters.model_fields.keys()
+    for name, field in EditParameters.model_fields.items():
+        option = made[name]
+        assert isinstance(option, click.Option)
+        assert option.required == field.is_required()
+        if not field.is_required():
+            assert option.default == field.get_default()
+        assert option.help, f"{name} has no description"
+        assert option_name(name) in option.opts
+
+
+def test_help_speaks_of_options_and_not_of_fields() -> None:
+    text = " ".join(CliRunner().invoke(command(), ["--help"], terminal_width=1000).output.split())
+    assert "`" not in text
+    for name in EditParameters.model_fields:
+        if "_" in name:
+            assert name not in text
+    assert "Classifier-free guidance against --negative-prompt" in text
+    assert "[0<x<=1]" in text
+
+
+@given(
+    st.builds(
+        EditParameters,
+        prompt=st.text("a b-c", min_size=1).filter(str.strip),
+        n=st.integers(1, 10),
+        strength=st.none() | st.floats(0.01, 1),
+        mask_blur=st.floats(0, 256),
+        grow_mask=st.integers(0, 512),
+        seed=st.none() | st.integers(0, 2**32 - 1),
+        negative_prompt=st.none(),
+    )
+)
+def test_what_is_typed_is_what_is_asked(parameters: EditParameters) -> None:
+    typed = [
+        f"{option_name(name)}={value}"
+        for name, value in parameters.model_dump(mode="json").items()
+        if value is not None
+    ]
+    with command().make_context("edit", typed) as context:
+        assert validated({k: v for k, v in context.params.items() if v is not None}) == parameters
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--strength", "0"], "'--strength'"),
+        (["--n", "11"], "'--n'"),
+        (["--num-inference-steps", "many"], "'--num-inference-steps'"),
+        (["--mask-mode", "red"], "'--mask-mode'"),
+        (["--steps", "4"], "No such option"),
+    ],
+)
+def test_a_mistake_is_a_usage_error_that_names_the_option(arguments: list[str], told: str) -> None:
+    done = CliRunner().invoke(command(), ["--prompt", "a hat", *arguments])
+    assert done.exit_code == 2
+    assert told in done.output
+
+
+@pytest.mark.parametrize(
+    ("given_", "told"),
+    [
+        ({"prompt": " "}, "--prompt: must not be blank."),
+        ({"prompt": "a", "true_cfg_scale": 2.0}, "--negative-prompt: --true-cfg-scale above 1 needs it."),
+        ({"prompt": "a", "output_compression": 90}, "--output-compression: applies to jpeg and webp only."),
+        ({"prompt": "a", "size": "big", "seed": -1}, "; --seed: "),
+    ],
+)
+def test_what_only_the_whole_shows_names_options_too(given_: dict[str, object], told: str) -> None:
+    with pytest.raises(click.UsageError) as raised:
+        validated(given_)
+    assert told in raised.value.message
+
+
+class Switch(BaseModel):
+    fast: bool = Field(default=False, description="Be fast.")
+    ratio: float = Field(0.5, ge=0, lt=1, description="How much.")
+
+
+class Odd(BaseModel):
+    parts: list[int] = Field([], description="Parts.")
+
+
+def test_a_boolean_has_two_names_and_limits_may_be_open() -> None:
+    assert "True" in CliRunner().invoke(command(Switch), ["--fast"]).output
+    assert "False" in CliRunner().invoke(command(Switch), ["--no-fast"]).output
+    assert CliRunner().invoke(command(Switch), ["--ratio", "1"]).exit_code == 2
+    assert CliRunner().invoke(command(Switch), ["--ratio", "0"]).exit_code == 0
+
+
+def test_a_field_that_no_option_stands_for_is_noticed() -> None:
+    with pytest.raises(TypeError, match="parts"):
+        options(Odd)

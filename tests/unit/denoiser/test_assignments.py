@@ -1,0 +1,141 @@
+"""Assignments count what is unfinished, and the record takes an outcome only from its present owner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from giornata.wire.errors import RowPoisoned
+from giornata.wire.jobs import (
+    BlobRef,
+    Encoding,
+    Inspection,
+    Job,
+    JobRecord,
+    JobState,
+    Priority,
+    Row,
+    RowState,
+)
+from giornata.wire.messages import RunRequest
+from giornata.wire.requests import EditParameters
+from giornata_denoiser.assignments import Assignment, Assignments
+from giornata_denoiser.engine import FailedRow, StepReport
+from giornata_denoiser.outcomes import settled
+from tests.fakes import tiny_flux
+from tests.fakes.tiny_flux import Spec
+
+REF = BlobRef(key="k", size_bytes=1, sha256="s")
+JOB = Job(
+    job_id="job",
+    tenant="t",
+    gateway="g",
+    priority=Priority.BATCH,
+    model="m",
+    model_digest="d",
+    parameters=EditParameters(prompt="a hat", n=2, num_inference_steps=4, strength=1.0),
+    image=REF,
+    budget_ms=1000,
+    result_ttl_s=60,
+)
+INSPECTION = Inspection(
+    width=64,
+    height=48,
+    has_alpha=False,
+    model_width=64,
+    model_height=48,
+    output_width=64,
+    output_height=48,
+    tokens=12,
+    compute_tokens=6,
+    mask_ratio=0.5,
+    template_key="t",
+    prepared=REF,
+)
+
+
+def request(job_id: str = "job", attempt: int = 1, rows: tuple[Row, ...] | None = None) -> RunRequest:
+    return RunRequest(
+        job=JOB.model_copy(update={"job_id": job_id}),
+        attempt=attempt,
+        inspection=INSPECTION,
+        encoding=Encoding(text=REF, text_tokens=5, rows=(REF, REF)),
+        rows=rows or (Row(index=0, seed=0), Row(index=1, seed=1)),
+        remaining_ms=1000,
+    )
+
+
+def test_an_assignment_follows_its_rows_and_no_others() -> None:
+    of = tiny_flux.family()
+    first, second = (tiny_flux.row(of, Spec(index=i, steps=2)) for i in range(2))
+    stranger = tiny_flux.row(of, Spec(attempt=2))
+    made = Assignment(request(), accepted_s=1.0)
+    made.start([first, second])
+    assert list(made.unfinished) == [0, 1]
+    assert made.advance(StepReport(1.5, 1.9, advanced=(stranger,))) == ()
+    assert made.wait_ms == 0
+    one = first.advanced(first.latent)
+    assert made.advance(
+        StepReport(2.0, 2.5, advanced=(one,), failed=(FailedRow(second, RowPoisoned()),))
+    ) == (one,)
+    assert list(made.unfinished) == [0]
+    made.advance(StepReport(3.0, 3.25, advanced=(one.advanced(one.latent),)))
+    assert list(made.unfinished) == []
+    assert (made.wait_ms, made.denoise_ms, made.compute_ms) == (1000, 1250, 750)
+
+
+def test_progress_lists_the_unfinished_and_all_while_the_report_is_written() -> None:
+    of = tiny_flux.family()
+    resumed = Row(index=1, seed=1, resume=RowState(step=2, latents=REF))
+    made = Assignment(request(rows=(Row(index=0, seed=0), resumed)), accepted_s=0.0)
+    assert [(row.index, row.step, row.steps, row.tokens) for row in made.progress()] == [
+        (0, 0, 4, 12),
+        (1, 2, 4, 12),
+    ]
+    rows = [tiny_flux.row(of, Spec(index=i)) for i in range(2)]
+    made.start(rows)
+    done = replace(rows[0], step=4)
+    made.advance(StepReport(0.0, 1.0, advanced=(done,)))
+    assert [row.index for row in made.progress()] == [1]
+    made.fail(RowPoisoned())
+    assert [(row.index, row.step) for row in made.progress()] == [(0, 4), (1, 0)]
+
+
+def test_room_counts_unfinished_rows_and_an_idle_worker_takes_any_job() -> None:
+    made = Assignments(capacity_rows=3)
+    assert made.has_room(9)
+    first = Assignment(request(), accepted_s=0.0)
+    made.add(first)
+    assert made.has_room(1)
+    assert not made.has_room(2)
+    first.fail(RowPoisoned())
+    assert made.has_room(9)
+    made.remove(first)
+    assert first.key not in made
+
+
+def test_attempts_are_found_by_job() -> None:
+    made = Assignments(capacity_rows=9)
+    for job_id, attempt in (("a", 1), ("a", 2), ("b", 1)):
+        made.add(Assignment(request(job_id, attempt), accepted_s=0.0))
+    assert [assignment.key for assignment in made.of_job("a")] == [("a", 1), ("a", 2)]
+
+
+@pytest.mark.parametrize(("attempt", "worker"), [(2, "me"), (1, "another"), (1, None)])
+def test_an_outcome_of_a_void_attempt_changes_nothing(attempt: int, worker: str | None) -> None:
+    rows = (Row(index=0, seed=0, attempt=attempt, worker=worker),)
+    record = JobRecord(job=JOB, state=JobState.RUNNING, attempt=attempt, rows=rows)
+    assert settled(record, 1, "me", {0: {"latents": REF}}) is None
+
+
+def test_an_outcome_changes_and_frees_the_rows_of_its_attempt_alone() -> None:
+    rows = (
+        Row(index=0, seed=0, attempt=1, worker="me"),
+        Row(index=1, seed=1, attempt=2, worker="me"),
+        Row(index=2, seed=2, attempt=1, worker="me"),
+    )
+    record = JobRecord(job=JOB, state=JobState.RUNNING, attempt=2, rows=rows)
+    changed = settled(record, 1, "me", {0: {"latents": REF}, 1: {"latents": REF}})
+    assert changed is not None
+    assert [(row.latents, row.worker) for row in changed.rows] == [(REF, None), (None, "me"), (None, None)]

@@ -1,0 +1,100 @@
+"""The carrier forgets an attempt however its task ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from giornata.scheduling.batch import Capacity
+from giornata.wire.errors import InvalidField
+from giornata.wire.jobs import JobRecord, JobState
+from giornata.wire.messages import RunAnswer, RunRequest
+from giornata_denoiser.assignments import Assignment
+from giornata_denoiser.carrying import Carrier, Fetch
+from giornata_denoiser.engine import Engine
+from giornata_denoiser.loop import EngineLoop
+from giornata_denoiser.row import Row
+from tests.fakes import tiny_flux
+from tests.unit.denoiser.test_assignments import request
+
+
+@asynccontextmanager
+async def fetch_for_ever(request: RunRequest) -> AsyncIterator[tuple[Row, ...]]:
+    await asyncio.Event().wait()
+    yield ()
+
+
+@asynccontextmanager
+async def refuse(request: RunRequest) -> AsyncIterator[tuple[Row, ...]]:
+    if request.rows:
+        raise InvalidField("strength leaves no step to compute.", field="strength")
+    yield ()
+
+
+async def publish_nothing(*event: object) -> None:
+    raise AssertionError("an attempt that was dropped is not told of")
+
+
+class Outcomes:
+    """Keeps assignments whose outcome is written; their attempts are void by then."""
+
+    def __init__(self) -> None:
+        self.written: list[Assignment] = []
+
+    async def write(self, assignment: Assignment) -> JobRecord:
+        self.written.append(assignment)
+        return JobRecord(job=assignment.request.job, state=JobState.CANCELLED)
+
+
+def carrier(tasks: asyncio.TaskGroup, fetch: Fetch = fetch_for_ever, outcomes: Any = None) -> Carrier:
+    engine = Engine(tiny_flux.family(), Capacity(rows=2, tokens=1000), lambda: 0.0)
+    return Carrier(
+        "worker",
+        capacity_rows=2,
+        engine=EngineLoop(engine, lambda report: None, lambda error: None),
+        fetch=fetch,
+        outcomes=outcomes,
+        publish=publish_nothing,
+        tasks=tasks,
+    )
+
+
+async def test_a_cancel_that_overtakes_the_tasks_first_step_leaves_nothing_behind() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        made = carrier(tasks)
+        assert made.take(request("a")) is RunAnswer.ACCEPTED
+        made.drop_job("a")  # nothing has been awaited since
+    assert list(made.assignments) == []
+
+
+async def test_a_newer_attempt_has_the_room_of_the_older_at_once() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        made = carrier(tasks)
+        assert made.take(request("a", attempt=1)) is RunAnswer.ACCEPTED
+        assert made.take(request("b")) is RunAnswer.FULL
+        assert made.take(request("a", attempt=2)) is RunAnswer.ACCEPTED
+        await asyncio.sleep(0)  # the older task ends
+        assert [assignment.key for assignment in made.assignments] == [("a", 2)]
+        made.drop_job("a")
+    assert list(made.assignments) == []
+
+
+async def test_a_dropped_attempt_is_forgotten_while_it_fetches() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        made = carrier(tasks)
+        made.take(request("a"))
+        await asyncio.sleep(0)
+        made.drop(("a", 1))
+    assert list(made.assignments) == []
+
+
+async def test_what_cannot_be_computed_is_answered_and_not_lost() -> None:
+    outcomes = Outcomes()
+    async with asyncio.TaskGroup() as tasks:
+        made = carrier(tasks, refuse, outcomes)
+        assert made.take(request("a")) is RunAnswer.ACCEPTED
+    (assignment,) = outcomes.written
+    assert [error.code for error in assignment.errors.values()] == ["invalid_field"] * 2
+    assert list(made.assignments) == []

@@ -1,0 +1,268 @@
+"""The engine: a row does not depend on who shares its batch, and fails, resumes and is cancelled alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+
+import pytest
+import torch
+from torch import Tensor
+
+from giornata.scheduling.batch import Capacity, RowKey
+from giornata.wire.errors import InternalError, RowPoisoned, SchemaMismatch
+from giornata_denoiser.engine import Engine, StepReport
+from giornata_denoiser.families.flux_inpaint import FluxInpaint
+from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.row import build_row
+from giornata_denoiser.sigmas import sigma_grid
+from tests.fakes import tiny_flux
+from tests.fakes.tiny_flux import Spec
+
+ROOMY = Capacity(rows=8, tokens=10_000)
+MIXED = [
+    Spec("plain", grid=(3, 4), steps=4, seed=1),
+    Spec("guided", grid=(4, 2), steps=6, true_cfg_scale=2.5, text_tokens=7, guidance_scale=1.0, seed=2),
+    Spec("wide", grid=(2, 9), steps=3, text_tokens=3, seed=3),
+    Spec("strength", grid=(3, 4), steps=8, strength=0.6, guidance_scale=30.0, seed=4),
+    Spec("one step", grid=(1, 1), steps=1, text_tokens=1, seed=5),
+    Spec("guided too", grid=(5, 5), steps=5, true_cfg_scale=4.0, seed=6),
+]
+"""Rows that differ in everything."""
+
+
+def engine(of: Family, capacity: Capacity = ROOMY) -> Engine:
+    ticks = count()
+    return Engine(of, capacity, lambda: float(next(ticks)))
+
+
+def reports(made: Engine) -> Iterator[StepReport]:
+    while (report := made.step()) is not None:
+        yield report
+
+
+def run(made: Engine) -> dict[str, Tensor]:
+    """Final latents by job, once nothing is left to do."""
+    return {row.key.job_id: row.latent for report in reports(made) for row in report.advanced if row.done}
+
+
+def alone(of: Family, spec: Spec) -> Tensor:
+    made = engine(of)
+    made.batch.submit([tiny_flux.row(of, spec)])
+    return run(made)[spec.job_id]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("fill", [False, True])
+def test_a_row_in_a_mixed_batch_equals_the_row_alone(
+    fill: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    of = tiny_flux.family(fill=fill, dtype=dtype)
+    made = engine(of)
+    arrivals = {0: MIXED[:2], 1: MIXED[2:4], 3: MIXED[4:]}
+    final: dict[str, Tensor] = {}
+    for step in range(20):
+        made.batch.submit([tiny_flux.row(of, spec) for spec in arrivals.get(step, [])])
+        report = made.step()
+        if report is not None:
+            assert report.failed == ()
+            final |= {row.key.job_id: row.latent for row in report.advanced if row.done}
+    assert sorted(final) == sorted(spec.job_id for spec in MIXED)
+    for spec in MIXED:
+        torch.testing.assert_close(final[spec.job_id], alone(of, spec), atol=tolerance, rtol=0)
+
+
+def test_rows_do_depend_on_what_is_theirs() -> None:
+    # Otherwise the test above would prove nothing.
+    of = tiny_flux.family()
+    spec = Spec(true_cfg_scale=2.0)
+    reference = alone(of, spec)
+    for change in (
+        {"guidance_scale": 9.0},
+        {"true_cfg_scale": 3.0},
+        {"steps": 5},
+        {"seed": 9},
+        {"strength": 0.5},
+    ):
+        assert (alone(of, replace(spec, **change)) - reference).abs().max() > 1e-3, change
+
+
+def test_every_step_is_reported_with_its_sample() -> None:
+    of = tiny_flux.family()
+    made = engine(of)
+    made.batch.submit(
+        [tiny_flux.row(of, Spec("a", steps=1)), tiny_flux.row(of, Spec("b", steps=2, true_cfg_scale=2.0))]
+    )
+    first, second = reports(made)
+    assert [(row.key.job_id, row.step, row.done) for row in first.advanced] == [
+        ("a", 1, True),
+        ("b", 1, False),
+    ]
+    assert [(row.key.job_id, row.step, row.done) for row in second.advanced] == [("b", 2, True)]
+    assert first.sample is not None
+    assert first.sample.model_dump(exclude={"assemble_ms", "step_ms", "predicted_ms"}) == {
+        "rows": 2,
+        "sequences": 3,
+        "image_tokens": 36,
+        "text_tokens": 5 + 5 + 7,
+        "projected_tokens": 0,
+        "attention_pairs": 17**2 + 17**2 + 19**2,
+        "loaded_bytes": 0,
+        "waited_ms": 0.0,
+        "reusing_ms": 0.0,
+        "excess_ms": 0.0,
+    }
+    assert 0 < first.sample.assemble_ms < first.sample.step_ms
+    assert first.began_s < first.ended_s < second.began_s
+
+
+def test_capacity_holds_rows_back_until_others_leave() -> None:
+    of = tiny_flux.family()
+    made = engine(of, Capacity(rows=1, tokens=10_000))
+    made.batch.submit([tiny_flux.row(of, Spec(name, steps=2)) for name in ("a", "b")])
+    assert [row.key.job_id for report in reports(made) for row in report.advanced] == ["a", "a", "b", "b"]
+
+
+def test_the_assembly_is_made_again_when_a_row_is_replaced_by_another_of_the_same_name() -> None:
+    of = tiny_flux.family()
+    made = engine(of)
+    made.batch.submit([tiny_flux.row(of, Spec(seed=1))])
+    made.step()
+    made.batch.cancel("job")
+    made.batch.submit([tiny_flux.row(of, Spec(seed=2))])
+    torch.testing.assert_close(run(made)["job"], alone(of, Spec(seed=2)), atol=1e-5, rtol=0)
+
+
+def test_a_row_that_is_not_finite_fails_alone() -> None:
+    of = tiny_flux.family()
+    made = engine(of)
+    poisoned = tiny_flux.row(of, Spec("poisoned"))
+    poisoned.conditioning["noise"][0, 0] = float("nan")
+    made.batch.submit([tiny_flux.row(of, MIXED[0]), replace(poisoned, latent=poisoned.latent * float("inf"))])
+    first = made.step()
+    assert first is not None
+    assert [(failure.row.key.job_id, type(failure.error)) for failure in first.failed] == [
+        ("poisoned", RowPoisoned)
+    ]
+    torch.testing.assert_close(run(made)["plain"], alone(of, MIXED[0]), atol=1e-5, rtol=0)
+
+
+class Choking(FluxInpaint):
+    """A family that raises `error` whenever a batch has a latent with a marked value."""
+
+    error: Exception = ValueError("a detail that must not leak")
+
+    def model_input(self, latent: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        if (latent == MARK).any():
+            raise self.error
+        return super().model_input(latent, conditioning)
+
+
+MARK = 12345.0
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [(ValueError("a detail"), RowPoisoned), (torch.OutOfMemoryError("a detail"), InternalError)],
+)
+def test_a_row_that_raises_fails_alone(cause: Exception, kind: type[Exception]) -> None:
+    of = Choking(tiny_flux.transformer())
+    of.error = cause
+    made = engine(of)
+    culprit = tiny_flux.row(of, Spec("culprit"))
+    made.batch.submit([tiny_flux.row(of, spec) for spec in MIXED[:2]])
+    made.batch.submit([replace(culprit, latent=torch.full_like(culprit.latent, MARK))])
+    first = made.step()
+    assert first is not None
+    assert [row.step for row in first.advanced] == [1, 1]
+    assert first.sample is None
+    (failure,) = first.failed
+    assert failure.row.key.job_id == "culprit"
+    assert type(failure.error) is kind
+    assert failure.error.__cause__ is cause
+    assert "detail" not in str(failure.error)
+    torch.testing.assert_close(run(made)["guided"], alone(of, MIXED[1]), atol=1e-5, rtol=0)
+
+
+def test_a_lost_device_is_nobodys_fault() -> None:
+    of = Choking(tiny_flux.transformer())
+    of.error = torch.AcceleratorError("the device is gone", 1)
+    made = engine(of)
+    culprit = tiny_flux.row(of, Spec("culprit"))
+    made.batch.submit([replace(culprit, latent=torch.full_like(culprit.latent, MARK))])
+    with pytest.raises(torch.AcceleratorError):
+        made.step()
+    assert len(made.batch) == 1
+
+
+@pytest.mark.parametrize("spec", [MIXED[1], MIXED[3]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_exported_row_goes_on_elsewhere_as_if_nothing_had_happened(spec: Spec, dtype: torch.dtype) -> None:
+    of = tiny_flux.family(dtype=dtype)
+    made = engine(of)
+    made.batch.submit([tiny_flux.row(of, spec)])
+    made.step()
+    made.step()
+    (taken,) = made.batch.take_all()
+    snapshot = taken.export()
+    assert snapshot.step == 2
+    assert snapshot.latent.dtype is torch.float32
+    elsewhere = engine(tiny_flux.family(dtype=dtype))
+    elsewhere.batch.submit([tiny_flux.row(of, spec, resume=snapshot)])
+    assert torch.equal(run(elsewhere)[spec.job_id], alone(of, spec))
+
+
+def test_a_row_cancelled_while_its_step_runs_is_reported_no_more() -> None:
+    of = tiny_flux.family()
+    made = engine(of)
+    made.batch.submit([tiny_flux.row(of, Spec(name, steps=1)) for name in ("a", "b")])
+    report = made.compute(made.plan())
+    made.batch.cancel("a")
+    settled = made.settle(report)
+    assert [row.key.job_id for row in settled.advanced] == ["b"]
+    assert made.step() is None
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda text, _: text.pop("pooled_prompt_embeds"), "lacks the tensor pooled_prompt_embeds"),
+        (lambda _, tensors: tensors.update(mask=torch.zeros(5, 64)), "The tensor mask has a wrong shape"),
+        (lambda text, _: text.update(prompt_embeds=torch.zeros(3, 7)), "Accepted: \\('any', 24\\)"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(spoil: object, message: str) -> None:
+    of = tiny_flux.family()
+    text, tensors = tiny_flux.inputs(of, Spec())
+    assert callable(spoil)
+    spoil(text, tensors)
+    with pytest.raises(SchemaMismatch, match=message):
+        build_row(
+            of,
+            RowKey("job", 1, 0),
+            grid=(3, 4),
+            sigmas=sigma_grid(tiny_flux.SCHEDULER, steps=4, strength=1.0, image_tokens=12),
+            text=text,
+            conditioning=tensors,
+            guidance_scale=3.5,
+        )
+
+
+def test_a_row_does_not_resume_beyond_its_end() -> None:
+    of = tiny_flux.family()
+    snapshot = replace(tiny_flux.row(of, Spec()).export(), step=4)
+    with pytest.raises(SchemaMismatch, match="resumes at a step it does not have"):
+        tiny_flux.row(of, Spec(steps=4), resume=snapshot)
+
+
+def test_negative_prompt_without_scale_above_one_is_not_computed() -> None:
+    of = tiny_flux.family()
+    row = tiny_flux.row(of, Spec(true_cfg_scale=2.0))
+    assert len(row.prompts) == 2
+    assert len(row.shapes) == 2
+    text, tensors = tiny_flux.inputs(of, Spec(true_cfg_scale=2.0))
+    plain = build_row(
+        of, row.key, grid=row.grid, sigmas=row.sigmas, text=text, conditioning=tensors, guidance_scale=3.5
+    )
+    assert len(plain.prompts) == 1

@@ -1,0 +1,134 @@
+"""What a template is called, and when a run is worth it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+
+from giornata.scheduling.recording import Admission
+from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.templates import picture_id
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.reuse import files
+from giornata_denoiser.reuse.identity import ANYWHERE, SAME, Wanted, wanted
+from giornata_denoiser.reuse.stored import store
+from giornata_denoiser.reuse.template import FILE_BYTES, Entry, Form, Kept, Template
+from tests.contract.messages import CARD, INSPECTION
+
+CHECKPOINT: Any = SimpleNamespace(
+    scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).config,
+    card=CARD,
+    family=SimpleNamespace(blocks=6, width=192, dtype=torch.bfloat16),
+)
+
+TOKENS = ((2 << 20) - 2 * 4 * 192 - FILE_BYTES) // 96
+LARGE = INSPECTION.model_copy(update={"tokens": TOKENS})
+"""Keys and values of a block and level are 4 MiB in 4 bits."""
+
+
+def config(**options: Any) -> DenoiserConfig:
+    return DenoiserConfig(model="tiny", **options)
+
+
+def of(tenant: str = "alice", parameters: EditParameters | None = None, **options: Any) -> Wanted:
+    return wanted(config(**options), CHECKPOINT, tenant, INSPECTION, parameters)
+
+
+def test_a_registration_and_an_edit_of_it_want_the_same() -> None:
+    edit = EditParameters(prompt="x", reuse=Reuse.AUTO, num_inference_steps=3, strength=0.5)
+    assert of().id == of(parameters=edit).id
+    assert of(parameters=edit).tolerance == ANYWHERE
+
+
+def test_what_a_recording_follows_from_is_in_its_name() -> None:
+    strict = EditParameters(prompt="x", reuse=Reuse.STRICT, num_inference_steps=3, strength=1.0)
+    names = {
+        of().id,
+        of("bob").id,
+        of(template_bits=8).id,
+        of(template_form="hidden").id,
+        of(template_levels=3).id,
+        of(parameters=strict).id,
+    }
+    assert len(names) == 5, "three levels over all of the noise are those of three steps"
+    assert of(parameters=strict).tolerance == SAME
+
+
+def test_all_recordings_of_a_picture_begin_alike_and_those_of_others_do_not() -> None:
+    strict = EditParameters(prompt="x", reuse=Reuse.STRICT, num_inference_steps=3, strength=1.0)
+    mine = picture_id("alice", INSPECTION.template_key)
+    assert of().id.startswith(mine)
+    assert of(parameters=strict).id.startswith(mine)
+    assert not of("bob").id.startswith(mine)
+
+
+def test_a_budget_of_bytes_drops_noise_levels_and_then_blocks() -> None:
+    kept = {
+        budget: wanted(config(template_levels=7, template_budget_mb=budget), CHECKPOINT, "alice", LARGE)
+        for budget in (7 * 6 * 4, 7 * 6 * 4 - 1, 4 * 6 * 4, 4 * 3 * 4, 1)
+    }
+    assert [(found.grid.steps, found.first_block) for found in kept.values()] == [
+        (7, 0),
+        (6, 0),
+        (4, 0),
+        (4, 3),
+        (4, 6),
+    ]
+    assert len({found.id for found in kept.values()}) == 5
+
+
+def test_a_template_is_no_larger_than_the_largest_tier() -> None:
+    def kept(parameters: EditParameters | None = None, **options: Any) -> tuple[int, int]:
+        found = wanted(config(template_levels=7, **options), CHECKPOINT, "alice", LARGE, parameters)
+        return found.grid.steps, found.first_block
+
+    whole = 7 * 6 * 4
+    assert kept(template_memory_mb=whole) == (7, 0)
+    assert kept(template_memory_mb=4 * 6 * 4) == (4, 0)
+    assert kept(template_memory_mb=4 * 6 * 4, template_disk_mb=whole) == (4, 0), "there is no folder"
+    assert kept(template_memory_mb=1, template_folder=Path("x"), template_disk_mb=whole) == (7, 0)
+    assert kept(template_memory_mb=4 * 6 * 4, template_budget_mb=whole) == (4, 0)
+    assert kept(template_memory_mb=0) == (4, 6)
+
+
+def test_an_edit_that_is_strict_keeps_its_levels_and_drops_blocks() -> None:
+    strict = EditParameters(prompt="x", reuse=Reuse.STRICT, num_inference_steps=12, strength=1.0)
+    found = wanted(config(template_memory_mb=12 * 2 * 4), CHECKPOINT, "alice", LARGE, strict)
+    assert (found.grid.steps, found.first_block) == (12, 4)
+    short = strict.model_copy(update={"strength": 0.5})
+    found = wanted(config(template_memory_mb=12 * 2 * 4), CHECKPOINT, "alice", LARGE, short)
+    assert (found.grid.steps, found.first_block) == (6, 2)
+
+
+@pytest.mark.parametrize("bits", [0, 4, 8])
+@pytest.mark.parametrize("form", list(Form))
+def test_a_recording_is_as_large_as_was_reckoned_with_its_file(tmp_path: Path, form: Form, bits: int) -> None:
+    inspection = INSPECTION.model_copy(update={"tokens": 64})
+    options: dict[str, Any] = {"template_form": form, "template_bits": bits, "template_levels": 200}
+    found = wanted(config(template_memory_mb=1, **options), CHECKPOINT, "alice", inspection)
+    data = torch.zeros(64, 192, dtype=torch.bfloat16)
+
+    def kept() -> Kept:
+        if form is Form.KV:
+            return Kept(key=store(data, bits), value=store(data, bits))
+        return Kept(hidden=store(data, bits))
+
+    empty = (Kept(),) * found.first_block
+    entries = tuple(
+        Entry(sigma, (*empty, *(kept() for _ in range(6 - found.first_block))))
+        for sigma in found.grid.sigmas[:-1].tolist()
+    )
+    size = files.write(Template(found.id, (8, 8), entries), tmp_path / "f")
+    assert 0.7 * (1 << 20) < size <= 1 << 20
+
+
+@pytest.mark.parametrize("edits", [1, 2])
+def test_a_registered_template_is_worth_a_run_at_first_sight(edits: int) -> None:
+    admission = Admission(edits)
+    assert admission.see("a", registered=True)
+    assert [admission.see("b") for _ in range(2)] == [edits == 1, True]

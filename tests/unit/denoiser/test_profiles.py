@@ -1,0 +1,77 @@
+"""Profile files: written as a whole, read back equal, refused where they are of something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from giornata.planning.profile import FitRecord, Profile
+from giornata.planning.regression import Fit
+from giornata.wire.errors import Failed
+from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.preview_map import PreviewMap
+from giornata_denoiser.profiles import device_name, read_profile, write_profile
+from tests.fakes import tiny_flux
+from tests.fakes.profiles import PROFILE
+from tests.unit.denoiser.test_rehearsal import CARD
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return Checkpoint(
+        CARD, tiny_flux.family(), tiny_flux.SCHEDULER, PreviewMap(torch.zeros(16, 3), torch.zeros(3))
+    )
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return PROFILE.model_copy(update={"device": device_name(torch.device("cpu"))})
+
+
+def test_what_is_written_is_read_and_nothing_else_is_left(
+    tmp_path: Path, checkpoint: Checkpoint, profile: Profile
+) -> None:
+    path = tmp_path / "new" / "profile.json"
+    write_profile(path, PROFILE)
+    write_profile(path, profile)
+    assert read_profile(path, checkpoint) == profile
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "what"),
+    [
+        ("model_digest", "eeeeeeeeeeeeeeee", "model; .*Received: eeeeeeeeeeee. Accepted: d."),
+        ("blocks", 57, "number of blocks; .*Received: 57. Accepted: 4."),
+        ("dtype", "bfloat16", "dtype; .*Received: bfloat16. Accepted: float32."),
+        ("device", "NVIDIA H100", "device; .*Received: NVIDIA H100. Accepted: .*threads: "),
+        ("schema_version", 2, "schema; .*Received: 2. Accepted: 1."),
+    ],
+)
+def test_a_profile_of_something_else_is_refused(
+    tmp_path: Path, checkpoint: Checkpoint, profile: Profile, field: str, value: Any, what: str
+) -> None:
+    path = tmp_path / "profile.json"
+    write_profile(path, profile.model_copy(update={field: value}))
+    with pytest.raises(Failed, match=rf"of another {what}") as caught:
+        read_profile(path, checkpoint)
+    assert "giornata profile" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"[1, 2"])
+def test_what_is_no_profile_is_refused_by_name(
+    tmp_path: Path, checkpoint: Checkpoint, content: bytes | None
+) -> None:
+    path = tmp_path / "profile.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(Failed, match=r"profile\.json"):
+        read_profile(path, checkpoint)
+
+
+def test_a_fit_is_its_record_again() -> None:
+    fit = Fit(("a", "b"), (1.0, 2.0), 0.9, 0.1, 0.2, 7, 0.01, 0.02)
+    assert FitRecord.of(fit).fit() == fit

@@ -1,0 +1,226 @@
+"""Profiling with a meter that knows the truth: weights come back in spite of noise and drift; caps are the knee."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.planning.blocks import Mode
+from giornata.planning.costs import StepCosts
+from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.preview_map import PreviewMap
+from giornata_denoiser.profiling import fitting, making
+from giornata_denoiser.profiling.calibration import operations, proportional
+from giornata_denoiser.profiling.measuring import Meter, StepTime, medians
+from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, SlabSize, mixtures
+from giornata_denoiser.profiling.report import report
+from giornata_denoiser.profiling.rows import Workpieces
+from giornata_denoiser.profiling.scatter import scatter
+from giornata_denoiser.reuse.device import Host
+from giornata_denoiser.reuse.stored import Stored
+from tests.fakes import tiny_flux
+from tests.unit.denoiser.test_rehearsal import CARD
+
+BLOCKS = 4
+TRUE = StepCosts((3.0, 0.4, 0.02, 0.005, 2e-6), (0.05, 4e-7))
+EXTENT = Extent(
+    CARD.model_copy(update={"native_size": 256, "takes_true_cfg": True}), BLOCKS, rows=8, tokens=65_536
+)
+PREVIEW_MAP = PreviewMap(torch.zeros(16, 3), torch.zeros(3))
+
+
+class KnownMachine:
+    """Stands for a meter: its times follow `TRUE`, but for what `disturb` makes of them."""
+
+    def __init__(self, disturb: Callable[[float], float] = lambda ms: ms) -> None:
+        self._disturb = disturb
+        self.measured = 0
+
+    def step_ms(self, mixture: Mixture) -> float:
+        self.measured += 1
+        return self._disturb(TRUE.step_ms(mixture.work))
+
+    def step_bytes(self, mixture: Mixture) -> int:
+        return round(1000 * mixture.work.tokens / BLOCKS)
+
+    def load_ms(self, size: SlabSize) -> float:
+        return self._disturb(TRUE.load_ms(self.load_bytes(size)))
+
+    def load_bytes(self, size: SlabSize) -> int:
+        return int(size.height * size.width * (1 - size.ratio)) * (2 if size.mode is Mode.KV else 1) * 256
+
+
+class Far(Host):
+    """Stands for a GPU: whole tensors move as they are stored, whatever is gathered of them, or cannot."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.broken = broken
+        self.brought: list[Stored] = []
+
+    def bring(self, stored: Stored) -> Stored:
+        if self.broken:
+            raise RuntimeError("out of memory")
+        self.brought.append(stored)
+        return stored
+
+    def moved_bytes(self, stored: Stored, slab_bytes: int) -> int:
+        return stored.size_bytes
+
+
+def meter_with(device: Host) -> Meter:
+    checkpoint = Checkpoint(CARD, tiny_flux.family(), tiny_flux.SCHEDULER, PREVIEW_MAP)
+    ticks = iter(range(1000))
+    return Meter(Workpieces(checkpoint, 8, device), lambda: float(next(ticks)))
+
+
+@pytest.mark.parametrize("mode", [Mode.KV, Mode.HIDDEN])
+def test_loads_are_fitted_to_the_bytes_that_an_engine_counts(mode: Mode) -> None:
+    device = Far()
+    meter = meter_with(device)
+    size = SlabSize(4, 6, 5, 0.3, mode)
+    bytes_moved = meter.load_bytes(size)
+    for _ in range(2):  # nothing is left of the first load
+        device.brought.clear()
+        assert meter.load_ms(size) == 1000
+        assert sum(part.size_bytes for part in device.brought) == BLOCKS * bytes_moved
+
+
+def test_a_load_that_fails_is_no_measurement() -> None:
+    meter = meter_with(Far(broken=True))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        meter.load_ms(SlabSize(4, 6, 5, 0.3, Mode.KV))
+
+
+def test_steps_are_measured_with_slabs_of_the_models_device() -> None:
+    device = Far()
+    meter = meter_with(device)
+    meter.step_ms(Mixture((RowSize(4, 6, 5, (Mode.KV,) * BLOCKS, 0.3),)))
+    assert len(device.brought) == 2 * BLOCKS
+
+
+def measured(machine: KnownMachine, *, quick: bool) -> making.Measurements:
+    return making.measure(machine, replace(EXTENT, quick=quick), lambda: None)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_what_is_measured_tells_all_weights_apart(quick: bool) -> None:
+    found = measured(KnownMachine(), quick=quick)
+    np.testing.assert_allclose(fitting.compute_fit(found.step_samples).weights, TRUE.compute, rtol=1e-4)
+    np.testing.assert_allclose(fitting.load_fit(found.load_samples).weights, TRUE.load, rtol=1e-6)
+    assert found.activation_bytes == pytest.approx(1000, rel=0.01)
+
+
+def test_noise_moves_predictions_by_less_than_itself() -> None:
+    chance = np.random.default_rng(0)
+    found = measured(KnownMachine(lambda ms: ms * chance.uniform(0.9, 1.1)), quick=False)
+    fit = fitting.compute_fit(found.step_samples)
+    for mixture in mixtures(EXTENT, seed=99):
+        assert fit.predict(mixture.work.features) == pytest.approx(TRUE.step_ms(mixture.work), rel=0.1)
+    assert fit.r2 > 0.98
+    unseen = fitting.unseen(fit.names, found.step_samples)
+    assert fit.error_p50 <= unseen.error_p50 < 0.1
+
+
+def test_a_short_step_is_predicted_as_well_as_a_long_one() -> None:
+    """Long ones here take more than linear costs say: an absolute fit would leave the short ones to them."""
+    found = measured(KnownMachine(lambda ms: ms * (1 + 0.1 * math.log10(ms))), quick=False)
+    samples = found.step_samples
+    shortest = min(samples, key=lambda sample: sample.ms)
+    (said,) = fitting.predictions(fitting.compute_fit(samples), [shortest])
+    assert abs(said.error) < 0.15
+
+
+def test_drift_does_not_follow_size() -> None:
+    """Each measurement is slower than the one before: in order of size, large steps would look dearer than they are."""
+    times = iter(range(10**6))
+    sizes = list(range(200))
+    found = medians(sizes, lambda _: float(next(times)), rounds=5, seed=0, told=lambda: None)
+    assert abs(np.corrcoef(sizes, found)[0, 1]) < 0.2
+    assert sorted(found) != found
+
+
+def test_every_measurement_is_told() -> None:
+    machine, told = KnownMachine(), []
+    quick = replace(EXTENT, quick=True)
+    making.measure(machine, quick, lambda: told.append(1))
+    assert len(told) == making.count(quick)
+
+
+def test_mixtures_are_of_every_kind_and_within_the_extent() -> None:
+    every = mixtures(EXTENT, 0)
+    rows = [row for mixture in every for row in mixture.rows]
+    assert {mode for row in rows for mode in row.modes} == set(Mode)
+    assert any(len(set(row.modes)) > 1 for row in rows)
+    assert {len(mixture.rows) for mixture in every} == set(range(1, 9))
+    assert any(row.guided for row in rows)
+    assert len({row.text for row in rows}) == 2
+    assert all(m.length <= EXTENT.most_tokens for m in every if len(m.rows) > 1)
+    assert every == mixtures(EXTENT, 0) != mixtures(EXTENT, 1)
+    fill = replace(EXTENT, card=CARD)
+    assert not any(row.guided for mixture in mixtures(fill, 0) for row in mixture.rows)
+    assert len(mixtures(replace(EXTENT, quick=True), 0)) < len(every) / 2
+
+
+@given(st.integers(4, 64), st.integers(4, 64), st.floats(0.01, 0.99))
+def test_a_mask_leaves_something_out_and_computes_something(height: int, width: int, ratio: float) -> None:
+    size = RowSize(height, width, 7, (Mode.KV,), ratio)
+    (shape,) = size.shapes
+    assert 1 <= shape.computed < shape.image
+    assert size.tokens == 7 + shape.computed
+
+
+@given(st.dictionaries(st.integers(1, 64), st.floats(0.1, 1e4), min_size=1))
+def test_a_cap_is_the_smallest_batch_that_is_nearly_the_best(by_rows: dict[int, float]) -> None:
+    (cap,) = fitting.caps((100, rows, ms) for rows, ms in by_rows.items())
+    best = max(rows / ms for rows, ms in by_rows.items())
+    assert cap.tokens == 100
+    assert cap.rows / by_rows[cap.rows] >= fitting.ENOUGH * best
+    assert all(rows / ms < fitting.ENOUGH * best for rows, ms in by_rows.items() if rows < cap.rows)
+
+
+def test_caps_are_those_of_sizes_measured_in_growing_numbers() -> None:
+    full = RowSize(8, 8, 6, (Mode.FULL,))
+    alone = RowSize(8, 8, 6, (Mode.HIDDEN,), 0.3)
+    steps = [StepTime(Mixture((full,) * rows), 10.0 + rows) for rows in (1, 2, 4, 8)]
+    caps = making.batch_caps([*steps, StepTime(Mixture((alone,)), 1.0)])
+    assert [(cap.tokens, cap.rows) for cap in caps] == [(70, 8)]
+    flat = [StepTime(Mixture((full,) * rows), 10.0 * rows) for rows in (1, 2, 4, 8)]
+    assert [cap.rows for cap in making.batch_caps(flat)] == [1]
+
+
+def test_a_few_steps_and_the_number_of_operations_tell_the_costs() -> None:
+    per_unit = operations(64)
+    true = StepCosts((5.0, 0.3, *(2e-7 * per_unit[2:])))
+    rows = [RowSize(side, side, 6, (Mode.FULL,) * BLOCKS) for side in (8, 12, 16)]
+    steps = [Mixture((row,)) for row in rows] + [Mixture((rows[0],) * 3)]
+    samples = [fitting.step_sample(step.work, true.step_ms(step.work)) for step in steps]
+    np.testing.assert_allclose(proportional(samples, per_unit).weights, true.compute, rtol=1e-5)
+    (weight,) = {
+        w / p for w, p in zip(proportional(samples[:1], per_unit).weights[2:], per_unit[2:], strict=True)
+    }
+    assert weight > 0
+
+
+def test_the_report_names_weights_units_and_the_worst() -> None:
+    found = measured(KnownMachine(), quick=True)
+    profile = making.profile(
+        Checkpoint(CARD, tiny_flux.family(fill=True), tiny_flux.SCHEDULER, PREVIEW_MAP),
+        compute=fitting.compute_fit(found.step_samples),
+        load=fitting.load_fit(found.load_samples),
+        activation=2048.0,
+        caps=making.batch_caps(found.steps),
+        measured_on="2026-11-21",
+    )
+    text = report(profile, found)
+    for part in ("Computing: R² 1.0000", "ms a token and block", "worst: ", "2.0 KiB", "Batch caps"):
+        assert part in text
+    picture = scatter("Steps", fitting.predictions(profile.compute.fit(), found.step_samples))
+    assert picture.count("<circle") == len(found.steps)
+    assert picture.startswith("<svg")

@@ -1,0 +1,235 @@
+"""Compose file, server configuration and dashboard agree with the code, as far as can be told unstarted."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from giornata.nats_users import password_file, write_cluster, write_users
+from giornata.wire.permissions import User
+from giornata.wire.workers import ServiceName
+from giornata_gateway.config import GatewayConfig
+from giornata_gateway.metrics import Metrics
+from giornata_gateway.service import CLOSE_S
+from giornata_gateway.tenants import is_loopback
+from giornata_tools.launcher import servers
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+COMPUTING = (ServiceName.DENOISER, ServiceName.PREPOST, ServiceName.CONTROLNET)
+VARIANTS = [*ServiceName, *(f"{service}-gpu" for service in COMPUTING)]
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    return content
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_service_is_built_probed_drained_and_told_where_the_servers_are(
+    compose: dict[str, Any], variant: str
+) -> None:
+    service, name = compose["services"][variant], variant.removesuffix("-gpu")
+    assert service["build"]["args"]["SERVICE"] == name
+    assert service["pull_policy"] == "build"
+    assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "giornata.probe", name]
+    assert re.fullmatch(r"\$\{[A-Z_]+_REPLICAS:-\d}", service["deploy"]["replicas"])
+    environment = service["environment"]
+    assert environment["GIORNATA_NATS_URL"] == "nats://nats:4222"
+    assert environment["GIORNATA_NATS_PASSWORD_FILE"] == "/credentials/password"  # noqa: S105 - its place
+    assert environment["GIORNATA_REDIS_URL"] == "redis://valkey:6379"
+    assert ("GIORNATA_MODEL" in environment) == (name in {"denoiser", "prepost"})
+    assert float(service["stop_grace_period"].removesuffix("s")) > float(environment["GIORNATA_DRAIN_S"])
+    assert {"nats", "valkey"} <= service["depends_on"].keys()
+
+
+def test_the_gateway_asks_whoever_reaches_it_for_a_key(compose: dict[str, Any]) -> None:
+    gateway = compose["services"]["gateway"]
+    told = {
+        name.removeprefix("GIORNATA_").lower(): re.sub(r"\$\{\w+:-(.*)\}", r"\1", value)
+        for name, value in gateway["environment"].items()
+    }
+    config = GatewayConfig.model_validate(told)
+    assert not is_loopback(config.host)
+    assert config.api_keys_file is not None
+    [mount] = [volume for volume in gateway["volumes"] if not volume.startswith("nats-")]
+    source, folder, mode = re.fullmatch(r"(\$\{.*\}):(.*):(.*)", mount).groups()  # type: ignore[union-attr]  # then it fails
+    assert re.match(r"\$\{GIORNATA_KEYS_FOLDER:\?", source), (
+        "nothing stands in for a folder that is not named"
+    )
+    assert (folder, mode) == (str(config.api_keys_file.parent), "ro")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_service_is_given_its_own_password_and_no_other(compose: dict[str, Any], variant: str) -> None:
+    secrets = [
+        mount for mount in compose["services"][variant]["volumes"] if mount.endswith("/credentials:ro")
+    ]
+    assert secrets == [f"nats-{variant.removesuffix('-gpu')}:/credentials:ro"]
+
+
+def test_passwords_are_written_where_they_are_mounted(compose: dict[str, Any], tmp_path: Path) -> None:
+    writer = compose["services"]["nats-users"]
+    folders = dict(mount.split(":/nats-users/") for mount in writer["volumes"])
+    write_users(tmp_path)
+    assert sorted(folders.values()) == sorted(path.name for path in tmp_path.iterdir())
+    assert all(volume == f"nats-{name}" for volume, name in folders.items())
+    for service in ServiceName:
+        assert password_file(tmp_path, User(service)) == tmp_path / service / "password"
+    listed = re.search(r"for name in (.+); do", (DEPLOY / "Dockerfile").read_text())
+    assert listed is not None
+    assert sorted(listed[1].split()) == sorted(folders.values()), "the image's folders own the volumes"
+    assert folders.keys() <= compose["volumes"].keys()
+
+
+def test_the_cluster_replaces_the_one_server_everywhere(compose: dict[str, Any]) -> None:
+    cluster = yaml.safe_load((DEPLOY / "compose.cluster.yaml").read_text())
+    servers_ = ["nats", "nats-2", "nats-3"]
+    for variant in VARIANTS:
+        environment = cluster["services"][variant]["environment"]
+        assert environment["GIORNATA_NATS_URL"] == ",".join(f"nats://{name}:4222" for name in servers_)
+        assert environment["GIORNATA_REPLICAS"] == "3"
+        assert set(cluster["services"][variant]["depends_on"]) == {"nats-2", "nats-3"}, "and nats, as before"
+    writer = cluster["services"]["nats-users"]["entrypoint"]
+    single = compose["services"]["nats-users"]["entrypoint"]
+    assert writer == [*single, "--cluster", *servers_]
+    stores = set()
+    for name in servers_:
+        server, base = cluster["services"][name], compose["services"]["nats"]
+        assert (server["image"], server["healthcheck"]) == (base["image"], base["healthcheck"])
+        stores |= {mount for mount in server["volumes"] if mount.endswith(":/data")}
+        assert "nats-server:/etc/nats/users:ro" in server["volumes"]
+    assert len(stores) == 3
+    assert "nats:/data" not in stores, "a cluster would throw away the streams of a server on its own"
+    assert len({cluster["services"][name]["environment"]["NATS_NAME"] for name in servers_}) == 3
+
+
+@pytest.mark.parametrize("service", COMPUTING)
+def test_the_gpu_profile_swaps_the_computing_services(compose: dict[str, Any], service: str) -> None:
+    cpu, gpu = compose["services"][service], compose["services"][f"{service}-gpu"]
+    assert (cpu["profiles"], gpu["profiles"]) == (["cpu"], ["gpu"])
+    [device] = gpu["deploy"]["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"]
+    assert device["device_ids"] == [f"${{{service.upper()}_GPU:-0}}"], (
+        "`count` would give everybody the first"
+    )
+    assert "resources" not in cpu["deploy"]
+    assert gpu["deploy"]["replicas"] == cpu["deploy"]["replicas"]
+    assert gpu["environment"] == cpu["environment"]
+
+
+def test_a_service_waits_only_for_what_its_profile_starts(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        for awaited in service.get("depends_on", []):
+            profiles = compose["services"][awaited].get("profiles")
+            if profiles and name == "gateway":
+                assert service["depends_on"][awaited]["required"] is False
+                continue
+            assert profiles is None or profiles == service.get("profiles"), f"{name} waits for {awaited}"
+
+
+def test_a_gateway_that_stops_has_time_for_the_longest_edit_and_those_who_carry_it(
+    compose: dict[str, Any],
+) -> None:
+    gateway = compose["services"]["gateway"]
+    notice_s = float(gateway["environment"]["GIORNATA_NOTICE_S"].removeprefix("${GIORNATA_NOTICE_S:-")[:-1])
+    drain_s, grace_s = (
+        float(gateway["environment"]["GIORNATA_DRAIN_S"]),
+        float(gateway["stop_grace_period"].removesuffix("s")),
+    )
+    assert drain_s >= GatewayConfig.model_fields["budget_s"].default
+    assert grace_s > notice_s + drain_s + CLOSE_S
+    carriers = {"router", "denoiser", "denoiser-gpu", "prepost", "prepost-gpu"}
+    assert carriers <= gateway["depends_on"].keys(), "it stops before them"
+
+
+def test_no_image_of_ours_is_looked_for_in_a_registry(compose: dict[str, Any]) -> None:
+    ours = [service for service in compose["services"].values() if service["image"].startswith("giornata/")]
+    built = {service["image"] for service in ours if "build" in service}
+    for service in ours:
+        assert service["pull_policy"] == ("build" if "build" in service else "never")
+        assert service["image"] in built
+
+
+def test_the_readmes_command_starts_a_whole_system(compose: dict[str, Any]) -> None:
+    readme = (DEPLOY.parent / "README.md").read_text()
+    commands = re.findall(r"docker compose -f deploy/compose\.yaml (.*) up", readme)
+    assert commands
+    for command in commands:
+        chosen = set(re.findall(r"--profile (\w+)", command))
+        started = {
+            name.removesuffix("-gpu")
+            for name, service in compose["services"].items()
+            if set(service.get("profiles", chosen)) & chosen
+        }
+        assert set(ServiceName) <= started, command
+
+
+def test_every_variable_is_explained_at_the_top(compose: dict[str, Any]) -> None:
+    head, _, body = (DEPLOY / "compose.yaml").read_text().partition("\nname: giornata\n")
+    assert set(re.findall(r"\$\{([A-Z_]+)", body)) <= set(re.findall(r"[A-Z_]{5,}", head))
+
+
+def test_the_blob_store_appends_and_never_evicts(compose: dict[str, Any]) -> None:
+    command = compose["services"]["valkey"]["command"]
+    options = dict(zip(command[1::2], command[2::2], strict=True))
+    assert options["--appendonly"] == "yes"
+    assert options["--appendfsync"] == "${VALKEY_APPENDFSYNC:-no}", "with everysec a killed server forgets"
+    assert options["--maxmemory-policy"] == "noeviction"
+
+
+@pytest.mark.parametrize("name", ["nats.conf", "nats-cluster.conf"])
+def test_nats_accepts_its_configuration(tmp_path: Path, name: str) -> None:
+    """As the containers see it: the files side by side, what is generated below ``users``."""
+    for path in DEPLOY.glob("nats*.conf"):
+        shutil.copy(path, tmp_path)
+    write_users(tmp_path / "generated")
+    write_cluster(tmp_path / "generated", "0.0.0.0:6222", ["nats:6222", "nats-2:6222"])
+    (tmp_path / "users").symlink_to(tmp_path / "generated" / "server")
+    binary = Path(sys.executable).with_name("nats-server")
+    command = [str(binary), "-t", "-c", str(tmp_path / name)]
+    environment = os.environ | {"NATS_NAME": "nats-1"}
+    tried = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert tried.returncode == 0, tried.stderr
+
+
+def test_the_payload_is_the_launchers() -> None:
+    text = (DEPLOY / "nats.conf").read_text()
+    assert re.findall(r"^max_payload: (\S+)", text, re.MULTILINE) == [servers.MAX_PAYLOAD]
+
+
+def test_mounted_files_exist(compose: dict[str, Any]) -> None:
+    mounts = [mount for service in compose["services"].values() for mount in service.get("volumes", [])]
+    files = [mount.partition(":")[0] for mount in mounts if mount.startswith("./")]
+    assert files
+    assert [name for name in files if not (DEPLOY / name).exists()] == []
+
+
+def test_prometheus_scrapes_where_the_gateway_listens(compose: dict[str, Any]) -> None:
+    scrape = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"][0]
+    port = compose["services"]["gateway"]["environment"]["GIORNATA_PORT"]
+    assert scrape["dns_sd_configs"][0] == {
+        "names": ["gateway"],
+        "type": "A",
+        "port": int(port),
+        "refresh_interval": "10s",
+    }
+
+
+def test_the_dashboard_asks_for_metrics_that_the_gateway_exports() -> None:
+    dashboard = json.loads((DEPLOY / "grafana" / "dashboards" / "giornata.json").read_text())
+    queries = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+    asked = {name.removesuffix("_bucket") for name in re.findall(r"giornata_\w+", queries)}
+    exported = Metrics(states=list, waiting=lambda: 0).exposition().decode()
+    assert asked == set(
+        re.findall(r"^# TYPE (giornata_\w+?) (?:counter|histogram|gauge)$", exported, re.MULTILINE)
+    )

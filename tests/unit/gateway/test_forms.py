@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from giornata.wire.errors import GiornataError, InvalidField
+from giornata.wire.requests import MaskMode
+from giornata_gateway.envelopes import REPLY_MARGIN_BYTES, inline_pictures
+from giornata_gateway.forms import EditForm, JobForm, ResponseFormat, prefers_image, read_form
+
+
+def test_texts_become_values() -> None:
+    fields = {
+        "prompt": "x",
+        "n": "3",
+        "seed": "9",
+        "mask_blur": "0.5",
+        "stream": "true",
+        "mask_mode": "black",
+    }
+    form = read_form(EditForm, fields.items())
+    parameters = form.parameters()
+    assert (form.stream, parameters.n, parameters.seed, parameters.mask_blur) == (True, 3, 9, 0.5)
+    assert parameters.mask_mode is MaskMode.BLACK
+    assert set(parameters.model_dump()) == set(type(parameters).model_fields)
+    assert not hasattr(parameters, "stream")
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "field"),
+    [
+        ([("prompt", "x"), ("prompt", "y")], "invalid_field", "prompt"),
+        ([("prompt", "x"), ("input_fidelity", "high")], "unknown_field", "input_fidelity"),
+        ([("prompt", "x"), ("partial_images", "17"), ("stream", "true")], "invalid_field", "partial_images"),
+        ([("prompt", "x"), ("partial_images", "2")], "invalid_field", "partial_images"),
+        ([("prompt", "x"), ("partial_images", "1"), ("stream", "false")], "invalid_field", "partial_images"),
+        ([("prompt", "x"), ("padding_mask_crop", "-1")], "invalid_field", "padding_mask_crop"),
+        ([("prompt", "x"), ("padding_mask_crop", "4097")], "invalid_field", "padding_mask_crop"),
+        ([("prompt", "x"), ("n", "")], "invalid_field", "n"),
+        ([("prompt", "x"), ("n", "1.5")], "invalid_field", "n"),
+        ([("prompt", "x"), ("seed", "nan")], "invalid_field", "seed"),
+        ([("prompt", "x"), ("stream", "perhaps")], "invalid_field", "stream"),
+        ([("prompt", "x"), ("quality", "hd")], "invalid_field", "quality"),
+        ([], "invalid_field", "prompt"),
+    ],
+)
+def test_refusals_name_the_field(fields: list[tuple[str, str]], code: str, field: str) -> None:
+    with pytest.raises(GiornataError) as raised:
+        read_form(EditForm, fields)
+    assert (raised.value.code, raised.value.field) == (code, field)
+
+
+def test_accept_chooses_the_picture_itself_unless_the_form_says_otherwise() -> None:
+    assert read_form(EditForm, [("prompt", "x")], "image/*").response_format is ResponseFormat.IMAGE
+    fields = [("prompt", "x"), ("response_format", "url")]
+    assert read_form(EditForm, fields, "image/png, */*").response_format is ResponseFormat.URL
+    assert not prefers_image("text/html,image/avif,*/*")
+    assert not prefers_image("*/*")
+
+
+def test_jobs_take_no_field_of_an_open_connection() -> None:
+    with pytest.raises(InvalidField, match="leave stream out"):
+        read_form(JobForm, [("prompt", "x"), ("stream", "false")])
+
+
+def test_pictures_are_inline_while_there_is_room() -> None:
+    room = REPLY_MARGIN_BYTES + 100
+    assert inline_pictures({0: 60, 1: 60, 2: 40}, room) == {0, 2}
+    assert inline_pictures({0: 101}, room) == set()
+
+
+def test_partial_images_need_something_to_travel_in() -> None:
+    asked = [("prompt", "x"), ("partial_images", "3")]
+    assert read_form(EditForm, [*asked, ("stream", "true")]).parameters().partial_images == 3
+    assert read_form(JobForm, asked).parameters().partial_images == 3  # its events can be followed
+    assert read_form(EditForm, [("prompt", "x"), ("partial_images", "0")]).partial_images == 0

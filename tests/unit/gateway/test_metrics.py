@@ -1,0 +1,56 @@
+"""What Prometheus hears of cost models; the rest is tested beside the gateway's own answers."""
+
+from __future__ import annotations
+
+from giornata.wire.workers import (
+    CostFit,
+    KindCosts,
+    QueueState,
+    ServiceName,
+    ServiceState,
+    WorkerCosts,
+    WorkerState,
+)
+from giornata_gateway.metrics import Metrics
+
+
+def state(instance: str, costs: WorkerCosts | None) -> ServiceState:
+    worker = WorkerState(capacity_rows=8, capacity_tokens=4096, costs=costs)
+    return ServiceState(
+        service=ServiceName.DENOISER, instance=instance, host="h", version="1", ready=True, worker=worker
+    )
+
+
+def test_every_worker_with_a_cost_model_tells_how_good_it_is() -> None:
+    costs = WorkerCosts(
+        compute=CostFit(weights=(1.0,) * 5, r2=0.98, residual_ms=0.5, samples=9, outliers=0),
+        load=CostFit(weights=(1.0,) * 2, r2=0.75, residual_ms=0.25, samples=9, outliers=0),
+    )
+    text = (
+        Metrics(states=lambda: [state("d1", costs), state("d2", None)], waiting=lambda: 0)
+        .exposition()
+        .decode()
+    )
+    for line in (
+        'giornata_worker_cost_r2{of="compute",worker="d1"} 0.98',
+        'giornata_worker_cost_r2{of="load",worker="d1"} 0.75',
+        'giornata_worker_cost_residual_ms{of="compute",worker="d1"} 0.5',
+        'giornata_worker_cost_residual_ms{of="load",worker="d1"} 0.25',
+    ):
+        assert line in text, line
+    assert 'cost_r2{of="compute",worker="d2"}' not in text
+
+
+def test_what_the_active_router_has_learnt_is_shown() -> None:
+    fit = CostFit(weights=(1.0, 0, 0, 0, 0), r2=0.97, residual_ms=2.5, samples=9, outliers=0)
+    costs = KindCosts(model_digest="d", device="H", compute=fit, load=fit)
+    queue = QueueState(jobs=3, rows=5, steps=7, costs=(costs,))
+    state = ServiceState(
+        service=ServiceName.ROUTER, instance="r1", host="h", version="1", ready=True, queue=queue
+    )
+    standby = state.model_copy(update={"instance": "r2", "active": False})
+    text = Metrics(lambda: [state, standby], lambda: 0).exposition().decode()
+    assert "giornata_router_waiting_jobs 3.0" in text
+    assert "giornata_router_waiting_rows 5.0" in text
+    assert 'giornata_router_cost_r2{device="H",model_digest="d",of="compute"} 0.97' in text
+    assert 'giornata_router_cost_residual_ms{device="H",model_digest="d",of="load"} 2.5' in text

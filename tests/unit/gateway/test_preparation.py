@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from giornata.blobs import MemoryBlobs
+from giornata.deadlines import Deadline
+from giornata.wire.errors import BlobStoreFull
+from giornata.wire.jobs import BlobRef, Priority
+from giornata.wire.models import Family, ModelCard
+from giornata.wire.requests import EditParameters
+from giornata.wire.workers import ServiceName, ServiceState
+from giornata_gateway.fleet_watch import FleetWatch
+from giornata_gateway.preparation import Order, Preparation
+
+CARD = ModelCard(
+    name="tiny", family=Family.FLUX_FILL, digest="d", vae_scale_factor=8, latent_channels=16, max_text_tokens=48,
+    takes_guidance=False, takes_true_cfg=False, default_steps=4, default_guidance_scale=1, default_strength=1,
+)  # fmt: skip
+
+
+def order_of(image: bytes | BlobRef, mask: bytes) -> Order:
+    return Order(
+        EditParameters(prompt="x"), image, mask, "alice", Priority.BATCH, Deadline.after_ms(60_000), None
+    )
+
+
+def preparation_of(blobs: MemoryBlobs, tasks: asyncio.TaskGroup) -> Preparation:
+    fleet = FleetWatch(bridged_s=0)
+    for service in (ServiceName.PREPOST, ServiceName.DENOISER):
+        fleet.hear(
+            ServiceState(service=service, instance=service, host="h", version="1", ready=True, models=(CARD,))
+        )
+    return Preparation(blobs, fleet, tasks, gateway="gateway-1", result_ttl_s=60)
+
+
+async def test_nothing_stays_of_an_order_whose_mask_finds_no_room() -> None:
+    blobs = MemoryBlobs(capacity_bytes=10)
+    async with asyncio.TaskGroup() as tasks:
+        with pytest.raises(BlobStoreFull):
+            await preparation_of(blobs, tasks).prepare(order_of(b"12345678", b"1234"))
+    await blobs.put("alice/other", b"1234567890", 60)
+
+
+async def test_forgetting_a_job_leaves_the_claim_checks_of_its_caller() -> None:
+    blobs = MemoryBlobs()
+    own = await blobs.put("alice/upload_1/image", b"image", 60)
+    async with asyncio.TaskGroup() as tasks:
+        preparation = preparation_of(blobs, tasks)
+        job = (await preparation.prepare(order_of(own, b"mask"))).job
+        assert job.image == own
+        assert job.mask is not None
+        assert job.mask.key.startswith(f"alice/{job.job_id}/")
+        await preparation.forget(job)
+        assert await blobs.has(own)
+        assert not await blobs.has(job.mask)

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.wire.errors import InvalidField
+from giornata_gateway.answers import ErrorDetail
+from giornata_gateway.sse import HEARTBEAT, frame, last_event_id
+from giornata_gateway.stream_events import ErrorEvent
+
+
+@given(st.text(), st.none() | st.integers(1, 2**60))
+def test_a_frame_is_one_event_whatever_the_text(message: str, sequence: int | None) -> None:
+    detail = ErrorDetail(code="x", message=message.encode("utf-8", "replace").decode(), type="server_error")
+    lines = frame("error", ErrorEvent(error=detail), sequence).decode().split("\n")
+    assert lines[-2:] == ["", ""]
+    fields = dict(line.split(": ", 1) for line in lines[:-2])
+    assert fields.get("id") == (None if sequence is None else str(sequence))
+    assert fields["event"] == "error"
+    assert json.loads(fields["data"])["error"]["message"] == detail.message
+
+
+def test_a_heartbeat_is_a_comment() -> None:
+    assert HEARTBEAT.startswith(b":")
+    assert HEARTBEAT.endswith(b"\n\n")
+
+
+def test_last_event_id() -> None:
+    assert last_event_id(None) == last_event_id("") == 0
+    assert last_event_id("17") == 17
+    for header in ("-1", "1.0", "x", "9" * 30, "1\n"):
+        with pytest.raises(InvalidField):
+            last_event_id(header)

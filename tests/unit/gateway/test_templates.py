@@ -1,0 +1,120 @@
+"""Templates at the doors: forms, pages, queries, metrics."""
+
+from __future__ import annotations
+
+import pytest
+
+from giornata.wire.errors import BadRequest, InvalidField, RowPoisoned, UnknownField
+from giornata.wire.templates import TemplateRecord, TemplateState
+from giornata.wire.workers import ServiceName, ServiceState
+from giornata_gateway.forms import Upload, check_source
+from giornata_gateway.metrics import template_metrics
+from giornata_gateway.template_views import (
+    MAX_WAIT_MS,
+    check_query,
+    query_number,
+    read_template_form,
+    template_list,
+    template_view,
+)
+from tests.contract.messages import TEMPLATE, WORKER
+
+
+def record(number: int) -> TemplateRecord:
+    return TEMPLATE.model_copy(update={"template_id": f"template_{number}"})
+
+
+def test_a_registration_has_an_image_a_model_and_a_size() -> None:
+    form = read_template_form(Upload((("model", "tiny"), ("size", "128x96")), b"x", None))
+    assert (form.model, form.size) == ("tiny", "128x96")
+    assert read_template_form(Upload((), b"x", None)).size == "auto"
+    with pytest.raises(InvalidField, match="masks come with its edits"):
+        read_template_form(Upload((), b"x", b"mask"))
+    with pytest.raises(UnknownField, match="prompt"):
+        read_template_form(Upload((("prompt", "x"),), b"x", None))
+    with pytest.raises(InvalidField, match="twice"):
+        read_template_form(Upload((("size", "auto"), ("size", "auto")), b"x", None))
+    with pytest.raises(InvalidField) as refused:
+        read_template_form(Upload((("size", "large"),), b"x", None))
+    assert refused.value.field == "size"
+    with pytest.raises(InvalidField) as refused:
+        _ = Upload((), None, None).picture
+    assert refused.value.field == "image"
+
+
+def test_a_template_is_told_without_its_tenant() -> None:
+    view = template_view(TEMPLATE).model_dump(mode="json")
+    assert (view["id"], view["state"], view["bytes"], view["error"]["code"]) == (
+        "template_1", "recording", 512, "row_poisoned",
+    )  # fmt: skip
+    assert "tenant" not in view
+    assert template_view(TEMPLATE.model_copy(update={"error": None})).error is None
+    assert RowPoisoned.code == view["error"]["code"]
+
+
+def test_pages_follow_each_other_to_the_end() -> None:
+    records = [record(number) for number in range(5)]
+    first = template_list(records, 2, None)
+    assert ([view.id for view in first.data], first.has_more) == (["template_0", "template_1"], True)
+    second = template_list(records, 2, "template_1")
+    assert ([view.id for view in second.data], second.has_more) == (["template_2", "template_3"], True)
+    last = template_list(records, 2, "template_3")
+    assert ([view.id for view in last.data], last.has_more) == (["template_4"], False)
+    with pytest.raises(InvalidField, match="after"):
+        template_list(records, 2, "template_9")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "x", "101", "1e3", "\u0663", "9" * 40, "1" * 5000, "0" * 5000 + "1", "0000000001"]
+)
+def test_a_query_takes_whole_numbers_within_limits(text: str) -> None:
+    with pytest.raises(InvalidField, match="1 to 100"):
+        query_number({"limit": text}, "limit", 20, 100, least=1)
+    if len(text) > 9:
+        with pytest.raises(InvalidField, match="0 to 60000"):
+            query_number({"wait_ms": text}, "wait_ms", 0, MAX_WAIT_MS)
+
+
+def test_a_query_is_read_by_name() -> None:
+    assert query_number({"limit": "7"}, "limit", 20, 100) == 7
+    assert query_number({}, "limit", 20, 100) == 20
+    check_query(["limit"], "limit", "after")
+    with pytest.raises(BadRequest, match="page"):
+        check_query(["page"], "limit")
+
+
+def test_an_edit_is_of_an_image_or_of_a_template() -> None:
+    check_source(b"x", None)
+    check_source(None, "template_1")
+    for image, template, field in ((None, None, "image"), (b"x", "template_1", "template_id")):
+        with pytest.raises(InvalidField) as refused:
+            check_source(image, template)
+        assert refused.value.field == field
+
+
+def test_metrics_tell_tiers_runs_and_evictions_of_each_worker() -> None:
+    state = ServiceState(
+        service=ServiceName.DENOISER, instance="d1", host="h", version="1", ready=True, worker=WORKER
+    )
+    other = state.model_copy(update={"instance": "d2", "worker": None})
+    told = {
+        (family.name, *sample.labels.values()): sample.value
+        for family in template_metrics([state, other])
+        for sample in family.samples
+    }
+    assert told == {
+        ("giornata_template_lookups", "d1", "memory"): 1,
+        ("giornata_template_lookups", "d1", "disk"): 2,
+        ("giornata_template_lookups", "d1", "none"): 3,
+        ("giornata_template_prefetches", "d1"): 4,
+        ("giornata_template_evictions", "d1", "memory"): 5,
+        ("giornata_template_evictions", "d1", "disk"): 6,
+        ("giornata_template_runs", "d1", "recorded"): 7,
+        ("giornata_template_runs", "d1", "failed"): 8,
+        ("giornata_template_bytes", "d1", "memory"): 9,
+        ("giornata_template_bytes", "d1", "disk"): 10,
+    }
+
+
+def test_states_are_those_that_the_document_names() -> None:
+    assert [state.value for state in TemplateState] == ["registered", "recording", "ready", "failed"]

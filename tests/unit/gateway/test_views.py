@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from giornata.wire.errors import InvalidField, JobCancelled, ModelNotFound, RowPoisoned, ServiceUnavailable
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, Row
+from giornata.wire.models import Family, ModelCard
+from giornata.wire.requests import EditParameters, OutputFormat
+from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
+from giornata_gateway.answers import background_of, error_detail, error_of, error_type, images_answer
+from giornata_gateway.catalog import choose_card, ready_view
+from giornata_gateway.job_views import job_view, steps_of
+
+BLOB = BlobRef(key="default/x", size_bytes=1, sha256="0" * 64)
+INSPECTION = Inspection(
+    width=64, height=48, has_alpha=True, model_width=64, model_height=48, output_width=128, output_height=96,
+    tokens=12, compute_tokens=5, mask_ratio=0.4, template_key="t", prepared=BLOB,
+)  # fmt: skip
+
+
+def record_of(
+    state: JobState, rows: tuple[Row, ...], output_format: OutputFormat = OutputFormat.PNG
+) -> JobRecord:
+    parameters = EditParameters(
+        prompt="x",
+        model="tiny",
+        n=max(1, len(rows)),
+        seed=1,
+        num_inference_steps=8,
+        strength=0.5,
+        output_format=output_format,
+    )
+    job = Job(
+        job_id="job_1", tenant="default", gateway="g", priority=Priority.BATCH, model="tiny", model_digest="d",
+        parameters=parameters, image=BLOB, budget_ms=1000, result_ttl_s=60,
+    )  # fmt: skip
+    encoding = Encoding(text=BLOB, text_tokens=48, rows=())
+    return JobRecord(job=job, state=state, attempt=2, rows=rows, inspection=INSPECTION, encoding=encoding)
+
+
+def test_an_answer_has_the_completed_pictures_and_the_errors_of_the_others() -> None:
+    rows = (Row(index=0, seed=1, error=RowPoisoned().body()), Row(index=1, seed=2, image=BLOB))
+    answer = images_answer(record_of(JobState.COMPLETED, rows), {1: b"abc"}, "http://x", 5)
+    assert [base64.b64decode(item.b64_json or "") for item in answer.data] == [b"abc"]
+    assert (answer.size, answer.giornata.seeds, answer.giornata.steps) == ("128x96", [2], 4)
+    assert [(error.index, error.error.code) for error in answer.giornata.errors] == [(0, "row_poisoned")]
+    assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.total_tokens) == (60, 10, 70)
+    linked = images_answer(record_of(JobState.COMPLETED, rows), None, "http://x", 5)
+    assert linked.data[0].url == "http://x/v1/jobs/job_1/image?index=1"
+
+
+def test_alpha_is_told_where_the_format_keeps_it() -> None:
+    rows = (Row(index=0, seed=1),)
+    assert background_of(record_of(JobState.COMPLETED, rows)) == "transparent"
+    assert background_of(record_of(JobState.COMPLETED, rows, OutputFormat.JPEG)) == "opaque"
+
+
+def test_why_a_job_has_no_picture() -> None:
+    assert error_of(record_of(JobState.COMPLETED, ())) is None
+    assert isinstance(error_of(record_of(JobState.CANCELLED, ())), JobCancelled)
+    failed = record_of(JobState.FAILED, ()).model_copy(update={"error": RowPoisoned().body()})
+    assert isinstance(error_of(failed), RowPoisoned)
+
+
+def test_error_classes_are_openais() -> None:
+    assert [error_type(status) for status in (400, 401, 413, 429, 500, 504)] == [
+        "invalid_request_error", "authentication_error", "invalid_request_error", "rate_limit_error",
+        "server_error", "server_error",
+    ]  # fmt: skip
+    detail = error_detail(InvalidField("m", field="n", received=3, accepted="1").body(), "job_1")
+    assert (detail.param, detail.received, detail.accepted, detail.job_id) == ("n", "3", "1", "job_1")
+
+
+def test_steps_are_those_of_each_pictures_attempt_and_the_slowest_picture_counts() -> None:
+    progress = (
+        RowProgress(job_id="job_1", attempt=2, index=0, step=3, steps=4, tokens=12),
+        RowProgress(job_id="job_1", attempt=1, index=1, step=4, steps=4, tokens=12),
+        RowProgress(job_id="job_2", attempt=2, index=1, step=4, steps=4, tokens=12),
+    )
+    worker = WorkerState(capacity_rows=8, capacity_tokens=1, running=progress[:2], waiting=progress[2:])
+    rows = (
+        Row(index=0, seed=1, attempt=2),
+        Row(index=1, seed=2, attempt=3),
+        Row(index=2, seed=3, attempt=2, latents=BLOB),
+    )
+    running = record_of(JobState.RUNNING, rows)
+    steps = steps_of(running, [state_of(ServiceName.DENOISER, worker=worker)])
+    assert steps == {0: 3}
+    view = job_view(running, steps, "http://x")
+    assert ([picture.step for picture in view.pictures], view.step, view.steps) == ([3, 0, 4], 0, 4)
+    waiting = job_view(record_of(JobState.QUEUED, rows), steps, "http://x")
+    assert (waiting.step, waiting.usage) == (None, None)
+
+
+def state_of(service: ServiceName, **changes: object) -> ServiceState:
+    state = ServiceState(service=service, instance=f"{service}-1", host="h", version="1", ready=True)
+    return state.model_copy(update=changes)
+
+
+def card_of(name: str) -> ModelCard:
+    return ModelCard(
+        name=name, family=Family.FLUX_FILL, digest=name, vae_scale_factor=8, latent_channels=16, max_text_tokens=48,
+        takes_guidance=False, takes_true_cfg=False, default_steps=4, default_guidance_scale=1, default_strength=1,
+    )  # fmt: skip
+
+
+def test_the_model_is_the_only_one_or_the_one_named() -> None:
+    one, two = card_of("one"), card_of("two")
+    assert choose_card({"one": one}, None, []) is one
+    assert choose_card({"one": one, "two": two}, "two", []) is two
+    with pytest.raises(InvalidField, match="one, two"):
+        choose_card({"one": one, "two": two}, None, [])
+    with pytest.raises(ModelNotFound, match="Accepted: one"):
+        choose_card({"one": one}, "three", [])
+    with pytest.raises(ServiceUnavailable, match="denoiser"):
+        choose_card({}, "one", [ServiceName.DENOISER])
+
+
+def test_readiness_names_what_is_missing() -> None:
+    assert ready_view({"one": card_of("one")}, [], draining=False).ready
+    assert ready_view({}, [ServiceName.ROUTER], draining=True).missing == ["router", "gateway"]
+    assert ready_view({}, [], draining=False).missing == ["denoiser"]

@@ -1,0 +1,239 @@
+"""What the launcher starts, as plain values."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from giornata.config import ServiceConfig, load
+from giornata.wire.models import Family
+from giornata.wire.workers import ServiceName
+from giornata_tools.launcher.__main__ import parser
+from giornata_tools.launcher.commands import Surroundings, environment, gateway_flags, service_command
+from giornata_tools.launcher.model import DOWNLOAD_S, Model, builder_digest, choose, publish
+from giornata_tools.launcher.plan import DRAIN_ORDER, MAX_RESTART_DELAY_S, Plan, restart_delay_s
+from giornata_tools.launcher.process import LaunchError
+from giornata_tools.launcher.servers import NatsServer, nats_config, valkey_config
+from giornata_tools.launcher.up import UpOptions, plan, without_password
+from giornata_tools.launcher.warden import remaining
+
+AROUND = Surroundings(
+    nats_url="nats://user:secret@host:4222",
+    nats_password_file=None,
+    nats_servers=1,
+    redis_url="unix:///tmp/v.sock",
+    model="/models/fill",
+    model_name="fill",
+    drain_s=3.5,
+    torch_threads=1,
+)
+
+
+def test_a_service_is_a_module_with_its_instance_name() -> None:
+    command = service_command(ServiceName.LORA_STORE, "lora-store-1", {}, "--x", "y")
+    assert command.argv == (
+        sys.executable,
+        "-m",
+        "giornata_lora_store",
+        "--instance",
+        "lora-store-1",
+        "--x",
+        "y",
+    )
+    assert command.name == "lora-store-1"
+
+
+def test_a_service_reads_what_the_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment({}, AROUND).items():
+        monkeypatch.setenv(name, value)
+    config = load(ServiceConfig, "router", ["--instance", "router-1"])
+    assert (config.nats_url, config.redis_url) == (AROUND.nats_url, AROUND.redis_url)
+    assert (config.instance, config.drain_s) == ("router-1", 3.5)
+
+
+def test_addresses_are_no_flags_because_they_may_hold_passwords() -> None:
+    env = environment({"PATH": "/bin"}, AROUND)
+    argv = service_command(ServiceName.DENOISER, "denoiser-1", env).argv
+    assert not any("secret" in word for word in argv)
+    assert env["PATH"] == "/bin"
+
+
+def test_one_torch_thread_per_process() -> None:
+    env = environment({"OMP_NUM_THREADS": "16"}, AROUND)
+    assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "1"
+
+
+def test_a_model_without_a_name_gets_none() -> None:
+    unnamed = Surroundings("n", None, 1, "r", "m", None, 1, 1)
+    assert "GIORNATA_MODEL_NAME" not in environment({}, unnamed)
+
+
+def test_a_gateway_says_where_it_listens() -> None:
+    assert gateway_flags("127.0.0.1", 0, Path("/p")) == (
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--port-file",
+        "/p",
+    )
+
+
+def test_server_files_hold_what_durability_needs() -> None:
+    nats = nats_config(NatsServer("nats-server", Path("/s"), Path("/users")))
+    assert 'listen: "127.0.0.1:-1"' in nats
+    assert "max_payload: 8MB" in nats
+    assert 'store_dir: "/s"' in nats
+    assert 'include "../users/server/users.conf"' in nats
+    valkey = valkey_config(Path("/s"), Path("/v.sock")).splitlines()
+    assert {
+        "port 0",
+        "appendonly yes",
+        "appendfsync no",
+        "maxmemory-policy noeviction",
+        'unixsocket "/v.sock"',
+    } <= set(valkey)
+
+
+def test_whoever_asks_is_drained_before_whoever_answers() -> None:
+    order = [service for tier in DRAIN_ORDER for service in tier]
+    assert sorted(order) == sorted(ServiceName)
+    assert order[:2] == [ServiceName.GATEWAY, ServiceName.ROUTER]
+
+
+def test_restarts_slow_down_and_start_over_after_a_steady_run() -> None:
+    delays = [0.0]
+    for _ in range(8):
+        delays.append(restart_delay_s(delays[-1], ran_s=0.1))
+    assert delays[1:4] == [0.5, 1.0, 2.0]
+    assert delays[-1] == MAX_RESTART_DELAY_S
+    assert restart_delay_s(delays[-1], ran_s=3600) == 0.5
+
+
+def test_the_warden_remembers_groups_that_were_not_forgotten() -> None:
+    assert remaining(["+10\n", "+11\n", "-10\n", "+12\n", "+10\n", "-12\n"]) == {10, 11}
+
+
+def test_another_builder_is_another_checkpoint(tmp_path: Path) -> None:
+    builder = tmp_path / "build.py"
+    builder.write_text("a")
+    one = builder_digest(builder)
+    assert builder_digest(builder) == one
+    builder.write_text("b")
+    assert builder_digest(builder) != one
+
+
+def test_up_plans_what_flags_and_environment_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIORNATA_NATS_URL", "nats://elsewhere")
+    monkeypatch.delenv("GIORNATA_REDIS_URL", raising=False)
+    flags = vars(
+        parser().parse_args(
+            ["up", "--denoisers", "2", "--routers", "3", "--port", "0", "--family", "flux-inpaint"]
+        )
+    )
+    assert flags.pop("verb") == "up"
+    options = UpOptions(**flags)
+    assert options.family is Family.FLUX_INPAINT
+    planned = plan(options, Model("/m", "tiny"))
+    assert planned.nats_url == "nats://elsewhere"
+    assert planned.redis_url is None
+    assert planned.replicas[ServiceName.DENOISER] == 2
+    assert planned.replicas[ServiceName.ROUTER] == 3
+    assert planned.replicas[ServiceName.LORA_STORE] == 1
+
+
+def test_a_cluster_is_started_or_named_but_not_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GIORNATA_NATS_URL", raising=False)
+    assert plan(up_options(), Model("/m", "tiny")).nats_servers == 1
+    assert plan(up_options("--nats-servers", "3"), Model("/m", "tiny")).nats_servers == 3
+    monkeypatch.setenv("GIORNATA_NATS_URL", "nats://elsewhere")
+    with pytest.raises(LaunchError, match="GIORNATA_REPLICAS=3"):
+        plan(up_options("--nats-servers", "3"), Model("/m", "tiny"))
+
+
+def test_services_of_a_cluster_keep_everything_three_times() -> None:
+    guarded = replace(AROUND, nats_password_file=Path("/users/router/password"), nats_servers=3)
+    assert environment({}, guarded)["GIORNATA_REPLICAS"] == "3"
+    assert environment({}, guarded)["GIORNATA_NATS_PASSWORD_FILE"] == "/users/router/password"  # noqa: S105 - its place
+    assert {"GIORNATA_REPLICAS", "GIORNATA_NATS_PASSWORD_FILE"}.isdisjoint(environment({}, AROUND))
+
+
+def up_options(*argv: str) -> UpOptions:
+    flags = vars(parser().parse_args(["up", *argv]))
+    flags.pop("verb")
+    return UpOptions(**flags)
+
+
+def test_the_users_environment_is_not_overruled_by_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"DRAIN_S": "45", "HOST": "0.0.0.0", "PORT": "9000", "NATS_URL": ""}.items():  # noqa: S104
+        monkeypatch.setenv(f"GIORNATA_{name}", value)
+    planned = plan(up_options(), Model("/m", "tiny"))
+    assert (planned.drain_s, planned.host, planned.port) == (45, "0.0.0.0", 9000)  # noqa: S104
+    assert planned.nats_url is None, "empty is as good as unset"
+    assert plan(up_options("--port", "1"), Model("/m", "tiny")).port == 1, "a flag wins"
+
+
+def test_every_mistake_of_the_environment_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GIORNATA_DRAIN_S", "long")
+    monkeypatch.setenv("GIORNATA_REPLICAS", "2")
+    with pytest.raises(SystemExit, match="2"):
+        plan(up_options(), Model("/m", "tiny"))
+    told = capsys.readouterr().err
+    assert "GIORNATA_DRAIN_S" in told
+    assert "GIORNATA_REPLICAS" in told
+
+
+async def test_a_named_model_may_take_the_time_of_a_download(tmp_path: Path) -> None:
+    told: list[str] = []
+    hub = await choose({"GIORNATA_MODEL": "somebody/some-model"}, Family.FLUX_FILL, tmp_path, told.append)
+    assert (hub.source, hub.name, hub.ready_s) == ("somebody/some-model", None, DOWNLOAD_S)
+    assert "download" in told[0]
+    assert plan(up_options(), hub).ready_s == DOWNLOAD_S
+    named = {"GIORNATA_MODEL": str(tmp_path), "GIORNATA_MODEL_NAME": "mine"}
+    assert await choose(named, Family.FLUX_FILL, tmp_path, told.append) == Model(
+        str(tmp_path), "mine", DOWNLOAD_S
+    )
+    assert len(told) == 1, "a folder needs no download"
+    with pytest.raises(LaunchError, match="does not exist"):
+        await choose({"GIORNATA_MODEL": "./missing"}, Family.FLUX_FILL, tmp_path, told.append)
+
+
+def test_of_two_builds_at_a_time_the_first_stays(tmp_path: Path) -> None:
+    first, second, folder = (tmp_path / name for name in ("first", "second", "model"))
+    for build in (first, second):
+        build.mkdir()
+        (build / "made by").write_text(build.name)
+        publish(build, folder)
+    assert (folder / "made by").read_text() == "first"
+    with pytest.raises(FileNotFoundError):
+        publish(tmp_path / "nothing", tmp_path / "other")
+
+
+def test_addresses_are_shown_without_their_passwords() -> None:
+    shown = without_password("nats://user:secret@a:4222, nats://b:4222")
+    assert shown == "nats://***@a:4222, nats://b:4222"
+    assert without_password("unix:///tmp/v.sock") == "unix:///tmp/v.sock"
+
+
+def test_a_plan_has_one_of_each_service() -> None:
+    assert Plan(state=Path("s"), logs=Path("l"), model="m").replicas == dict.fromkeys(ServiceName, 1)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["up", "--nats-servers", "2"],
+        ["up", "--denoisers", "0"],
+        ["demo", "--steps", "-1"],
+        [],
+        ["up", "--family", "sd3"],
+    ],
+)
+def test_flags_that_mean_nothing_are_refused(argv: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parser().parse_args(argv)

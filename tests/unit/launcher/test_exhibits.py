@@ -1,0 +1,53 @@
+"""What the demo edits."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.ndimage import label
+
+from giornata_tools.launcher.exhibits import BESIDE_THE_ASTRONAUT, exhibits, paint, smooth
+
+
+def test_the_spline_runs_through_every_point() -> None:
+    curve = smooth(BESIDE_THE_ASTRONAUT, per_segment=4)
+    assert len(curve) == 4 * len(BESIDE_THE_ASTRONAUT)
+    np.testing.assert_allclose(curve[::4], BESIDE_THE_ASTRONAUT, atol=1e-12)
+
+
+def test_the_spline_of_points_on_a_circle_stays_near_the_circle() -> None:
+    angles = np.linspace(0, 2 * np.pi, 12, endpoint=False)
+    curve = np.array(smooth([(float(np.cos(a)), float(np.sin(a))) for a in angles]))
+    np.testing.assert_allclose(np.hypot(*curve.T), 1, atol=0.005)
+
+
+def test_a_mask_is_one_blob_and_no_box() -> None:
+    mask = np.asarray(paint(512, 512, BESIDE_THE_ASTRONAUT)) > 0
+    _, blobs = label(mask)
+    assert blobs == 1
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    box = (rows[-1] - rows[0] + 1) * (columns[-1] - columns[0] + 1)
+    assert 0.5 < mask.sum() / box < 0.9
+
+
+def test_a_mask_scales_with_the_picture() -> None:
+    small, large = (paint(*size, BESIDE_THE_ASTRONAUT) for size in ((128, 96), (512, 384)))
+    assert small.size == (128, 96)
+    assert small.mode == "L"
+    assert abs(np.asarray(small).mean() - np.asarray(large).mean()) < 1
+
+
+def test_two_photographs_and_two_scenes_one_of_them_a_removal() -> None:
+    shown = exhibits()
+    assert [e.name for e in shown] == ["astronaut", "coffee", "scene", "removal"]
+    assert [e.parameters.prompt for e in shown][:2] == ["a red star", "a white diamond"]
+    assert shown[3].parameters.prompt == "remove it"
+    for exhibit in shown:
+        assert exhibit.picture.mode == "RGB"
+        assert exhibit.mask.size == exhibit.picture.size
+        assert 0.005 < np.asarray(exhibit.mask).mean() / 255 < 0.2
+
+
+def test_the_exhibits_are_equal_at_every_call() -> None:
+    for one, other in zip(exhibits(), exhibits(), strict=True):
+        assert one.picture.tobytes() == other.picture.tobytes()
+        assert one.mask.tobytes() == other.mask.tobytes()

@@ -1,0 +1,230 @@
+"""How answers are judged, what a run's figures are, and how they are told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from giornata_tools.loadgen.charts import Drawn, svg
+from giornata_tools.loadgen.outcomes import Answer, Outcome, judged
+from giornata_tools.loadgen.plots import charts
+from giornata_tools.loadgen.report import WIDTH, Run, notes, table, value
+from giornata_tools.loadgen.statistics import Figures, figures, spread
+from giornata_tools.loadgen.workload import Request, Shape
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def request(at_s: float, n: int = 1) -> Request:
+    return Request(at_s, 0, 0.25, 8, n, round(at_s * 1000), Shape.BLOB)
+
+
+def ended(at_s: float, latency_s: float, code: str | None = None, late_s: float = 0.0) -> Outcome:
+    answer = Answer(code=code, message="why") if code else Answer(1)
+    return Outcome(request(at_s), at_s + latency_s, answer, at_s + late_s, 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "answer"),
+    [
+        (200, {"data": [{"b64_json": "x"}]}, (1, None)),
+        (200, {"data": [{"url": "/x"}, {"b64_json": "x"}]}, (2, None)),
+        (200, {"data": []}, (0, "not_an_image_answer")),
+        (200, {"data": [{"revised_prompt": "x"}]}, (0, "not_an_image_answer")),
+        (200, [], (0, "not_an_image_answer")),
+        (429, {"error": {"code": "queue_full", "message": "later"}}, (0, "queue_full")),
+        (401, {"error": {"code": None, "message": "no"}}, (0, "http_401")),
+        (400, {"error": {"code": 17}}, (0, "http_400")),
+        (500, {"error": {"code": "two words"}}, (0, "http_500")),
+        (422, {"detail": "no"}, (0, "http_422")),
+        (503, "busy", (0, "http_503")),
+    ],
+)
+def test_an_answer_is_judged_by_status_and_form(status: int, body: Any, answer: tuple[int, str]) -> None:
+    found = judged(status, json.dumps(body).encode(), 1)
+    assert (found.pictures, found.code) == answer
+    assert bool(found.message) == (found.code is not None)
+
+
+def test_what_is_no_json_is_told_as_it_is() -> None:
+    assert judged(502, b"<html>\xff", 1) == Answer(0, "http_502", "<html>\ufffd")
+    assert judged(200, b"\x89PNG", 1).code == "not_an_image_answer"
+
+
+def test_fewer_pictures_than_asked_for_are_an_error_with_the_servers_code() -> None:
+    told: dict[str, Any] = {"data": [{"b64_json": "x"}]}
+    assert judged(200, json.dumps(told).encode(), 2) == Answer(1, "pictures_missing", "1 of 2 pictures came")
+    told["giornata"] = {"errors": [{"index": 1, "error": {"code": "row_poisoned", "message": "bad"}}]}
+    assert judged(200, json.dumps(told).encode(), 2) == Answer(1, "row_poisoned", "bad")
+    told["giornata"] = {"errors": ["?"]}
+    assert judged(200, json.dumps(told).encode(), 2).code == "pictures_missing"
+
+
+@given(values=st.lists(st.floats(0, 1e6), min_size=1, max_size=300))
+def test_percentiles_are_those_of_numpy(values: list[float]) -> None:
+    found = spread(values)
+    assert found is not None
+    expected = [np.mean(values), *np.percentile(values, [50, 95, 99]), max(values)]
+    assert [found.mean, found.p50, found.p95, found.p99, found.most] == pytest.approx(expected, abs=1e-9)
+
+
+def test_there_are_no_percentiles_of_nothing() -> None:
+    assert spread([]) is None
+
+
+def figures_of(outcomes: list[Outcome], **how: Any) -> Figures:
+    planned = [outcome.request for outcome in outcomes]
+    return figures(planned, outcomes, **{"warmup_s": 10.0, "seconds": 20.0, "slo_s": 2.0, **how})
+
+
+def test_the_warm_up_is_in_no_figure() -> None:
+    slow = [ended(at_s, 500.0, "timeout", late_s=9.0) for at_s in (0.0, 9.99)]
+    counted = [ended(10.0, 1.0), ended(20.0, 3.0)]
+    found = figures_of(slow + counted)
+    assert found == figures_of(counted)
+    assert (found.requests, found.succeeded, found.errors) == (2, 2, {})
+
+
+def test_errors_count_by_code_and_against_the_goodput_and_not_in_latencies() -> None:
+    found = figures_of(
+        [
+            ended(10.0, 1.0),
+            ended(12.0, 2.0),
+            ended(14.0, 3.0),
+            ended(15.0, 0.1, "queue_full"),
+            ended(16.0, 0.1, "timeout"),
+            ended(17.0, 0.1, "queue_full"),
+            Outcome(request(18.0), 18.0, Answer(code="too_many_in_flight")),
+        ]
+    )
+    assert found.errors == {"queue_full": 2, "timeout": 1, "too_many_in_flight": 1}
+    assert next(iter(found.errors)) == "queue_full"
+    assert (found.requests, found.succeeded, found.pictures) == (7, 3, 3)
+    assert found.latency_s is not None
+    assert (found.latency_s.mean, found.latency_s.most) == (2.0, 3.0)
+    assert found.slo_share == pytest.approx(2 / 7)
+    assert found.goodput_per_s == pytest.approx(2 / 20)
+    assert found.offered_per_s == pytest.approx(7 / 20)
+    assert found.mask_ratio == 0.25
+
+
+def test_throughput_counts_until_the_last_answer() -> None:
+    found = figures_of([ended(10.0, 1.0), ended(29.0, 21.0)])
+    assert found.throughput_per_s == pytest.approx(2 / 40)
+    assert found.goodput_per_s == pytest.approx(1 / 40)
+
+
+def test_lateness_is_of_what_was_sent() -> None:
+    found = figures_of([ended(10.0, 1.0, late_s=0.5), Outcome(request(11.0), 11.0, Answer(code="x"))])
+    assert found.late_s is not None
+    assert found.late_s.mean == 0.5
+
+
+def test_what_did_not_end_is_counted_apart() -> None:
+    outcomes = [ended(10.0, 1.0)]
+    planned = [request(5.0), request(10.0), request(11.0), request(12.0)]
+    found = figures(planned, outcomes, warmup_s=10.0, seconds=20.0, slo_s=None)
+    assert (found.requests, found.unfinished) == (1, 2)
+    assert (found.slo_share, found.goodput_per_s) == (None, None)
+
+
+def run(target: str, rate: float | None, *latencies: float, slo_s: float | None = 2.0) -> Run:
+    outcomes = [ended(10.0 + place, latency) for place, latency in enumerate(latencies)]
+    return Run(target, rate, 10.0, tuple(outcomes), figures_of(outcomes, slo_s=slo_s))
+
+
+def printed(runs: list[Run]) -> str:
+    console = Console(width=WIDTH)
+    with console.capture() as capture:
+        console.print(table(runs))
+    return capture.get()
+
+
+def test_a_table_has_a_line_a_run_and_ratios_to_the_other_server() -> None:
+    text = printed([run("ours", 1.0, 1.0, 1.0), run("theirs", 1.0, 4.0, 8.0), run("ours", 2.0)])
+    ours, theirs, failed = (
+        line.split() for line in text.splitlines() if "/s " in line and "good" not in line
+    )
+    assert (ours[:8], ours[-2:]) == (["ours", "1/s", "2", "0", "1", "1", "1", "1"], ["6.00", "7.80"])
+    assert theirs[-2:] == ["0.17", "0.13"]
+    assert failed == ["ours", "2/s", "0", "0", *"----", "0", "0.0", "%", "0", "-", "0"]
+    alone = printed([run("ours", None, 1.0, slo_s=None)])
+    assert "trace" in alone
+    assert "x mean" not in alone
+    assert "%" not in alone
+
+
+def test_notes_tell_errors_with_a_reason_and_a_slow_generator() -> None:
+    outcomes = [ended(10.0, 1.0, late_s=0.9), ended(11.0, 1.0, "queue_full")]
+    planned = [*(outcome.request for outcome in outcomes), request(13.0)]
+    found = figures(planned, outcomes, warmup_s=10.0, seconds=20.0, slo_s=None)
+    told = notes([Run("ours", 3.0, 10.0, tuple(outcomes), found)])
+    assert told == [
+        "ours, 3/s: 1 x queue_full: why",
+        "ours, 3/s: 1 requests were given up without an answer or not sent.",
+        "ours, 3/s: the generator itself was slow: requests left up to 900 ms late.",
+    ]
+    assert notes([run("ours", 1.0, 1.0)]) == []
+
+
+def test_the_report_has_every_request() -> None:
+    told = json.loads(json.dumps(value(run("ours", 1.0, 1.0, 3.0))))
+    assert [line["ended_s"] - line["at_s"] for line in told["requests"]] == [1.0, 3.0]
+    assert told["figures"]["latency_s"]["mean"] == 2.0
+    assert told["requests"][0]["mask_ratio"] == 0.25
+
+
+def drawn(text: str) -> ET.Element:
+    return ET.fromstring(text)  # noqa: S314 - our own
+
+
+def test_one_rate_has_two_charts_and_several_have_five() -> None:
+    one = charts([run("ours", 1.0, 1.0, 3.0, 2.0)])
+    assert one.keys() == {"latency_cdf.svg", "latency_over_time.svg"}
+    assert len(drawn(one["latency_over_time.svg"]).findall(f"{SVG}circle")) == 3
+    two = charts([run(name, rate, 1.0, 3.0) for rate in (1.0, 2.0) for name in ("ours", "theirs")])
+    assert two.keys() - one.keys() == {"latency_by_rate.svg", "throughput_by_rate.svg", "slo_by_rate.svg"}
+    names = {text.text for text in drawn(two["latency_by_rate.svg"]).iter(f"{SVG}text")}
+    assert {"ours P50", "ours P99", "theirs P95"} <= names
+    assert len(drawn(two["slo_by_rate.svg"]).findall(f"{SVG}polyline")) == 2
+
+
+def test_without_an_answer_there_is_no_chart() -> None:
+    outcomes = [ended(10.0, 1.0, "timeout")]
+    assert charts([Run("ours", 1.0, 10.0, tuple(outcomes), figures_of(outcomes))]) == {}
+
+
+def test_the_last_point_of_a_cdf_is_the_slowest_request() -> None:
+    [line] = drawn(charts([run("ours", 1.0, *range(1, 1000))])["latency_cdf.svg"]).findall(f"{SVG}polyline")
+    xs, ys = zip(*(point.split(",") for point in line.attrib["points"].split()), strict=True)
+    assert max(map(float, xs)) == float(xs[-1])
+    assert float(ys[-1]) == min(map(float, ys)), "a share of 1 is at the top"
+    assert len(xs) < 600
+
+
+def test_a_chart_is_xml_with_a_line_a_system_and_escaped_names() -> None:
+    chart = drawn(svg("P50", "rate", "s", {"a < b": [(1, 0.5), (2, 4.0)], "c": [(1, 1.0)]}))
+    assert len(chart.findall(f"{SVG}polyline")) == 2
+    assert len(chart.findall(f"{SVG}circle")) == 3
+    assert "a < b" in [text.text for text in chart.iter(f"{SVG}text")]
+    heights = [float(circle.attrib["cy"]) for circle in chart.findall(f"{SVG}circle")]
+    assert heights[1] < heights[2] < heights[0], "higher values lie higher"
+
+
+def test_a_linear_axis_begins_at_nothing_and_points_need_no_line() -> None:
+    chart = drawn(svg("", "", "", {"a": [(0, 0.0), (1, 0.5), (1, 1.0)]}, logarithmic=False, drawn=Drawn.DOTS))
+    assert chart.findall(f"{SVG}polyline") == []
+    low, middle, high = (float(circle.attrib["cy"]) for circle in chart.findall(f"{SVG}circle"))
+    assert low - middle == pytest.approx(middle - high)
+
+
+def test_a_chart_without_points_is_refused() -> None:
+    with pytest.raises(ValueError, match="one point"):
+        svg("", "", "", {})

@@ -1,0 +1,219 @@
+"""Masks: what is marked, how far it grows and fades, and which model pixels and tokens that touches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from scipy import ndimage
+
+from giornata.wire.errors import GiornataError, MaskEmpty, MaskRejected, MaskSizeMismatch
+from giornata.wire.requests import MaskMode
+from giornata_prepost.geometry import Size
+from giornata_prepost.masks import (
+    MIN_ALPHA,
+    REACH_PER_SIGMA,
+    Region,
+    cells,
+    compute_set,
+    edited_region,
+    effective_alpha,
+    model_mask,
+    nearest,
+)
+from giornata_prepost.pictures import Pixels
+
+OPAQUE = np.full((6, 8, 3), 90, np.uint8)
+BOX = np.zeros((6, 8), np.bool_)
+BOX[1:4, 2:7] = True
+
+REGIONS = arrays.arrays(np.bool_, st.tuples(st.integers(1, 40), st.integers(1, 40)))
+
+
+def painted(box: Region, inside: tuple[int, ...], outside: tuple[int, ...]) -> Pixels:
+    return np.where(box[..., None], np.array(inside), np.array(outside)).astype(np.uint8)
+
+
+CLEAR_BOX = painted(BOX, (9, 9, 9, 0), (9, 9, 9, 255))
+WHITE_BOX = painted(BOX, (255, 255, 255), (0, 0, 0))
+BLACK_BOX = painted(BOX, (0, 0, 0), (255, 255, 255))
+WHITE_BOX_RGBA = painted(BOX, (255, 255, 255, 255), (0, 0, 0, 255))
+WHITE_ON_CLEAR = painted(BOX, (255, 255, 255, 255), (255, 255, 255, 0))
+BLACK_ON_CLEAR = painted(BOX, (0, 0, 0, 255), (0, 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("mask", "mode", "expected"),
+    [
+        (CLEAR_BOX, MaskMode.AUTO, BOX),
+        (CLEAR_BOX, MaskMode.ALPHA, BOX),
+        (WHITE_BOX, MaskMode.AUTO, BOX),
+        (WHITE_BOX, MaskMode.WHITE, BOX),
+        (WHITE_BOX, MaskMode.BLACK, ~BOX),
+        (BLACK_BOX, MaskMode.BLACK, BOX),
+        (WHITE_BOX_RGBA, MaskMode.AUTO, BOX),
+        (WHITE_ON_CLEAR, MaskMode.AUTO, ~BOX),
+        (WHITE_ON_CLEAR, MaskMode.WHITE, BOX),
+        (BLACK_ON_CLEAR, MaskMode.BLACK, BOX),
+    ],
+)
+def test_marked(mask: Pixels, mode: MaskMode, expected: Region) -> None:
+    np.testing.assert_array_equal(edited_region(OPAQUE, mask, mode), expected)
+
+
+@pytest.mark.parametrize("mode", MaskMode)
+def test_the_threshold_is_128(mode: MaskMode) -> None:
+    levels = np.array([[0, 127, 128, 255]], np.uint8)
+    grey, rgba = np.dstack([levels] * 3), np.dstack([np.zeros((1, 4, 3), np.uint8), levels])
+    mask = rgba if mode is MaskMode.ALPHA else grey
+    region = edited_region(np.zeros((1, 4, 3), np.uint8), mask, mode)
+    white = [False, False, True, True]
+    expected = [not marked for marked in white] if mode in (MaskMode.ALPHA, MaskMode.BLACK) else white
+    assert region.tolist() == [expected]
+
+
+def test_luma_weighs_colours() -> None:
+    colours = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 0]]], np.uint8)
+    assert edited_region(colours, colours, MaskMode.WHITE).tolist() == [[False, True, False, True]]
+
+
+@pytest.mark.parametrize("mode", [MaskMode.AUTO, MaskMode.ALPHA])
+def test_without_a_mask_the_images_transparency_is_it(mode: MaskMode) -> None:
+    np.testing.assert_array_equal(edited_region(CLEAR_BOX, None, mode), BOX)
+
+
+def test_without_a_mask_an_opaque_image_is_edited_as_a_whole() -> None:
+    assert edited_region(OPAQUE, None, MaskMode.AUTO).all()
+    assert edited_region(WHITE_BOX_RGBA, None, MaskMode.AUTO).all()
+
+
+@pytest.mark.parametrize(
+    ("image", "mask", "mode", "kind"),
+    [
+        (OPAQUE, None, MaskMode.ALPHA, MaskRejected),
+        (OPAQUE, None, MaskMode.WHITE, MaskRejected),
+        (CLEAR_BOX, None, MaskMode.BLACK, MaskRejected),
+        (OPAQUE, WHITE_BOX, MaskMode.ALPHA, MaskRejected),
+        (OPAQUE, np.zeros_like(OPAQUE), MaskMode.AUTO, MaskEmpty),
+        (OPAQUE, np.zeros_like(OPAQUE), MaskMode.WHITE, MaskEmpty),
+        (OPAQUE, np.full_like(OPAQUE, 255), MaskMode.BLACK, MaskEmpty),
+        (OPAQUE, WHITE_BOX_RGBA, MaskMode.ALPHA, MaskEmpty),
+        (np.full((4, 4, 4), 200, np.uint8), None, MaskMode.AUTO, MaskEmpty),
+        (OPAQUE, np.zeros((8, 8, 3), np.uint8), MaskMode.AUTO, MaskSizeMismatch),
+        (OPAQUE, np.zeros((8, 6, 3), np.uint8), MaskMode.AUTO, MaskSizeMismatch),
+    ],
+)
+def test_refused(image: Pixels, mask: Pixels | None, mode: MaskMode, kind: type[GiornataError]) -> None:
+    with pytest.raises(kind) as caught:
+        edited_region(image, mask, mode)
+    assert caught.value.accepted
+
+
+def test_a_mask_of_another_size_is_resized() -> None:
+    image = np.zeros((60, 80, 3), np.uint8)
+    region = edited_region(image, WHITE_BOX, MaskMode.AUTO)
+    np.testing.assert_array_equal(region, BOX.repeat(10, axis=0).repeat(10, axis=1))
+    back = edited_region(OPAQUE, painted(region, (255,) * 3, (0,) * 3), MaskMode.AUTO)
+    np.testing.assert_array_equal(back, BOX)
+
+
+def test_nearly_the_same_aspect_is_accepted() -> None:
+    assert edited_region(
+        np.zeros((100, 100, 3), np.uint8), np.full((100, 102, 3), 255, np.uint8), MaskMode.AUTO
+    ).all()
+
+
+def test_nearest_is_centred() -> None:
+    region = np.array([[True, False, False, False, False, True]])
+    np.testing.assert_array_equal(nearest(region, Size(3, 1)), [[False, False, True]])
+    np.testing.assert_array_equal(nearest(region, Size(2, 1)), [[False, False]])
+
+
+def disc(radius: int) -> Region:
+    y, x = np.mgrid[-radius : radius + 1, -radius : radius + 1]
+    result: Region = x * x + y * y <= radius * radius
+    return result
+
+
+@settings(deadline=None)
+@given(region=REGIONS, radius=st.integers(0, 9))
+def test_growing_is_dilation_by_a_disc(region: Region, radius: int) -> None:
+    expected = ndimage.binary_dilation(region, disc(radius))
+    np.testing.assert_array_equal(effective_alpha(region, radius, 0.0) == 1, expected)
+
+
+@pytest.mark.parametrize("grow", [0, 3])
+def test_the_feather_is_a_gaussian_of_the_distance(grow: int) -> None:
+    region = np.zeros((1, 101), np.bool_)
+    region[0, :11] = True
+    alpha = effective_alpha(region, grow, 4.0)[0]
+    assert (alpha[: 11 + grow] == 1).all()
+    for distance in range(1, 30):
+        expected = math.exp(-0.5 * (distance / 4) ** 2)
+        assert alpha[10 + grow + distance] == pytest.approx(
+            expected if expected >= MIN_ALPHA else 0, abs=1e-6
+        )
+
+
+@settings(deadline=None)
+@given(region=REGIONS, grow=st.integers(0, 6), blur=st.floats(0, 5))
+def test_effective_alpha_keeps_its_promises(region: Region, grow: int, blur: float) -> None:
+    alpha = effective_alpha(region, grow, blur)
+    assert alpha.dtype == np.float32
+    assert alpha.shape == region.shape
+    assert (alpha[region] == 1).all()
+    assert ((alpha == 0) | ((alpha >= MIN_ALPHA) & (alpha <= 1))).all()
+    if region.any():
+        distance = ndimage.distance_transform_edt(~region)
+        assert (alpha[distance > grow + REACH_PER_SIGMA * blur + 1e-3] == 0).all()
+    else:
+        assert not alpha.any()
+
+
+def test_large_radii_reach_the_whole_picture() -> None:
+    region = np.zeros((50, 70), np.bool_)
+    region[0, 0] = True
+    assert (effective_alpha(region, 512, 0.0) == 1).all()
+    assert (effective_alpha(region, 0, 256.0) > 0.9).all()
+
+
+def touched_by_definition(alpha: np.ndarray[Any, Any], size: Size) -> Region:
+    """Each model pixel covers an area of the image; any overlap with an alpha above 0 counts."""
+    height, width = alpha.shape
+    result = np.zeros((size.height, size.width), np.bool_)
+    for y, x in np.argwhere(alpha > 0).tolist():
+        rows = slice(y * size.height // height, -(-(y + 1) * size.height // height))
+        columns = slice(x * size.width // width, -(-(x + 1) * size.width // width))
+        result[rows, columns] = True
+    return result
+
+
+@settings(deadline=None)
+@given(region=REGIONS, tokens=st.tuples(st.integers(1, 3), st.integers(1, 3)))
+def test_the_models_mask_is_every_pixel_touched(region: Region, tokens: tuple[int, int]) -> None:
+    alpha = region.astype(np.float32) * np.float32(0.01)
+    size = Size(16 * tokens[0], 16 * tokens[1])
+    expected = touched_by_definition(alpha, size)
+    np.testing.assert_array_equal(model_mask(alpha, size), expected)
+    whole = model_mask(alpha, size, grain=8)
+    np.testing.assert_array_equal(whole, cells(expected, 8).repeat(8, axis=0).repeat(8, axis=1))
+    np.testing.assert_array_equal(compute_set(whole, 16), compute_set(expected, 16))
+
+
+def test_compute_set_is_row_major() -> None:
+    mask = np.zeros((32, 48), np.bool_)
+    mask[0, 47] = mask[16, 16] = mask[31, 31] = True
+    assert compute_set(mask, 16).tolist() == [2, 4]
+
+
+def test_whole_cells_survive_sampling_one_pixel_per_latent() -> None:
+    """FluxInpaintPipeline's mask is resized to the nearest; what lies beside the sampled pixels must stay."""
+    alpha = np.zeros((16, 16), np.float32)
+    alpha[3:6, 3:6] = 1
+    assert not model_mask(alpha, Size(16, 16))[::8, ::8].any()
+    assert model_mask(alpha, Size(16, 16), grain=8)[::8, ::8].tolist() == [[True, False], [False, False]]

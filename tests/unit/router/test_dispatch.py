@@ -1,0 +1,294 @@
+"""Who gets a worker, in which order, and who hears that nothing more will be heard."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from giornata.fleet import SILENCE_S
+from giornata.scheduling.demand import Demand
+from giornata.scheduling.line import Turn
+from giornata.scheduling.placement import UNLISTED_S, Placement
+from giornata.scheduling.policies import Candidate, finish_time
+from giornata.scheduling.serving import MAX_PASSED
+from giornata.wire.events import DenoisedEvent
+from giornata.wire.jobs import Assignment, Priority
+from giornata.wire.workers import (
+    CostFit,
+    LoadSample,
+    QueueState,
+    ServiceState,
+    TemplateCounters,
+    Tier,
+    WorkerCosts,
+)
+from giornata_router.dispatch import Dispatch, Silence
+from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, worker
+
+LARGE = replace(DEMAND, shapes=(SHAPE,) * 4, together=True)
+
+
+TWO = replace(DEMAND, shapes=(SHAPE,) * 2)
+FIRST = Assignment(1, "d1", (0,))
+
+
+def denoised(job_id: str, attempt: int) -> DenoisedEvent:
+    return DenoisedEvent(job_id=job_id, attempt=attempt, worker="d1", denoise_ms=1, wait_ms=0)
+
+
+async def acquired(
+    dispatch: Dispatch,
+    job: str,
+    demand: Demand = DEMAND,
+    priority: Priority = Priority.INTERACTIVE,
+    fetching: str | None = None,
+) -> list[Assignment]:
+    """All that a job gets until all its rows have workers."""
+    numbers, found = itertools.count(1), list[Assignment]()
+    rows = range(demand.rows)
+    async with dispatch.in_line(
+        job, rows, demand, Turn(priority), number=lambda: next(numbers), fetching=fetching
+    ) as waiting:
+        while waiting.left or waiting.placed:
+            found += await waiting.assignments()
+    return found
+
+
+class Waiters:
+    """Jobs that ask for a worker, and the order in which they got one."""
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self.dispatch = dispatch
+        self.served: list[str] = []
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def ask(
+        self, job: str, demand: Demand = DEMAND, priority: Priority = Priority.INTERACTIVE
+    ) -> asyncio.Task[None]:
+        async def acquire() -> None:
+            await acquired(self.dispatch, job, demand, priority)
+            self.served.append(job)
+
+        self.tasks[job] = asyncio.create_task(acquire())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return self.tasks[job]
+
+    async def release(self, job: str) -> None:
+        self.dispatch.release(job, 1)
+        await asyncio.sleep(0)
+
+    async def leave(self) -> None:
+        for task in self.tasks.values():
+            task.cancel()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+
+async def test_who_waits_is_told_with_what_they_ask_for() -> None:
+    dispatch = Dispatch(Placement(finish_time))
+    waiters = Waiters(dispatch)
+    assert dispatch.queue(full=False) == QueueState()
+    await waiters.ask("j1")
+    await waiters.ask("j2", LARGE)
+    rows, steps = DEMAND.rows + LARGE.rows, DEMAND.steps + LARGE.steps
+    assert dispatch.queue(full=True) == QueueState(jobs=2, rows=rows, steps=steps, full=True)
+    await waiters.leave()
+    assert dispatch.queue(full=False) == QueueState()
+
+
+async def test_interactive_jobs_come_first_and_equals_in_order() -> None:
+    dispatch = Dispatch(Placement(finish_time))
+    waiters = Waiters(dispatch)
+    await waiters.ask("b1", priority=Priority.BATCH)
+    await waiters.ask("b2", priority=Priority.BATCH)
+    await waiters.ask("i1")
+    await waiters.ask("i2")
+    dispatch.observe(worker("d1", capacity=1))
+    for job in ("i1", "i2", "b1"):
+        await asyncio.sleep(0)
+        await waiters.release(job)
+    await asyncio.gather(*waiters.tasks.values())
+    assert waiters.served == ["i1", "i2", "b1", "b2"]
+
+
+async def test_pictures_of_one_job_go_to_whoever_has_room_and_the_rest_waits() -> None:
+    dispatch = Dispatch(Placement(finish_time))
+    for name in ("d1", "d2"):
+        dispatch.observe(worker(name, capacity=2))
+    numbers, demand = itertools.count(3), replace(DEMAND, shapes=(SHAPE,) * 5)
+    async with dispatch.in_line(
+        "j", (0, 1, 3, 4, 6), demand, Turn(), number=lambda: next(numbers)
+    ) as waiting:
+        given = sorted(await waiting.assignments())
+        assert [(a.attempt, len(a.rows)) for a in given] == [(3, 2), (4, 2)], "one attempt a worker"
+        assert sorted(row for a in given for row in a.rows) == [0, 1, 3, 4]
+        assert (list(waiting.left), dispatch.queue(full=False).rows) == ([6], 1)
+        dispatch.release("j", 3)
+        ((attempt, where, rows),) = await waiting.assignments()
+        assert (attempt, where, rows) == (5, given[0].worker, (6,))
+        assert not waiting.left
+        assert not waiting.placed
+    assert not dispatch.placement.has_room(replace(DEMAND, shapes=(SHAPE,) * 2))
+
+
+async def test_what_nobody_has_asked_for_is_released_with_who_leaves_the_line() -> None:
+    dispatch = Dispatch(Placement(finish_time))
+    dispatch.observe(worker("d1", capacity=1))
+    with contextlib.suppress(RuntimeError):
+        async with dispatch.in_line("j", (0, 1), TWO, Turn(), number=lambda: 1) as waiting:
+            assert len(waiting.placed) == 1
+            raise RuntimeError
+    assert dispatch.placement.has_room(DEMAND)
+    assert (len(dispatch.line), dispatch._waiting) == (0, {})
+
+
+async def test_small_jobs_pass_a_large_one_but_not_for_ever() -> None:
+    dispatch = Dispatch(Placement(finish_time))
+    waiters = Waiters(dispatch)
+    dispatch.observe(worker("d1"))
+    await waiters.ask("s0")
+    await waiters.ask("large", LARGE)
+    for i in range(2 * MAX_PASSED):  # there is always one small job or more on the worker
+        await waiters.ask(f"s{i + 1}")
+        await waiters.release(f"s{i}")
+    assert waiters.served.index("large") == 1 + MAX_PASSED
+    await waiters.leave()
+
+
+async def test_a_large_batch_job_never_holds_up_an_interactive_one() -> None:
+    dispatch = Dispatch(Placement(finish_time))
+    waiters = Waiters(dispatch)
+    dispatch.observe(worker("d1"))
+    await waiters.ask("first")
+    await waiters.ask("large", LARGE, Priority.BATCH)
+    for i in range(2 * MAX_PASSED):
+        await waiters.ask(f"i{i}")
+        await waiters.release(f"i{i}")
+    assert len(waiters.served) == 1 + 2 * MAX_PASSED
+    await waiters.leave()
+
+
+async def test_many_that_wait_cost_one_look_not_one_each() -> None:
+    looks = 0
+
+    def policy(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+        nonlocal looks
+        looks += 1
+        return finish_time(candidates, demand)
+
+    dispatch = Dispatch(Placement(policy))
+    dispatch.observe(worker("d1", row("other", 0, 9), capacity=2))
+    waiters = Waiters(dispatch)
+    for i in range(50):
+        await waiters.ask(f"j{i}", replace(DEMAND, shapes=(SHAPE,) * 2, together=True))
+    looks = 0
+    dispatch.observe(worker("d1", row("other", 1, 9), capacity=2))
+    assert looks == 1
+    dispatch.observe(worker("d1", row("other", 1, 9), row("another", 1, 9), capacity=2))
+    assert looks == 1, "nobody has room"
+    dispatch.observe(worker("d1", row("other", 1, 9), capacity=3))
+    assert looks == 3, "one got it, and the next did not"
+    await waiters.leave()
+
+
+async def test_who_no_longer_wants_a_worker_leaves_it_to_the_next() -> None:
+    dispatch = Dispatch(Placement(finish_time))
+    waiters = Waiters(dispatch)
+    (await waiters.ask("gone")).cancel()
+    dispatch.observe(worker("d1", capacity=1))  # given, and not taken any more
+    await waiters.ask("next")
+    assert waiters.served == ["next"]
+    assert len(dispatch.line) == 0
+    assert not dispatch._waiting, "nothing is kept of who waits no more"
+
+
+async def test_a_worker_that_refused_is_asked_again_after_its_next_telemetry() -> None:
+    dispatch = Dispatch(Placement(finish_time))
+    waiters = Waiters(dispatch)
+    dispatch.observe(worker("d1"))
+    dispatch.refuse("d1")
+    await waiters.ask("a")
+    assert waiters.served == []
+    dispatch.observe(worker("d1"))
+    await waiters.tasks["a"]
+    dispatch.refuse("d1")
+    dispatch.look(time.monotonic() + SILENCE_S + 1)
+    assert not dispatch._refused, "the dead are forgotten"
+
+
+async def test_a_report_of_an_older_attempt_is_not_heard_and_one_of_this_only_once() -> None:
+    dispatch = Dispatch(Placement(finish_time))
+    dispatch.observe(worker("d1"))
+    async with dispatch.expecting("a", 2) as report:
+        dispatch.adopt("a", Assignment(2, "d1", (0,)), DEMAND)
+        dispatch.report(denoised("a", 1))
+        dispatch.report(denoised("a", 2).model_copy(update={"worker": "d0"}))
+        assert not report.done()
+        dispatch.report(denoised("a", 2))
+        assert report.result() == denoised("a", 2)
+        dispatch.report(denoised("a", 2))
+    dispatch.report(denoised("a", 2))  # doubled, and late: nobody waits any more
+    dispatch.report(denoised("unknown", 1))
+
+
+@pytest.mark.parametrize("connected", [True, False])
+async def test_silence_means_death_only_while_one_could_hear(connected: bool) -> None:
+    dispatch = Dispatch(Placement(finish_time), connected=lambda: connected)
+    dispatch.observe(worker("d1"))
+    now = time.monotonic()
+    async with dispatch.expecting("a", 1) as report:
+        dispatch.adopt("a", FIRST, DEMAND)
+        dispatch.look(now + SILENCE_S + 1)
+        assert report.done() is connected
+        if connected:
+            assert report.result() is Silence.LOST
+
+
+async def test_after_a_reconnect_everybody_has_time_to_be_heard() -> None:
+    dispatch = Dispatch(Placement(finish_time))
+    dispatch.observe(worker("d1"))
+    dispatch._hears_since_s -= 60
+    async with dispatch.expecting("a", 1) as report:
+        dispatch.adopt("a", FIRST, DEMAND)
+        dispatch.recheck()
+        assert report.result() is Silence.RECHECK
+    now = time.monotonic()
+    async with dispatch.expecting("a", 1) as report:
+        dispatch.adopt("a", FIRST, DEMAND)
+        dispatch.look(now + SILENCE_S - 0.1)
+        assert not report.done()
+        dispatch.observe(worker("d1"))
+        dispatch.look(now + UNLISTED_S + 0.1)
+        assert report.done()
+
+
+async def test_the_worker_that_reads_the_template_is_given_unless_it_has_become_busy() -> None:
+    dispatch, demand = Dispatch(Placement(finish_time)), replace(DEMAND, template="t")
+    assert dispatch.likely(demand) is None
+    dispatch.observe(reading("d0"))
+    dispatch.observe(reading("d1"))
+    for job, told, given in (("a", "d1", "d1"), ("b", "d1", "d0"), ("c", "d0", "d0")):
+        (assignment,) = await acquired(dispatch, job, demand, fetching=told)
+        assert assignment.worker == given, "for the second on d1, reading it elsewhere ends sooner"
+    dispatch.refuse("d1")
+    assert dispatch.likely(demand) == "d0"
+
+
+def reading(name: str) -> ServiceState:
+    """A worker that has a template on disk; reading it takes a tenth of an edit's time."""
+    fit = CostFit(weights=(0.0, 0.0, 1.0, 0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
+    state = worker(name)
+    assert state.worker is not None
+    told = {
+        "costs": WorkerCosts(compute=fit, load=fit.model_copy(update={"weights": (0.0, 0.0)}), device="cpu"),
+        "loads": (LoadSample(tier=Tier.DISK, size_bytes=1000, load_ms=16.0),),
+        "resident": {Tier.DISK: ("t",)},
+        "templates": TemplateCounters(disk_bytes=1000),
+    }
+    return state.model_copy(update={"worker": state.worker.model_copy(update=told)})

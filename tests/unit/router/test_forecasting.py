@@ -1,0 +1,162 @@
+"""What who submits a job is told, and when it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from giornata.scheduling.line import Line, Turn
+from giornata.scheduling.placement import Placement
+from giornata.scheduling.policies import finish_time
+from giornata.wire.errors import QueueTooLong
+from giornata.wire.jobs import Job, Priority
+from giornata.wire.workers import CostFit, ServiceState, WorkerCosts
+from giornata_router.forecasting import Forecasting
+from tests.contract.messages import JOB
+from tests.fakes.fleet import CARD
+from tests.unit.scheduling.test_placement import DEMAND, worker
+
+STEPS = 10
+STEP_MS = 160.0
+"""Of one row of :data:`DEMAND`: 16 tokens at 10 ms each."""
+
+
+def job(name: str, *, n: int = 1, priority: Priority = Priority.INTERACTIVE, budget_ms: int = 100_000) -> Job:
+    parameters = JOB.parameters.model_copy(update={"n": n, "num_inference_steps": STEPS, "strength": 1.0})
+    changed = {
+        "job_id": name,
+        "model": CARD.name,
+        "model_digest": CARD.digest,
+        "priority": priority,
+        "budget_ms": budget_ms,
+        "parameters": parameters,
+    }
+    return JOB.model_copy(update=changed)
+
+
+def known(state: ServiceState) -> ServiceState:
+    fit = CostFit(weights=(0.0, 0.0, 10.0, 0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
+    load = CostFit(weights=(0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
+    assert state.worker is not None
+    costs = WorkerCosts(compute=fit, load=load, device="cpu")
+    return state.model_copy(update={"worker": state.worker.model_copy(update={"costs": costs})})
+
+
+def forecasting(*states: ServiceState, max_wait_s: float = 1e9) -> tuple[Forecasting, Placement, Line]:
+    placement, line = Placement(finish_time), Line()
+    for state in states:
+        placement.observe(state, 0)
+    made = Forecasting(placement, line, max_wait_s)
+    made.learn(DEMAND)
+    return made, placement, line
+
+
+def wait_s(placement: Placement, line: Line, asked: Job, unplaced: Sequence[Job] = ()) -> tuple[int, float]:
+    """Jobs before it and about how long it would wait, found by asking with ever less patience."""
+    for limit_s in (tenths / 10 for tenths in range(100, 0, -1)):
+        made = Forecasting(placement, line, limit_s)
+        made.learn(DEMAND)
+        try:
+            made.admit(asked, unplaced)
+        except QueueTooLong as refused:
+            return int(str(refused.received).split()[0]), limit_s
+    return 0, 0.0
+
+
+def test_what_comes_before_is_waited_for() -> None:
+    made, placement, line = forecasting(known(worker("d1")))
+    assert wait_s(placement, line, job("a")) == (0, 0.0)
+    line.join("w", DEMAND, Turn(), 0)
+    before, seconds = wait_s(placement, line, job("b"), [job("c")])
+    assert before == 2
+    assert seconds == pytest.approx(2 * STEPS * STEP_MS / 1e3, abs=0.11)
+    placement.assign("w", 1, "d1", DEMAND, 0)
+    line.leave(next(iter(line)).key)
+    running = made.of("w", 0, [])
+    assert running is not None
+    assert running.position == 0
+    assert running.finish_ms == pytest.approx(STEPS * STEP_MS)
+
+
+def test_batch_jobs_do_not_come_before_interactive_ones() -> None:
+    _, placement, line = forecasting(known(worker("d1")))
+    line.join("w", DEMAND, Turn(Priority.BATCH), 0)
+    assert wait_s(placement, line, job("a"))[0] == 0
+    assert wait_s(placement, line, job("b", priority=Priority.BATCH))[0] == 1
+
+
+def test_an_edit_that_would_wait_too_long_is_refused_with_the_time_after_which_it_would_not() -> None:
+    made, _, line = forecasting(known(worker("d1")), max_wait_s=5.0)
+    for i in range(4):
+        line.join(f"w{i}", DEMAND, Turn(), 0)
+    with pytest.raises(QueueTooLong) as refused:
+        made.admit(job("a"), [])
+    assert refused.value.retry_after_s == 2  # 4 jobs of 1.6 s are 6.4 s
+    assert refused.value.status == 429
+    with pytest.raises(QueueTooLong):
+        forecasting(known(worker("d1")))[0].admit(job("b", budget_ms=1500), [job("c")])
+
+
+def test_an_edit_for_which_there_is_a_place_is_not_refused_for_the_work_of_those_beside_it() -> None:
+    made, placement, _ = forecasting(known(worker("d1", capacity=2)), max_wait_s=1.0)
+    placement.assign("w", 1, "d1", DEMAND, 0)
+    made.admit(job("a"), [])
+    with pytest.raises(QueueTooLong):
+        made.admit(job("b", n=2), [])
+
+
+def test_an_edit_is_not_refused_for_what_it_may_take_itself() -> None:
+    made, _, _ = forecasting(known(worker("d1")), max_wait_s=1.0)
+    made.admit(job("a", n=4, budget_ms=1000), [])
+    forecast = made.of("a", 0, [job("a", n=4, budget_ms=1000)])
+    assert forecast is not None
+    assert forecast.finish_ms == pytest.approx(4 * STEPS * STEP_MS)
+
+
+def test_who_waits_is_told_its_place() -> None:
+    made, _, line = forecasting(known(worker("d1")))
+    for i in range(3):
+        line.join(f"w{i}", DEMAND, Turn(), 0)
+    told = [made.of(f"w{i}", 1, []) for i in range(3)]
+    assert [t.position for t in told if t] == [0, 1, 2]
+    assert [t.finish_ms for t in told if t] == pytest.approx([STEPS * STEP_MS * k for k in (1, 2, 3)])
+    unplaced = made.of("new", 1, [job("new")])
+    assert unplaced is not None
+    assert unplaced.position == 3
+    assert made.of("unknown", 1, []) is None
+
+
+def test_encoding_and_decoding_are_foretold_from_what_they_took() -> None:
+    made, placement, line = forecasting(known(worker("d1")))
+    denoise_ms, tokens = STEPS * STEP_MS, DEMAND.shapes[0].image
+    made.stages.prepared(DEMAND.model_digest, tokens, 2000.0)
+    made.stages.begin_finish("before", DEMAND.model_digest, tokens, 0.0)
+    made.stages.end_finish("before", 0.5, completed=True)
+    line.join("w", DEMAND, Turn(), 0)
+    fresh, waiting = made.of("new", 1, [job("new")]), made.of("w", 1, [])
+    assert fresh is not None
+    assert fresh.finish_ms == pytest.approx(max(2000.0 + denoise_ms, 2 * denoise_ms) + 500.0)
+    assert waiting is not None
+    assert waiting.finish_ms == pytest.approx(denoise_ms + 500.0)
+    placement.assign("w", 1, "d1", DEMAND, 0)
+    line.leave(next(iter(line)).key)
+    running = made.of("w", 1, [])
+    assert running is not None
+    assert running.finish_ms == pytest.approx(denoise_ms + 500.0)
+    placement.release("w", 1)
+    made.stages.begin_finish("w", DEMAND.model_digest, tokens, 10.0)
+    finishing = made.of("w", 10.2, [])
+    assert finishing is not None
+    assert finishing.position == 0
+    assert finishing.finish_ms == pytest.approx(300.0)
+
+
+def test_nothing_is_promised_or_refused_before_anything_is_known() -> None:
+    made, _, _ = forecasting(worker("d1"), max_wait_s=0.001)
+    made.admit(job("a"), [])  # no worker has told what its steps cost
+    assert made.of("a", 0, [job("a")]) is None
+    fresh = Forecasting(Placement(finish_time), Line(), 0.001)
+    fresh.admit(job("a"), [])
+    nobody, _, _ = forecasting(max_wait_s=0.001)
+    nobody.admit(job("a"), [])  # an absent fleet may come back

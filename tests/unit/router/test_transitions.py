@@ -1,0 +1,195 @@
+"""A job's record under every order of events that routers, workers and callers can produce; and where time goes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.scheduling.demand import Demand
+from giornata.wire.errors import DeadlineExceeded, InternalError, JobCancelled
+from giornata.wire.jobs import Assignment, ComputeTimes, JobRecord, JobState, Row, RowState, StageTimes
+from giornata_router import transitions
+from giornata_router.ledger import Ledger
+from giornata_router.transitions import Times
+from tests.contract.messages import ENCODING, INSPECTION, JOB, REF
+
+WHY = "the worker fell silent"
+TIMES = Times(StageTimes(prepare=1), ComputeTimes(inspect=1), spent_ms=5)
+TWO = JOB.model_copy(update={"parameters": JOB.parameters.model_copy(update={"n": 2})})
+Step = Callable[[JobRecord], JobRecord | None]
+
+
+def latents(record: JobRecord) -> JobRecord:
+    rows = tuple(row.model_copy(update={"latents": REF, "worker": None}) for row in record.rows)
+    return record.model_copy(update={"rows": rows})
+
+
+def assigned(record: JobRecord, worker: str, *rows: int) -> JobRecord:
+    """The next attempt: `rows`, or all."""
+    given = Assignment(record.attempt + 1, worker, rows or tuple(row.index for row in record.rows))
+    return transitions.assigned(record, [given], INSPECTION, ENCODING, TIMES)
+
+
+def lost(record: JobRecord, attempt: int, worker: str = "d1") -> JobRecord | None:
+    return transitions.lost(record, Assignment(attempt, worker, ()), WHY)
+
+
+def demand_of(record: JobRecord) -> Demand:
+    return transitions.demand(record, INSPECTION, record.pending_rows, ENCODING)
+
+
+def failed_rows(failures: int) -> tuple[Row, ...]:
+    return tuple(row.model_copy(update={"failures": failures}) for row in transitions.accepted(TWO).rows)
+
+
+def finished(record: JobRecord) -> JobRecord:
+    rows = tuple(row.model_copy(update={"image": REF}) for row in record.rows)
+    return transitions.ended(record, rows, TIMES)
+
+
+STEPS: dict[str, Step] = {
+    "prepare": lambda r: transitions.entered(r, JobState.PREPARING, TIMES),
+    "assign": lambda r: assigned(r, "d1"),
+    "assign one": lambda r: assigned(r, "d1", 1),
+    "lose": lambda r: lost(r, r.attempt),
+    "lose an older one": lambda r: lost(r, r.attempt - 1),
+    "take back": lambda r: transitions.taken_back(r, Assignment(r.attempt, "d1", ())),
+    "denoise": latents,
+    "end": finished,
+    "fail": lambda r: transitions.failed(r, DeadlineExceeded(), TIMES),
+    "cancel": lambda r: transitions.cancelled(r, JobCancelled(), TIMES),
+}
+
+
+@given(st.lists(st.sampled_from(sorted(STEPS)), max_size=12))
+def test_attempts_and_losses_only_grow_and_who_has_ended_has_no_owner(names: list[str]) -> None:
+    record = transitions.accepted(TWO)
+    for name in names:
+        following = STEPS[name](record)
+        if following is None:
+            assert name in {"lose", "lose an older one", "take back"}
+            continue
+        free = [row for row in record.pending_rows if row.worker is None]
+        given = name == "assign" or (name == "assign one" and any(row.index == 1 for row in free))
+        assert following.attempt == record.attempt + (given and bool(free))
+        assert following.failures == record.failures + name.startswith("lose")
+        assert [row.seed for row in following.rows] == [7, 8]
+        if name.startswith("lose"):
+            assert record.assignments, "what nobody has cannot be lost"
+        if following.state.terminal:
+            assert not following.assignments
+            assert (following.error is None) is (following.state is JobState.COMPLETED)
+            break
+        record = following
+
+
+def test_an_older_attempt_cannot_be_lost_or_taken_back() -> None:
+    first = assigned(transitions.accepted(JOB), "d1")
+    free = transitions.taken_back(first, Assignment(1, "d1", (0,)))
+    assert free is not None
+    second = assigned(free, "d2")
+    assert lost(second, 1) is None
+    assert transitions.taken_back(second, Assignment(1, "d1", (0,))) is None
+
+
+def test_attempts_side_by_side_are_lost_one_by_one() -> None:
+    record = assigned(assigned(transitions.accepted(TWO), "d1", 0), "d2", 1)
+    assert record.assignments == (Assignment(1, "d1", (0,)), Assignment(2, "d2", (1,)))
+    after = lost(record, 1)
+    assert after is not None
+    assert after.assignments == (Assignment(2, "d2", (1,)),)
+    assert [row.failures for row in after.rows] == [1, 0]
+
+
+def test_a_row_that_somebody_has_or_that_is_done_is_not_given_again() -> None:
+    record = assigned(transitions.accepted(TWO), "d1", 0)
+    again = transitions.assigned(record, [Assignment(2, "d2", (0, 1))], INSPECTION, ENCODING, TIMES)
+    assert again.assignments == (Assignment(1, "d1", (0,)), Assignment(2, "d2", (1,)))
+    assert not assigned(latents(again), "d3").assignments
+
+
+def test_one_picture_completes_a_job_and_none_fails_it_with_the_first_error() -> None:
+    record = transitions.accepted(TWO)
+    error = InternalError("no luck").body()
+    broken = record.rows[0].model_copy(update={"error": error})
+    whole = record.rows[1].model_copy(update={"image": REF})
+    assert transitions.ended(record, (broken, whole), TIMES).state is JobState.COMPLETED
+    failed = transitions.ended(record, (broken, record.rows[1]), TIMES)
+    assert (failed.state, failed.error) == (JobState.FAILED, error)
+
+
+def test_a_demand_counts_only_what_is_still_to_be_computed() -> None:
+    record = transitions.accepted(TWO)
+    assert demand_of(record).steps == 8
+    resumed = record.rows[0].model_copy(update={"resume": RowState(step=3, latents=REF)})
+    done = record.rows[1].model_copy(update={"latents": REF})
+    demand = demand_of(record.model_copy(update={"rows": (resumed, done)}))
+    assert (demand.rows, demand.steps, demand.tokens) == (1, 1, INSPECTION.tokens)
+
+
+def test_losses_up_to_the_limit_are_borne_by_each_picture() -> None:
+    rows = failed_rows(2)
+    assert transitions.exhausted((*rows, *rows), (), 3) is None
+    error = transitions.exhausted((*rows, *failed_rows(3)), (), 3)
+    assert error is not None
+    assert "3 workers" in error.message
+
+
+def test_a_ledger_adds_to_what_others_have_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    record = transitions.accepted(JOB).model_copy(
+        update={"stage_ms": StageTimes(prepare=10, queue=1), "spent_ms": 11}
+    )
+    ledger = Ledger(record, waited_ms=500)
+    with contextlib.suppress(ValueError), ledger.timing("prepare"):
+        now += 0.25
+        raise ValueError
+    ledger.compute("inspect", 3)
+    times = ledger.times()
+    assert times.stage_ms == StageTimes(prepare=260, queue=501)
+    assert times.compute_ms.inspect == 3
+    assert times.spent_ms == 11 + 500 + 250, "what was waited is spent"
+
+
+def test_rows_side_by_side_are_denoised_from_the_first_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    ledger = Ledger(transitions.accepted(TWO))
+    with ledger.denoising():
+        now += 0.5
+        ledger.denoised(300.0)
+        now += 0.25
+        ledger.denoised(250.0)
+    spent = ledger.times().stage_ms
+    assert spent.queue == pytest.approx(200)
+    assert spent.denoise == pytest.approx(550)
+    with ledger.denoising():
+        now += 0.125
+    assert ledger.times().stage_ms.queue == pytest.approx(325)
+
+
+@given(failures=st.integers(0, 4), limit=st.integers(1, 5))
+def test_what_was_lost_stays_together_and_its_last_attempt_is_made_alone(failures: int, limit: int) -> None:
+    record, rows = transitions.accepted(TWO), failed_rows(failures)
+    demand = transitions.demand(record, INSPECTION, rows, ENCODING, max_failures=limit)
+    assert demand.together == (failures > 0)
+    assert demand.alone == (failures == limit - 1 and failures > 0)
+
+
+def test_whoever_loses_too_many_attempts_is_told_how() -> None:
+    record = transitions.accepted(JOB)
+    for worker in ("d1", "d2"):
+        record = assigned(record, worker)
+        after = lost(record, record.attempt, worker)
+        assert after is not None
+        record = after
+    assert transitions.exhausted(record.rows, record.causes, 3) is None
+    error = transitions.exhausted(record.rows, record.causes, 2)
+    assert error is not None
+    assert error.received == f"attempt 1 on d1: {WHY}; attempt 2 on d2: {WHY}"

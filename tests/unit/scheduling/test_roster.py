@@ -1,0 +1,85 @@
+"""Few workers are looked at, and they are the same that a look at all of them would find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.scheduling.demand import Pace
+from giornata.scheduling.occupancy import Held, Occupancy
+from giornata.scheduling.roster import Roster
+from giornata.wire.workers import Tier
+from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, worker
+
+PACE = Pace()
+CAPACITY = 4
+KEPT = 3
+"""Workers that are looked at."""
+
+moves = st.lists(
+    st.tuples(
+        st.integers(0, 25),
+        st.sampled_from(["put", "drop", "give", "take"]),
+        st.integers(0, 3),
+        st.sets(st.sampled_from("tuv")),
+    ),
+    max_size=60,
+)
+
+
+def occupied(number: int, rows: int, templates: set[str]) -> Occupancy:
+    state = worker(
+        f"d{number}",
+        *[row(f"j{number}-{i}", 0, 1 + (number + i) % 5) for i in range(rows)],
+        capacity=CAPACITY,
+    )
+    assert state.worker is not None
+    shown = state.worker.model_copy(update={"resident": {Tier.MEMORY: tuple(sorted(templates))}})
+    return Occupancy.of(state, shown, PACE, None)
+
+
+def held(one: Occupancy) -> Held:
+    return one.sum_up(PACE, {})
+
+
+@given(moves=moves, excluded=st.sets(st.integers(0, 25).map(lambda number: f"d{number}")))
+def test_those_with_least_to_compute_among_all_and_among_holders(
+    moves: list[tuple[int, str, int, set[str]]], excluded: set[str]
+) -> None:
+    roster, members = Roster(held), dict[str, Occupancy]()
+    for number, move, rows, templates in moves:
+        name = f"d{number}"
+        if move == "put":
+            members[name] = occupied(number, rows, templates)
+            roster.put(members[name])
+        elif move == "drop":
+            members.pop(name, None)
+            roster.drop(name)
+        elif name in members:
+            key = (f"x{rows}", 1)
+            if move == "give":
+                members[name].give(key, DEMAND)
+            else:
+                members[name].take(key)
+            roster.changed(name)
+        roster.least(1, excluded)
+    able = [one for name, one in members.items() if name not in excluded]
+    ordered = sorted(able, key=lambda one: (held(one).work_ms, one.name))
+    assert [one.name for one in roster.all(excluded)] == [one.name for one in ordered]
+    for template in (None, *"tuvw"):
+        having = [one.name for one in ordered if template in one.places][:KEPT]
+        near = [one.name for one in ordered][:KEPT]
+        found = [one.name for one in roster.least(KEPT, excluded, template)]
+        assert found == list(dict.fromkeys(near + having))
+    everyone = sorted(members.values(), key=lambda one: (held(one).work_ms, one.name))
+    for count in (1, 3, 100):
+        sampled = roster.sample(count)
+        places = [everyone.index(one) for one, _ in sampled]
+        assert places == sorted(places)
+        assert sum(number for _, number in sampled) == pytest.approx(len(everyone))
+        assert len(sampled) >= min(count, len(everyone))
+    for demand in (DEMAND, replace(DEMAND, shapes=(SHAPE,) * 3), replace(DEMAND, alone=True)):
+        assert roster.has_room(demand, excluded) is any(demand.fits(held(o).rows, CAPACITY) for o in able)
