@@ -9,9 +9,10 @@ from typing import Annotated, Any, Final
 from pydantic import StringConstraints, ValidationError
 
 from giornata.wire.errors import InvalidField, PayloadTooLarge
-from giornata.wire.jobs import BlobRef, Priority, Wire
+from giornata.wire.jobs import BlobRef, Priority
 from giornata.wire.messages import INLINE_BYTES
 from giornata.wire.requests import EditParameters, request_error
+from giornata.wire.values import Wire
 from giornata_gateway.forms import check_source
 
 REPLY_MARGIN_BYTES: Final = 64 << 10

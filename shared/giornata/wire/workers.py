@@ -7,8 +7,8 @@ from enum import StrEnum
 from pydantic import Field
 
 from giornata.planning.blocks import Mode
-from giornata.wire.jobs import Wire
 from giornata.wire.models import ModelCard
+from giornata.wire.values import Wire
 
 
 class ServiceName(StrEnum):
