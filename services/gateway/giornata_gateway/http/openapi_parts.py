@@ -7,8 +7,8 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from giornata.wire.errors import BY_CODE, IdempotencyKeyReused, ResultExpired
-from giornata_gateway.answers import ErrorAnswer
-from giornata_gateway.idempotency import MAX_CHARACTERS
+from giornata_gateway.intake.rules.idempotency import MAX_CHARACTERS
+from giornata_gateway.views.answers import ErrorAnswer
 
 Json = dict[str, Any]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from giornata.wire.workers import QueueState, ServiceName, ServiceState, TemplateCounters
-from giornata_gateway.answers import View
-from giornata_gateway.forecast import Load, Pace, predicted_wait_s
+from giornata_gateway.views.answers import View
+from giornata_gateway.views.forecast import Load, Pace, predicted_wait_s
 
 EVENT = "fleet"
 """Type of the events of the live stream."""

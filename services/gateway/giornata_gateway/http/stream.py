@@ -13,13 +13,13 @@ from giornata.deadlines import Deadline
 from giornata.wire.errors import DeadlineExceeded, Failed, from_body
 from giornata.wire.events import DoneEvent, PreviewEvent
 from giornata.wire.jobs import JobRecord, Row
-from giornata_gateway.answers import error_of
-from giornata_gateway.feed import Told, open_feed, until_done
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.http_body import JSON_COPIES, end, write
-from giornata_gateway.http_errors import OUTCOME, as_known
-from giornata_gateway.sse import GO_ON_ELSEWHERE, HEARTBEAT, frame
-from giornata_gateway.stream_events import (
+from giornata_gateway.http.body import JSON_COPIES, end, write
+from giornata_gateway.http.errors import OUTCOME, as_known
+from giornata_gateway.http.sse import GO_ON_ELSEWHERE, HEARTBEAT, frame
+from giornata_gateway.jobs.feed import Told, open_feed, until_done
+from giornata_gateway.views.answers import error_of
+from giornata_gateway.views.stream import (
     COMPLETED,
     ERROR,
     PARTIAL,

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from giornata.wire.errors import BadRequest, InvalidField
 from giornata.wire.requests import EditParameters, ModelName, OutputSize, request_error
 from giornata.wire.templates import TemplateRecord, TemplateState
-from giornata_gateway.answers import ErrorDetail, View, error_detail
-from giornata_gateway.forms import Upload, once_each
+from giornata_gateway.intake.rules.forms import Upload, once_each
+from giornata_gateway.views.answers import ErrorDetail, View, error_detail
 
 MAX_WAIT_MS: Final = 60_000
 MAX_PAGE: Final = 100

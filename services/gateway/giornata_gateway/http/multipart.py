@@ -9,8 +9,8 @@ from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from giornata.wire.errors import BadRequest, InvalidField, PayloadTooLarge
-from giornata_gateway.forms import FILES, Upload
-from giornata_gateway.memory import Grow
+from giornata_gateway.intake.memory import Grow
+from giornata_gateway.intake.rules.forms import FILES, Upload
 
 BUFFER_BYTES: Final = 128 << 10
 """What a connection holds before its request is read; so a request that never comes counts too."""

@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 from aiohttp import hdrs, web
 
-from giornata_gateway.http_errors import GATEWAY
+from giornata_gateway.http.errors import GATEWAY
 
 log = structlog.get_logger(__name__)
 

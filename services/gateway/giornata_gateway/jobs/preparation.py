@@ -12,9 +12,9 @@ from giornata.blobs import BlobStore
 from giornata.deadlines import Deadline
 from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job, Priority
 from giornata.wire.requests import MAX_SEED, EditParameters, resolve
-from giornata_gateway.catalog import choose_card
-from giornata_gateway.fleet_watch import FleetWatch
-from giornata_gateway.forms import missing_image
+from giornata_gateway.fleet.watch import FleetWatch
+from giornata_gateway.intake.rules.forms import missing_image
+from giornata_gateway.views.catalog import choose_card
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +38,7 @@ class Order:
     job_id: str = field(default_factory=lambda: f"job_{secrets.token_urlsafe(18)}")
     """Of the job that it becomes; with an idempotency key, the one that the key leads to."""
     fingerprint: str | None = None
-    """What it asks for, where there is an idempotency key; see :func:`giornata_gateway.idempotency.fingerprint`."""
+    """Given with an idempotency key; see :func:`~giornata_gateway.intake.rules.idempotency.fingerprint`."""
 
     @property
     def longest_s(self) -> float:

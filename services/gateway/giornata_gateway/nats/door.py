@@ -21,22 +21,22 @@ from giornata.wire.messages import (
     Forecast,
     Picture,
 )
-from giornata_gateway.answers import error_of
-from giornata_gateway.envelopes import (
+from giornata_gateway.gateway import Gateway
+from giornata_gateway.intake.rules.envelopes import (
     EditEnvelope,
     check_envelope,
     inline_bytes,
     inline_pictures,
     read_parameters,
 )
-from giornata_gateway.feed import News, open_feed, until_done
-from giornata_gateway.gateway import Gateway
-from giornata_gateway.idempotency import read_key
-from giornata_gateway.job_views import finish_s_of, position_of
-from giornata_gateway.preparation import Order
-from giornata_gateway.sharing import identified
-from giornata_gateway.submission import Held
-from giornata_gateway.tenants import Tenant
+from giornata_gateway.intake.rules.idempotency import read_key
+from giornata_gateway.intake.rules.tenants import Tenant
+from giornata_gateway.jobs.feed import News, open_feed, until_done
+from giornata_gateway.jobs.preparation import Order
+from giornata_gateway.jobs.sharing import identified
+from giornata_gateway.jobs.submission import Held
+from giornata_gateway.views.answers import error_of
+from giornata_gateway.views.jobs import finish_s_of, position_of
 
 REPLY_BYTES = 8 << 20
 """No reply is larger, even where the server would carry it."""

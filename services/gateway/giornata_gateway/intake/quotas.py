@@ -20,8 +20,8 @@ from throttled.rate_limiter import per_min
 from throttled.store import MemoryStore
 
 from giornata.wire.errors import ConcurrencyLimited, InvalidField, RateLimited
-from giornata_gateway.in_progress import InProgress
-from giornata_gateway.tenants import Tenant
+from giornata_gateway.intake.rules.in_progress import InProgress
+from giornata_gateway.intake.rules.tenants import Tenant
 
 MAX_TENANTS: Final = 100_000
 """Buckets that are remembered; beyond it the one that was used the longest ago is forgotten, and so full."""

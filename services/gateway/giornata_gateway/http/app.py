@@ -6,35 +6,35 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from giornata_gateway import http_edits, http_fleet, http_jobs, http_status, http_studio, http_templates
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.http_errors import GATEWAY, REPEATED, TENANT, Handler, errors_as_json
-from giornata_gateway.idempotency import REPEATED as REPEATED_HEADER
-from giornata_gateway.tenants import check_site
+from giornata_gateway.http import edits, fleet, jobs, status, studio, templates
+from giornata_gateway.http.errors import GATEWAY, REPEATED, TENANT, Handler, errors_as_json
+from giornata_gateway.intake.rules.idempotency import REPEATED as REPEATED_HEADER
+from giornata_gateway.intake.rules.tenants import check_site
 
 ROUTES: Final = (
-    web.post("/v1/images/edits", http_edits.edit),
-    web.post("/v1/jobs", http_jobs.create),
-    web.get("/v1/jobs/{job_id}", http_jobs.status),
-    web.delete("/v1/jobs/{job_id}", http_jobs.cancel),
-    web.get("/v1/jobs/{job_id}/events", http_jobs.events, allow_head=False),
-    web.get("/v1/jobs/{job_id}/image", http_jobs.image),
-    web.post("/v1/templates", http_templates.register),
-    web.get("/v1/templates", http_templates.listed),
-    web.get("/v1/templates/{template_id}", http_templates.status),
-    web.delete("/v1/templates/{template_id}", http_templates.delete),
-    web.get("/v1/models", http_status.models),
-    web.get("/v1/fleet", http_fleet.fleet, allow_head=False),
-    web.get("/healthz", http_status.healthz),
-    web.get("/readyz", http_status.readyz),
-    web.get("/metrics", http_status.metrics),
-    web.get("/openapi.json", http_status.openapi),
+    web.post("/v1/images/edits", edits.edit),
+    web.post("/v1/jobs", jobs.create),
+    web.get("/v1/jobs/{job_id}", jobs.status),
+    web.delete("/v1/jobs/{job_id}", jobs.cancel),
+    web.get("/v1/jobs/{job_id}/events", jobs.events, allow_head=False),
+    web.get("/v1/jobs/{job_id}/image", jobs.image),
+    web.post("/v1/templates", templates.register),
+    web.get("/v1/templates", templates.listed),
+    web.get("/v1/templates/{template_id}", templates.status),
+    web.delete("/v1/templates/{template_id}", templates.delete),
+    web.get("/v1/models", status.models),
+    web.get("/v1/fleet", fleet.fleet, allow_head=False),
+    web.get("/healthz", status.healthz),
+    web.get("/readyz", status.readyz),
+    web.get("/metrics", status.metrics),
+    web.get("/openapi.json", status.openapi),
 )
 """The API; what `/openapi.json` documents."""
 PAGES: Final = (
-    web.get("/", http_studio.studio),
-    web.get("/docs", http_studio.docs),
-    web.get("/studio/{path:.+}", http_studio.asset),
+    web.get("/", studio.studio),
+    web.get("/docs", studio.docs),
+    web.get("/studio/{path:.+}", studio.asset),
 )
 """For people."""
 ACTING: Final = frozenset({hdrs.METH_POST, hdrs.METH_DELETE})
@@ -78,6 +78,6 @@ def build_app(gateway: Gateway) -> web.Application:
     )
     app.on_response_prepare.append(tell)
     app[GATEWAY] = gateway
-    app[http_studio.ASSETS] = http_studio.load_assets()
+    app[studio.ASSETS] = studio.load_assets()
     app.add_routes((*ROUTES, *PAGES))
     return app

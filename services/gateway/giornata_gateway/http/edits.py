@@ -13,18 +13,26 @@ from aiohttp import web
 
 from giornata.wire.errors import DeadlineExceeded
 from giornata.wire.jobs import JobRecord, Priority
-from giornata_gateway.answers import CONTENT_TYPES, error_of, images_answer
-from giornata_gateway.forms import EditForm, F, JobForm, ResponseFormat, Upload, check_source, read_form
 from giornata_gateway.gateway import Gateway, Place
-from giornata_gateway.http_body import JSON_COPIES, send
-from giornata_gateway.http_errors import GATEWAY, JOB_ID, OUTCOME, REPEATED, TENANT, json_answer
-from giornata_gateway.http_stream import Stream
-from giornata_gateway.idempotency import HEADER, read_key
-from giornata_gateway.memory import Grow
-from giornata_gateway.multipart import Limits, read_upload
-from giornata_gateway.preparation import Order, Prepared
-from giornata_gateway.sharing import identified
-from giornata_gateway.tenants import Tenant, bearer
+from giornata_gateway.http.body import JSON_COPIES, send
+from giornata_gateway.http.errors import GATEWAY, JOB_ID, OUTCOME, REPEATED, TENANT, json_answer
+from giornata_gateway.http.multipart import Limits, read_upload
+from giornata_gateway.http.stream import Stream
+from giornata_gateway.intake.memory import Grow
+from giornata_gateway.intake.rules.forms import (
+    EditForm,
+    F,
+    JobForm,
+    ResponseFormat,
+    Upload,
+    check_source,
+    read_form,
+)
+from giornata_gateway.intake.rules.idempotency import HEADER, read_key
+from giornata_gateway.intake.rules.tenants import Tenant, bearer
+from giornata_gateway.jobs.preparation import Order, Prepared
+from giornata_gateway.jobs.sharing import identified
+from giornata_gateway.views.answers import CONTENT_TYPES, error_of, images_answer
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 

@@ -12,7 +12,15 @@ from typing import Literal
 from giornata.wire.jobs import JobRecord, JobState, Row, StageTimes
 from giornata.wire.messages import Forecast
 from giornata.wire.workers import RowProgress, ServiceState
-from giornata_gateway.answers import ErrorDetail, Usage, View, error_detail, image_url, size_of, usage_of
+from giornata_gateway.views.answers import (
+    ErrorDetail,
+    Usage,
+    View,
+    error_detail,
+    image_url,
+    size_of,
+    usage_of,
+)
 
 
 class PictureView(View):

@@ -13,7 +13,7 @@ from giornata.wire.jobs import BlobRef, Priority
 from giornata.wire.messages import INLINE_BYTES
 from giornata.wire.requests import EditParameters, request_error
 from giornata.wire.values import Wire
-from giornata_gateway.forms import check_source
+from giornata_gateway.intake.rules.forms import check_source
 
 REPLY_MARGIN_BYTES: Final = 64 << 10
 """Room in a reply for everything but the pictures."""

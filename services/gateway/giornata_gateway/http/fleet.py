@@ -7,12 +7,12 @@ from typing import Final
 
 from aiohttp import web
 
-from giornata_gateway.fleet_views import EVENT
-from giornata_gateway.http_body import write
-from giornata_gateway.http_edits import tenant_of_request
-from giornata_gateway.http_errors import GATEWAY, json_answer
-from giornata_gateway.http_stream import HEADERS
-from giornata_gateway.sse import frame
+from giornata_gateway.http.body import write
+from giornata_gateway.http.edits import tenant_of_request
+from giornata_gateway.http.errors import GATEWAY, json_answer
+from giornata_gateway.http.sse import frame
+from giornata_gateway.http.stream import HEADERS
+from giornata_gateway.views.fleet import EVENT
 
 PERIOD_S: Final = 0.5
 """Between two events of the live stream; telemetry comes 2-4 times a second."""

@@ -15,7 +15,7 @@ from giornata.wire.errors import GiornataError
 from giornata.wire.events import PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import Box, JobRecord, JobState, Row
 from giornata.wire.requests import OutputFormat
-from giornata_gateway.answers import (
+from giornata_gateway.views.answers import (
     CONTENT_TYPES,
     ErrorDetail,
     Usage,

@@ -20,10 +20,10 @@ from giornata.wire.errors import ServiceUnavailable, TemplateLimit, TemplateNotF
 from giornata.wire.jobs import TAKE_OVER_S
 from giornata.wire.messages import RemoveTemplate, TemplateRequest
 from giornata.wire.templates import TemplateRecord
-from giornata_gateway.catalog import choose_card
-from giornata_gateway.fleet_watch import FleetWatch
-from giornata_gateway.preparation import Order
-from giornata_gateway.template_views import TemplateForm
+from giornata_gateway.fleet.watch import FleetWatch
+from giornata_gateway.jobs.preparation import Order
+from giornata_gateway.views.catalog import choose_card
+from giornata_gateway.views.templates import TemplateForm
 
 log = structlog.get_logger(__name__)
 

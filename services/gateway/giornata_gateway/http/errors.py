@@ -14,10 +14,10 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailable
-from giornata_gateway.answers import ErrorAnswer, ErrorDetail, error_detail, error_type
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.openapi import HTTP_ERRORS
-from giornata_gateway.tenants import Tenant
+from giornata_gateway.http.openapi import HTTP_ERRORS
+from giornata_gateway.intake.rules.tenants import Tenant
+from giornata_gateway.views.answers import ErrorAnswer, ErrorDetail, error_detail, error_type
 
 log = structlog.get_logger(__name__)
 

@@ -6,9 +6,9 @@ import secrets
 
 from aiohttp import web
 
-from giornata_gateway.http_edits import received_upload, tenant_of_request
-from giornata_gateway.http_errors import GATEWAY, TENANT, json_answer
-from giornata_gateway.template_views import (
+from giornata_gateway.http.edits import received_upload, tenant_of_request
+from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
+from giornata_gateway.views.templates import (
     DEFAULT_PAGE,
     MAX_PAGE,
     MAX_WAIT_MS,

@@ -12,9 +12,9 @@ from giornata.fleet import Fleet
 from giornata.wire import subjects
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_gateway.catalog import NEEDED
-from giornata_gateway.fleet_views import FleetView, fleet_view
-from giornata_gateway.forecast import Pace
+from giornata_gateway.views.catalog import NEEDED
+from giornata_gateway.views.fleet import FleetView, fleet_view
+from giornata_gateway.views.forecast import Pace
 
 
 class FleetWatch:

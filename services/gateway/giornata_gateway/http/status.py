@@ -10,10 +10,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
 from giornata.wire.errors import GiornataError
-from giornata_gateway.catalog import HealthView, model_list, ready_view
-from giornata_gateway.http_edits import tenant_of_request
-from giornata_gateway.http_errors import GATEWAY, json_answer
-from giornata_gateway.openapi import document
+from giornata_gateway.http.edits import tenant_of_request
+from giornata_gateway.http.errors import GATEWAY, json_answer
+from giornata_gateway.http.openapi import document
+from giornata_gateway.views.catalog import HealthView, model_list, ready_view
 
 CHECK_S = 2.0
 """A dependency that takes longer to answer counts as gone."""

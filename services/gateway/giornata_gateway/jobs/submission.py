@@ -23,8 +23,8 @@ from giornata.wire.errors import (
 )
 from giornata.wire.jobs import Job, JobRecord
 from giornata.wire.messages import Accepted, CancelRows, Forecast, ForecastRequest, SubmitRequest
-from giornata_gateway.preparation import Order, Preparation, Prepared
-from giornata_gateway.waiting import Waiting
+from giornata_gateway.jobs.preparation import Order, Preparation, Prepared
+from giornata_gateway.jobs.waiting import Waiting
 
 log = structlog.get_logger(__name__)
 

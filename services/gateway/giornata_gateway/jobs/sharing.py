@@ -21,10 +21,10 @@ from giornata.wire import subjects
 from giornata.wire.errors import GiornataError, IdempotencyKeyReused, JobNotFound, ServiceUnavailable
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import BlobRef, Job
-from giornata_gateway.idempotency import check_same, fingerprint, job_id_of
-from giornata_gateway.preparation import Order, Prepared
-from giornata_gateway.submission import Held, Submission
-from giornata_gateway.waiting import Waiting
+from giornata_gateway.intake.rules.idempotency import check_same, fingerprint, job_id_of
+from giornata_gateway.jobs.preparation import Order, Prepared
+from giornata_gateway.jobs.submission import Held, Submission
+from giornata_gateway.jobs.waiting import Waiting
 
 log = structlog.get_logger(__name__)
 

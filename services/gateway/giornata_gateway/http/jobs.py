@@ -8,15 +8,15 @@ from aiohttp import web
 
 from giornata.wire.errors import BadRequest, InvalidField, JobNotFinished, from_body
 from giornata.wire.jobs import JobRecord, JobState, Priority, Row
-from giornata_gateway.answers import CONTENT_TYPES, error_of
-from giornata_gateway.feed import done_sequence, known_sequence
-from giornata_gateway.forms import JobForm
-from giornata_gateway.http_body import send
-from giornata_gateway.http_edits import base_url, receive, tenant_of_request
-from giornata_gateway.http_errors import GATEWAY, JOB_ID, REPEATED, json_answer
-from giornata_gateway.http_stream import Stream
-from giornata_gateway.job_views import JobView, job_view, steps_of
-from giornata_gateway.sse import last_event_id
+from giornata_gateway.http.body import send
+from giornata_gateway.http.edits import base_url, receive, tenant_of_request
+from giornata_gateway.http.errors import GATEWAY, JOB_ID, REPEATED, json_answer
+from giornata_gateway.http.sse import last_event_id
+from giornata_gateway.http.stream import Stream
+from giornata_gateway.intake.rules.forms import JobForm
+from giornata_gateway.jobs.feed import done_sequence, known_sequence
+from giornata_gateway.views.answers import CONTENT_TYPES, error_of
+from giornata_gateway.views.jobs import JobView, job_view, steps_of
 
 
 async def create(request: web.Request) -> web.Response:
