@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from giornata.planning.batch import PlannerName
 from giornata.planning.blocks import Mode
 from giornata.planning.costs import Shape, StepCosts, Work
-from giornata_denoiser.reuse.template import Template
+from giornata_denoiser.rows.template import Template
 from tests.bench.block_costs import Costs
 from tests.bench.engines import engine_with
 from tests.bench.loading_run import Scene
