@@ -11,19 +11,20 @@ import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 
+from giornata import families
 from giornata.checkpoints import checkpoint_folder
-from giornata.wire import models
+from giornata.families import read_model_card
 from giornata.wire.errors import Failed
-from giornata.wire.models import ModelCard, read_model_card
+from giornata.wire.models import ModelCard
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.flux.fill import FluxFill
 from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from giornata_denoiser.families.preview_map import PreviewMap, fit_autoencoder
 from giornata_denoiser.families.protocol import Family
 
-FAMILIES: Final[dict[models.Family, type[FluxInpaint | FluxFill]]] = {
-    models.Family.FLUX_INPAINT: FluxInpaint,
-    models.Family.FLUX_FILL: FluxFill,
+FAMILIES: Final[dict[str, type[FluxInpaint | FluxFill]]] = {
+    families.Family.FLUX_INPAINT: FluxInpaint,
+    families.Family.FLUX_FILL: FluxFill,
 }
 
 

@@ -21,6 +21,7 @@ from giornata.blobs import RedisBlobs
 from giornata.bus import bus
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
+from giornata.families import Family, read_model_card
 from giornata.wire import subjects
 from giornata.wire.errors import (
     Failed,
@@ -34,15 +35,15 @@ from giornata.wire.errors import (
 )
 from giornata.wire.jobs import Encoding, Inspection, Job, Priority
 from giornata.wire.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest, TemplateRequest
-from giornata.wire.models import Family, ModelCard, read_model_card
+from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, resolve
 from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.encoding import ImageModel
-from giornata_prepost.pool import ImagePool
+from giornata_prepost.families.protocol import ImageModel
 from giornata_prepost.service import Prepost
+from giornata_prepost.work.pool import ImagePool
 from giornata_tools.model.random.build import build
 
 SCENE = np.random.default_rng(3).integers(0, 256, (70, 100, 3), np.uint8)
@@ -227,6 +228,15 @@ async def test_one_edit(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None
     np.testing.assert_array_equal(output[far], SCENE[far])
     assert (output[20:40, 30:60] != SCENE[20:40, 30:60]).any()
 
+    before = inspection.model_copy(update={"alpha": None})  # from a version that did not keep it
+    again = await finished(caller, job, before, latents)
+    assert await blobs.get(again.image) == await blobs.get(reply.image)
+    other = await inspected(caller, await a_job(blobs, card, png(SCENE), png(255 - MASK)))
+    moved = await finished(caller, job, inspection.model_copy(update={"alpha": other.alpha}), latents)
+    assert await blobs.get(moved.image) != await blobs.get(reply.image), (
+        "the inspection's alpha is what is used"
+    )
+
 
 @pytest.mark.usefixtures("prepost")
 async def test_errors_keep_their_class(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None:
@@ -285,7 +295,12 @@ async def test_a_model_is_rehearsed_before_it_serves(
 
 @pytest.mark.parametrize("drain_s", [0.0, 20.0])
 async def test_draining_takes_its_time_and_no_more(
-    drain_s: float, config: PrepostConfig, caller: Bus, blobs: RedisBlobs, card: ModelCard
+    drain_s: float,
+    config: PrepostConfig,
+    caller: Bus,
+    blobs: RedisBlobs,
+    card: ModelCard,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = open_model(config)
     begun, gate = asyncio.Event(), threading.Event()
@@ -297,7 +312,7 @@ async def test_draining_takes_its_time_and_no_more(
             assert gate.wait(20)
         return encode_text(prompt, negative_prompt)
 
-    model.encode_text = held  # type: ignore[method-assign]  # this instance alone
+    monkeypatch.setattr(model, "encode_text", held)
     config = config.model_copy(update={"drain_s": drain_s})
     async with serving(config, caller, blobs, model) as stop, asyncio.timeout(20):
         job = await a_job(blobs, card, png(SCENE), None)

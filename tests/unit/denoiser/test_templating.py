@@ -19,12 +19,12 @@ from safetensors import SafetensorError
 
 from giornata import tensors
 from giornata.blobs.memory import MemoryBlobs
+from giornata.families import Family as FamilyName
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.batch import Batch, Capacity
 from giornata.wire.errors import GiornataError
 from giornata.wire.jobs import BlobRef, Encoding, Job
 from giornata.wire.messages import RemoveTemplate, RunRequest
-from giornata.wire.models import Family as FamilyName
 from giornata.wire.requests import EditParameters, Reuse
 from giornata_denoiser.attempts import inputs, outcomes
 from giornata_denoiser.attempts.inputs import Reusing, reused, rows_of

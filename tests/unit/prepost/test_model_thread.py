@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from giornata_prepost.model_thread import ModelThread, Turn
+from giornata_prepost.work.model_thread import ModelThread, Turn
 
 WAIT_S = 20.0
 

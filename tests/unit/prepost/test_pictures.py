@@ -22,7 +22,7 @@ from giornata.wire.errors import (
     UnsupportedImageFormat,
 )
 from giornata.wire.requests import OutputFormat
-from giornata_prepost.pictures import Picture, Pixels, decode, encode, flatten
+from giornata_prepost.images.pictures import Picture, Pixels, decode, encode, flatten
 
 LIMIT = 1_000_000
 GRADIENT = np.stack(np.meshgrid(np.arange(0, 240, 10), np.arange(0, 160, 10)), axis=-1).astype(np.uint8)

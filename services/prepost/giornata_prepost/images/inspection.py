@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from safetensors.numpy import save
 
-from giornata.wire.models import Family, ModelCard
+from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.values import CellMap
-from giornata_prepost.geometry import Box, Size, crop_box, crop_size, model_size, output_size
-from giornata_prepost.masks import (
+from giornata_prepost.images.alpha import pack
+from giornata_prepost.images.geometry import Box, Size, crop_box, crop_size, model_size, output_size
+from giornata_prepost.images.masks import (
     Alpha,
     bounds,
     cells,
@@ -22,8 +23,8 @@ from giornata_prepost.masks import (
     effective_alpha,
     model_mask,
 )
-from giornata_prepost.paste import resize
-from giornata_prepost.pictures import Picture, Pixels, decode, flatten
+from giornata_prepost.images.paste import resize
+from giornata_prepost.images.pictures import Picture, Pixels, decode, flatten
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class Inspected:
     """What of the upright original the model's picture shows; None for all of it."""
     prepared: bytes
     """safetensors, uint8, at the model's size: `image` (height, width, 3), `mask` (height, width), 255 = edit."""
+    alpha: bytes
+    """The effective alpha, by :func:`giornata_prepost.images.alpha.pack`."""
 
 
 def inspect(
@@ -75,7 +78,7 @@ def inspect(
 
     Raises:
         BadRequest: one of its leaves, see :func:`read_edit` and
-            :func:`~giornata_prepost.geometry.output_size`.
+            :func:`~giornata_prepost.images.geometry.output_size`.
     """
     original, alpha = read_edit(image, mask, parameters, limits)
     return measured(original, alpha, parameters, card, limits)
@@ -93,8 +96,8 @@ def inspect_template(
         limits: on pixels.
 
     Raises:
-        BadRequest: one of its leaves, see :func:`~giornata_prepost.pictures.decode` and
-            :func:`~giornata_prepost.geometry.output_size`.
+        BadRequest: one of its leaves, see :func:`~giornata_prepost.images.pictures.decode` and
+            :func:`~giornata_prepost.images.geometry.output_size`.
     """
     original = decode(image, limits.max_pixels, "image")
     nothing = np.zeros(original.pixels.shape[:2], np.float32)
@@ -125,7 +128,7 @@ def measured(
         model = crop_size(crop.size, card.native_size, limits.budget_pixels, card.pixel_multiple)
     window = (crop or Box(0, 0, *size)).window
     seen = template(Picture(original.pixels[window]), model)
-    edited = model_mask(alpha[window], model, mask_grain(card))
+    edited = model_mask(alpha[window], model, card.mask_grain)
     tokens = model.pixels // card.pixel_multiple**2
     touched = cells(edited, card.pixel_multiple)
     compute_tokens = int(np.count_nonzero(touched))
@@ -146,6 +149,7 @@ def measured(
         template_key=template_key(seen, card),
         crop=crop,
         prepared=save({"image": np.ascontiguousarray(seen), "mask": edited.astype(np.uint8) * np.uint8(255)}),
+        alpha=pack(alpha),
     )
 
 
@@ -155,8 +159,8 @@ def read_edit(
     """The upright original and the effective alpha at its size.
 
     Raises:
-        BadRequest: one of the leaves that :func:`~giornata_prepost.pictures.decode` and
-            :func:`~giornata_prepost.masks.edited_region` name.
+        BadRequest: one of the leaves that :func:`~giornata_prepost.images.pictures.decode` and
+            :func:`~giornata_prepost.images.masks.edited_region` name.
     """
     original = decode(image, limits.max_pixels, "image")
     marks = None if mask is None else decode(mask, limits.max_pixels, "mask").pixels
@@ -187,11 +191,6 @@ def requested_size(picture: Size, parameters: EditParameters, limits: PixelLimit
 def template(original: Picture, size: Size) -> Pixels:
     """What enters the autoencoder: (size.height, size.width, 3) uint8 RGB, transparency seen on white."""
     return resize(flatten(original.pixels), size)
-
-
-def mask_grain(card: ModelCard) -> int:
-    """Cells in which the family tells edited from kept, in model pixels a side; see :func:`model_mask`."""
-    return card.vae_scale_factor if card.family is Family.FLUX_INPAINT else 1
 
 
 def template_key(pixels: Pixels, card: ModelCard) -> str:
