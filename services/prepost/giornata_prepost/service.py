@@ -40,7 +40,7 @@ from giornata_prepost.families.protocol import ImageModel, rehearse
 from giornata_prepost.images.finishing import finish
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.inspection import Inspected, PixelLimits, inspect, inspect_template
-from giornata_prepost.work.model_thread import ModelThread, Turn
+from giornata_prepost.work.model_thread import ModelThread, Precedence
 from giornata_prepost.work.pool import ImagePool
 
 Q = TypeVar("Q", bound=Question)
@@ -92,7 +92,7 @@ class Prepost:
         )
         async with AsyncExitStack() as stack:
             stack.callback(self._thread.close)
-            await self._thread.timed(Turn.BEGIN, rehearse, self._model)
+            await self._thread.timed(Precedence.BEGIN, rehearse, self._model)
             await stack.enter_async_context(bus.serve("prepost", *endpoints, instance=self._config.instance))
             await stack.enter_async_context(telemetry(bus, self._config.telemetry_hz, self._state))
             log.info("ready", model=name, digest=self._model.card.digest[:12])
@@ -120,7 +120,7 @@ class Prepost:
         job.check_model(self._model.card)
         prepared = await self._blobs.get(request.inspection.prepared)
         (text, text_tokens, rows), compute_ms = await self._thread.timed(
-            Turn.BEGIN, self._encode, job, prepared
+            Precedence.BEGIN, self._encode, job, prepared
         )
         ttl_s = job.intermediate_ttl_s
         reuses = job.parameters.reuse is not Reuse.OFF
@@ -138,7 +138,7 @@ class Prepost:
         job.check_model(self._model.card)
         size = Size(request.inspection.model_width, request.inspection.model_height)
         latents = _latents(await self._blobs.get(request.latents), request)
-        painted, decode_ms = await self._thread.timed(Turn.FINISH, self._model.decode, latents, size)
+        painted, decode_ms = await self._thread.timed(Precedence.FINISH, self._model.decode, latents, size)
         async with self._held:
             image, alpha = await self._blobs.get(job.image), await self._alpha(job, request.inspection)
             crop = request.inspection.crop and Box(*request.inspection.crop)
@@ -160,7 +160,7 @@ class Prepost:
             found, compute_ms = await self._pool.timed(
                 inspect_template, *edit, limit_s=self._config.image_timeout_s
             )
-        row, _ = await self._thread.timed(Turn.BEGIN, self._encode_template, found.prepared)
+        row, _ = await self._thread.timed(Precedence.BEGIN, self._encode_template, found.prepared)
         prepared = await self._keep_input(template, "prepared", found.prepared)
         return TemplateInputs(
             inspection=_inspection(found, prepared, None, compute_ms),
@@ -193,7 +193,7 @@ class Prepost:
     async def _keep_empty_text(self) -> BlobRef:
         """The empty prompt's conditioning, encoded once and kept for all jobs."""
         if self._empty_text is None:
-            text, _ = await self._thread.timed(Turn.BEGIN, self._model.encode_text, "")
+            text, _ = await self._thread.timed(Precedence.BEGIN, self._model.encode_text, "")
             self._empty_text = await asyncio.to_thread(tensors.pack, text)
         if self._empty_text_ref is None or not await self._blobs.has(self._empty_text_ref):
             key = f"shared/{self._config.instance}/empty-text"

@@ -18,7 +18,7 @@ from giornata_prepost.images.geometry import Box, Size, crop_size, model_size
 from giornata_prepost.images.inspection import cut_out, template
 from giornata_prepost.images.masks import Alpha, model_mask
 from giornata_prepost.images.paste import paste
-from giornata_prepost.images.pictures import Picture, Pixels
+from giornata_prepost.images.pictures import DecodedPicture, Pixels
 
 PIPELINES: Final[dict[str, type[Any]]] = {
     Family.FLUX_FILL: FluxFillPipeline,
@@ -75,7 +75,7 @@ class Oracle:
         mask = model_mask(alpha[window], size, card.mask_grain)
         painted = self._pipeline(
             prompt=parameters.prompt,
-            image=Image.fromarray(template(Picture(original[window]), size)),
+            image=Image.fromarray(template(DecodedPicture(original[window]), size)),
             mask_image=Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0))),
             width=size.width,
             height=size.height,

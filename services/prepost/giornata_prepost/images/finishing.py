@@ -7,7 +7,7 @@ from giornata_prepost.images.alpha import unpack
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.inspection import PixelLimits, requested_size
 from giornata_prepost.images.paste import paste
-from giornata_prepost.images.pictures import Picture, Pixels, decode, encode
+from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, encode
 
 
 def finish(  # noqa: PLR0917 - the pool passes by position
@@ -32,5 +32,5 @@ def finish(  # noqa: PLR0917 - the pool passes by position
     size = requested_size(Size(original.width, original.height), parameters, limits)
     pixels = paste(original.pixels, unpack(alpha), painted, size, crop)
     return encode(
-        Picture(pixels, original.icc_profile), parameters.output_format, parameters.output_compression
+        DecodedPicture(pixels, original.icc_profile), parameters.output_format, parameters.output_compression
     )

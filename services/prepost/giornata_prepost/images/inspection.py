@@ -24,7 +24,7 @@ from giornata_prepost.images.masks import (
     model_mask,
 )
 from giornata_prepost.images.paste import resize
-from giornata_prepost.images.pictures import Picture, Pixels, decode, flatten
+from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, flatten
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def inspect_template(
 
 
 def measured(
-    original: Picture, alpha: Alpha, parameters: EditParameters, card: ModelCard, limits: PixelLimits
+    original: DecodedPicture, alpha: Alpha, parameters: EditParameters, card: ModelCard, limits: PixelLimits
 ) -> Inspected:
     """Measures of an edit, or of a template, whose alpha is 0 everywhere.
 
@@ -127,7 +127,7 @@ def measured(
     else:
         model = crop_size(crop.size, card.native_size, limits.budget_pixels, card.pixel_multiple)
     window = (crop or Box(0, 0, *size)).window
-    seen = template(Picture(original.pixels[window]), model)
+    seen = template(DecodedPicture(original.pixels[window]), model)
     edited = model_mask(alpha[window], model, card.mask_grain)
     tokens = model.pixels // card.pixel_multiple**2
     touched = cells(edited, card.pixel_multiple)
@@ -155,7 +155,7 @@ def measured(
 
 def read_edit(
     image: bytes, mask: bytes | None, parameters: EditParameters, limits: PixelLimits
-) -> tuple[Picture, Alpha]:
+) -> tuple[DecodedPicture, Alpha]:
     """The upright original and the effective alpha at its size.
 
     Raises:
@@ -188,7 +188,7 @@ def requested_size(picture: Size, parameters: EditParameters, limits: PixelLimit
     return output_size(picture, None if requested is None else Size(*requested), limits.max_pixels)
 
 
-def template(original: Picture, size: Size) -> Pixels:
+def template(original: DecodedPicture, size: Size) -> Pixels:
     """What enters the autoencoder: (size.height, size.width, 3) uint8 RGB, transparency seen on white."""
     return resize(flatten(original.pixels), size)
 
