@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire.errors import ServiceUnavailable, TooManyRequests
-from giornata_gateway.intake.rules.admission import Admission
+from giornata_gateway.intake.rules.places import Places
 
 
 def test_rows_count_not_requests() -> None:
-    admission = Admission(4)
+    admission = Places(4)
     admission.enter(3)
     admission.enter(1)
     with pytest.raises(TooManyRequests):
@@ -21,7 +21,7 @@ def test_rows_count_not_requests() -> None:
 
 
 def test_one_edit_larger_than_the_limit_fits_into_an_idle_gateway() -> None:
-    admission = Admission(2)
+    admission = Places(2)
     admission.enter(10)
     assert admission.taken == 10
     with pytest.raises(TooManyRequests):
@@ -29,7 +29,7 @@ def test_one_edit_larger_than_the_limit_fits_into_an_idle_gateway() -> None:
 
 
 def test_a_check_takes_nothing_and_refuses_what_would_be_refused() -> None:
-    admission = Admission(2, "event streams")
+    admission = Places(2, "event streams")
     admission.enter(1)
     admission.check()
     assert admission.taken == 1
@@ -38,14 +38,14 @@ def test_a_check_takes_nothing_and_refuses_what_would_be_refused() -> None:
 
 
 def test_a_closed_gateway_admits_nothing() -> None:
-    admission = Admission(2)
+    admission = Places(2)
     admission.closed = True
     with pytest.raises(ServiceUnavailable):
         admission.enter(1)
 
 
 def test_retry_after_follows_how_long_edits_take() -> None:
-    admission = Admission(2)
+    admission = Places(2)
     quick = admission.retry_after_s(4)
     for _ in range(30):
         admission.enter(1)
@@ -56,7 +56,7 @@ def test_retry_after_follows_how_long_edits_take() -> None:
 
 @given(st.integers(1, 8), st.lists(st.tuples(st.integers(1, 10), st.booleans()), max_size=40))
 def test_never_above_the_limit_but_for_one_alone(limit: int, requests: list[tuple[int, bool]]) -> None:
-    admission = Admission(limit)
+    admission = Places(limit)
     held: list[int] = []
     for rows, leaves in requests:
         with contextlib.suppress(TooManyRequests):

@@ -13,6 +13,8 @@ HEARTBEAT = b": still working\n\n"
 GO_ON_ELSEWHERE = b": this gateway leaves; another one goes on after your Last-Event-ID\nretry: 500\n\n"
 """The end of a stream whose job goes on: no error, so that clients connect again, by the standard after `retry` ms."""
 
+HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
 _SEQUENCE = re.compile(r"[0-9]{1,18}\Z")
 
 

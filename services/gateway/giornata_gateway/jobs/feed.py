@@ -35,24 +35,24 @@ Restore = Callable[[], Awaitable[None]]
 """Makes sure of the streams."""
 
 
-News = StateEvent | StepEvent | PreviewEvent | DoneEvent
+ClientEvent = StateEvent | StepEvent | PreviewEvent | DoneEvent
 """What applications are told."""
 
 
 @dataclass(frozen=True)
-class Told:
+class StreamedEvent:
     """One event and its place in the stream."""
 
     sequence: int
     time: int
     """Unix time in seconds at which the stream took it: the same for whoever reads it, and whenever."""
-    event: News
+    event: ClientEvent
 
 
 @asynccontextmanager
 async def open_feed(
     bus: Bus, job_id: str, after: int, restore: Restore
-) -> AsyncIterator[asyncio.Queue[Told | None]]:
+) -> AsyncIterator[asyncio.Queue[StreamedEvent | None]]:
     """Events of a job with a sequence above `after`: first those that are kept, then the new ones.
 
     Where the stream is gone, as after a restart of NATS, since it lives in memory, `restore` is asked to make it anew.
@@ -60,7 +60,7 @@ async def open_feed(
     An ordered consumer begins anew where the stream was interrupted and may then repeat itself; repetitions are
     dropped here. None is never put here; a reader may, to wake itself.
     """
-    told: asyncio.Queue[Told | None] = asyncio.Queue()
+    told: asyncio.Queue[StreamedEvent | None] = asyncio.Queue()
     last = after
 
     async def receive(message: Msg) -> None:
@@ -72,7 +72,7 @@ async def open_feed(
         last = sequence
         event = _event(message)
         if event is not None:
-            told.put_nowait(Told(sequence, int(metadata.timestamp.timestamp()), event))
+            told.put_nowait(StreamedEvent(sequence, int(metadata.timestamp.timestamp()), event))
 
     config = ConsumerConfig(
         deliver_policy=DeliverPolicy.BY_START_SEQUENCE if after else DeliverPolicy.ALL,
@@ -102,8 +102,11 @@ async def open_feed(
 
 
 async def until_done(
-    told: asyncio.Queue[Told | None], ended: asyncio.Future[None], heartbeat_s: float, deadline: Deadline
-) -> AsyncIterator[Told | None]:
+    told: asyncio.Queue[StreamedEvent | None],
+    ended: asyncio.Future[None],
+    heartbeat_s: float,
+    deadline: Deadline,
+) -> AsyncIterator[StreamedEvent | None]:
     """What is told, up to the job's last event; None after every quiet `heartbeat_s`.
 
     Ends without the last event at the deadline, or when `ended` has resolved and the stream does not tell it within
@@ -146,11 +149,11 @@ async def done_sequence(bus: Bus, job: Job) -> int | None:
     return message.seq
 
 
-def _event(message: Msg) -> News | None:
+def _event(message: Msg) -> ClientEvent | None:
     """The event in a message; None for kinds that are not for applications, and for what cannot be read."""
     try:
         event = codec.decode(EVENT_TYPES[EventKind(message.subject.rpartition(".")[2])], message.data)
     except (GiornataError, ValueError) as error:
         log.warning("event_dropped", subject=message.subject, error=str(error))
         return None
-    return event if isinstance(event, News) else None
+    return event if isinstance(event, ClientEvent) else None

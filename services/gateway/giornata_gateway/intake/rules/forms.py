@@ -7,10 +7,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from giornata.wire.errors import InvalidField
-from giornata.wire.requests import EditParameters, request_error
+from giornata.wire.requests import EditParameters, ModelName, OutputSize, request_error
 
 
 class ResponseFormat(StrEnum):
@@ -70,6 +78,15 @@ class EditForm(JobForm):
         ):
             raise ValueError("needs response_format=b64_json")
         return stream
+
+
+class TemplateForm(BaseModel):
+    """Fields of ``POST /v1/templates``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: ModelName | None = Field(None, description=EditParameters.model_fields["model"].description)
+    size: OutputSize = Field("auto", description=EditParameters.model_fields["size"].description)
 
 
 FILES = {"image": "image", "image[]": "image", "mask": "mask"}
@@ -176,3 +193,22 @@ def missing_image() -> InvalidField:
     return InvalidField(
         "An edit needs a picture.", field="image", received="no image", accepted="one PNG, JPEG or WebP file"
     )
+
+
+def read_template_form(upload: Upload) -> TemplateForm:
+    """The form of a registration.
+
+    Raises:
+        InvalidField, UnknownField: names the field at fault.
+    """
+    if upload.mask is not None:
+        raise InvalidField(
+            "A template is a whole picture; masks come with its edits.",
+            field="mask",
+            received="a file",
+            accepted="files: image",
+        )
+    try:
+        return TemplateForm.model_validate(once_each(upload.fields))
+    except ValidationError as error:
+        raise request_error(error) from error

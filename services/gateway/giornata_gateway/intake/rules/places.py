@@ -1,4 +1,4 @@
-"""How many pictures may be in progress at this gateway, and how many event streams open. Pure: durations are given.
+"""How many pictures may be in progress at this gateway, and how many event streams may be open.
 
 An edit holds as many places as it has pictures from the moment its request is read to the moment its job has ended; an
 asynchronous job only until it is accepted, since from there on the router's queue limit counts it. A request that is
@@ -15,7 +15,7 @@ SMOOTHING = 0.2
 """Weight of the latest edit in the running mean of how long a picture takes."""
 
 
-class Admission:
+class Places:
     """Counts places against a limit; one request, however large, always fits into an idle gateway."""
 
     def __init__(self, limit: int, what: str = "pictures") -> None:

@@ -1,4 +1,4 @@
-"""Who waits for which job to end: one subscription for all jobs of this gateway, futures for those who wait."""
+"""The ends of jobs: one subscription for all jobs of this gateway, and a future for each request that waits."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Protocol
 
 import nats.errors
 import structlog
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from giornata.bus.bus import Bus
+from giornata.bus.patience import repeated
 from giornata.records.jobs import Records
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError, JobNotFound, ServiceUnavailable
 from giornata.wire.events import DoneEvent, EventKind
-from giornata.wire.jobs import JobRecord
 
 log = structlog.get_logger(__name__)
 
@@ -25,17 +25,17 @@ CHECK_WINDOW_S = 20.0
 """After a reconnect, how long the records are asked for until JetStream answers again."""
 
 
-class Ended(Protocol):
-    """Hears of every end of a job of this gateway, and whether somebody waited for it."""
+class EndListener(Protocol):
+    """Hears every end of a job of this gateway, and whether a request waited for it."""
 
     def __call__(self, event: DoneEvent, *, awaited: bool) -> None:
         """Take in an end."""
 
 
-class Waiting:
+class JobEnds:
     """Futures that resolve when a job is terminal; the record says how."""
 
-    def __init__(self, records: Records, on_done: Ended) -> None:
+    def __init__(self, records: Records, on_done: EndListener) -> None:
         self._records = records
         self._on_done = on_done
         self._futures: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
@@ -44,7 +44,7 @@ class Waiting:
 
     @asynccontextmanager
     async def listening(self, bus: Bus, gateway: str) -> AsyncIterator[None]:
-        """Hear the ends of `gateway`'s jobs while inside; after every reconnect look at the records too."""
+        """Hear the ends of `gateway`'s jobs while inside, and read the records too after every reconnect."""
         reconnected = asyncio.Event()
         bus.on_reconnect.append(reconnected.set)
         checker = asyncio.create_task(self._check_after_reconnects(reconnected), name="check-after-reconnect")
@@ -57,7 +57,7 @@ class Waiting:
             await asyncio.gather(checker, return_exceptions=True)
 
     def hear(self, event: DoneEvent) -> None:
-        """Wake those who wait for the event's job."""
+        """Wake the requests that wait for the event's job."""
         self._on_done(event, awaited=event.job_id in self._futures)
         self.wake(event.job_id)
 
@@ -83,14 +83,14 @@ class Waiting:
             if not self._futures[job_id]:
                 del self._futures[job_id]
             if future.done() and not future.cancelled():
-                future.exception()  # seen: whoever left early does not care
+                future.exception()  # seen: a request that left early does not read it
 
     def __len__(self) -> int:
-        """Jobs that somebody waits for."""
+        """Jobs that a request waits for."""
         return len(self._futures)
 
     def abandon(self, *, watchers_only: bool = False) -> None:
-        """Tell everybody who still waits that this gateway leaves; first those who only look on, now or from now on."""
+        """Tell every waiting request that this gateway leaves, or those alone that look on, now or later."""
         self._watchable = False
         for futures in self._futures.values():
             for future in self._watchers.intersection(futures) if watchers_only else futures:
@@ -101,27 +101,8 @@ class Waiting:
         if not future.done():
             future.set_exception(ServiceUnavailable("This gateway is shutting down.", retry_after_s=1))
 
-    async def check(self) -> None:
-        """Wake those whose job ended while nobody could tell us."""
-        for job_id in list(self._futures):
-            try:
-                record = await self._read(job_id)
-            except JobNotFound:
-                continue  # not accepted yet
-            if record.state.terminal:
-                self.wake(job_id)
-
-    async def _read(self, job_id: str) -> JobRecord:
-        attempts = AsyncRetrying(
-            retry=retry_if_exception_type(nats.errors.Error),
-            stop=stop_after_delay(CHECK_WINDOW_S),
-            wait=wait_exponential_jitter(multiplier=0.1, max=2),
-            reraise=True,
-        )
-        return await attempts(self._records.get, job_id)
-
     def wake(self, job_id: str) -> None:
-        """Wake those who wait for a job: it has ended."""
+        """Wake the requests that wait for a job: it has ended."""
         for future in self._futures.get(job_id, ()):
             if not future.done():
                 future.set_result(None)
@@ -131,6 +112,16 @@ class Waiting:
             await reconnected.wait()
             reconnected.clear()
             try:
-                await self.check()
+                await self._check()
             except (GiornataError, nats.errors.Error):
                 log.warning("check_after_reconnect_failed", exc_info=True)
+
+    async def _check(self) -> None:
+        """Wake the requests whose job ended while its event could not be heard."""
+        for job_id in list(self._futures):
+            try:
+                record = await repeated(partial(self._records.get, job_id), CHECK_WINDOW_S)
+            except JobNotFound:
+                continue  # not accepted yet
+            if record.state.terminal:
+                self.wake(job_id)
