@@ -19,7 +19,7 @@ from giornata_gateway.intake.departure import Departure
 from giornata_gateway.intake.key_file import KeyFile
 from giornata_gateway.intake.memory import Memory
 from giornata_gateway.intake.quotas import Quotas
-from giornata_gateway.intake.rules.places import Places
+from giornata_gateway.intake.rules.places import Places, Stay
 from giornata_gateway.intake.rules.tenants import DEFAULT_TENANT, Tenant, tenant_of
 from giornata_gateway.jobs.ends import JobEnds
 from giornata_gateway.jobs.ledger import Ledger
@@ -29,38 +29,26 @@ from giornata_gateway.jobs.sharing import Sharing
 from giornata_gateway.jobs.submission import AwaitedJob, Submission
 
 
-@dataclass
-class Stay:
-    """The time in which an edit, or another request for pictures, holds its places."""
-
-    started_s: float = field(default_factory=time.monotonic)
-    seconds: float | None = None
-    """How long the edit took, once it was carried out."""
-    lasting: bool = False
-    """The tenant's pictures count as in progress until the job's end is heard, not only while the places are held."""
-    repeated: bool = False
-    """The job was accepted for an earlier request with the same idempotency key."""
-
-    def submitting(self, prepared: Prepared) -> None:
-        """The job is on its way. From here on a new job with an idempotency key outlives its request."""
-        self.lasting = prepared.shared and not prepared.known
-
-    def accepted(self, prepared: Prepared, job: Job, *, awaited: bool) -> None:
-        """`prepared` has become `job`. Leaving cancels a job that is `awaited` and has no idempotency key."""
-        self.repeated = prepared.known or job is not prepared.job
-        self.lasting = not self.repeated and (prepared.shared or not awaited)
-
-    def carried_out(self) -> None:
-        """The edit is done. Its duration, unless it was repeated, tells refused requests when to come again."""
-        self.seconds = None if self.repeated else time.monotonic() - self.started_s
-
-
 @dataclass(frozen=True)
 class Admitted:
     """An edit that may be submitted, and its stay."""
 
     prepared: Prepared
     stay: Stay
+    started_s: float = field(default_factory=time.monotonic)
+
+    def submitting(self) -> None:
+        """The job is on its way. From here on a new job with an idempotency key outlives its request."""
+        self.stay.lasting = self.prepared.shared and not self.prepared.known
+
+    def accepted(self, job: Job, *, awaited: bool) -> None:
+        """The edit has become `job`. Leaving cancels a job that is `awaited` and has no idempotency key."""
+        self.stay.repeated = self.prepared.known or job is not self.prepared.job
+        self.stay.lasting = not self.stay.repeated and (self.prepared.shared or not awaited)
+
+    def carried_out(self) -> None:
+        """The edit is done. Its duration, unless it was repeated, tells refused requests when to come again."""
+        self.stay.seconds = None if self.stay.repeated else time.monotonic() - self.started_s
 
 
 @dataclass(frozen=True)
@@ -116,10 +104,13 @@ class Gateway:
         order = await order.identified(key)
         known = await self.sharing.known(order)
         if known is not None:  # nothing is computed, and its pictures may be gone
-            return Admitted(known, held.enter_context(self.hold()))
+            return Admitted(known, held.enter_context(self.places.held()))
         await self.preparation.check_blobs(order)
+        started_s = time.monotonic()
         stay = held.enter_context(self.stay(tenant, order.parameters.n, order.job_id, order.longest_s))
-        return Admitted(await self.preparation.prepare(await self.registration.applied(order)), stay)
+        return Admitted(
+            await self.preparation.prepare(await self.registration.applied(order)), stay, started_s
+        )
 
     async def submit(self, admitted: Admitted) -> Job:
         """Have a job accepted; the one that is carried out, which with an idempotency key may be an earlier one.
@@ -127,20 +118,21 @@ class Gateway:
         Raises:
             GiornataError: why it was not accepted.
         """
-        prepared, stay = admitted.prepared, admitted.stay
-        stay.submitting(prepared)
-        job = await (self.sharing if prepared.shared else self.submission).submit(prepared)
-        stay.accepted(prepared, job, awaited=False)
+        admitted.submitting()
+        job = await self._accepting(admitted).submit(admitted.prepared)
+        admitted.accepted(job, awaited=False)
         return job
 
     @asynccontextmanager
     async def awaited(self, admitted: Admitted) -> AsyncIterator[AwaitedJob]:
         """A job while its request waits. Leaving cancels it, unless it has an idempotency key."""
-        prepared, stay = admitted.prepared, admitted.stay
-        stay.submitting(prepared)
-        async with (self.sharing if prepared.shared else self.submission).awaited(prepared) as awaited:
-            stay.accepted(prepared, awaited.job, awaited=True)
+        admitted.submitting()
+        async with self._accepting(admitted).awaited(admitted.prepared) as awaited:
+            admitted.accepted(awaited.job, awaited=True)
             yield awaited
+
+    def _accepting(self, admitted: Admitted) -> Submission | Sharing:
+        return self.sharing if admitted.prepared.shared else self.submission
 
     @contextmanager
     def stay(self, tenant: Tenant, pictures: int, name: str, longest_s: float) -> Iterator[Stay]:
@@ -157,31 +149,12 @@ class Gateway:
         """
         self.places.check(pictures)
         counted = self.quotas.enter(tenant, pictures, name, longest_s)
-        with self.hold(pictures) as stay:
+        with self.places.held(pictures) as stay:
             try:
                 yield stay
             finally:
                 if counted and not stay.lasting:
                     self.quotas.leave(name)
-
-    @contextmanager
-    def hold(self, pictures: int = 1) -> Iterator[Stay]:
-        """Hold places that count for no tenant, as for a request about an earlier job."""
-        self.places.enter(pictures)
-        stay = Stay()
-        try:
-            yield stay
-        finally:
-            self.places.leave(pictures, stay.seconds)
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Hold the place of an event stream while inside; TooManyRequests where there is none."""
-        self.watchers.enter(1)
-        try:
-            yield
-        finally:
-            self.watchers.leave(1)
 
     def depart(self) -> None:
         """No request comes any more: send the requests away that only look on."""

@@ -53,12 +53,12 @@ async def serve(
         )
         async with gateway.ends.listening(bus, config.instance), _restoring(gateway, tasks):
             async with AsyncExitStack() as doors:
-                http = await listening(gateway, doors)
+                stop_listening = await doors.enter_async_context(listening(gateway))
                 await doors.enter_async_context(open_door(gateway))
                 await doors.enter_async_context(telemetry(bus, config.telemetry_hz, lambda: _state(gateway)))
                 await stop.wait()
                 await _give_notice(gateway)
-                await http.stop()
+                await stop_listening()
                 gateway.depart()
                 last_call = asyncio.get_running_loop().call_later(config.drain_s, gateway.close)
             last_call.cancel()

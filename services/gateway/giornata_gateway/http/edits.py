@@ -21,19 +21,18 @@ async def edit(request: web.Request) -> web.StreamResponse:
     """Carry out an edit and answer with its pictures; a client that leaves cancels it."""
     gateway = request.app[GATEWAY]
     with ExitStack() as held:
-        received = await receive(request, EditForm, Priority.INTERACTIVE, held)
-        form, stay = received.form, received.admitted.stay
-        async with gateway.awaited(received.admitted) as awaited:
+        form, admitted = await receive(request, EditForm, Priority.INTERACTIVE, held)
+        async with gateway.awaited(admitted) as awaited:
             request[JOB_ID] = awaited.job.job_id
-            request[REPEATED] = stay.repeated
+            request[REPEATED] = admitted.stay.repeated
             if form.stream:
                 stream = Stream(gateway, request, awaited.job.job_id, base_url(request), inline=True)
                 response = await stream.run(awaited.ended, 0, awaited.deadline)
                 if request.get(OUTCOME) is None:
-                    stay.carried_out()
+                    admitted.carried_out()
                 return response
             record = await gateway.submission.outcome(awaited)
-        stay.carried_out()
+        admitted.carried_out()
     return await _answer(request, form, record)
 
 

@@ -22,7 +22,7 @@ async def fleet(request: web.Request) -> web.StreamResponse:
     accepted = request.headers.get("Accept", "").split(",", maxsplit=1)[0].partition(";")[0]
     if accepted.strip().lower() != "text/event-stream":
         return json_answer(gateway.fleet.view())
-    with gateway.watching():
+    with gateway.watchers.held():
         response = web.StreamResponse(headers=HEADERS)
         await response.prepare(request)
         while not gateway.departure.begun.is_set():

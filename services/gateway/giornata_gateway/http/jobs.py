@@ -25,11 +25,11 @@ async def create(request: web.Request) -> web.Response:
     """Accept a job: 202 with its status and its Location. It holds its places only until it is accepted."""
     gateway = request.app[GATEWAY]
     with ExitStack() as held:
-        received = await receive(request, JobForm, Priority.BATCH, held)
-        job = await gateway.submit(received.admitted)
-        request[REPEATED] = received.admitted.stay.repeated
+        _, admitted = await receive(request, JobForm, Priority.BATCH, held)
+        job = await gateway.submit(admitted)
+        request[REPEATED] = admitted.stay.repeated
     request[JOB_ID] = job.job_id
-    record = await gateway.ledger.read(job.job_id)
+    record = await gateway.ledger.records.get(job.job_id)
     location = f"{gateway.config.public_url}/v1/jobs/{job.job_id}"
     return json_answer(await _view(request, record), status=202, headers={"Location": location})
 
@@ -76,8 +76,8 @@ async def events(request: web.Request) -> web.StreamResponse:
     job = (await _record(request)).job
     after = last_event_id(request.headers.get("Last-Event-ID"))
     after = await known_sequence(gateway.bus, after)
-    with gateway.watching(), gateway.ends.expect(job.job_id, watching=True) as ended:
-        record = await gateway.ledger.read(job.job_id)
+    with gateway.watchers.held(), gateway.ends.expect(job.job_id, watching=True) as ended:
+        record = await gateway.ledger.records.get(job.job_id)
         if record.state.terminal:
             last = await done_sequence(gateway.bus, job)
             if last is not None and after >= last:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from importlib.resources import files
 from typing import Final
 
 from pydantic import BaseModel
@@ -12,11 +13,12 @@ from pydantic.json_schema import models_json_schema
 from giornata import __version__
 from giornata.wire.errors import BY_CODE
 from giornata_gateway.http.errors import HTTP_ERRORS
-from giornata_gateway.http.openapi_text import DESCRIPTION
 from giornata_gateway.http.route import Answer, Body, Json, Route
 from giornata_gateway.intake.rules.idempotency import HEADER, MAX_CHARACTERS
 from giornata_gateway.views.answers import ErrorAnswer
 
+DESCRIPTION: Final = (files("giornata_gateway.http") / "openapi.md").read_text(encoding="utf-8")
+"""What the document says in words."""
 RETRY_AFTER: Final = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
 RATE_LIMIT: Final = {
     "RateLimit-Policy": {
@@ -91,7 +93,7 @@ def _operation(route: Route) -> Json:
     parameters = [
         *(
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in _names(route)
+            for name in re.findall(r"{(\w+)}", route.path)
         ),
         *route.parameters,
         *([KEY] if route.repeatable else []),
@@ -102,10 +104,6 @@ def _operation(route: Route) -> Json:
     if route.form:
         operation["requestBody"] = {"required": True, "content": {"multipart/form-data": _media(route.form)}}
     return operation
-
-
-def _names(route: Route) -> list[str]:
-    return re.findall(r"{(\w+)}", route.path)
 
 
 def _answer(status: int, answer: Answer) -> Json:

@@ -1,39 +1,28 @@
-"""From an HTTP request to an edit that is admitted, and to an upload."""
+"""From an HTTP request to an edit that is admitted."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Generic
 
 from aiohttp import web
 
 from giornata.deadlines import Deadline
-from giornata.wire.errors import DeadlineExceeded
 from giornata.wire.jobs import Priority
 from giornata_gateway.gateway import Admitted
 from giornata_gateway.http.errors import GATEWAY, TENANT
-from giornata_gateway.http.multipart import Limits, read_upload
-from giornata_gateway.intake.memory import Grow
-from giornata_gateway.intake.rules.forms import F, Upload, check_source, read_form
+from giornata_gateway.http.multipart import read_upload
+from giornata_gateway.intake.rules.forms import F, check_source, read_form
 from giornata_gateway.intake.rules.idempotency import HEADER, read_key
 from giornata_gateway.jobs.preparation import EditOrder
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-@dataclass(frozen=True)
-class Received(Generic[F]):
-    """A request that was read and admitted, and whose pictures are stored."""
-
-    form: F
-    admitted: Admitted
-
-
-async def receive(request: web.Request, kind: type[F], priority: Priority, held: ExitStack) -> Received[F]:
-    """Read, validate, admit and store a request; on return no picture is in memory any more.
+async def receive(
+    request: web.Request, kind: type[F], priority: Priority, held: ExitStack
+) -> tuple[F, Admitted]:
+    """The form of a request, and its edit, admitted; on return the pictures are stored and not in memory.
 
     Args:
         request: not read yet.
@@ -50,7 +39,7 @@ async def receive(request: web.Request, kind: type[F], priority: Priority, held:
     if key is None:  # a repetition may be answered for nothing, which only its body tells
         gateway.quotas.check(tenant)
     with gateway.uploads.growing() as grow:
-        upload = await received_upload(request, grow)
+        upload = await read_upload(request, grow)
         if not any(name == "template_id" for name, _ in upload.fields):
             check_source(upload.image, None)
         form = read_form(kind, upload.fields, request.headers.get("Accept", ""))
@@ -69,23 +58,7 @@ async def receive(request: web.Request, kind: type[F], priority: Priority, held:
             template_id=form.template_id,
             traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
         )
-        return Received(form, await gateway.admit(order, key, tenant, held))
-
-
-async def received_upload(request: web.Request, grow: Grow) -> Upload:
-    """The body of a request.
-
-    Raises:
-        DeadlineExceeded: the client is too slow in sending it.
-        GiornataError: why it is refused.
-    """
-    config = request.app[GATEWAY].config
-    limits = Limits(config.max_file_bytes, config.max_request_bytes, config.max_parts, config.max_field_bytes)
-    try:
-        async with asyncio.timeout(config.receive_s):
-            return await read_upload(request, limits, grow)
-    except TimeoutError as error:
-        raise DeadlineExceeded("The request was not received in time.") from error
+        return form, await gateway.admit(order, key, tenant, held)
 
 
 def base_url(request: web.Request) -> str:

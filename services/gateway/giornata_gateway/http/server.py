@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 
 import structlog
 from aiohttp import web
@@ -19,29 +20,12 @@ CLOSE_S = 5.0
 """After the drain: how long answers that are being written may still take."""
 
 
-@dataclass(frozen=True)
-class HttpServer:
-    """The HTTP door, open. Make it with :func:`listening`."""
+@asynccontextmanager
+async def listening(gateway: Gateway) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Listen while inside; on leaving, answer every request that has come, then close.
 
-    gateway: Gateway
-    runner: web.AppRunner
-    site: web.TCPSite
-
-    async def stop(self) -> None:
-        """Listen no more, and close the connections on which no request is being answered.
-
-        aiohttp's own `pre_shutdown` would read no more of a request whose body is still coming, and would leave the
-        other connections open without a handler.
-        """
-        await self.site.stop()
-        await asyncio.sleep(0)  # as in aiohttp's own clean-up: the requests that have been read begin first
-        for connection in self.runner.server.connections if self.runner.server is not None else ():
-            if connection.transport not in self.gateway.departure.asking:
-                connection.force_close()
-
-
-async def listening(gateway: Gateway, stack: AsyncExitStack) -> HttpServer:
-    """Listen; when `stack` closes, answer every request that has come, then close.
+    Yields:
+        What stops listening and closes the connections on which no request is being answered.
 
     Raises:
         ServiceUnavailable: the address cannot be listened on.
@@ -55,7 +39,20 @@ async def listening(gateway: Gateway, stack: AsyncExitStack) -> HttpServer:
         auto_decompress=False,  # a small body that unpacks to a large one is refused, see multipart
     )
     await runner.setup()
-    stack.push_async_callback(runner.cleanup)
+    try:
+        site = await _site(runner, gateway)
+        try:
+            yield partial(_stop, gateway, runner, site)
+        finally:
+            left = await gateway.departure.quiet(config.drain_s + CLOSE_S)
+            if left:
+                log.warning("requests_left_behind", requests=left)
+    finally:
+        await runner.cleanup()
+
+
+async def _site(runner: web.AppRunner, gateway: Gateway) -> web.TCPSite:
+    config = gateway.config
     site = web.TCPSite(runner, config.host, config.port)
     try:
         await site.start()
@@ -66,12 +63,18 @@ async def listening(gateway: Gateway, stack: AsyncExitStack) -> HttpServer:
     port = int(runner.addresses[0][1])
     if config.port_file is not None:
         config.port_file.write_text(f"{port}\n")
-    stack.push_async_callback(_answer_all, gateway)
     log.info("listening", url=f"http://{config.host}:{port}", port=port)
-    return HttpServer(gateway, runner, site)
+    return site
 
 
-async def _answer_all(gateway: Gateway) -> None:
-    left = await gateway.departure.quiet(gateway.config.drain_s + CLOSE_S)
-    if left:
-        log.warning("requests_left_behind", requests=left)
+async def _stop(gateway: Gateway, runner: web.AppRunner, site: web.TCPSite) -> None:
+    """Stop as aiohttp does not.
+
+    Its own `pre_shutdown` would read no more of a request whose body is still coming, and would leave the other
+    connections open without a handler.
+    """
+    await site.stop()
+    await asyncio.sleep(0)  # as in aiohttp's own clean-up: the requests that have been read begin first
+    for connection in runner.server.connections if runner.server is not None else ():
+        if connection.transport not in gateway.departure.asking:
+            connection.force_close()

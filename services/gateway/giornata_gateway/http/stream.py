@@ -58,7 +58,7 @@ class Stream:
                 await self._tell_end(response, ended, last)
             except ConnectionError:
                 raise
-            except Exception as error:  # noqa: BLE001 - the answer has begun: logged, and told inside it
+            except Exception as error:  # noqa: BLE001 - the answer has begun: logged and told inside it
                 known = as_known(error, self.request.path)
                 self.request[OUTCOME] = known.code
                 await self._write(response, frame(ERROR, error_event(known, self.job_id)))
@@ -76,7 +76,8 @@ class Stream:
         async for item in until_done(told, ended, self.gateway.config.heartbeat_s, deadline):
             if item is None:
                 await self._write(response, HEARTBEAT)
-                if await self._has_ended():
+                record = await self._record()
+                if record is not None and record.state.terminal:
                     return None  # its last event was lost
             elif isinstance(item.event, DoneEvent):
                 return item
@@ -89,25 +90,24 @@ class Stream:
     async def _tell_preview(
         self, response: web.StreamResponse, event: PreviewEvent, at: int, sequence: int
     ) -> None:
-        try:
-            record = await self.gateway.ledger.read(self.job_id)
-        except nats.errors.Error:
-            return  # a preview is not worth the stream
-        await self._write(response, frame(PARTIAL, partial_image_event(record, event, at), sequence))
+        record = await self._record()
+        if record is not None:  # a preview is not worth the stream
+            await self._write(response, frame(PARTIAL, partial_image_event(record, event, at), sequence))
 
-    async def _has_ended(self) -> bool:
+    async def _record(self) -> JobRecord | None:
+        """The job's record; None where NATS does not answer, since the stream outlives an outage."""
         try:
-            return (await self.gateway.ledger.read(self.job_id)).state.terminal
+            return await self.gateway.ledger.records.get(self.job_id)
         except nats.errors.Error:
-            return False  # the stream outlives an outage
+            return None
 
     async def _tell_end(
         self, response: web.StreamResponse, ended: asyncio.Future[None], last: StreamedEvent | None
     ) -> None:
         """Completed pictures first, since OpenAI's clients stop at the first error; the last frame has the id."""
-        record = await self.gateway.ledger.read(self.job_id)
+        record = await self.gateway.ledger.records.get(self.job_id)
         if not record.state.terminal:
-            if ended.done() and not self.inline:  # who only looks on loses nothing
+            if ended.done() and not self.inline:  # a reader that only looks on loses nothing
                 await self._write(response, GO_ON_ELSEWHERE)
                 return
             if ended.done():

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from giornata.deadlines import Deadline
 from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
-from giornata_gateway.http.requests import received_upload
+from giornata_gateway.http.multipart import read_upload
 from giornata_gateway.intake.rules.forms import read_template_form
 from giornata_gateway.intake.rules.queries import check_query, query_number
 from giornata_gateway.views.templates import TemplateDeleted, template_list, template_view
@@ -25,7 +25,7 @@ async def register(request: web.Request) -> web.Response:
     gateway.places.check()
     gateway.quotas.check(tenant)
     with gateway.uploads.growing() as grow:
-        upload = await received_upload(request, grow)
+        upload = await read_upload(request, grow)
         form = read_template_form(upload)
         budget_s = gateway.config.budget_s
         with gateway.stay(tenant, 1, f"registration_{secrets.token_urlsafe(9)}", budget_s):
@@ -42,7 +42,7 @@ async def status(request: web.Request) -> web.Response:
     wait_ms = query_number(request.query, "wait_ms", 0, MAX_WAIT_MS)
     record = None
     if wait_ms:
-        with gateway.watching():
+        with gateway.watchers.held():
             settled = gateway.registration.settled(tenant, name, Deadline.after_ms(wait_ms))
             record = await gateway.departure.before(settled)
     return json_answer(template_view(record or await gateway.registration.get(tenant, name)))

@@ -1,4 +1,4 @@
-"""A job's events from the stream that keeps them, from any point on, in order and each once."""
+"""A job's events from the stream that keeps them: from any point on, in order, each once."""
 
 from __future__ import annotations
 
@@ -26,17 +26,15 @@ from giornata.wire.jobs import Job
 log = structlog.get_logger(__name__)
 
 IDLE_HEARTBEAT_S = 5.0
-"""The server tells this often that a quiet consumer lives; missing two of them makes the client begin it anew."""
+"""How often the server says that a quiet consumer lives. The client restarts a consumer that misses two of them."""
 GRACE_S = 1.0
 """How long the stream may lag behind the news that its job has ended."""
-
 
 Restore = Callable[[], Awaitable[None]]
 """Makes sure of the streams."""
 
-
 ClientEvent = StateEvent | StepEvent | PreviewEvent | DoneEvent
-"""What applications are told."""
+"""The events that clients are told."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class StreamedEvent:
 
     sequence: int
     time: int
-    """Unix time in seconds at which the stream took it: the same for whoever reads it, and whenever."""
+    """Unix time in seconds at which the stream took it: the same for every reader at any time."""
     event: ClientEvent
 
 
@@ -53,12 +51,11 @@ class StreamedEvent:
 async def open_feed(
     bus: Bus, job_id: str, after: int, restore: Restore
 ) -> AsyncIterator[asyncio.Queue[StreamedEvent | None]]:
-    """Events of a job with a sequence above `after`: first those that are kept, then the new ones.
+    """The kept events of a job with a sequence above `after`, then the new ones.
 
-    Where the stream is gone, as after a restart of NATS, since it lives in memory, `restore` is asked to make it anew.
-
-    An ordered consumer begins anew where the stream was interrupted and may then repeat itself; repetitions are
-    dropped here. None is never put here; a reader may, to wake itself.
+    The stream lives in memory. Where it is gone, as after a restart of NATS, `restore` makes it again. An ordered
+    consumer restarts where the stream was interrupted and may repeat itself; repetitions are dropped here. Only
+    readers put None into the queue, to wake themselves.
     """
     told: asyncio.Queue[StreamedEvent | None] = asyncio.Queue()
     last = after
@@ -107,7 +104,7 @@ async def until_done(
     heartbeat_s: float,
     deadline: Deadline,
 ) -> AsyncIterator[StreamedEvent | None]:
-    """What is told, up to the job's last event; None after every quiet `heartbeat_s`.
+    """The events up to the job's last one; None after every quiet `heartbeat_s`.
 
     Ends without the last event at the deadline, or when `ended` has resolved and the stream does not tell it within
     :data:`GRACE_S`, as after the loss of the stream.
@@ -129,7 +126,7 @@ async def until_done(
 
 
 async def known_sequence(bus: Bus, after: int) -> int:
-    """`after`, or 0 where the stream has not come that far: it has begun anew since, and all of it is news."""
+    """`after`, or 0 where the stream has not come that far: it was made again since, and all of it is news."""
     if not after:
         return 0
     try:
@@ -140,7 +137,7 @@ async def known_sequence(bus: Bus, after: int) -> int:
 
 
 async def done_sequence(bus: Bus, job: Job) -> int | None:
-    """Where the job's last event lies in the stream; None before it came and after it has expired."""
+    """The sequence of the job's last event in the stream; None before it came and after it has expired."""
     subject = subjects.event(job.gateway, job.job_id, EventKind.DONE)
     try:
         message = await repeated(lambda: bus.jetstream.get_last_msg(EVENTS, subject))
@@ -150,7 +147,7 @@ async def done_sequence(bus: Bus, job: Job) -> int | None:
 
 
 def _event(message: Msg) -> ClientEvent | None:
-    """The event in a message; None for kinds that are not for applications, and for what cannot be read."""
+    """The event in a message; None for kinds that are not for clients, and for what cannot be read."""
     try:
         event = codec.decode(EVENT_TYPES[EventKind(message.subject.rpartition(".")[2])], message.data)
     except (GiornataError, ValueError) as error:

@@ -27,14 +27,6 @@ class Ledger:
     bus: Bus
     records: Records
 
-    async def read(self, job_id: str) -> JobRecord:
-        """The record of a job.
-
-        Raises:
-            JobNotFound: there is none.
-        """
-        return await self.records.get(job_id)
-
     async def read_of(self, tenant: str, job_id: str) -> JobRecord:
         """The record of a tenant's job.
 

@@ -45,7 +45,7 @@ class Sharing:
         if order.fingerprint is None:
             return None
         try:
-            record = await self.submission.ledger.read(order.job_id)
+            record = await self.submission.ledger.records.get(order.job_id)
         except JobNotFound:
             return None
         check_same(record.job, order.fingerprint)
@@ -78,7 +78,7 @@ class Sharing:
                 done = subjects.event(job.gateway, job.job_id, EventKind.DONE)
                 heard = self.submission.bus.listen(done, DoneEvent, lambda event: ends.wake(event.job_id))
                 await stack.enter_async_context(heard)
-            if (await self.submission.ledger.read(job.job_id)).state.terminal:
+            if (await self.submission.ledger.records.get(job.job_id)).state.terminal:
                 ends.wake(job.job_id)
             yield AwaitedJob(job, ended, prepared.deadline)
 
@@ -100,7 +100,7 @@ class Sharing:
                 await forget(job)
             return error
         try:
-            standing = (await self.submission.ledger.read(job.job_id)).job
+            standing = (await self.submission.ledger.records.get(job.job_id)).job
         except (GiornataError, nats.errors.Error) as lost:
             log.warning("record_not_read", job_id=job.job_id, error=repr(lost))
             return ServiceUnavailable("The job's record cannot be read.", retry_after_s=1)

@@ -111,7 +111,7 @@ class Submission:
                 await asyncio.shield(awaited.ended)
         except TimeoutError:
             log.info("deadline_exceeded", job_id=awaited.job.job_id)
-        record = await self.ledger.read(awaited.job.job_id)
+        record = await self.ledger.records.get(awaited.job.job_id)
         if not record.state.terminal:
             raise DeadlineExceeded
         return record

@@ -85,7 +85,7 @@ class EditEndpoints:
                     if envelope.progress is not None:
                         await self._relay(awaited, envelope.progress)
                     record = await gateway.submission.outcome(awaited)
-                admitted.stay.carried_out()
+                admitted.carried_out()
             return await self._reply(record)
 
     def _order(self, envelope: EditEnvelope, tenant: Tenant) -> EditOrder:

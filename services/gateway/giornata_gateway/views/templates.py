@@ -1,4 +1,4 @@
-"""Templates as ``/v1/templates`` takes and tells them. Pure."""
+"""Templates as ``/v1/templates`` tells them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class TemplateView(View):
     model: str
     model_digest: str
     size: str
-    """Output size of its edits: `auto`, that of the picture, or WIDTHxHEIGHT."""
+    """Output size of its edits: `auto`, the size of the picture, or WIDTHxHEIGHT."""
     width: int | None
-    """Of the picture, upright, in pixels; null until it was looked at."""
+    """Width of the upright picture in pixels; null until it was inspected."""
     height: int | None
     bytes: int
-    """What was recorded; 0 until then."""
+    """Size of the recording; 0 until there is one."""
     worker: str | None
-    """The denoiser that records it, or recorded it last; others do at its first edit there."""
+    """The denoiser that records it, or recorded it last. Others record it at its first edit there."""
     created_at: int
     """Unix time in seconds."""
     expires_at: int
@@ -42,7 +42,7 @@ class TemplateList(View):
     data: list[TemplateView]
     """The newest first."""
     has_more: bool
-    """Whether `after` with the last id tells more."""
+    """Whether a request with the last id as `after` tells more."""
 
 
 class TemplateDeleted(View):
@@ -72,10 +72,10 @@ def template_view(record: TemplateRecord) -> TemplateView:
 
 
 def template_list(records: Sequence[TemplateRecord], limit: int, after: str | None) -> TemplateList:
-    """A page of `records`, which are sorted; those that follow the one named `after`.
+    """A page of the sorted `records`, from the one that follows the template `after`.
 
     Raises:
-        InvalidField: none is named so.
+        InvalidField: no template has the id `after`.
     """
     names = [record.template_id for record in records]
     if after is not None and after not in names:

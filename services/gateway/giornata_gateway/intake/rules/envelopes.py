@@ -1,4 +1,4 @@
-"""The messages of the NATS door before they are believed. Pure."""
+"""The messages of the NATS door before they are validated."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _INBOX = re.compile(r"_INBOX(\.[A-Za-z0-9_-]{1,64}){1,6}\Z")
 
 
 class EditEnvelope(Wire):
-    """An :class:`giornata.wire.messages.EditMessage` whose parameters are still to be validated, field by field."""
+    """A :class:`giornata.wire.messages.EditMessage` whose parameters are still to be validated, field by field."""
 
     parameters: Any
-    """A map; see :func:`read_parameters`, whose errors stay short whatever is in it."""
+    """A map; :func:`read_parameters` validates it, and its errors are short."""
     image: bytes | BlobRef | None = None
     template_id: Annotated[str, StringConstraints(min_length=1, max_length=96)] | None = None
     mask: bytes | BlobRef | None = None
@@ -38,7 +38,11 @@ class EditEnvelope(Wire):
 
 
 def read_parameters(envelope: EditEnvelope) -> EditParameters:
-    """The parameters, or the error that names the field at fault; what it names is short."""
+    """The parameters.
+
+    Raises:
+        InvalidField, UnknownField, NotSupported: names the field at fault, with at most a short value.
+    """
     given = envelope.parameters
     accepted = f"a map of at most {MAX_PARAMETERS} names, each of at most {NAME_CHARACTERS} characters"
     if not isinstance(given, dict) or len(given) > MAX_PARAMETERS:
@@ -71,7 +75,7 @@ def checked_picture(
     """`picture` if it may be used by `tenant`.
 
     Raises:
-        InvalidField: the claim check is for somebody else's blob, or the bytes are none.
+        InvalidField: the claim check is for another tenant's blob, or there are no bytes.
         PayloadTooLarge: it is larger than `limit_bytes`.
     """
     if isinstance(picture, BlobRef):
@@ -131,11 +135,11 @@ def inline_bytes(envelope: EditEnvelope) -> int:
 
 
 def inline_pictures(sizes: Mapping[int, int], room_bytes: int) -> set[int]:
-    """Which pictures travel inside a reply, first come first served; the others become claim checks.
+    """The indices of the pictures that travel inside a reply, first come first served; the others become claim checks.
 
     Args:
         sizes: bytes by index.
-        room_bytes: what a reply may weigh.
+        room_bytes: the largest reply.
     """
     left = room_bytes - REPLY_MARGIN_BYTES
     chosen: set[int] = set()

@@ -1,4 +1,4 @@
-"""The multipart form of an edit as a typed value. Pure."""
+"""The multipart forms of edits and templates as typed values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class JobForm(EditParameters):
     )
 
     def parameters(self) -> EditParameters:
-        """Without the fields that concern this door alone."""
+        """The parameters without the fields of this door alone."""
         values = {name: getattr(self, name) for name in EditParameters.model_fields}
         return EditParameters.model_construct(**values)
 
