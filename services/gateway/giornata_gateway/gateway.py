@@ -25,7 +25,6 @@ from giornata_gateway.jobs.ends import JobEnds
 from giornata_gateway.jobs.ledger import Ledger
 from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
 from giornata_gateway.jobs.registration import Registration
-from giornata_gateway.jobs.sharing import Sharing
 from giornata_gateway.jobs.submission import AwaitedJob, Submission
 
 
@@ -74,7 +73,6 @@ class Gateway:
     ends: JobEnds
     preparation: Preparation
     submission: Submission
-    sharing: Sharing
     registration: Registration
     metrics: Metrics
     departure: Departure = field(default_factory=Departure)
@@ -102,7 +100,7 @@ class Gateway:
             GiornataError: why the order is refused.
         """
         order = await order.identified(key)
-        known = await self.sharing.known(order)
+        known = await self.submission.known(order)
         if known is not None:  # nothing is computed, and its pictures may be gone
             return Admitted(known, held.enter_context(self.places.held()))
         await self.preparation.check_blobs(order)
@@ -119,7 +117,7 @@ class Gateway:
             GiornataError: why it was not accepted.
         """
         admitted.submitting()
-        job = await self._accepting(admitted).submit(admitted.prepared)
+        job = await self.submission.submit(admitted.prepared)
         admitted.accepted(job, awaited=False)
         return job
 
@@ -127,12 +125,9 @@ class Gateway:
     async def awaited(self, admitted: Admitted) -> AsyncIterator[AwaitedJob]:
         """A job while its request waits. Leaving cancels it, unless it has an idempotency key."""
         admitted.submitting()
-        async with self._accepting(admitted).awaited(admitted.prepared) as awaited:
+        async with self.submission.awaited(admitted.prepared) as awaited:
             admitted.accepted(awaited.job, awaited=True)
             yield awaited
-
-    def _accepting(self, admitted: Admitted) -> Submission | Sharing:
-        return self.sharing if admitted.prepared.shared else self.submission
 
     @contextmanager
     def stay(self, tenant: Tenant, pictures: int, name: str, longest_s: float) -> Iterator[Stay]:

@@ -29,7 +29,6 @@ from giornata_gateway.jobs.ends import JobEnds
 from giornata_gateway.jobs.ledger import Ledger
 from giornata_gateway.jobs.preparation import Preparation
 from giornata_gateway.jobs.registration import Registration
-from giornata_gateway.jobs.sharing import Sharing
 from giornata_gateway.jobs.submission import Submission
 from giornata_gateway.nats.door import open_door
 
@@ -117,7 +116,7 @@ def _compose(
     places = Places(config.max_concurrent_rows)
     quotas = Quotas(places.estimate_s, metrics.tenant_refused)
     preparation = Preparation(config, blobs, fleet, tasks)
-    submission = Submission(bus, ledger, preparation, ends, tasks, config.submit_window_s)
+    submission = Submission(config, bus, ledger, preparation, ends, tasks, quotas.leave)
     return Gateway(
         config=config,
         bus=bus,
@@ -133,7 +132,6 @@ def _compose(
         ends=ends,
         preparation=preparation,
         submission=submission,
-        sharing=Sharing(submission, config.instance, quotas.leave),
         registration=Registration(config, bus, blobs, templates, fleet, tasks),
         metrics=metrics,
     )

@@ -19,7 +19,7 @@ from tests.integration.gateway_fakes import Stage, open_stage
 
 MIB = 1 << 20
 OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
-"""For probes and for whoever wants to learn the API; they tell nothing of a tenant."""
+"""For probes and for readers of the API; they tell nothing of a tenant."""
 
 
 @asynccontextmanager

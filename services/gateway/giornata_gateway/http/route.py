@@ -27,7 +27,7 @@ class Answer:
 
     description: str
     bodies: Mapping[str, Body] = field(default_factory=dict)
-    """By content type."""
+    """Bodies by content type."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Route:
     """The operation's id in the document."""
     summary: str
     answers: Mapping[int, Answer]
-    """By status."""
+    """Answers by status."""
     errors: tuple[int, ...] = ()
     """Statuses of the errors that it answers, beside 500; the error tree tells their codes."""
     parameters: tuple[Json, ...] = ()

@@ -11,6 +11,7 @@ from functools import partial
 import nats.errors
 import structlog
 from nats.aio.msg import Msg
+from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
@@ -71,6 +72,23 @@ async def open_feed(
         if event is not None:
             told.put_nowait(StreamedEvent(sequence, int(metadata.timestamp.timestamp()), event))
 
+    try:
+        subscription = await _subscribed(bus, job_id, after, receive)
+    except NotFoundError:
+        await restore()
+        subscription = await _subscribed(bus, job_id, after, receive)
+    try:
+        yield told
+    finally:
+        try:
+            await subscription.unsubscribe()
+        except nats.errors.Error:
+            log.debug("unsubscribe_failed", job_id=job_id, exc_info=True)  # the connection is going
+
+
+async def _subscribed(
+    bus: Bus, job_id: str, after: int, receive: Callable[[Msg], Awaitable[None]]
+) -> JetStreamContext.PushSubscription:
     config = ConsumerConfig(
         deliver_policy=DeliverPolicy.BY_START_SEQUENCE if after else DeliverPolicy.ALL,
         opt_start_seq=after + 1 if after else None,
@@ -84,18 +102,7 @@ async def open_feed(
         idle_heartbeat=IDLE_HEARTBEAT_S,
         config=config,
     )
-    try:
-        subscription = await repeated(subscribe)
-    except NotFoundError:
-        await restore()
-        subscription = await repeated(subscribe)
-    try:
-        yield told
-    finally:
-        try:
-            await subscription.unsubscribe()
-        except nats.errors.Error:
-            log.debug("unsubscribe_failed", job_id=job_id, exc_info=True)  # the connection is going
+    return await repeated(subscribe)
 
 
 async def until_done(

@@ -1,13 +1,19 @@
-"""From a prepared job to an accepted one, and back out when its requester leaves."""
+"""From a prepared job to an accepted one, and back out when its requester leaves.
+
+A job with an idempotency key is shared: every request with the same key is about one job, at any gateway. The key gives
+the job's id, and the job's record decides: the first to create it gives the job its content. Such a job belongs to all
+its requests, so that none of them cancels it by leaving; a client that lost its connection comes again for the answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import nats.errors
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
@@ -17,15 +23,19 @@ from giornata.wire import subjects
 from giornata.wire.errors import (
     DeadlineExceeded,
     GiornataError,
+    IdempotencyKeyReused,
     InternalError,
     JobNotFound,
     ServiceUnavailable,
 )
+from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import Job, JobRecord
 from giornata.wire.messages import Accepted, SubmitRequest
+from giornata_gateway.config import GatewayConfig
+from giornata_gateway.intake.rules.idempotency import check_same
 from giornata_gateway.jobs.ends import JobEnds
 from giornata_gateway.jobs.ledger import Ledger
-from giornata_gateway.jobs.preparation import Preparation, Prepared
+from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
 
 log = structlog.get_logger(__name__)
 
@@ -61,35 +71,66 @@ class AwaitedJob:
 
 @dataclass(frozen=True)
 class Submission:
-    """Has jobs accepted by the router."""
+    """Has jobs accepted by the router, and lets requests with an idempotency key join them."""
 
+    config: GatewayConfig
     bus: Bus
     ledger: Ledger
     preparation: Preparation
     ends: JobEnds
     tasks: asyncio.TaskGroup
     """Owns what outlives a request: calls whose outcome must be known, and cancellations."""
-    window_s: float
-    """How long a submission is tried while no router answers."""
+    given_up: Callable[[str], None]
+    """Is told the id of a shared job that was not accepted as it was submitted."""
     sending: dict[str, asyncio.Task[GiornataError | None]] = field(default_factory=dict)
     """Submissions on their way, by job."""
 
-    async def submit(self, prepared: Prepared) -> Job:
-        """Make a job durable. If the caller is cancelled meanwhile, so is the job.
+    async def known(self, order: EditOrder) -> Prepared | None:
+        """The job that was accepted under the order's key; None where there is no key, or no such job yet.
 
         Raises:
+            IdempotencyKeyReused: the job is another edit.
+        """
+        if order.fingerprint is None:
+            return None
+        try:
+            record = await self.ledger.records.get(order.job_id)
+        except JobNotFound:
+            return None
+        check_same(record.job, order.fingerprint)
+        return Prepared(record.job, order.deadline, known=True)
+
+    async def submit(self, prepared: Prepared) -> Job:
+        """Make a job durable; the job that is carried out, which may be another request's with the same key.
+
+        A job without a key is cancelled if the caller is cancelled meanwhile.
+
+        Raises:
+            IdempotencyKeyReused: another request was faster with another edit.
             GiornataError: why it was not accepted.
         """
+        job = prepared.job
+        if prepared.known:
+            return job
+        if prepared.shared:
+            accepting = self.tasks.create_task(self._accept_shared(job), name=f"accept-{job.job_id}")
+            outcome = await asyncio.shield(accepting)
+            if isinstance(outcome, GiornataError):
+                raise outcome
+            return outcome
         try:
-            await self._send(prepared.job)
+            await self._send(job)
         except BaseException:
-            self._call_off(prepared.job)
+            self._call_off(job)
             raise
-        return prepared.job
+        return job
+
+    def awaited(self, prepared: Prepared) -> AbstractAsyncContextManager[AwaitedJob]:
+        """A job while its request waits. Leaving before it has ended cancels it, unless it is shared."""
+        return self._joined(prepared) if prepared.shared else self._owned(prepared)
 
     @asynccontextmanager
-    async def awaited(self, prepared: Prepared) -> AsyncIterator[AwaitedJob]:
-        """A job that lives only as long as its request waits: leaving before it has ended cancels it."""
+    async def _owned(self, prepared: Prepared) -> AsyncIterator[AwaitedJob]:
         job = prepared.job
         with self.ends.expect(job.job_id) as ended:
             try:
@@ -98,6 +139,19 @@ class Submission:
             finally:
                 if not ended.done() or ended.exception() is not None:
                     self._call_off(job)
+
+    @asynccontextmanager
+    async def _joined(self, prepared: Prepared) -> AsyncIterator[AwaitedJob]:
+        job = await self.submit(prepared)
+        async with AsyncExitStack() as stack:
+            ended = stack.enter_context(self.ends.expect(job.job_id))
+            if job.gateway != self.config.instance:  # its events go to that gateway
+                done = subjects.event(job.gateway, job.job_id, EventKind.DONE)
+                heard = self.bus.listen(done, DoneEvent, lambda event: self.ends.wake(event.job_id))
+                await stack.enter_async_context(heard)
+            if (await self.ledger.records.get(job.job_id)).state.terminal:
+                self.ends.wake(job.job_id)
+            yield AwaitedJob(job, ended, prepared.deadline)
 
     async def outcome(self, awaited: AwaitedJob) -> JobRecord:
         """The terminal record of an awaited job.
@@ -116,10 +170,42 @@ class Submission:
             raise DeadlineExceeded
         return record
 
-    async def ask_router(self, job: Job) -> GiornataError | None:
+    async def _accept_shared(self, job: Job) -> Job | GiornataError:
+        outcome = await self._standing(job)
+        if outcome is not job:
+            self.given_up(job.job_id)
+        return outcome
+
+    async def _standing(self, job: Job) -> Job | GiornataError:
+        """Submit, see which request's job the record holds, and forget the pictures of a job that is not carried out.
+
+        A router that did not answer may still have accepted the job; then the pictures stay until they expire.
+        """
+        error = await self._ask_router(job)
+        if error is not None:
+            if not isinstance(error, ServiceUnavailable):
+                await self.preparation.forget(job)
+            return error
+        try:
+            standing = (await self.ledger.records.get(job.job_id)).job
+        except (GiornataError, nats.errors.Error) as lost:
+            log.warning("record_not_read", job_id=job.job_id, error=repr(lost))
+            return ServiceUnavailable("The job's record cannot be read.", retry_after_s=1)
+        if standing == job:
+            return job
+        await self.preparation.forget(job)
+        try:
+            check_same(standing, job.fingerprint or "")
+        except IdempotencyKeyReused as reused:
+            return reused
+        return standing
+
+    async def _ask_router(self, job: Job) -> GiornataError | None:
         """Have `job` accepted, trying again while no router answers; why it was not. It raises nothing."""
         try:
-            await answered(lambda: self._ask_once(job), self.window_s, ServiceUnavailable, DeadlineExceeded)
+            await answered(
+                lambda: self._ask_once(job), self.config.submit_window_s, ServiceUnavailable, DeadlineExceeded
+            )
         except DeadlineExceeded:
             return ServiceUnavailable("The router did not accept the edit in time.", retry_after_s=2)
         except GiornataError as error:
@@ -145,7 +231,7 @@ class Submission:
 
     async def _send(self, job: Job) -> None:
         """Submit to the router. The call survives its caller, so that its outcome is always known."""
-        sending = self.tasks.create_task(self.ask_router(job), name=f"submit-{job.job_id}")
+        sending = self.tasks.create_task(self._ask_router(job), name=f"submit-{job.job_id}")
         self.sending[job.job_id] = sending
         sending.add_done_callback(lambda _: self.sending.pop(job.job_id, None))
         error = await asyncio.shield(sending)

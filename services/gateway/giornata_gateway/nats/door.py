@@ -49,7 +49,7 @@ KINDS: Final = {kind_type: kind for kind, kind_type in EVENT_TYPES.items()}
 
 @asynccontextmanager
 async def open_door(gateway: Gateway) -> AsyncIterator[None]:
-    """Answer edits over NATS while inside; on leaving, finish those that were delivered."""
+    """Answer edits over NATS while inside; on leaving, finish the edits that were delivered."""
     endpoints = EditEndpoints(gateway)
     limit = endpoints.reply_limit()
     edit = Endpoint(subjects.EDIT, EditEnvelope, endpoints.edit, limit_bytes=limit, headers=True)

@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from pydantic import StringConstraints, ValidationError
+from pydantic import StringConstraints
 
 from giornata.wire.errors import InvalidField, PayloadTooLarge
 from giornata.wire.jobs import BlobRef, Priority, Wire
 from giornata.wire.messages import INLINE_BYTES
-from giornata.wire.requests import EditParameters, request_error
-from giornata_gateway.intake.rules.forms import check_source
+from giornata.wire.requests import EditParameters
+from giornata_gateway.intake.rules.forms import check_source, validated
 
 REPLY_MARGIN_BYTES: Final = 64 << 10
 """Room in a reply for everything but the pictures."""
@@ -55,10 +55,7 @@ def read_parameters(envelope: EditEnvelope) -> EditParameters:
         raise InvalidField(
             "A parameter has no such name.", field="parameters", received=strange[0], accepted=accepted
         )
-    try:
-        parameters = EditParameters.model_validate(given)
-    except ValidationError as error:
-        raise request_error(error) from error
+    parameters = validated(EditParameters, given)
     if parameters.partial_images and envelope.progress is None:
         raise InvalidField(
             "Partial images are told as progress.",

@@ -94,6 +94,7 @@ FILES = {"image": "image", "image[]": "image", "mask": "mask"}
 NOT_FOR_JOBS = ("stream", "response_format")
 
 F = TypeVar("F", EditForm, JobForm)
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -145,10 +146,7 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = ""
         values.setdefault("response_format", ResponseFormat.IMAGE)
     if kind is JobForm:
         _check_job(values)
-    try:
-        form = kind.model_validate(values)
-    except ValidationError as error:
-        raise request_error(error) from error
+    form = validated(kind, values)
     streamed: bool = getattr(form, "stream", True)  # a job's events can always be followed
     if form.partial_images and not streamed:
         raise InvalidField(
@@ -158,6 +156,14 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = ""
             accepted="0, or stream=true, or POST /v1/jobs and the event stream of the job",
         )
     return form
+
+
+def validated(kind: type[M], values: Mapping[str, object]) -> M:
+    """`values` as a `kind`; the error names the field at fault."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise request_error(error) from error
 
 
 def once_each(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -208,7 +214,4 @@ def read_template_form(upload: Upload) -> TemplateForm:
             received="a file",
             accepted="files: image",
         )
-    try:
-        return TemplateForm.model_validate(once_each(upload.fields))
-    except ValidationError as error:
-        raise request_error(error) from error
+    return validated(TemplateForm, once_each(upload.fields))

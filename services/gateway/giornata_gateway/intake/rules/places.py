@@ -84,5 +84,5 @@ class Places:
         return self.estimate_s(excess, self.limit)
 
     def estimate_s(self, pictures: int, at_a_time: int) -> float:
-        """Whole seconds, at least 1, until `pictures` should be done, of which `at_a_time` are worked on at once."""
+        """Whole seconds, at least 1, until `pictures` should be done, `at_a_time` at once."""
         return float(max(1, math.ceil(self._seconds_each * pictures / at_a_time)))
