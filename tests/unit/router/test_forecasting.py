@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.placement import Placement
@@ -172,6 +174,20 @@ def test_telemetry_tells_how_long_one_more_picture_would_wait() -> None:
     line.join("v", replace(DEMAND, shapes=DEMAND.shapes * 2), Claim(), 0)
     assert made.queue(full=False).wait_ms == pytest.approx(3 * STEPS * STEP_MS)
     assert made.queue(full=True).wait_ms is None, "others wait uncounted"
+
+
+@given(rows=st.integers(1, 8), capacity=st.integers(1, 4), ahead=st.lists(st.integers(1, 4), max_size=5))
+def test_more_work_ahead_is_never_a_shorter_wait(rows: int, capacity: int, ahead: list[int]) -> None:
+    made, placement, line = forecasting(known(worker("d1", capacity=capacity)))
+    placement.assign("w", 1, "d1", replace(DEMAND, shapes=DEMAND.shapes * rows), 0)
+    told = [made.queue(full=False).wait_ms]
+    for number, more in enumerate(ahead):
+        line.join(f"v{number}", replace(DEMAND, shapes=DEMAND.shapes * more), Claim(), 0)
+        told.append(made.queue(full=False).wait_ms)
+    waits = [wait for wait in told if wait is not None]
+    assert len(waits) == len(told)
+    assert waits == sorted(waits)
+    assert waits[-1] <= (rows + sum(ahead)) * STEPS * STEP_MS + 1e-6, "never longer than one after another"
 
 
 def test_a_wait_that_is_unknown_is_not_told() -> None:
