@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from giornata.scheduling.demand import Demand, RowShape, with_halo
+from giornata.scheduling.demand import Demand, RowShape
 from giornata.wire.errors import AttemptsExhausted, ErrorBody, GiornataError, InternalError
 from giornata.wire.jobs import Assignment, Encoding, Inspection, Job, JobRecord, JobState, Row
 from giornata.wire.requests import Reuse
 from giornata.wire.templates import picture_id
 from giornata.wire.times import ComputeTimes, StageTimes
+
+TOKENS: Final = 1
+"""The grain at which rows are counted: cells of it are a transformer's tokens."""
 
 
 @dataclass(frozen=True)
@@ -141,14 +144,12 @@ def demand(
     """
     job, asked = record.job, record.job.parameters
     reuses = asked.reuse is not Reuse.OFF
-    computed = (
-        with_halo(inspection.compute_tokens, asked.halo, inspection.tokens) if reuses else inspection.tokens
-    )
+    region = inspection.compute_set[TOKENS] if reuses and inspection.compute_set else None
     shapes = tuple(
         RowShape(
             text=encoding.text_tokens if encoding else 0,
             image=inspection.tokens,
-            computed=computed,
+            computed=region.count if region else inspection.tokens,
             steps=max(1, asked.denoising_steps - (row.resume.step if row.resume else 0)),
             sequences=2 if (asked.true_cfg_scale or 0.0) > 1 else 1,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -70,18 +69,6 @@ class RowShape:
         if self.begun:
             return RowLoad(self.steps, masked_ms, tokens=masked)
         return RowLoad(self.steps, masked_ms, full_ms - masked_ms, masked, tokens - masked)
-
-
-def with_halo(touched: int, halo: int, image: int) -> int:
-    """How many of `image` tokens are computed where a mask touches `touched`: as if it were a square.
-
-    Args:
-        touched: tokens that the mask touches.
-        halo: tokens around it that are computed too.
-        image: tokens of the picture.
-    """
-    side = math.sqrt(touched)
-    return min(image, round((side + 2 * halo) ** 2)) if touched else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from giornata.scheduling.demand import Demand
 from giornata.wire.errors import DeadlineExceeded, InternalError, JobCancelled
 from giornata.wire.jobs import Assignment, JobRecord, JobState, Row, RowState
+from giornata.wire.requests import Reuse
 from giornata.wire.times import ComputeTimes, StageTimes
 from giornata_router import transitions
 from giornata_router.ledger import Ledger
@@ -131,6 +132,21 @@ def test_a_demand_counts_only_what_is_still_to_be_computed() -> None:
     done = record.rows[1].model_copy(update={"latents": REF})
     demand = demand_of(record.model_copy(update={"rows": (resumed, done)}))
     assert (demand.rows, demand.steps, demand.tokens) == (1, 1, INSPECTION.tokens)
+
+
+def test_a_demand_counts_the_compute_set_that_inspection_carries() -> None:
+    record = transitions.accepted(JOB)
+
+    def computed(**changed: object) -> int:
+        seen = INSPECTION.model_copy(update=changed)
+        [shape] = transitions.demand(record, seen, record.pending_rows, ENCODING).shapes
+        return shape.computed
+
+    assert computed() == 9, "of 12 tokens: the mask touches 4, and its halo is no square"
+    assert computed(compute_set=None) == 12, "reuse gains nothing"
+    off = JOB.model_copy(update={"parameters": JOB.parameters.model_copy(update={"reuse": Reuse.OFF})})
+    record = transitions.accepted(off)
+    assert computed() == 12
 
 
 def test_losses_up_to_the_limit_are_borne_by_each_picture() -> None:
