@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 
 from giornata.planning.blocks import Block, Link, sequential
-from giornata.planning.planner import Plan, Planner, always, exact, greedy
+from giornata.planning.planner import BlockPlan, Planner, always, exact, greedy
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
@@ -149,7 +149,7 @@ def _compared(
     rate = size / (load_ms / 1e3)
     link = Link(load_ms / KV_SLABS)
     blocks = _blocks(scene, costs)
-    plans: dict[str, Plan] = {}
+    plans: dict[str, BlockPlan] = {}
     plan_ms: dict[str, float] = {}
     for name, planner in PLANNERS.items():
         began = time.perf_counter()

@@ -34,8 +34,8 @@ from giornata_tools.loadgen.arrivals import arrival_times
 from giornata_tools.loadgen.charts import Drawn, Points, distribution, svg
 from giornata_tools.loadgen.statistics import Spread, spread
 from giornata_tools.loadgen.workload import Request, Workload, draw
-from giornata_tools.simulation.jobs import DIGEST, MODEL, Job, template_name
-from giornata_tools.simulation.tiers import Templates
+from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob, template_name
+from giornata_tools.simulation.tiers import TemplateSetting
 from tests.bench.calibration import (
     WARM,
     Calibration,
@@ -69,7 +69,9 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return made.parse_args(arguments)
 
 
-def jobs_of(requests: Sequence[Request], pictures: Pictures, card: ModelCard, text: int) -> list[Job]:
+def jobs_of(
+    requests: Sequence[Request], pictures: Pictures, card: ModelCard, text: int
+) -> list[SimulatedJob]:
     """The requests as the simulator takes them, with the tokens that their masks really touch."""
     files = pictures.material(requests)
     made = []
@@ -77,7 +79,7 @@ def jobs_of(requests: Sequence[Request], pictures: Pictures, card: ModelCard, te
         image, computed = _tokens(files.templates[request.template].file, files.masks[request], card)
         shape = RowShape(text, image, computed, request.steps or card.default_steps)
         demand = Demand(MODEL, DIGEST, (shape,), template_name(request.template))
-        made.append(Job(f"j{number}", request.at_s, demand))
+        made.append(SimulatedJob(f"j{number}", request.at_s, demand))
     return made
 
 
@@ -92,7 +94,7 @@ def _tokens(image: bytes, mask: bytes, card: ModelCard) -> tuple[int, int]:
     return found.tokens, found.tokens if where is None else len(where.computed)
 
 
-def check_work(jobs: Sequence[Job], heard: Heard) -> int:
+def check_work(jobs: Sequence[SimulatedJob], heard: Heard) -> int:
     """Whether denoisers were given the work that is simulated; how many rows they computed in full that could reuse.
 
     A denoiser does so where it expects nothing of reuse, and it expects by the costs that it measured at its start.
@@ -119,7 +121,7 @@ def check_work(jobs: Sequence[Job], heard: Heard) -> int:
 class Live:
     """A live run."""
 
-    jobs: Sequence[Job]
+    jobs: Sequence[SimulatedJob]
     """Its requests, as the simulator takes them."""
     latencies: Sequence[float]
     """In seconds."""
@@ -143,9 +145,11 @@ class Bench:
     """While nobody edits."""
 
     @property
-    def templates(self) -> Templates:
+    def templates(self) -> TemplateSetting:
         """As every denoiser has them."""
-        return Templates(preloaded=tuple(template_name(number) for number in range(self.options.templates)))
+        return TemplateSetting(
+            preloaded=tuple(template_name(number) for number in range(self.options.templates))
+        )
 
     async def round(self, number: int) -> Round:
         """Measure what things take, with edits of its own."""

@@ -24,8 +24,8 @@ from giornata.wire.jobs import Assignment, Encoding, Inspection, JobRecord, JobS
 from giornata.wire.messages import CancelRows, RunAnswer, RunReply, RunRequest
 from giornata_router import transitions
 from giornata_router.dispatch import NoReport, Outcome
-from giornata_router.ledger import Ledger
-from giornata_router.progress import EndedError, Progress, heed_cancel
+from giornata_router.live_record import EndedError, LiveRecord, heed_cancel
+from giornata_router.time_sheet import TimeSheet
 from giornata_router.tools import RUN_REPLY_S, Tools
 
 log = structlog.get_logger(__name__)
@@ -37,7 +37,7 @@ class Computing:
     Args:
         tools: of the router.
         progress: of the job.
-        ledger: told how long it waited and was denoised.
+        sheet: told how long it waited and was denoised.
         deadline: of the job.
         inspection: of its pictures.
         encoding: of its rows.
@@ -47,8 +47,8 @@ class Computing:
     def __init__(
         self,
         tools: Tools,
-        progress: Progress,
-        ledger: Ledger,
+        progress: LiveRecord,
+        sheet: TimeSheet,
         deadline: Deadline,
         *,
         inspection: Inspection,
@@ -56,7 +56,7 @@ class Computing:
         fetching: str | None = None,
     ) -> None:
         self._tools, self._dispatch = tools, tools.dispatch
-        self._progress, self._ledger, self._deadline = progress, ledger, deadline
+        self._live, self._sheet, self._deadline = progress, sheet, deadline
         self._inspection, self._encoding, self._fetching = inspection, encoding, fetching
         self._job = progress.job
         self._numbers = itertools.count(progress.record.attempt + 1)
@@ -68,13 +68,13 @@ class Computing:
         Raises:
             AttemptsExhausted: too many workers were lost with one of them.
         """
-        with self._ledger.denoising():
+        with self._sheet.denoising():
             try:
                 async with self._tasks:
-                    self._go_on(self._progress.record.pending_rows)
+                    self._go_on(self._live.record.pending_rows)
             except ExceptionGroup as group:
                 raise _foremost(group) from None
-        await self._progress.reread()
+        await self._live.reread()
 
     def _go_on(self, rows: Iterable[Row]) -> None:
         """With rows that are to be computed: who has them is asked, the others are placed."""
@@ -89,13 +89,13 @@ class Computing:
 
     async def _place(self, rows: Sequence[Row]) -> None:
         """Find workers for `rows`, and write down who has them before they are sent."""
-        error = transitions.exhausted(rows, self._progress.record.causes, self._tools.config.max_failures)
+        error = transitions.exhausted(rows, self._live.record.causes, self._tools.config.max_failures)
         if error is not None:
             raise error
         job, demand = self._job, self._demand(rows)
         claim = Claim(job.priority, job.tenant, job.weight, self._denoised_by_s(demand))
         indices = [row.index for row in rows]
-        self._progress.doing = "waiting for a worker with room"
+        self._live.doing = "waiting for a worker with room"
         async with self._dispatch.in_line(
             job.job_id, indices, demand, claim, number=lambda: next(self._numbers), fetching=self._fetching
         ) as pending:
@@ -105,9 +105,9 @@ class Computing:
     async def _assign(self, given: Sequence[Assignment]) -> None:
         begun: list[Assignment] = []
         try:
-            record = await self._progress.change(
+            record = await self._live.change(
                 lambda r: transitions.assigned(
-                    r, given, self._inspection, self._encoding, self._ledger.times()
+                    r, given, self._inspection, self._encoding, self._sheet.times()
                 )
             )
             for assignment in given:
@@ -163,27 +163,27 @@ class Computing:
             log.warning("worker_unreachable", job=job.job_id, worker=worker, error=str(error))
             self._dispatch.placement.refuse(worker)
             if isinstance(error, Overloaded) and not adopted:
-                return await self._progress.change(lambda r: transitions.taken_back(r, assignment))
+                return await self._live.change(lambda r: transitions.taken_back(r, assignment))
             return await self._lost(assignment, str(error))
         heed_cancel()
         if reply.answer is not RunAnswer.ACCEPTED:
             self._dispatch.placement.refuse(worker)
-            return await self._progress.change(lambda r: transitions.taken_back(r, assignment))
-        self._progress.doing = "denoising"
-        await self._progress.tell(JobState.RUNNING, assignment.attempt)
+            return await self._live.change(lambda r: transitions.taken_back(r, assignment))
+        self._live.doing = "denoising"
+        await self._live.tell(JobState.RUNNING, assignment.attempt)
         return None
 
     async def _settled(self, assignment: Assignment, outcome: Outcome) -> JobRecord:
         """The record is the truth; the outcome only says that it is worth reading."""
         if isinstance(outcome, DenoisedEvent):
-            self._ledger.denoised(outcome.denoise_ms)
-            self._ledger.compute("denoise", outcome.compute_ms)
-        record = await self._progress.reread()
+            self._sheet.denoised(outcome.denoise_ms)
+            self._sheet.compute("denoise", outcome.compute_ms)
+        record = await self._live.reread()
         if outcome is NoReport.RECHECK or assignment not in record.assignments:
             return record
         if outcome is NoReport.PREEMPTED:
             await drop(self._tools, self._job.job_id, assignment)
-            return await self._progress.change(lambda record: transitions.taken_back(record, assignment))
+            return await self._live.change(lambda record: transitions.taken_back(record, assignment))
         why = str(outcome.value if isinstance(outcome, NoReport) else outcome)
         log.warning("attempt_lost", job=self._job.job_id, **assignment._asdict(), why=why)
         return await self._lost(assignment, why)
@@ -191,10 +191,10 @@ class Computing:
     async def _lost(self, assignment: Assignment, why: str) -> JobRecord:
         """Give an attempt up; should its worker have it after all, it is to drop it."""
         await drop(self._tools, self._job.job_id, assignment)
-        return await self._progress.change(lambda record: transitions.lost(record, assignment, why))
+        return await self._live.change(lambda record: transitions.lost(record, assignment, why))
 
     def _demand(self, rows: Sequence[Row]) -> Demand:
-        record, limit = self._progress.record, self._tools.config.max_failures
+        record, limit = self._live.record, self._tools.config.max_failures
         return transitions.demand(record, self._inspection, rows, self._encoding, max_failures=limit)
 
     def _denoised_by_s(self, demand: Demand) -> float | None:
@@ -202,7 +202,7 @@ class Computing:
         slo_ms = self._job.parameters.slo_ms
         if slo_ms is None:
             return None
-        left_ms = slo_ms - self._ledger.times().spent_ms - self._tools.forecasting.finish_ms(demand)
+        left_ms = slo_ms - self._sheet.times().spent_ms - self._tools.forecasting.finish_ms(demand)
         return time.monotonic() + left_ms / 1e3
 
 

@@ -11,7 +11,7 @@ from giornata.scheduling.forecast import Computed, computed, size
 from giornata.scheduling.in_turn import ROW
 from giornata.scheduling.line import Line, QueuedRows
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.stage_times import StageTimes
+from giornata.scheduling.stage_estimates import StageEstimates
 from giornata.wire.errors import QueueTooLong
 from giornata.wire.jobs import Job, Priority
 from giornata.wire.messages import Forecast
@@ -31,7 +31,7 @@ class Forecasting:
         self._placement, self._line, self._max_wait_s = placement, line, max_wait_s
         self._latest: dict[str, Demand] = {}
         """By digest of the model."""
-        self.stages = StageTimes()
+        self.stages = StageEstimates()
 
     def learn(self, demand: Demand) -> None:
         """Remember what a job asks for whose pictures were inspected."""

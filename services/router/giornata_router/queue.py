@@ -42,7 +42,7 @@ class _Waiting:
 
 
 @dataclass
-class _Carried:
+class _CarriedJob:
     """A queue message whose job is being carried out here."""
 
     message: Msg
@@ -60,7 +60,7 @@ class Queue:
         self._walks = walks
         self._accepted: dict[str, _Waiting] = {}
         """By job: not pulled from the queue yet."""
-        self._carried: dict[str, _Carried] = {}
+        self._carried: dict[str, _CarriedJob] = {}
         self._limits: dict[Priority, int] = {}
         self._in_hand: Counter[Priority] = Counter()
 
@@ -181,7 +181,7 @@ class Queue:
         if job.job_id in self._carried:  # redelivered: the renewal was late
             self._carried[job.job_id].message = message
             return
-        carried = _Carried(message, job)
+        carried = _CarriedJob(message, job)
         self._carried[job.job_id] = carried
         try:
             await self._walk(job, carried)
@@ -198,7 +198,7 @@ class Queue:
         finally:
             del self._carried[job.job_id]
 
-    async def _walk(self, job: Job, carried: _Carried) -> None:
+    async def _walk(self, job: Job, carried: _CarriedJob) -> None:
         waiting = self._accepted.pop(job.job_id, None)
         waited_ms = 0.0 if waiting is None else (time.monotonic() - waiting.since_s) * 1000
         carried.walk = Walk(self._tools, await self._record(job), waited_ms)

@@ -31,7 +31,7 @@ from giornata_router.lease import Lease
 from giornata_router.prepost import Prepost
 from giornata_router.questions import Questions
 from giornata_router.queue import Queue
-from giornata_router.templating import Recorder
+from giornata_router.registrar import Registrar
 from giornata_router.tools import Tools
 
 RENEW_S = streams.LEASE_TTL_S / 3
@@ -116,9 +116,9 @@ class Router:
         walks = asyncio.TaskGroup()
         queue = Queue(self._tools, walks)
         submit = Endpoint(subjects.SUBMIT, SubmitRequest, queue.submit)
-        recorder = Recorder(self._tools, await TemplateRecords.open(self._bus.jetstream))
+        registrar = Registrar(self._tools, await TemplateRecords.open(self._bus.jetstream))
         forecast = Endpoint(subjects.FORECAST, ForecastRequest, queue.forecast)
-        template = Endpoint(subjects.TEMPLATE, TemplateRequest, recorder.record)
+        template = Endpoint(subjects.TEMPLATE, TemplateRequest, registrar.record)
         denoised = subjects.events_of_kind(EventKind.DENOISED)
         async with (
             self._bus.listen(denoised, DenoisedEvent, self._dispatch.report),

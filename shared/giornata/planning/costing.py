@@ -42,7 +42,7 @@ class CostModel:
     """
 
     def __init__(self, compute: FitRecord, load: FitRecord) -> None:
-        self._compute, self._load = _Followed(compute), _Followed(load)
+        self._compute, self._load = _FollowedFit(compute), _FollowedFit(load)
         self._loads: deque[tuple[int, float]] = deque(maxlen=QUEUED)
         self.costs: StepCosts = StepCosts(compute.weights, load.weights)
         """As of the latest refit."""
@@ -76,7 +76,7 @@ class CostModel:
         self.state = WorkerCosts(compute=compute, load=load)
 
 
-class _Followed:
+class _FollowedFit:
     """One regression and how good it is on its latest samples, each predicted before it was taken in."""
 
     def __init__(self, record: FitRecord) -> None:

@@ -97,7 +97,7 @@ class Backlog:
         return ends
 
 
-class Prediction(NamedTuple):
+class Effect(NamedTuple):
     """What becomes of a worker if a job's rows join its backlog."""
 
     finish_ms: float
@@ -139,7 +139,7 @@ class Outlook:
         most = self._steps[-1] if self._steps else 0
         return self._first_ms + most * self.backlog.base_ms + self._own_ms[-1]
 
-    def predict(self, rows: Sequence[RowLoad]) -> Prediction:
+    def predict(self, rows: Sequence[RowLoad]) -> Effect:
         """Of `rows` joining last; at least one."""
         backlog, first = self.backlog, rows[0]
         steps, count = first.steps, len(rows)
@@ -154,11 +154,11 @@ class Outlook:
         shared_steps = self._row_steps[done] + steps * (len(self._steps) - done)
         finish_ms = self._first_ms + steps * backlog.base_ms + others_ms + count * first.work_ms
         delay_ms = count * (first.step_ms * shared_steps + first.first_ms * len(self._steps))
-        return Prediction(finish_ms, delay_ms)
+        return Effect(finish_ms, delay_ms)
 
-    def _run(self, rows: Sequence[RowLoad]) -> Prediction:
+    def _run(self, rows: Sequence[RowLoad]) -> Effect:
         ends = self.backlog.with_rows(rows).ends_ms()
-        return Prediction(max(ends[-len(rows) :]), max(0.0, sum(ends[: -len(rows)]) - sum(self.ends_ms)))
+        return Effect(max(ends[-len(rows) :]), max(0.0, sum(ends[: -len(rows)]) - sum(self.ends_ms)))
 
 
 def _sums(values: Iterable[float]) -> list[float]:

@@ -16,7 +16,7 @@ from giornata.planning.costing import CostModel
 from giornata.planning.costs import COMPUTE, LOAD, Work
 from giornata.planning.profile import FitRecord
 from giornata.scheduling.demand import Pace
-from giornata.scheduling.rate import Rate
+from giornata.scheduling.unit_time import UnitTime
 from giornata.wire.values import Mode
 from giornata.wire.workers import CostFit, KindCosts, LoadSample, StepSample, Tier, WorkerCosts
 
@@ -35,7 +35,7 @@ class _Worker:
     blocks: int
     reused: Mode
     slowness: float = 1.0
-    excess: Rate = field(default_factory=Rate)
+    excess: UnitTime = field(default_factory=UnitTime)
     """Of planned steps, in a millisecond of what rows that reuse compute at least."""
 
 
@@ -43,7 +43,7 @@ class Estimates:
     """Feed it all telemetry of denoisers."""
 
     def __init__(self) -> None:
-        self._kinds: dict[Kind, _Followed] = {}
+        self._kinds: dict[Kind, _KindModel] = {}
         self._workers: dict[str, _Worker] = {}
 
     def observe(
@@ -63,7 +63,7 @@ class Estimates:
             worker = self._workers[instance] = _Worker(kind, costs.blocks, costs.reused)
         followed = self._kinds.get(kind)
         if followed is None:
-            followed = self._kinds[kind] = _Followed(costs)
+            followed = self._kinds[kind] = _KindModel(costs)
         for sample in samples:
             if not sample.rows:
                 continue
@@ -98,12 +98,12 @@ class Estimates:
             yield KindCosts(model_digest=digest, device=device, compute=state.compute, load=state.load)
 
 
-class _Followed:
+class _KindModel:
     """One kind's regressions."""
 
     def __init__(self, costs: WorkerCosts) -> None:
         self.compute = CostModel(_record(costs.compute, COMPUTE), _record(costs.load, LOAD))
-        self._disk = Rate()
+        self._disk = UnitTime()
         self._paces: dict[tuple[int, Mode, float, float], Pace] = {}
         """With the present costs."""
 

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from giornata.scheduling.backlog import Outlook, Prediction, RowLoad
+from giornata.scheduling.backlog import Effect, Outlook, RowLoad
 from giornata.scheduling.demand import Demand
 from giornata.wire.workers import Tier
 
@@ -37,12 +37,12 @@ class Candidate(NamedTuple):
     fetch_ms: float = 0.0
     """Until the job's rows could begin, were there nothing else to do: reading the template."""
 
-    def prediction(self) -> Prediction:
+    def prediction(self) -> Effect:
         """What became of this worker if it got the job."""
         predicted = self.outlook.predict(self.loads)
         if not self.fetch_ms:
             return predicted
-        return Prediction(predicted.finish_ms + self.fetch_ms, predicted.delay_ms)
+        return Effect(predicted.finish_ms + self.fetch_ms, predicted.delay_ms)
 
 
 Policy = Callable[[Sequence[Candidate], Demand], Candidate | None]

@@ -9,7 +9,7 @@ REMEMBERED: Final = 100_000
 """Templates whose edits are counted."""
 
 
-class Admission:
+class RecordingRule:
     """Counts edits by template; a template that is seen for the second time is worth a run.
 
     FlashPS's production trace (section 2) has 970 templates for 34 million requests: what comes back comes back often.

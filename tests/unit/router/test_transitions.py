@@ -16,7 +16,7 @@ from giornata.wire.jobs import Assignment, JobRecord, JobState, Row, RowState
 from giornata.wire.requests import Reuse
 from giornata.wire.times import ComputeTimes, StageTimes
 from giornata_router import transitions
-from giornata_router.ledger import Ledger
+from giornata_router.time_sheet import TimeSheet
 from giornata_router.transitions import Times
 from tests.contract.messages import ENCODING, INSPECTION, JOB, REF
 
@@ -163,12 +163,12 @@ def test_a_ledger_adds_to_what_others_have_summed_up(monkeypatch: pytest.MonkeyP
     record = transitions.accepted(JOB).model_copy(
         update={"stage_ms": StageTimes(prepare=10, queue=1), "spent_ms": 11}
     )
-    ledger = Ledger(record, waited_ms=500)
-    with contextlib.suppress(ValueError), ledger.timing("prepare"):
+    sheet = TimeSheet(record, waited_ms=500)
+    with contextlib.suppress(ValueError), sheet.timing("prepare"):
         now += 0.25
         raise ValueError
-    ledger.compute("inspect", 3)
-    times = ledger.times()
+    sheet.compute("inspect", 3)
+    times = sheet.times()
     assert times.stage_ms == StageTimes(prepare=260, queue=501)
     assert times.compute_ms.inspect == 3
     assert times.spent_ms == 11 + 500 + 250, "what was waited is spent"
@@ -177,18 +177,18 @@ def test_a_ledger_adds_to_what_others_have_summed_up(monkeypatch: pytest.MonkeyP
 def test_rows_side_by_side_are_denoised_from_the_first_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    ledger = Ledger(transitions.accepted(TWO))
-    with ledger.denoising():
+    sheet = TimeSheet(transitions.accepted(TWO))
+    with sheet.denoising():
         now += 0.5
-        ledger.denoised(300.0)
+        sheet.denoised(300.0)
         now += 0.25
-        ledger.denoised(250.0)
-    spent = ledger.times().stage_ms
+        sheet.denoised(250.0)
+    spent = sheet.times().stage_ms
     assert spent.queue == pytest.approx(200)
     assert spent.denoise == pytest.approx(550)
-    with ledger.denoising():
+    with sheet.denoising():
         now += 0.125
-    assert ledger.times().stage_ms.queue == pytest.approx(325)
+    assert sheet.times().stage_ms.queue == pytest.approx(325)
 
 
 @given(failures=st.integers(0, 4), limit=st.integers(1, 5))

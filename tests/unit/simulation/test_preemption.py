@@ -11,8 +11,8 @@ from giornata.scheduling.in_turn import InTurn
 from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import finish_time
-from giornata_tools.simulation.simulator import Options, Simulation
-from giornata_tools.simulation.tiers import Templates
+from giornata_tools.simulation.simulator import RunOptions, Simulation
+from giornata_tools.simulation.tiers import TemplateSetting
 from tests.unit.simulation.test_simulation import MACHINE, ends, job
 
 
@@ -36,7 +36,7 @@ def test_a_preempted_attempt_begins_again_and_every_job_ends() -> None:
     scheduler = Preempting(InTurn(finish_time), [])
     jobs = [job(0, 0.0), job(1, 0.04)]
     run = Simulation(
-        [machine], jobs, Options(), templates=Templates(preloaded=("t0",)), scheduler=scheduler
+        [machine], jobs, RunOptions(), templates=TemplateSetting(preloaded=("t0",)), scheduler=scheduler
     ).run()
     assert scheduler.preempted == [("j0", 1)]
     step_s, begun_s = 0.015, 0.045  # its third step is computed to the end

@@ -21,7 +21,7 @@ from giornata_tools.cli.simulate_table import named, table
 from giornata_tools.simulation.plots import Simulated, charts
 from giornata_tools.simulation.results import Moment
 from giornata_tools.simulation.scenario import Scenario, fewest_workers
-from giornata_tools.simulation.simulator import Binding, Options
+from giornata_tools.simulation.simulator import Binding, RunOptions
 
 WIDTH: Final = 150
 """Columns of a table that is not printed to a terminal."""
@@ -59,8 +59,8 @@ def _tell(count: int, seconds: float) -> None:
     Console(stderr=True).print(f"{count} workers: {seconds:.2f} s")
 
 
-def _options(given: Mapping[str, Any], policy: str, seed: int) -> Options:
-    return Options(
+def _options(given: Mapping[str, Any], policy: str, seed: int) -> RunOptions:
+    return RunOptions(
         policy=PolicyName(policy),
         binding=Binding(given["binding"]),
         telemetry_hz=given["telemetry_hz"],

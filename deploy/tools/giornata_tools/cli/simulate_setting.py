@@ -12,11 +12,11 @@ from giornata_tools.loadgen import trace
 from giornata_tools.loadgen.distributions import zipf
 from giornata_tools.loadgen.workload import Shape, Workload
 from giornata_tools.simulation import cluster
-from giornata_tools.simulation.jobs import Picture, template_name
+from giornata_tools.simulation.jobs import EditedPicture, template_name
 from giornata_tools.simulation.machines import Machine, Storage
-from giornata_tools.simulation.scenario import Arriving, Scenario, popular
+from giornata_tools.simulation.scenario import Arrivals, Scenario, popular
 from giornata_tools.simulation.simulator import Stages
-from giornata_tools.simulation.tiers import Templates
+from giornata_tools.simulation.tiers import TemplateSetting
 
 
 def scenario_of(given: Mapping[str, Any]) -> Scenario:
@@ -31,8 +31,8 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
         machines=tuple(_machines(given)),
         workload=Workload(given["masks"], given["steps"], given["n"], weights, Shape.SQUARE),
         arriving=_arriving(given),
-        picture=Picture(given["text_tokens"], given["tokens"], given["halo"], given["corrects"]),
-        templates=Templates(
+        picture=EditedPicture(given["text_tokens"], given["tokens"], given["halo"], given["corrects"]),
+        templates=TemplateSetting(
             size_bytes=given["template_gb"] * 1e9,
             kv_bytes=given["step_gb"] * 1e9,
             registered=names if given["registered"] else frozenset(),
@@ -77,7 +77,7 @@ def _machines(given: Mapping[str, Any]) -> list[Machine]:
     return [replace(machine, storage=storage)] * int(given["workers"])
 
 
-def _arriving(given: Mapping[str, Any]) -> Arriving:
+def _arriving(given: Mapping[str, Any]) -> Arrivals:
     lines: tuple[trace.Line, ...] = ()
     path: Path | None = given["trace"]
     if path is not None:
@@ -87,4 +87,4 @@ def _arriving(given: Mapping[str, Any]) -> Arriving:
             lines = tuple(trace.read(path.read_text(encoding="utf-8"), path.suffix))
         except (OSError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from error
-    return Arriving(given["duration"], given["warmup"], given["cv"], lines, given["speed"])
+    return Arrivals(given["duration"], given["warmup"], given["cv"], lines, given["speed"])

@@ -16,7 +16,7 @@ DIGEST = "0" * 64
 
 
 @dataclass(frozen=True)
-class Picture:
+class EditedPicture:
     """The size that all jobs edit, and how their rows reuse."""
 
     text: int = 512
@@ -37,7 +37,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Job:
+class SimulatedJob:
     """One request."""
 
     job_id: str
@@ -59,7 +59,7 @@ class Job:
 class Piece:
     """Rows of a job that one worker gets together."""
 
-    job: Job
+    job: SimulatedJob
     attempt: int
     rows: tuple[int, ...]
     """Their indices."""
@@ -76,8 +76,8 @@ class Piece:
 
 
 def jobs_of(
-    requests: Sequence[Request], picture: Picture, *, reuse: bool = True, slo_s: float | None = None
-) -> list[Job]:
+    requests: Sequence[Request], picture: EditedPicture, *, reuse: bool = True, slo_s: float | None = None
+) -> list[SimulatedJob]:
     """A job of every request, in the order of their times.
 
     Args:
@@ -97,7 +97,7 @@ def jobs_of(
             shapes=(shape,) * request.n,
             template=template_name(request.template) if reuse else None,
         )
-        made.append(Job(f"j{number}", request.at_s, demand, slo_s))
+        made.append(SimulatedJob(f"j{number}", request.at_s, demand, slo_s))
     return made
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from giornata_tools.loadgen.charts import Drawn, Points, distribution, svg, thinned
-from giornata_tools.simulation.results import Run, Summary
+from giornata_tools.simulation.results import SimulatedRun, Summary
 
 LEAST_S = 1e-4
 """A latency below it is drawn there: the axis is logarithmic."""
@@ -19,7 +19,7 @@ class Simulated:
     policy: str
     rate: float
     seed: int
-    run: Run
+    run: SimulatedRun
     summary: Summary
     bound_p95_s: float | None
     bound_mean_s: float | None

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from giornata_tools.loadgen.statistics import spread
-from giornata_tools.simulation.jobs import Job
+from giornata_tools.simulation.jobs import SimulatedJob
 
 
 @dataclass(slots=True)
@@ -22,10 +22,10 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedJob:
     """A job and when its stages ended, in seconds of the virtual clock."""
 
-    job: Job
+    job: SimulatedJob
     assigned_s: float
     denoised_s: float
     ended_s: float
@@ -63,10 +63,10 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulatedRun:
     """Everything that one simulation tells."""
 
-    ended: tuple[Ended, ...]
+    ended: tuple[EndedJob, ...]
     """In the order of their ends."""
     workers: tuple[WorkerFigures, ...]
     moments: tuple[Moment, ...]
@@ -111,7 +111,7 @@ class Summary:
     recorded: int
 
 
-def summary(run: Run, warmup_s: float = 0.0) -> Summary:
+def summary(run: SimulatedRun, warmup_s: float = 0.0) -> Summary:
     """Of jobs that arrived after the warm-up; workers' figures are those of the whole run.
 
     Raises:

@@ -18,12 +18,12 @@ from giornata.wire.models import Family, ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.simulation.binding import AtArrival
 from giornata_tools.simulation.clock import Action, Clock
-from giornata_tools.simulation.host import Host
-from giornata_tools.simulation.jobs import DIGEST, MODEL, Job, Piece
+from giornata_tools.simulation.jobs import DIGEST, MODEL, Piece, SimulatedJob
 from giornata_tools.simulation.machines import Machine
-from giornata_tools.simulation.pool import Pool
-from giornata_tools.simulation.results import Ended, Moment, Run, WorkerFigures
-from giornata_tools.simulation.tiers import Templates
+from giornata_tools.simulation.processors import Processors
+from giornata_tools.simulation.results import EndedJob, Moment, SimulatedRun, WorkerFigures
+from giornata_tools.simulation.servers import Servers
+from giornata_tools.simulation.tiers import TemplateSetting
 from giornata_tools.simulation.worker import SimWorker
 
 CARD: Final = ModelCard(
@@ -72,7 +72,7 @@ class Stages:
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """How a run is scheduled."""
 
     policy: PolicyName = PolicyName.FINISH_TIME
@@ -96,8 +96,8 @@ class Options:
 
 
 @dataclass(slots=True)
-class _Carried:
-    job: Job
+class _CarriedHere:
+    job: SimulatedJob
     left: int
     """Rows that are not denoised."""
     attempts: int = 0
@@ -133,26 +133,26 @@ class Simulation:
     def __init__(
         self,
         machines: Sequence[Machine],
-        jobs: Sequence[Job],
-        options: Options,
+        jobs: Sequence[SimulatedJob],
+        options: RunOptions,
         *,
-        templates: Templates | None = None,
+        templates: TemplateSetting | None = None,
         stages: Stages | None = None,
         scheduler: Scheduler | None = None,
         cores: float = math.inf,
     ) -> None:
         self._options, self._stages, self._jobs = options, stages or Stages(), jobs
         self._clock = Clock()
-        self._host = Host(self._clock, cores)
+        self._host = Processors(self._clock, cores)
         self._scheduler, self._wakes_at = scheduler or options.scheduler(), math.inf
         self._placement, self._line = Placement(), Line(by_deadline=options.by_deadline)
         servers = self._stages.servers
-        self._relay, self._encoders, self._finishers = (Pool(n, self._host) for n in (1, servers, servers))
+        self._relay, self._encoders, self._finishers = (Servers(n, self._host) for n in (1, servers, servers))
         self._workers = {
             name: SimWorker(
                 name,
                 machine,
-                templates or Templates(),
+                templates or TemplateSetting(),
                 clock=self._clock,
                 done=self._denoised,
                 seed=options.seed * 100_003 + number,
@@ -161,11 +161,11 @@ class Simulation:
             for number, machine in enumerate(machines)
             for name in [f"w{number:04d}"]
         }
-        self._carried = {job.job_id: _Carried(job, job.rows) for job in jobs}
+        self._carried = {job.job_id: _CarriedHere(job, job.rows) for job in jobs}
         self._counts = _Counts()
-        self._ended: list[Ended] = []
+        self._ended: list[EndedJob] = []
 
-    def run(self, progress: Callable[[int], None] | None = None) -> Run:
+    def run(self, progress: Callable[[int], None] | None = None) -> SimulatedRun:
         """Until every job has ended; `progress` is told how many have."""
         self._start()
         told = 0
@@ -179,7 +179,7 @@ class Simulation:
             WorkerFigures(name, worker.machine.device, worker.counted)
             for name, worker in self._workers.items()
         ]
-        return Run(tuple(self._ended), tuple(figures), tuple(self._counts.moments), self._clock.now)
+        return SimulatedRun(tuple(self._ended), tuple(figures), tuple(self._counts.moments), self._clock.now)
 
     def _start(self) -> None:
         period = 1 / self._options.telemetry_hz
@@ -198,7 +198,7 @@ class Simulation:
             self._clock.at(self._jobs[number + 1].at_s, lambda then: self._arrive(number + 1, then))
         self._relay.serve(self._stages.relay_ms / 2e3, now, lambda then: self._encode(job, then))
 
-    def _encode(self, job: Job, now: float) -> None:
+    def _encode(self, job: SimulatedJob, now: float) -> None:
         hops_s, rows = self._stages.hops_ms / 1e3, tuple(range(job.rows))
 
         def encoded(then: float) -> None:
@@ -258,17 +258,17 @@ class Simulation:
                 self._stages.finish_ms / 1e3, now, lambda then: self._finished(carried, then)
             )
 
-    def _finished(self, carried: _Carried, now: float) -> None:
+    def _finished(self, carried: _CarriedHere, now: float) -> None:
         """One of its pictures."""
         carried.unfinished -= 1
         if not carried.unfinished:
             self._relay.serve(self._stages.relay_ms / 2e3, now, lambda then: self._end(carried, then))
 
-    def _end(self, carried: _Carried, now: float) -> None:
+    def _end(self, carried: _CarriedHere, now: float) -> None:
         self._counts.ended += 1
         job = carried.job
         assigned_s = carried.assigned_s or 0.0
-        self._ended.append(Ended(job, assigned_s, carried.denoised_s, now, "+".join(carried.workers)))
+        self._ended.append(EndedJob(job, assigned_s, carried.denoised_s, now, "+".join(carried.workers)))
 
     def _ticking(self, worker: SimWorker, period: float) -> Action:
         """Telemetry of `worker`, again and again."""

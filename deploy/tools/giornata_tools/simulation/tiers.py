@@ -1,4 +1,4 @@
-"""Templates of one worker, in memory and on disk; the least recently used is given up first. Pure."""
+"""TemplateSetting of one worker, in memory and on disk; the least recently used is given up first. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Final
 from giornata.wire.workers import Tier
 
 TOLD: Final = 256
-"""Templates of a tier that telemetry tells, as :class:`giornata.wire.workers.WorkerState` says."""
+"""TemplateSetting of a tier that telemetry tells, as :class:`giornata.wire.workers.WorkerState` says."""
 
 
 @dataclass(frozen=True)
-class Templates:
+class TemplateSetting:
     """How all workers keep templates."""
 
     size_bytes: float = 0.0

@@ -15,16 +15,16 @@ from itertools import count
 from giornata.scheduling.batch import Batch, Capacity, RowKey
 from giornata.scheduling.demand import RowShape
 from giornata.scheduling.occupancy import Attempt
-from giornata.scheduling.recording import Admission
+from giornata.scheduling.recording import RecordingRule
 from giornata.wire.workers import LoadSample, StepSample, Tier, WorkerState
 from giornata_tools.simulation.clock import Clock
-from giornata_tools.simulation.host import Host
 from giornata_tools.simulation.jobs import Piece
 from giornata_tools.simulation.machines import Machine
+from giornata_tools.simulation.processors import Processors
 from giornata_tools.simulation.results import Counted
 from giornata_tools.simulation.segments import EPSILON_S, Segment, progress, sample
 from giornata_tools.simulation.steps import SimRow, StepTimes, row_of
-from giornata_tools.simulation.tiers import Templates, Tiers
+from giornata_tools.simulation.tiers import TemplateSetting, Tiers
 
 SAMPLES = 16
 """Of steps that one telemetry message carries."""
@@ -50,17 +50,17 @@ class SimWorker:
         self,
         name: str,
         machine: Machine,
-        templates: Templates,
+        templates: TemplateSetting,
         *,
         clock: Clock,
         done: Done,
         seed: int,
-        host: Host | None = None,
+        host: Processors | None = None,
     ) -> None:
         self.name, self.machine = name, machine
         self.counted = Counted()
         self._templates, self._clock, self._done = templates, clock, done
-        self._host = host or Host(clock)
+        self._host = host or Processors(clock)
         self._pace = machine.pace
         self._times = StepTimes(self._pace, templates.kv_bytes)
         capacity = Capacity(machine.rows, machine.tokens)
@@ -71,7 +71,7 @@ class SimWorker:
             int(min(bytes_ / size, 1 << 40))
             for bytes_ in (machine.storage.memory_bytes, machine.storage.disk_bytes)
         )
-        self._tiers, self._admission = Tiers(memory, disk), Admission()
+        self._tiers, self._admission = Tiers(memory, disk), RecordingRule()
         for template in reversed(templates.preloaded[:memory]):
             self._tiers.fetched(template)
         self._runs: set[str] = set()

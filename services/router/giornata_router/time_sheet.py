@@ -15,7 +15,7 @@ Stage = Literal["prepare", "queue", "denoise", "finish"]
 Compute = Literal["inspect", "encode", "denoise", "decode", "paste"]
 
 
-class Ledger:
+class TimeSheet:
     """Adds to the times that the record already holds, of earlier attempts and other routers.
 
     Args:

@@ -26,7 +26,7 @@ class EndedError(Exception):
     """The job is terminal, and not by this walk: it was cancelled uncarried, or another router ended it."""
 
 
-class Progress:
+class LiveRecord:
     """The record, and what is told of it.
 
     Args:

@@ -11,7 +11,7 @@ import pytest
 from giornata.records.jobs import Change
 from giornata.wire.jobs import JobRecord
 from giornata_router import transitions
-from giornata_router.progress import Progress
+from giornata_router.live_record import LiveRecord
 from tests.contract.messages import JOB
 
 RECORD = transitions.accepted(JOB)
@@ -38,10 +38,10 @@ class SwallowingRecords:
     "work", [lambda p: p.reread(), lambda p: p.change(lambda record: record)], ids=["reread", "change"]
 )
 async def test_whoever_was_cancelled_while_the_record_came_does_not_go_on(
-    work: Callable[[Progress], Awaitable[JobRecord]],
+    work: Callable[[LiveRecord], Awaitable[JobRecord]],
 ) -> None:
     records = SwallowingRecords()
-    progress = Progress(None, records, RECORD)  # type: ignore[arg-type]  # nothing is told, and a fake
+    progress = LiveRecord(None, records, RECORD)  # type: ignore[arg-type]  # nothing is told, and a fake
     task = asyncio.ensure_future(work(progress))
     await records.asked.wait()
     task.cancel()

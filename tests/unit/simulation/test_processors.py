@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.demand import Demand, RowShape
 from giornata_tools.simulation.clock import Clock
-from giornata_tools.simulation.host import Host
-from giornata_tools.simulation.jobs import DIGEST, MODEL, Job
+from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob
 from giornata_tools.simulation.machines import Machine
-from giornata_tools.simulation.pool import Pool
-from giornata_tools.simulation.simulator import Options, Simulation, Stages
+from giornata_tools.simulation.processors import Processors
+from giornata_tools.simulation.servers import Servers
+from giornata_tools.simulation.simulator import RunOptions, Simulation, Stages
 
 MACHINE = Machine(StepCosts((0.0, 0.0, 1.0, 0.0, 0.0)), 1)
 """A token takes a millisecond."""
@@ -24,12 +24,14 @@ SHAPE = RowShape(text=0, image=100, computed=100, steps=10)
 """One second."""
 
 
-def jobs(*times: float) -> list[Job]:
-    return [Job(f"j{i}", at_s, Demand(MODEL, DIGEST, (SHAPE,), None)) for i, at_s in enumerate(times)]
+def jobs(*times: float) -> list[SimulatedJob]:
+    return [
+        SimulatedJob(f"j{i}", at_s, Demand(MODEL, DIGEST, (SHAPE,), None)) for i, at_s in enumerate(times)
+    ]
 
 
 def latencies(count: int, cores: float, *times: float, stages: Stages | None = None) -> list[float]:
-    made = Simulation((MACHINE,) * count, jobs(*times), Options(), stages=stages, cores=cores)
+    made = Simulation((MACHINE,) * count, jobs(*times), RunOptions(), stages=stages, cores=cores)
     return made.run().latencies()
 
 
@@ -70,7 +72,7 @@ def test_hops_delay_and_take_no_processor() -> None:
 )
 def test_processors_are_shared_evenly_at_every_moment(tasks: list[tuple[int, int]], cores: float) -> None:
     clock, ended = Clock(), [math.nan] * len(tasks)
-    host = Host(clock, cores)
+    host = Processors(clock, cores)
 
     def begin(index: int, now: float) -> None:
         host.compute(tasks[index][1] / 10, now, lambda then: ended.__setitem__(index, then))
@@ -98,7 +100,7 @@ def shared(tasks: list[tuple[int, int]], cores: float) -> list[float]:
 
 def test_a_stage_has_so_many_servers() -> None:
     clock = Clock()
-    pool, ended = Pool(2, Host(clock)), []
+    pool, ended = Servers(2, Processors(clock)), []
     for name, seconds in (("a", 3.0), ("b", 1.0), ("c", 1.0), ("nothing", 0.0), ("d", 2.0)):
         pool.serve(seconds, 0.0, partial(lambda name, now: ended.append((name, now)), name))
     while clock.step():

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.rate import KEPT, Rate
-from giornata.scheduling.stage_times import StageTimes
+from giornata.scheduling.stage_estimates import StageEstimates
+from giornata.scheduling.unit_time import KEPT, UnitTime
 
 AMOUNTS = st.floats(1, 1e6)
 TIMES = st.floats(0.001, 1e6)
 
 
 def test_nothing_is_known_before_anything_was_observed() -> None:
-    times = StageTimes()
+    times = StageEstimates()
     assert times.prepare_ms("m", 100) == times.finish_ms("m", 100) == 0.0
     assert times.finishing_ms("j", 0.0) is None
 
@@ -23,7 +23,7 @@ def test_nothing_is_known_before_anything_was_observed() -> None:
 def test_a_rate_lies_between_those_observed_and_is_linear(
     seen: list[tuple[float, float]], asked: float
 ) -> None:
-    rate = Rate()
+    rate = UnitTime()
     for amount, ms in seen:
         rate.observe(amount, ms)
     ratios = [ms / amount for amount, ms in seen]
@@ -32,7 +32,7 @@ def test_a_rate_lies_between_those_observed_and_is_linear(
 
 
 def test_what_changed_is_known_soon() -> None:
-    rate = Rate()
+    rate = UnitTime()
     for _ in range(100):
         rate.observe(10, 10)
     for _ in range(22):  # a tenth of what was known is left
@@ -42,7 +42,7 @@ def test_what_changed_is_known_soon() -> None:
 
 
 def test_models_and_stages_have_times_of_their_own() -> None:
-    times = StageTimes()
+    times = StageEstimates()
     times.prepared("small", 100, 20.0)
     times.prepared("large", 100, 200.0)
     times.begin_finish("j", "small", 400, now=5.0)
@@ -54,7 +54,7 @@ def test_models_and_stages_have_times_of_their_own() -> None:
 
 
 def test_a_finish_that_goes_on_has_less_and_less_left() -> None:
-    times = StageTimes()
+    times = StageEstimates()
     times.begin_finish("first", "m", 100, now=0.0)
     assert times.finishing_ms("first", 1.0) == 0.0, "nobody knows how long it takes"
     times.end_finish("first", now=4.0, completed=True)
@@ -64,7 +64,7 @@ def test_a_finish_that_goes_on_has_less_and_less_left() -> None:
 
 
 def test_a_finish_that_failed_tells_nothing() -> None:
-    times = StageTimes()
+    times = StageEstimates()
     times.begin_finish("j", "m", 100, now=0.0)
     times.end_finish("j", now=0.001, completed=False)
     assert times.finish_ms("m", 100) == 0.0

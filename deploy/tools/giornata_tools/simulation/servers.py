@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 
 from giornata_tools.simulation.clock import Action
-from giornata_tools.simulation.host import Host
+from giornata_tools.simulation.processors import Processors
 
 
-class Pool:
+class Servers:
     """First come, first served, by whichever server is free first.
 
     Args:
@@ -16,7 +16,7 @@ class Pool:
         host: on whose processors they compute.
     """
 
-    def __init__(self, servers: int, host: Host) -> None:
+    def __init__(self, servers: int, host: Processors) -> None:
         self._free, self._host = servers, host
         self._waiting: deque[tuple[float, Action]] = deque()
 

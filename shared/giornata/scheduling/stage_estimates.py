@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from giornata.scheduling.rate import Rate
+from giornata.scheduling.unit_time import UnitTime
 
 
 @dataclass
 class _Rates:
-    prepare: Rate = field(default_factory=Rate)
-    finish: Rate = field(default_factory=Rate)
+    prepare: UnitTime = field(default_factory=UnitTime)
+    finish: UnitTime = field(default_factory=UnitTime)
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class _Finishing:
     tokens: int
 
 
-class StageTimes:
+class StageEstimates:
     """Feed it the jobs that one router carries. Every model has times of its own, by tokens of its pictures."""
 
     def __init__(self) -> None:

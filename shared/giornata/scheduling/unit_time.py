@@ -8,7 +8,7 @@ KEPT: Final = 0.9
 """Of what was observed before, with every observation."""
 
 
-class Rate:
+class UnitTime:
     """All time over all amounts, both with forgetting; nothing as long as nothing was observed."""
 
     def __init__(self) -> None:

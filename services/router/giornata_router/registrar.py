@@ -16,7 +16,7 @@ from giornata_router.tools import RUN_REPLY_S, Tools
 log = structlog.get_logger(__name__)
 
 
-class Recorder:
+class Registrar:
     """Carries registrations from their picture to a worker; that worker tells the record how it ends."""
 
     def __init__(self, tools: Tools, records: TemplateRecords) -> None:

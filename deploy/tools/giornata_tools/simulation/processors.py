@@ -18,7 +18,7 @@ class _Task:
     then: Action
 
 
-class Host:
+class Processors:
     """One machine's processors. All who compute share them evenly at every moment, and nobody has more than one.
 
     Args:
