@@ -22,6 +22,7 @@ from giornata_denoiser.reuse.options import ReuseOptions
 from giornata_denoiser.reuse.template import Form, Template
 from giornata_denoiser.row import Recording, Row
 from giornata_prepost.pictures import Pixels
+from giornata_tools.loadgen.drawing import svg
 from giornata_tools.quality import metrics
 from tests.bench.bench_model import BenchModel, Request, box_of, held_out
 from tests.bench.pareto import pareto
@@ -168,7 +169,7 @@ def main() -> None:
     workload = {"edits": len(requests), "side": options.side, "steps": STEPS, "guidance": options.guidance}
     path = write("reuse_quality", rows, workload=workload)
     picture = path.with_suffix(".svg")
-    picture.write_text(pareto(rows), encoding="utf-8")
+    picture.write_text(svg(pareto(rows)), encoding="utf-8")
     print(f"written to {picture}")
 
 

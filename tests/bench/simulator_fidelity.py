@@ -28,10 +28,11 @@ from giornata.wire.models import ModelCard, read_model_card
 from giornata.wire.requests import EditParameters
 from giornata_denoiser.reuse.region import region
 from giornata_prepost.inspection import PixelLimits, inspect
-from giornata_tools.launcher.model import TRAINED
+from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.stack import Stack
 from giornata_tools.loadgen.arrivals import arrival_times
-from giornata_tools.loadgen.charts import Drawn, Points, distribution, svg
+from giornata_tools.loadgen.charts import Chart, Drawn, Points, distribution
+from giornata_tools.loadgen.drawing import figure, svg
 from giornata_tools.loadgen.statistics import Spread, spread
 from giornata_tools.loadgen.workload import Request, Workload, draw
 from giornata_tools.simulation.jobs import DIGEST, MODEL, Job, template_name
@@ -205,10 +206,8 @@ async def main(arguments: Sequence[str] | None = None) -> None:
                 for name, values in (("live", live.latencies), ("simulated", told)):
                     curves[f"{name}, {share:g}"] = distribution(values)
     OUT.mkdir(parents=True, exist_ok=True)
-    chart = svg(
-        "Share of requests that have ended", "seconds", "share", curves, logarithmic=False, drawn=Drawn.LINE
-    )
-    (OUT / "simulator_fidelity.svg").write_text(chart, encoding="utf-8")
+    chart = Chart("Share of requests that have ended", "seconds", "share", curves, Drawn.LINE)
+    (OUT / "simulator_fidelity.svg").write_text(svg(figure(chart)), encoding="utf-8")
     workload = {
         **vars(options),
         "model": "fresco, float32, a thread a process",

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from giornata.wire.models import Family
+from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.model import choose
 from giornata_tools.launcher.process import LaunchError
-from giornata_tools.launcher.up import MODELS
 from tests.chaos.plan import FULL
 from tests.chaos.report import OUT, Report
 from tests.chaos.run import Size, run

@@ -15,7 +15,7 @@ from torch import distributed
 from torch.multiprocessing.spawn import spawn
 
 from giornata.wire.models import Family, read_model_card
-from giornata_tools.launcher.model import TRAINED
+from giornata_tools.checkout import TRAINED
 from giornata_tools.model.architecture import TEXT_TOKENS
 from giornata_tools.model.painter import denoise
 from giornata_tools.model.scenes import Task, masks, sample

@@ -14,7 +14,7 @@ from giornata.wire.workers import (
 )
 from giornata_gateway.fleet_views import fleet_view
 from giornata_gateway.forecast import Pace
-from giornata_tools.cli.fleet_table import FleetStatus, fleet_table, sums
+from giornata_tools.cli.operate.fleet_table import FleetStatus, fleet_table, sums
 from tests.contract.messages import CARD
 
 

@@ -11,13 +11,13 @@ import pytest
 from giornata.config import ServiceConfig, load
 from giornata.wire.models import Family
 from giornata.wire.workers import ServiceName
-from giornata_tools.launcher.__main__ import parser
+from giornata_tools.cli.local.up import up
 from giornata_tools.launcher.commands import Surroundings, environment, gateway_flags, service_command
 from giornata_tools.launcher.model import DOWNLOAD_S, Model, builder_digest, choose, publish
 from giornata_tools.launcher.plan import DRAIN_ORDER, MAX_RESTART_DELAY_S, Plan, restart_delay_s
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import NatsServer, nats_config, valkey_config
-from giornata_tools.launcher.up import UpOptions, plan, without_password
+from giornata_tools.launcher.up import UpOptions, plan
 from giornata_tools.launcher.warden import remaining
 
 AROUND = Surroundings(
@@ -129,13 +129,7 @@ def test_another_builder_is_another_checkpoint(tmp_path: Path) -> None:
 def test_up_plans_what_flags_and_environment_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIORNATA_NATS_URL", "nats://elsewhere")
     monkeypatch.delenv("GIORNATA_REDIS_URL", raising=False)
-    flags = vars(
-        parser().parse_args(
-            ["up", "--denoisers", "2", "--routers", "3", "--port", "0", "--family", "flux-inpaint"]
-        )
-    )
-    assert flags.pop("verb") == "up"
-    options = UpOptions(**flags)
+    options = up_options("--denoisers", "2", "--routers", "3", "--port", "0", "--family", "flux-inpaint")
     assert options.family is Family.FLUX_INPAINT
     planned = plan(options, Model("/m", "tiny"))
     assert planned.nats_url == "nats://elsewhere"
@@ -162,9 +156,7 @@ def test_services_of_a_cluster_keep_everything_three_times() -> None:
 
 
 def up_options(*argv: str) -> UpOptions:
-    flags = vars(parser().parse_args(["up", *argv]))
-    flags.pop("verb")
-    return UpOptions(**flags)
+    return UpOptions(**up.make_context("up", list(argv)).params)
 
 
 def test_the_users_environment_is_not_overruled_by_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,26 +206,5 @@ def test_of_two_builds_at_a_time_the_first_stays(tmp_path: Path) -> None:
         publish(tmp_path / "nothing", tmp_path / "other")
 
 
-def test_addresses_are_shown_without_their_passwords() -> None:
-    shown = without_password("nats://user:secret@a:4222, nats://b:4222")
-    assert shown == "nats://***@a:4222, nats://b:4222"
-    assert without_password("unix:///tmp/v.sock") == "unix:///tmp/v.sock"
-
-
 def test_a_plan_has_one_of_each_service() -> None:
     assert Plan(state=Path("s"), logs=Path("l"), model="m").replicas == dict.fromkeys(ServiceName, 1)
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["up", "--nats-servers", "2"],
-        ["up", "--denoisers", "0"],
-        ["demo", "--steps", "-1"],
-        [],
-        ["up", "--family", "sd3"],
-    ],
-)
-def test_flags_that_mean_nothing_are_refused(argv: list[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        parser().parse_args(argv)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from giornata.wire.jobs import StageTimes
-from giornata_tools.launcher.report import (
+from giornata_tools.launcher.demo.report import (
     ORACLE_LIMIT,
     EditReport,
     Instance,
