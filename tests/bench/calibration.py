@@ -33,7 +33,7 @@ from giornata_tools.loadgen.workload import Request
 from giornata_tools.simulation.jobs import Job
 from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.simulator import Options, Simulation, Stages
-from giornata_tools.simulation.worker import Templates
+from giornata_tools.simulation.tiers import Templates
 from tests.bench.live import PROMPT, Pictures, giornata, served
 from tests.e2e.pictures import edit_form
 

@@ -27,7 +27,7 @@ from giornata_tools.simulation.published import DECODE_MS, FLUX_PICTURE, h800_fl
 from giornata_tools.simulation.results import Summary
 from giornata_tools.simulation.scenario import Arriving, Scenario
 from giornata_tools.simulation.simulator import Binding, Options, Stages
-from giornata_tools.simulation.worker import Templates
+from giornata_tools.simulation.tiers import Templates
 from tests.bench import report
 from tests.flags import option, parsed
 
@@ -134,7 +134,7 @@ def rows_of(case: Case, seeds: int) -> Iterator[dict[str, Any]]:
             options = Options(
                 policy,
                 binding,
-                spreads=False if name == WHOLE else None,
+                spreads=name != WHOLE,
                 by_deadline=by_deadline,
                 looked_at=number,
                 seed=seed,

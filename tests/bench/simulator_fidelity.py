@@ -36,7 +36,7 @@ from giornata_tools.loadgen.drawing import figure, svg
 from giornata_tools.loadgen.statistics import Spread, spread
 from giornata_tools.loadgen.workload import Request, Workload, draw
 from giornata_tools.simulation.jobs import DIGEST, MODEL, Job, template_name
-from giornata_tools.simulation.worker import Templates
+from giornata_tools.simulation.tiers import Templates
 from tests.bench.calibration import (
     WARM,
     Calibration,
