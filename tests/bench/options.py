@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import click
 import torch
 
-from giornata_denoiser.families.flux_inpaint import FluxInpaint
+from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from tests.bench.models import SHAPES, flux
 from tests.bench.rows import Rows
 from tests.flags import option

@@ -16,7 +16,6 @@ from giornata.wire.jobs import (
     Priority,
     Row,
     RowState,
-    StageTimes,
     TemplateUse,
 )
 from giornata.wire.messages import (
@@ -45,6 +44,7 @@ from giornata.wire.messages import (
 from giornata.wire.models import Family, ModelCard
 from giornata.wire.requests import EditParameters, OutputFormat, Reuse
 from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState
+from giornata.wire.times import StageTimes
 from giornata.wire.values import CellMap
 from giornata.wire.workers import (
     CostFit,

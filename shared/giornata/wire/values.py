@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Self, TypeAlias
 
@@ -12,6 +13,17 @@ class Wire(BaseModel):
     """A value on the wire: immutable; fields that a newer version added are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+
+class Mode(StrEnum):
+    """How one block treats the tokens outside of the compute set."""
+
+    FULL = "full"
+    """Computes them too. Needs their hidden state."""
+    HIDDEN = "hidden"
+    """Projects their keys and values again. Needs their hidden state, which is gone afterwards."""
+    KV = "kv"
+    """Takes their keys and values from the cache. Their hidden state is gone afterwards."""
 
 
 Grain: TypeAlias = Annotated[int, Field(ge=1), PlainSerializer(str)]

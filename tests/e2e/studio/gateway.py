@@ -18,9 +18,10 @@ from playwright.async_api import Route
 from pydantic import BaseModel
 
 import giornata_gateway
-from giornata.wire.jobs import JobState, StageTimes
+from giornata.wire.jobs import JobState
 from giornata.wire.models import Family
 from giornata.wire.requests import OutputFormat
+from giornata.wire.times import StageTimes
 from giornata.wire.workers import ServiceName
 from giornata_gateway.http.sse import frame
 from giornata_gateway.views.answers import ErrorDetail

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, TypeAdapter
 
-from giornata.wire.jobs import StageTimes
+from giornata.wire.times import StageTimes
 from giornata_tools.doors.edits import Order, Refused, Stopped, Tell
 from giornata_tools.doors.http_door import HttpDoor
 from giornata_tools.launcher.demo.report import Instance

@@ -19,9 +19,9 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
-from giornata.wire.jobs import StageTimes
 from giornata.wire.models import Family
 from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.times import StageTimes
 from giornata_prepost.masks import Alpha, edited_region, effective_alpha
 from giornata_tools import checkout
 from giornata_tools.bars import edit_steps
