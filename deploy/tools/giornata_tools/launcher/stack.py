@@ -22,9 +22,10 @@ from giornata_tools.launcher import commands, servers
 from giornata_tools.launcher.folders import empty, locked
 from giornata_tools.launcher.nats import EmbeddedNats
 from giornata_tools.launcher.plan import DRAIN_ORDER, Plan, restart_delay_s
+from giornata_tools.launcher.ports import GatewayPorts
 from giornata_tools.launcher.process import Command, LaunchError, Process
 from giornata_tools.launcher.warden import Warden
-from giornata_tools.launcher.watch import FleetWatch, answers_200
+from giornata_tools.launcher.watch import FleetWatch, answers_200, missing
 
 SERVER_LIMIT_S: Final = 15.0
 GRACE_S: Final = 15.0
@@ -53,9 +54,7 @@ class Stack:
         self._draining = asyncio.Event()
         self._processes: dict[str, Process] = {}
         self._services: dict[str, ServiceName] = {}
-        self._requested_ports: dict[str, int] = {}
-        self._vacant_ports = [plan.port]
-        """Where the next gateways listen: the address of one that ended goes to its successor."""
+        self._ports = GatewayPorts(plan.host, plan.port, plan.logs)
         self._sockets: Path | None = None
 
     @property
@@ -72,12 +71,11 @@ class Stack:
     @property
     def urls(self) -> list[str]:
         """REST addresses of the living gateways that have told theirs, oldest first."""
-        return [url for url in map(self.url_of, self.instances(ServiceName.GATEWAY)) if url]
+        return [url for url in map(self._ports.url, self.instances(ServiceName.GATEWAY)) if url]
 
     def url_of(self, gateway: str) -> str | None:
         """REST address of one gateway; None before it listens."""
-        port = self._port(gateway)
-        return f"http://{self.plan.host}:{port}" if port else None
+        return self._ports.url(gateway)
 
     @property
     def servers(self) -> list[str]:
@@ -166,18 +164,9 @@ class Stack:
         return not self._missing(fleet)
 
     def _missing(self, fleet: Fleet) -> list[str]:
-        """Own instances that do not say *ready* (a standby router does), and services without a worker."""
-        own = [name for name in self._processes if name in self._services]
-        states = {name: fleet.get(name) for name in own}
-        waiting = [
-            name for name, state in states.items() if state is None or not state.ready or state.draining
-        ]
-        services = {self._services[name] for name in own}
-        idle = [
-            f"a {s} that takes work"
-            for s in fleet.missing(sorted(services - {self._services[n] for n in waiting}))
-        ]
-        return waiting + idle
+        return missing(
+            fleet, {name: self._services[name] for name in self._processes if name in self._services}
+        )
 
     async def _open_servers(self) -> None:
         env = dict(os.environ)
@@ -216,11 +205,7 @@ class Stack:
             torch_threads=self.plan.torch_threads,
         )
         instance = new_instance(service)
-        flags: tuple[str, ...] = ()
-        if service is ServiceName.GATEWAY:
-            port = self._vacant_ports.pop() if self._vacant_ports else 0
-            self._requested_ports[instance] = port
-            flags = commands.gateway_flags(self.plan.host, port, self._port_file(instance))
+        flags = self._ports.flags(instance) if service is ServiceName.GATEWAY else ()
         self._services[instance] = service
         return commands.service_command(
             service,
@@ -232,16 +217,6 @@ class Stack:
             },
             *flags,
         )
-
-    def _port(self, instance: str) -> int | None:
-        """Where a gateway listens, or None before it does."""
-        try:
-            return int(self._port_file(instance).read_text())
-        except (FileNotFoundError, ValueError):  # not written yet, or not whole
-            return None
-
-    def _port_file(self, instance: str) -> Path:
-        return self.plan.logs / f"{instance}.port"
 
     async def _launch(self, make: Callable[[], Command]) -> Process:
         process = await self._spawn(make)
@@ -274,8 +249,7 @@ class Stack:
 
     def _bury(self, name: str) -> None:
         del self._processes[name]
-        if name in self._requested_ports:
-            self._vacant_ports.append(self._port(name) or self._requested_ports[name])
+        self._ports.vacate(name)
         self.watch.lose(name)
 
     async def _drain(self) -> None:

@@ -1,88 +1,19 @@
-"""What ``GET /v1/fleet`` tells, as a value and as a table. Pure."""
+"""What ``GET /v1/fleet`` tells, as a table. Pure."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from giornata.wire.fleet import FleetView, InstanceView
+from giornata.wire.workers import TemplateCounters
+
 UNKNOWN = "?"
-
-
-class _Told(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
-
-
-class Worker(_Told):
-    """What a denoiser does; None is unknown."""
-
-    running_rows: int
-    waiting_rows: int
-    free_rows: int
-    steps_per_s: float | None = None
-    step_ms: float | None = None
-
-
-class Instance(_Told):
-    """One instance of a service."""
-
-    service: str
-    instance: str
-    version: str
-    ready: bool
-    draining: bool
-    active: bool
-    models: tuple[str, ...] = ()
-    worker: Worker | None = None
-
-    @property
-    def state(self) -> str:
-        """In a word."""
-        if self.draining:
-            return "draining"
-        if not self.ready:
-            return "starting"
-        return "ready" if self.active else "standby"
-
-
-class Templates(_Told):
-    """What templates have done at all denoisers."""
-
-    hits_memory: int
-    hits_disk: int
-    misses: int
-    memory_bytes: int
-    disk_bytes: int
-
-    @property
-    def line(self) -> str:
-        """In a sentence."""
-        edits = self.hits_memory + self.hits_disk + self.misses
-        return (
-            f"edits that could reuse: {edits}, {self.hits_memory} from memory, {self.hits_disk} from disk; "
-            f"templates: {self.memory_bytes / 2**20:.0f} MiB in memory, {self.disk_bytes / 2**20:.0f} MiB on disk"
-        )
-
-
-class FleetStatus(_Told):
-    """Every live instance and their sums; None is unknown."""
-
-    instances: tuple[Instance, ...]
-    running_rows: int
-    waiting_rows: int
-    free_rows: int
-    queued_jobs: int | None = None
-    queued_rows: int | None = None
-    steps_per_s: float | None = None
-    predicted_wait_s: float | None = None
-    templates: Templates | None = None
-
-
 STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "standby": "dim"}
 
 
-def fleet_table(fleet: FleetStatus) -> RenderableType:
+def fleet_table(fleet: FleetView) -> RenderableType:
     """A line per instance, and the sums below; rows are pictures in progress."""
     table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     for name in ("service", "instance", "state"):
@@ -103,12 +34,12 @@ def fleet_table(fleet: FleetStatus) -> RenderableType:
                 number(worker.step_ms),
             )
         )
-        state = Text(one.state, STYLES[one.state])
+        state = Text(state_of(one), STYLES[state_of(one)])
         table.add_row(one.service, one.instance, state, *numbers, ", ".join(one.models))
     return Group(table, Text(), Text(sums(fleet)))
 
 
-def sums(fleet: FleetStatus) -> str:
+def sums(fleet: FleetView) -> str:
     """The whole fleet in two lines, or three where denoisers tell of templates."""
     if not fleet.instances:
         return "No service tells of itself."
@@ -119,7 +50,25 @@ def sums(fleet: FleetStatus) -> str:
         f"free places: {fleet.free_rows}\n"
         f"queued jobs: {jobs}{rows}; steps/s: {number(fleet.steps_per_s)}; "
         f"predicted wait: {number(fleet.predicted_wait_s)} s"
-        + (f"\n{fleet.templates.line}" if fleet.templates else "")
+        + (f"\n{templates_line(fleet.templates)}" if fleet.templates else "")
+    )
+
+
+def state_of(instance: InstanceView) -> str:
+    """The state of an instance in a word."""
+    if instance.draining:
+        return "draining"
+    if not instance.ready:
+        return "starting"
+    return "ready" if instance.active else "standby"
+
+
+def templates_line(told: TemplateCounters) -> str:
+    """What templates have done at all denoisers, in a sentence."""
+    edits = told.hits_memory + told.hits_disk + told.misses
+    return (
+        f"edits that could reuse: {edits}, {told.hits_memory} from memory, {told.hits_disk} from disk; "
+        f"templates: {told.memory_bytes / 2**20:.0f} MiB in memory, {told.disk_bytes / 2**20:.0f} MiB on disk"
     )
 
 

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.live import Live
 
 from giornata.wire.errors import ErrorBody
+from giornata.wire.fleet import FleetView
 from giornata_tools import interrupts
 from giornata_tools.cli.connecting import api_key_option, gateway_of, url_option
-from giornata_tools.cli.operate.fleet_table import FleetStatus, fleet_table
+from giornata_tools.cli.operate.fleet_table import fleet_table
 from giornata_tools.doors.edits import Refused
 from giornata_tools.doors.http_door import HttpDoor, open_http
 
@@ -70,9 +71,9 @@ async def _watch(door: HttpDoor, *, as_json: bool) -> int:
     return 1
 
 
-def _fleet(told: dict[str, Any]) -> FleetStatus:
+def _fleet(told: dict[str, Any]) -> FleetView:
     try:
-        return FleetStatus.model_validate(told)
+        return FleetView.model_validate(told)
     except ValidationError as error:
         message = f"The gateway tells of its fleet in another form than this version reads: {error}"
         raise Refused(ErrorBody(code="schema_mismatch", message=message)) from error

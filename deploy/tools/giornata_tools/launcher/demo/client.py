@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
+from giornata.wire.fleet import FleetView, InstanceView
 from giornata.wire.times import StageTimes
 from giornata_tools.doors.edits import Order, Refused, Stopped, Tell
 from giornata_tools.doors.http_door import HttpDoor
-from giornata_tools.launcher.demo.report import Instance
 from giornata_tools.launcher.process import LaunchError
 
 
@@ -52,7 +52,7 @@ async def ask(door: HttpDoor, order: Order, tell: Tell) -> Answer:
     return Answer(outcome.job_id, outcome.pictures[0].data, latency_s, status)
 
 
-async def fleet(door: HttpDoor) -> list[Instance]:
+async def fleet(door: HttpDoor) -> list[InstanceView]:
     """Every living instance.
 
     Raises:
@@ -60,7 +60,7 @@ async def fleet(door: HttpDoor) -> list[Instance]:
     """
     with _as_launch_error():
         told = await door.read("/v1/fleet")
-    return TypeAdapter(list[Instance]).validate_python(told["instances"])
+    return FleetView.model_validate(told).instances
 
 
 @contextmanager

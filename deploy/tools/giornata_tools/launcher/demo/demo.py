@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
+from giornata.wire.fleet import InstanceView
 from giornata.wire.models import Family
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.times import StageTimes
@@ -32,7 +33,6 @@ from giornata_tools.launcher.demo import client, comparison
 from giornata_tools.launcher.demo.exhibits import Exhibit, exhibits
 from giornata_tools.launcher.demo.report import (
     EditReport,
-    Instance,
     Pixels,
     Report,
     failings,
@@ -131,7 +131,7 @@ async def demo(options: DemoOptions) -> int:
 
 async def _through_the_system(
     options: DemoOptions, chosen: model.Model, shown: Sequence[Exhibit], console: Console
-) -> tuple[list[Done], list[Instance]]:
+) -> tuple[list[Done], list[InstanceView]]:
     """Start the stack, edit one after the other, ask what was measured, stop the stack.
 
     Raises:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
+from giornata.wire.fleet import InstanceView
 from giornata.wire.times import StageTimes
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
@@ -17,14 +18,6 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]
 
 ORACLE_LIMIT: Final = 2 / 255
 """The service rounds to 8 bits where diffusers does; a value on the edge may fall to either side."""
-
-
-class Instance(BaseModel):
-    """What is read of one entry of ``GET /v1/fleet``."""
-
-    service: str
-    version: str
-    ready: bool
 
 
 class ServiceReport(BaseModel):
@@ -71,7 +64,7 @@ class Report(BaseModel):
     machine: dict[str, str | int]
 
 
-def services_of(fleet: Sequence[Instance]) -> dict[str, ServiceReport]:
+def services_of(fleet: Sequence[InstanceView]) -> dict[str, ServiceReport]:
     """Ready instances per service, and their versions."""
     ready = [instance for instance in fleet if instance.ready]
     counts = Counter(instance.service for instance in ready)
