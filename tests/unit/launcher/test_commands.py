@@ -21,14 +21,17 @@ from giornata_tools.launcher.up import UpOptions, plan
 from giornata_tools.launcher.warden import remaining
 
 AROUND = Surroundings(
+    Plan(
+        state=Path("state"),
+        logs=Path("logs"),
+        model="/models/fill",
+        model_name="fill",
+        torch_threads=1,
+        drain_s=3.5,
+    ),
     nats_url="nats://user:secret@host:4222",
     nats_password_file=None,
-    nats_servers=1,
     redis_url="unix:///tmp/v.sock",
-    model="/models/fill",
-    model_name="fill",
-    drain_s=3.5,
-    torch_threads=1,
 )
 
 
@@ -149,7 +152,9 @@ def test_a_cluster_is_started_or_named_but_not_both(monkeypatch: pytest.MonkeyPa
 
 
 def test_services_of_a_cluster_keep_everything_three_times() -> None:
-    guarded = replace(AROUND, nats_password_file=Path("/users/router/password"), nats_servers=3)
+    guarded = replace(
+        AROUND, plan=replace(AROUND.plan, nats_servers=3), nats_password_file=Path("/users/router/password")
+    )
     assert environment({}, guarded)["GIORNATA_REPLICAS"] == "3"
     assert environment({}, guarded)["GIORNATA_NATS_PASSWORD_FILE"] == "/users/router/password"  # noqa: S105 - its place
     assert {"GIORNATA_REPLICAS", "GIORNATA_NATS_PASSWORD_FILE"}.isdisjoint(environment({}, AROUND))

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,7 @@ from giornata_tools.launcher.folders import empty, locked
 from giornata_tools.launcher.nats import EmbeddedNats
 from giornata_tools.launcher.plan import DRAIN_ORDER, Plan, restart_delay_s
 from giornata_tools.launcher.ports import GatewayPorts
-from giornata_tools.launcher.process import Command, LaunchError, Process
+from giornata_tools.launcher.process import Command, LaunchError, Process, single_error
 from giornata_tools.launcher.warden import Warden
 from giornata_tools.launcher.watch import FleetWatch, answers_200, missing
 
@@ -173,7 +173,7 @@ class Stack:
         if not self.nats_url:
             nats = self._nats = EmbeddedNats(self.plan.state, self.plan.nats_servers)
             started = [
-                await self._launch(lambda name=name: servers.nats_command(nats.servers[name], env))  # type: ignore[misc]  # bound per turn
+                await self._launch(partial(lambda name: servers.nats_command(nats.servers[name], env), name))
                 for name in nats.servers
             ]
             for process in started:
@@ -195,28 +195,17 @@ class Stack:
 
     def _service_command(self, service: ServiceName) -> Command:
         around = commands.Surroundings(
-            nats_url=self.nats_url,
-            nats_password_file=self.nats_password_file(User(service)),
-            nats_servers=self.plan.nats_servers,
-            redis_url=self.redis_url,
-            model=self.plan.model,
-            model_name=self.plan.model_name,
-            drain_s=self.plan.drain_s,
-            torch_threads=self.plan.torch_threads,
+            self.plan, self.nats_url, self.nats_password_file(User(service)), self.redis_url
         )
         instance = new_instance(service)
         flags = self._ports.flags(instance) if service is ServiceName.GATEWAY else ()
         self._services[instance] = service
-        return commands.service_command(
-            service,
-            instance,
-            {
-                **commands.environment(os.environ, around),
-                **self.plan.env,
-                **self.plan.env_of.get(service, {}),
-            },
-            *flags,
-        )
+        env = {
+            **commands.environment(os.environ, around),
+            **self.plan.env,
+            **self.plan.env_of.get(service, {}),
+        }
+        return commands.service_command(service, instance, env, *flags)
 
     async def _launch(self, make: Callable[[], Command]) -> Process:
         process = await self._spawn(make)
@@ -243,7 +232,10 @@ class Stack:
                 return
             delay_s = restart_delay_s(delay_s, time.monotonic() - started_s)
             self._say(f"{process.ending()} It is started again in {delay_s:g} s; see {process.log}.")
-            if await _set_within(self._draining, delay_s):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._draining.wait()
+            if self._draining.is_set():
                 return
             process = await self._spawn(make)
 
@@ -288,7 +280,7 @@ async def running(plan: Plan, say: Callable[[str], None] = print) -> AsyncIterat
     Raises:
         LaunchError: something cannot be started, or another stack uses the same state folder.
     """
-    async with _plain_errors(), AsyncExitStack() as undo:
+    async with single_error(), AsyncExitStack() as undo:
         undo.enter_context(locked(plan.state))
         warden = undo.enter_context(Warden())
         tasks = await undo.enter_async_context(asyncio.TaskGroup())
@@ -304,23 +296,3 @@ async def running(plan: Plan, say: Callable[[str], None] = print) -> AsyncIterat
             raise LaunchError(str(error)) from error
         undo.push_async_callback(stack._drain)  # noqa: SLF001 - as above
         yield stack
-
-
-@asynccontextmanager
-async def _plain_errors() -> AsyncIterator[None]:
-    """A task group wraps even its body's own error in a group; of a group of one, raise the one."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        if len(group.exceptions) > 1:
-            raise
-        raise group.exceptions[0] from None
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
