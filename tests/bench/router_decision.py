@@ -10,7 +10,6 @@ about every worker. ``python -m tests.bench.router_decision --help``.
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ from giornata.wire.workers import (
 )
 from tests.bench.report import Measured, measured, write
 from tests.fakes.fleet import CARD
+from tests.flags import Several, option, parsed
 
 FLEETS: Final = (8, 100, 1000)
 JOBS: Final = 400
@@ -133,9 +133,9 @@ def whole_decisions(policy: PolicyName, states: Sequence[ServiceState], looked_a
 
 def main() -> None:
     """Print the table and write ``out/bench/router_decision.json``."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--fleets", type=int, nargs="+", default=FLEETS, help="numbers of workers")
-    options = parser.parse_args()
+    options = parsed(
+        __doc__, [option("--fleets", type=Several(int), default=FLEETS, help="numbers of workers")]
+    )
     rows: list[dict[str, Any]] = []
     for workers in options.fleets:
         states = fleet(workers, random.Random(SEED))  # noqa: S311 - a workload

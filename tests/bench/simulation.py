@@ -10,7 +10,6 @@ policy is asked about few of many workers.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from giornata_tools.simulation.scenario import Arrivals, Scenario
 from giornata_tools.simulation.simulator import Binding, RunOptions, Stages
 from giornata_tools.simulation.tiers import TemplateSetting
 from tests.bench import report
+from tests.flags import option, parsed
 
 WORKERS: Final = 8
 SLO_S: Final = 5.0
@@ -203,12 +203,15 @@ def _hits(summary: Summary) -> float:
 
 def main() -> None:
     """Print and write ``out/bench/simulation.json``."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    made.add_argument("--seconds", type=float, default=200.0, help="virtual, of each run")
-    made.add_argument("--seeds", type=int, default=2, help="runs of each policy, with jobs of their own")
-    made.add_argument("--workers", type=int, default=200, help="of the cluster that tries the sampling rule")
-    made.add_argument("--only", default="", help="settings whose names begin so")
-    options = made.parse_args()
+    options = parsed(
+        __doc__,
+        [
+            option("--seconds", type=float, default=200.0, help="virtual, of each run"),
+            option("--seeds", type=int, default=2, help="runs of each policy, with jobs of their own"),
+            option("--workers", type=int, default=200, help="of the cluster that tries the sampling rule"),
+            option("--only", default="", help="settings whose names begin so"),
+        ],
+    )
     rows: list[dict[str, Any]] = []
     for case in cases(options.seconds):
         if case.name.startswith(options.only):

@@ -10,10 +10,11 @@ from contextlib import asynccontextmanager
 from giornata.bus.bus import Bus
 from giornata.fleet import Fleet
 from giornata.wire import subjects
+from giornata.wire.fleet import FleetView
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.views.catalog import NEEDED
-from giornata_gateway.views.fleet import FleetView, fleet_view
+from giornata_gateway.views.fleet import fleet_view
 from giornata_gateway.views.rates import StepRates
 
 

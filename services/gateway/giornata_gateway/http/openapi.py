@@ -9,12 +9,12 @@ from pydantic.json_schema import models_json_schema
 
 from giornata import __version__
 from giornata.wire.errors import BY_CODE
+from giornata.wire.fleet import FleetView
 from giornata_gateway.http.openapi_parts import Json, answer, form, get, operation, ref, text
 from giornata_gateway.http.openapi_text import DESCRIPTION
 from giornata_gateway.intake.rules.forms import EditForm, JobForm
 from giornata_gateway.views.answers import ErrorAnswer, ImagesAnswer
 from giornata_gateway.views.catalog import HealthView, ModelList, ReadyView
-from giornata_gateway.views.fleet import FleetView
 from giornata_gateway.views.jobs import JobView
 from giornata_gateway.views.stream import CompletedEvent, ErrorEvent, PartialImageEvent, ProgressEvent
 from giornata_gateway.views.templates import (
