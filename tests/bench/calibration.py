@@ -227,7 +227,7 @@ def steps(samples: Sequence[StepSample], blocks: int) -> tuple[Fit, float]:
     times = np.array([sample.step_ms for sample in samples])
     found = fit(COMPUTE, features, times, relative=True)
     scale = float(times.sum() / (features @ np.array(found.weights)).sum())
-    found = replace(found, weights=tuple(scale * weight for weight in found.weights))
+    found = found.model_copy(update={"weights": tuple(scale * weight for weight in found.weights)})
     return found, float(np.std(times / (features @ np.array(found.weights))))
 
 

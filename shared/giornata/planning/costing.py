@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from giornata.planning.costs import StepCosts, Work
-from giornata.planning.profile import FitRecord, Profile
-from giornata.planning.regression import Array, Online
+from giornata.planning.profile import Profile
+from giornata.planning.regression import Array, Fit, Online
 from giornata.wire.workers import CostFit, WorkerCosts
 
 EVERY: Final = 16
@@ -41,7 +41,7 @@ class CostModel:
         load: likewise, by :data:`giornata.planning.costs.LOAD`.
     """
 
-    def __init__(self, compute: FitRecord, load: FitRecord) -> None:
+    def __init__(self, compute: CostFit, load: CostFit) -> None:
         self._compute, self._load = _FollowedFit(compute), _FollowedFit(load)
         self._loads: deque[tuple[int, float]] = deque(maxlen=QUEUED)
         self.costs: StepCosts = StepCosts(compute.weights, load.weights)
@@ -52,7 +52,7 @@ class CostModel:
     @classmethod
     def of(cls, profile: Profile) -> CostModel:
         """Begun from what was measured offline."""
-        return cls(profile.compute, profile.load)
+        return cls(_begun(profile.compute), _begun(profile.load))
 
     def observe_step(self, work: Work, step_ms: float) -> bool:
         """Take in a step that computed `work` and did not wait for loads; False for an outlier."""
@@ -79,15 +79,13 @@ class CostModel:
 class _FollowedFit:
     """One regression and how good it is on its latest samples, each predicted before it was taken in."""
 
-    def __init__(self, record: FitRecord) -> None:
-        self._online = Online(record.fit(), every=EVERY)
-        self._weights = record.weights
+    def __init__(self, begun: CostFit) -> None:
+        self._online = Online(begun.weights, every=EVERY)
+        self._weights = begun.weights
         self._recent = np.zeros((WINDOW, 2))
         """Measured and predicted ms, written in turn."""
         self._unseen = 0
-        self.state = CostFit(
-            weights=record.weights, r2=record.r2, residual_ms=record.residual_ms_p50, samples=0, outliers=0
-        )
+        self.state = begun
 
     @property
     def due(self) -> bool:
@@ -118,6 +116,11 @@ class _FollowedFit:
             outliers=self._online.outliers,
         )
         return self.state
+
+
+def _begun(fit: Fit) -> CostFit:
+    """A fit of the profile, before any sample was taken in."""
+    return CostFit(weights=fit.weights, r2=fit.r2, residual_ms=fit.residual_ms_p50, samples=0, outliers=0)
 
 
 def _graded(recent: Array) -> tuple[float, float]:

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from giornata.planning.costing import CostModel
-from giornata.planning.costs import COMPUTE, LOAD, Work
-from giornata.planning.profile import FitRecord
+from giornata.planning.costs import Work
 from giornata.scheduling.demand import Pace
 from giornata.scheduling.unit_time import UnitTime
 from giornata.wire.values import Mode
-from giornata.wire.workers import CostFit, KindCosts, LoadSample, StepSample, Tier, WorkerCosts
+from giornata.wire.workers import KindCosts, LoadSample, StepSample, Tier, WorkerCosts
 
 Kind = tuple[str, str]
 """Digest of a model, and a device."""
@@ -102,7 +101,9 @@ class _KindModel:
     """One kind's regressions."""
 
     def __init__(self, costs: WorkerCosts) -> None:
-        self.compute = CostModel(_record(costs.compute, COMPUTE), _record(costs.load, LOAD))
+        begun = {"samples": 0, "outliers": 0}
+        compute, load = (fit.model_copy(update=begun) for fit in (costs.compute, costs.load))
+        self.compute = CostModel(compute, load)
         self._disk = UnitTime()
         self._paces: dict[tuple[int, Mode, float, float], Pace] = {}
         """With the present costs."""
@@ -139,14 +140,3 @@ def work_of(sample: StepSample, blocks: int) -> Work:
     """What a step computed in all of so many blocks, of which its sample tells means."""
     tokens = sample.image_tokens + sample.text_tokens
     return Work(sample.sequences, tokens, sample.projected_tokens, sample.attention_pairs) * blocks
-
-
-def _record(fit: CostFit, names: tuple[str, ...]) -> FitRecord:
-    return FitRecord(
-        names=names,
-        weights=fit.weights,
-        r2=fit.r2,
-        residual_ms_p50=fit.residual_ms,
-        residual_ms_p95=fit.residual_ms,
-        samples=max(1, fit.samples),
-    )

@@ -67,7 +67,7 @@ def run(config: ProfilerConfig, checkpoint: Checkpoint) -> None:
     )
     write_profile(config.out, profile)
     plot = config.out.with_suffix(".svg")
-    points = fitting.predictions(profile.compute.fit(), measured.step_samples)
+    points = fitting.predictions(profile.compute, measured.step_samples)
     plot.write_text(scatter(f"Steps of {profile.model}, R² {profile.compute.r2:.4f}", points), "utf-8")
     sys.stdout.write(f"{report(profile, measured)}Written: {config.out} and {plot}\n")
 
