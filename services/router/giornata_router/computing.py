@@ -1,7 +1,7 @@
 """A job's rows at the workers: placed, sent, waited for, and placed again where they came back.
 
-Rows that one worker gets together are an attempt. Those of one job are independent: some may be computed while others
-wait, and what is lost with its worker is placed anew while the others go on.
+Rows that one worker gets together are an attempt. The attempts of a job are independent: some may be computed while
+others wait, and rows lost with their worker are placed again while the others go on.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError,
 from giornata.wire.events import DenoisedEvent
 from giornata.wire.jobs import Assignment, Encoding, Inspection, JobRecord, JobState, Row, assignments
 from giornata.wire.messages import CancelRows, RunAnswer, RunReply, RunRequest
-from giornata_router import transitions
 from giornata_router.dispatch import NoReport, Outcome
 from giornata_router.live_record import EndedError, LiveRecord, heed_cancel
+from giornata_router.rules import transitions
 from giornata_router.time_sheet import TimeSheet
 from giornata_router.tools import RUN_REPLY_S, Tools
 
@@ -63,7 +63,7 @@ class Computing:
         self._tasks = asyncio.TaskGroup()
 
     async def run(self) -> None:
-        """Until every row has its latents or an error.
+        """Wait until every row has its latents or an error.
 
         Raises:
             AttemptsExhausted: too many workers were lost with one of them.
@@ -71,13 +71,13 @@ class Computing:
         with self._sheet.denoising():
             try:
                 async with self._tasks:
-                    self._go_on(self._live.record.pending_rows)
+                    self._resume_or_place(self._live.record.pending_rows)
             except ExceptionGroup as group:
                 raise _foremost(group) from None
         await self._live.reread()
 
-    def _go_on(self, rows: Iterable[Row]) -> None:
-        """With rows that are to be computed: who has them is asked, the others are placed."""
+    def _resume_or_place(self, rows: Iterable[Row]) -> None:
+        """Ask the workers that have rows whether they do, and place the other rows."""
         by_index = {row.index: row for row in rows}
         for assignment in assignments(by_index.values()):
             # they may not have been sent yet, or be done: who assigned them may have died at any moment
@@ -88,7 +88,7 @@ class Computing:
             self._tasks.create_task(self._place(free), name="place")
 
     async def _place(self, rows: Sequence[Row]) -> None:
-        """Find workers for `rows`, and write down who has them before they are sent."""
+        """Find workers for `rows`, and write the assignments down before the rows are sent."""
         error = transitions.exhausted(rows, self._live.record.causes, self._tools.config.max_failures)
         if error is not None:
             raise error
@@ -115,7 +115,7 @@ class Computing:
                     begun.append(assignment)
                     self._begin(assignment, _pending(record, assignment.rows))
                 else:  # another router was faster with some of them
-                    self._go_on(_pending(record, assignment.rows))
+                    self._resume_or_place(_pending(record, assignment.rows))
         finally:
             for assignment in given:
                 if assignment not in begun:
@@ -130,7 +130,7 @@ class Computing:
         task.add_done_callback(ended)
 
     async def _attempt(self, assignment: Assignment, rows: Sequence[Row], *, adopted: bool) -> None:
-        """Send `rows` to who has them, or ask whether it has, and wait for what becomes of them."""
+        """Send `rows` to their worker, which may have them already, and wait for what becomes of them."""
         job_id = self._job.job_id
         async with self._dispatch.expecting(job_id, assignment.attempt) as report:
             if adopted:
@@ -138,14 +138,14 @@ class Computing:
             record = await self._offered(assignment, rows, adopted=adopted)
             if record is None:
                 record = await self._settled(assignment, await report)
-        self._go_on(_pending(record, assignment.rows))
+        self._resume_or_place(_pending(record, assignment.rows))
 
     async def _offered(
         self, assignment: Assignment, rows: Sequence[Row], *, adopted: bool
     ) -> JobRecord | None:
-        """Send the rows to their worker, which ignores what it has already; the record if it did not take them.
+        """Send the rows to their worker, which ignores rows it has already; return the record if it did not take them.
 
-        An attempt that nobody answers for is lost if the worker may have begun it; else no harm was done.
+        Without an answer, the attempt is lost if the worker may have begun it, and taken back otherwise.
         """
         job, worker = self._job, assignment.worker
         request = RunRequest(
@@ -174,7 +174,7 @@ class Computing:
         return None
 
     async def _settled(self, assignment: Assignment, outcome: Outcome) -> JobRecord:
-        """The record is the truth; the outcome only says that it is worth reading."""
+        """Read the record, which is the truth: an outcome only says that it may have changed."""
         if isinstance(outcome, DenoisedEvent):
             self._sheet.denoised(outcome.denoise_ms)
             self._sheet.compute("denoise", outcome.compute_ms)
@@ -189,7 +189,7 @@ class Computing:
         return await self._lost(assignment, why)
 
     async def _lost(self, assignment: Assignment, why: str) -> JobRecord:
-        """Give an attempt up; should its worker have it after all, it is to drop it."""
+        """Give an attempt up; its worker drops the rows if it has them after all."""
         await drop(self._tools, self._job.job_id, assignment)
         return await self._live.change(lambda record: transitions.lost(record, assignment, why))
 
@@ -198,7 +198,7 @@ class Computing:
         return transitions.demand(record, self._inspection, rows, self._encoding, max_failures=limit)
 
     def _denoised_by_s(self, demand: Demand) -> float | None:
-        """When the rows have to be computed, by the monotonic clock, for the job to end when its client wants it to."""
+        """When the rows have to be computed for the job to end as its client wishes, by the monotonic clock."""
         slo_ms = self._job.parameters.slo_ms
         if slo_ms is None:
             return None
@@ -207,18 +207,18 @@ class Computing:
 
 
 async def drop(tools: Tools, job_id: str, assignment: Assignment) -> None:
-    """Tell the worker of an attempt that nobody wants its rows any more."""
+    """Tell the worker of an attempt to drop its rows."""
     message = CancelRows(job_id=job_id, attempt=assignment.attempt)
     await tools.bus.publish(subjects.worker_cancel(assignment.worker), message)
 
 
 def _pending(record: JobRecord, rows: Sequence[int]) -> tuple[Row, ...]:
-    """Of `rows`, those that are still to be computed."""
+    """The ones of `rows` that are still to be computed."""
     return tuple(row for row in record.pending_rows if row.index in rows)
 
 
 def _foremost(group: ExceptionGroup) -> Exception:
-    """The one that says what becomes of the job, where several attempts failed at once."""
+    """The error that says what becomes of the job, where several attempts failed at once."""
     kinds = (EndedError, JobCancelled, GiornataError, nats.errors.Error, Exception)
     found = []
     for error in group.exceptions:

@@ -15,7 +15,7 @@ from giornata.wire.jobs import Job, JobRecord, JobState
 def heed_cancel() -> None:
     """Raise what Python 3.11's wait_for, which nats-py uses, may have swallowed: that this task is cancelled.
 
-    Whoever went on would wait for ever, or begin tasks in a group that ends.
+    A task that went on would wait for ever, or begin tasks in a group that ends.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -27,24 +27,24 @@ class EndedError(Exception):
 
 
 class LiveRecord:
-    """The record, and what is told of it.
+    """A job's record, and the events that tell of it.
 
     Args:
-        bus: for events.
-        records: where it lives.
+        bus: carries events.
+        records: holds the record.
         record: as it stands.
     """
 
     def __init__(self, bus: Bus, records: Records, record: JobRecord) -> None:
         self._bus, self._records = bus, records
         self.record = record
-        """As it was seen last; where several things change it at once, what :meth:`change` returned is newer."""
+        """As it was seen last; where several tasks change it at once, the answer of :meth:`change` is newer."""
         self.doing = "waiting in the queue"
-        """For whoever is told that the time is over."""
+        """What the job was at, for the error that says that its time is over."""
 
     @property
     def job(self) -> Job:
-        """Which it is."""
+        """The job."""
         return self.record.job
 
     async def change(self, change: Change) -> JobRecord:
@@ -52,7 +52,7 @@ class LiveRecord:
 
         Raises:
             EndedError: it is terminal.
-            JobCancelled: somebody wants it to be.
+            JobCancelled: a cancel was asked for.
         """
         record = await self._records.change(self.job.job_id, change)
         return self._checked(record)
@@ -62,17 +62,17 @@ class LiveRecord:
         return self._checked(await self._records.get(self.job.job_id))
 
     async def end(self, change: Change) -> None:
-        """Write the terminal state, if nobody has."""
+        """Write the terminal state, if there is none yet."""
         self.record = await self._records.change(self.job.job_id, change)
 
     async def tell(self, state: JobState, attempt: int | None = None) -> None:
-        """That the job is in a state that is not terminal; in the latest attempt, if no other is named."""
+        """Tell that the job is in a state that is not terminal, in `attempt`, or in the latest one."""
         number = self.record.attempt if attempt is None else attempt
         event = StateEvent(job_id=self.job.job_id, state=state, attempt=number)
         await self._publish(EventKind.STATE, event)
 
     async def tell_end(self) -> None:
-        """That it is in its terminal state. A router that was believed dead, or the next one, may tell it again."""
+        """Tell that the job has ended. A router that was believed dead, or the next one, may tell it again."""
         record = self.record
         event = DoneEvent(
             job_id=self.job.job_id,
@@ -84,7 +84,7 @@ class LiveRecord:
         await self._publish(EventKind.DONE, event, message_id=f"{self.job.job_id}-done")
 
     def check(self) -> None:
-        """The record is the truth: about a cancel, whose broadcast only makes it quick, and about an end."""
+        """Raise as :meth:`change` where the record tells of a cancel or an end."""
         self._checked(self.record)
 
     def _checked(self, record: JobRecord) -> JobRecord:

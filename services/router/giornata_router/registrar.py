@@ -27,7 +27,7 @@ class Registrar:
         """Endpoint ``giornata.router.template``: the record, once a worker is recording the template.
 
         Raises:
-            BadRequest: one of its leaves: the picture cannot be a template.
+            BadRequest: or a kind of it: the picture cannot be a template.
             ServiceUnavailable: no worker takes it.
             TemplateNotFound: it was deleted meanwhile.
         """
@@ -42,7 +42,7 @@ class Registrar:
         raise ServiceUnavailable("No denoiser takes the template now.", retry_after_s=2)
 
     async def _give(self, template: TemplateRecord, worker: str, inputs: TemplateInputs) -> TemplateRecord:
-        """Written before the worker is asked, which may be done before it has answered."""
+        """Name the worker in the record before it is asked, since it may be done before it has answered."""
         return await self._records.change(
             template.tenant,
             template.template_id,
@@ -64,6 +64,6 @@ class Registrar:
 
 
 def _demand(template: TemplateRecord, inputs: TemplateInputs) -> Demand:
-    """Of one row; how many steps it has is the worker's to say, and nobody waits for them."""
+    """One row; the worker chooses its number of steps, and no job waits for it."""
     tokens = inputs.inspection.tokens
     return Demand(template.model, template.model_digest, (RowShape(0, tokens, tokens, steps=1),))

@@ -26,12 +26,12 @@ from giornata.wire.messages import CancelRows, ForecastRequest, SubmitRequest, T
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
-from giornata_router.forecasting import Forecasting
 from giornata_router.lease import Lease
 from giornata_router.prepost import Prepost
 from giornata_router.questions import Questions
 from giornata_router.queue import Queue
 from giornata_router.registrar import Registrar
+from giornata_router.rules.forecasting import Forecasting
 from giornata_router.tools import Tools
 
 RENEW_S = streams.LEASE_TTL_S / 3
@@ -112,7 +112,7 @@ class Router:
             log.info("stepped_down")
 
     async def _work(self, lease: Lease, stop: asyncio.Event) -> None:
-        """Leaving, in this order: take no more jobs, hand unfinished ones back to the queue, answer who submits."""
+        """Lead; then, in this order, take no more jobs, hand unfinished ones back to the queue, and stop answering."""
         walks = asyncio.TaskGroup()
         queue = Queue(self._tools, walks)
         submit = Endpoint(subjects.SUBMIT, SubmitRequest, queue.submit)

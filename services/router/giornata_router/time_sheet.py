@@ -9,7 +9,7 @@ from typing import Literal
 
 from giornata.wire.jobs import JobRecord
 from giornata.wire.times import ComputeTimes, StageTimes
-from giornata_router.transitions import Times
+from giornata_router.rules.transitions import Times
 
 Stage = Literal["prepare", "queue", "denoise", "finish"]
 Compute = Literal["inspect", "encode", "denoise", "decode", "paste"]
@@ -19,7 +19,7 @@ class TimeSheet:
     """Adds to the times that the record already holds, of earlier attempts and other routers.
 
     Args:
-        record: what earlier carriers have summed up.
+        record: holds what earlier routers have summed up.
         waited_ms: how long the job has just waited in the work queue; it counts as spent.
     """
 
@@ -33,16 +33,16 @@ class TimeSheet:
         """When rows were begun and done, by the monotonic clock."""
 
     def stage(self, name: Stage, ms: float) -> None:
-        """`ms` more were spent in a stage."""
+        """Add `ms` to a stage."""
         self._stage_ms[name] += ms
 
     def compute(self, name: Compute, ms: float) -> None:
-        """`ms` more were spent computing."""
+        """Add `ms` of computing."""
         self._compute_ms[name] += ms
 
     @contextmanager
     def timing(self, name: Stage) -> Iterator[None]:
-        """What happens inside belongs to a stage."""
+        """Add the time inside to a stage."""
         began_s = time.monotonic()
         try:
             yield
@@ -51,7 +51,7 @@ class TimeSheet:
 
     @contextmanager
     def denoising(self) -> Iterator[None]:
-        """Rows are computed inside, several at a time maybe: until the first begins the job waits in the queue."""
+        """Rows are computed inside; until the first one begins, the job waits in the queue."""
         entered_s = time.monotonic()
         try:
             yield
@@ -63,11 +63,11 @@ class TimeSheet:
             self._denoised.clear()
 
     def denoised(self, denoise_ms: float) -> None:
-        """Rows are computed now; it took so long from their first step to their last."""
+        """Rows are computed now; `denoise_ms` passed from their first step to their last."""
         now = time.monotonic()
         self._denoised.append((now - denoise_ms / 1e3, now))
 
     def times(self) -> Times:
-        """As a record holds them."""
+        """The times, as a record holds them."""
         spent_ms = self._spent_before_ms + int((time.monotonic() - self._began_s) * 1000)
         return Times(StageTimes(**self._stage_ms), ComputeTimes(**self._compute_ms), spent_ms)

@@ -21,9 +21,9 @@ from giornata.wire.errors import (
 from giornata.wire.jobs import Assignment, Encoding, Inspection, JobRecord, JobState, Row
 from giornata.wire.messages import PrefetchTemplate
 from giornata.wire.requests import Reuse
-from giornata_router import transitions
 from giornata_router.computing import Computing, drop
 from giornata_router.live_record import EndedError, LiveRecord
+from giornata_router.rules import transitions
 from giornata_router.time_sheet import TimeSheet
 from giornata_router.tools import Tools
 
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 
 class Walk:
-    """Carries one job. Make it with its present record, then await :meth:`to_the_end` once."""
+    """Carries one job: make it with the present record, then await :meth:`to_the_end` once."""
 
     def __init__(self, tools: Tools, record: JobRecord, waited_ms: float) -> None:
         self._tools = tools
@@ -44,11 +44,11 @@ class Walk:
 
     @property
     def preparing(self) -> bool:
-        """Whether its pictures are still inspected or encoded."""
+        """Whether the job's pictures are still inspected or encoded."""
         return self._live.record.state in {JobState.QUEUED, JobState.PREPARING}
 
     def cancel(self) -> None:
-        """Somebody cancelled the job: stop at the next await."""
+        """The job is cancelled: stop at the next await."""
         self._cancelled = True
         if self._scope is not None and not self._scope.expired():
             self._scope.reschedule(asyncio.get_running_loop().time())
@@ -143,7 +143,7 @@ class Walk:
         ).run()
 
     async def _prefetch(self, inspection: Inspection, demand: Demand) -> str | None:
-        """The worker that probably gets a row; it may read the template from disk while they are encoded."""
+        """Tell the worker that probably gets a row to read the template from disk while the rows are encoded."""
         if self._job.parameters.reuse is Reuse.OFF:
             return None
         worker = self._tools.dispatch.likely(demand)
@@ -183,13 +183,12 @@ class Walk:
 
     async def _close(self, error: GiornataError) -> None:
         """Write the terminal state of a job that was cancelled or failed, and free its workers."""
-        close = transitions.cancelled if isinstance(error, JobCancelled) else transitions.failed
         held: tuple[Assignment, ...] = ()
 
         def closed(record: JobRecord) -> JobRecord:
             nonlocal held
             held = record.assignments
-            return close(record, error, self._sheet.times())
+            return transitions.closed(record, error, self._sheet.times())
 
         await self._live.end(closed)
         for assignment in held:

@@ -40,7 +40,7 @@ class Choices(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """A mode for every block, and what becomes of them."""
+    """A mode for every block, and when the blocks end."""
 
     modes: tuple[Mode, ...]
     timeline: Timeline
@@ -50,7 +50,7 @@ Planner = Callable[[Sequence[Block], Link], BlockPlan]
 
 
 def exact(blocks: Sequence[Block], link: Link) -> BlockPlan:
-    """The modes with the earliest end; among those, the ones that load least.
+    """The modes with the earliest end; among equals, the ones that load least.
 
     Dynamic programming over (slabs, live), vectorised over slabs: time O(blocks * slabs).
     """
@@ -138,7 +138,7 @@ def greedy(blocks: Sequence[Block], link: Link) -> BlockPlan:
 
 
 def always(mode: Mode) -> Planner:
-    """Every block the same: `kv` and `hidden` are FlashPS's strawman loading (figure 9), `full` is no reuse."""
+    """One mode for every block: `kv` and `hidden` are FlashPS's strawman loading (figure 9), `full` is no reuse."""
 
     def planner(blocks: Sequence[Block], link: Link) -> BlockPlan:
         modes = (mode,) * len(blocks)

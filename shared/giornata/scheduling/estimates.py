@@ -1,9 +1,9 @@
 """What steps and loads cost on every worker, learnt from what all workers tell of theirs. Pure.
 
-One regression for every model and device (FlashPS, EuroSys '26, section 4.4), begun from the profile of whichever
-worker is heard first and refitted with forgetting; and for every worker by how much it is slower, so that a host that
-is throttled or shared with others is known for it. A worker of a known kind is predicted from its first moment. By how
-much its planner expected loads to make steps longer it tells with every step; so much longer are its next ones.
+Every model and device has one regression (FlashPS, EuroSys '26, section 4.4), begun from the profile of the worker that
+is heard first and refitted with forgetting. Every worker has a slowness, so that a host that is throttled or shared is
+known for it. A worker of a known kind is predicted from its first moment. With every step a worker tells how much
+longer its planner expected loads to make it; its next steps are expected to be as much longer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Worker:
     reused: Mode
     slowness: float = 1.0
     excess: UnitTime = field(default_factory=UnitTime)
-    """Of planned steps, in a millisecond of what rows that reuse compute at least."""
+    """By how much loads lengthen steps, per millisecond of the least computing of rows that reuse."""
 
 
 class Estimates:
@@ -53,7 +53,7 @@ class Estimates:
         samples: Iterable[StepSample] = (),
         loads: Iterable[LoadSample] = (),
     ) -> None:
-        """Take in what a worker tells; one without a cost model tells nothing that can be used."""
+        """Take in a worker's telemetry; without a cost model it holds nothing that can be used."""
         if costs is None:
             return
         kind = (model_digest, costs.device)
@@ -78,7 +78,7 @@ class Estimates:
         self._workers.pop(instance, None)
 
     def pace(self, instance: str) -> Pace:
-        """Of a worker; the same object for workers of one kind that are equally slow."""
+        """The pace of a worker; the same object for workers of one kind that are equally slow."""
         worker = self._workers.get(instance)
         if worker is None:
             return UNKNOWN
@@ -86,19 +86,19 @@ class Estimates:
         return self._kinds[worker.kind].pace(worker.blocks, worker.reused, slowness, loading)
 
     def fetch_ms(self, instance: str, size_bytes: float) -> float:
-        """Of reading so much of a template from disk, on a worker; 0 as long as nobody did."""
+        """Time that a worker takes to read so much of a template from disk; 0 while it is unknown."""
         worker = self._workers.get(instance)
         return 0.0 if worker is None else self._kinds[worker.kind].fetch_ms(size_bytes)
 
     def kinds(self) -> Iterator[KindCosts]:
-        """What is known of each kind, and how good it is."""
+        """The costs of each kind, and how good they are."""
         for (digest, device), followed in self._kinds.items():
             state = followed.compute.state
             yield KindCosts(model_digest=digest, device=device, compute=state.compute, load=state.load)
 
 
 class _KindModel:
-    """One kind's regressions."""
+    """The regressions of one kind."""
 
     def __init__(self, costs: WorkerCosts) -> None:
         begun = {"samples": 0, "outliers": 0}
@@ -118,7 +118,7 @@ class _KindModel:
         return pace
 
     def step(self, sample: StepSample, blocks: int, slowness: float) -> float:
-        """Take in a step; how slow its worker is after that."""
+        """Take in a step; return how slow its worker is after it."""
         work = work_of(sample, blocks)
         ratio = sample.step_ms / max(1e-6, self.compute.costs.step_ms(work))
         self.compute.observe_step(work, sample.step_ms)
@@ -137,6 +137,6 @@ class _KindModel:
 
 
 def work_of(sample: StepSample, blocks: int) -> Work:
-    """What a step computed in all of so many blocks, of which its sample tells means."""
+    """What a step computed in all blocks; its sample tells means over them."""
     tokens = sample.image_tokens + sample.text_tokens
     return Work(sample.sequences, tokens, sample.projected_tokens, sample.attention_pairs) * blocks

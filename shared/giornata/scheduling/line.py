@@ -1,10 +1,10 @@
 """Jobs that wait for a worker, and whose turn is next: fair between tenants, by priority, never starving. Pure.
 
-Within a class jobs come in the order of start tags (start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 1996): a
+Within a class jobs come in the order of start tags (start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 1996). A
 job's tag is the virtual time at its arrival, or where its tenant's last job ends if that is later; the job then moves
-its tenant on by its work over the tenant's weight. So a tenant with a thousand jobs delays another's single one by
-about one job, and a lone tenant's jobs come in order. Batch jobs come after interactive ones until they have waited for
-a while.
+its tenant on by its work over the tenant's weight. So a tenant with a thousand jobs delays another tenant's single job
+by about one job, and a lone tenant's jobs come in order. Batch jobs come after interactive ones until they have waited
+for a while.
 """
 
 from __future__ import annotations

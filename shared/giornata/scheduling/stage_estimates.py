@@ -1,6 +1,6 @@
-"""What stages beside denoising take, learnt from the jobs that went through them. Pure.
+"""How long stages beside denoising take, learnt from the jobs that went through them. Pure.
 
-Times are those on the clock: waiting for a server of the stage is in them, as the next job will wait for one too.
+Times include waiting for a server of the stage, since the next job waits for one too.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ class _Finishing:
 
 
 class StageEstimates:
-    """Feed it the jobs that one router carries. Every model has times of its own, by tokens of its pictures."""
+    """Learns from the jobs of one router. Every model has times of its own, by tokens of its pictures."""
 
     def __init__(self) -> None:
         self._models: dict[str, _Rates] = defaultdict(_Rates)
         self._finishing: dict[str, _Finishing] = {}
 
     def prepared(self, model_digest: str, tokens: int, ms: float) -> None:
-        """A job's pictures, of so many tokens each, were inspected and encoded."""
+        """Take in that a job's pictures, of so many tokens each, were inspected and encoded in `ms`."""
         self._models[model_digest].prepare.observe(tokens, ms)
 
     def prepare_ms(self, model_digest: str, tokens: int) -> float:
-        """What inspecting and encoding take."""
+        """Time of inspecting and encoding."""
         return self._models[model_digest].prepare.ms(tokens)
 
     def begin_finish(self, job_id: str, model_digest: str, tokens: int, now: float) -> None:
-        """A job's rows, of so many tokens together, are being decoded and pasted."""
+        """Decoding and pasting of a job's rows, of so many tokens together, begins."""
         self._finishing[job_id] = _Finishing(now, model_digest, tokens)
 
     def end_finish(self, job_id: str, now: float, *, completed: bool) -> None:
-        """They have been; what was not `completed` tells nothing of how long it takes."""
+        """Decoding and pasting ends; only a `completed` job tells how long it takes."""
         begun = self._finishing.pop(job_id, None)
         if begun is not None and completed:
             took_ms = (now - begun.since_s) * 1e3
             self._models[begun.model_digest].finish.observe(begun.tokens, took_ms)
 
     def finish_ms(self, model_digest: str, tokens: int) -> float:
-        """What decoding and pasting take."""
+        """Time of decoding and pasting."""
         return self._models[model_digest].finish.ms(tokens)
 
     def finishing_ms(self, job_id: str, now: float) -> float | None:
-        """What is left of a job's finish, at least 0; None where it is not being finished."""
+        """Time left of decoding and pasting a job, at least 0; None where it has not begun."""
         begun = self._finishing.get(job_id)
         if begun is None:
             return None

@@ -15,7 +15,7 @@ from giornata.records.quarantine import Quarantine
 from giornata.wire.errors import AttemptsExhausted
 from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.permissions import User
-from giornata_router.transitions import accepted
+from giornata_router.rules.transitions import accepted
 from giornata_tools.cli.app import cli
 from tests.integration.conftest import NatsServer
 from tests.integration.router.test_faults import make_job

@@ -14,7 +14,7 @@ from giornata.scheduling.placement import Placement
 from giornata.wire.errors import QueueTooLong
 from giornata.wire.jobs import Job, Priority
 from giornata.wire.workers import CostFit, QueueState, ServiceState, WorkerCosts
-from giornata_router.forecasting import Forecasting
+from giornata_router.rules.forecasting import Forecasting
 from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD
 from tests.unit.scheduling.test_placement import DEMAND, worker

@@ -10,8 +10,8 @@ import pytest
 
 from giornata.records.jobs import Change
 from giornata.wire.jobs import JobRecord
-from giornata_router import transitions
 from giornata_router.live_record import LiveRecord
+from giornata_router.rules import transitions
 from tests.contract.messages import JOB
 
 RECORD = transitions.accepted(JOB)

@@ -15,9 +15,9 @@ from giornata.wire.errors import DeadlineExceeded, InternalError, JobCancelled
 from giornata.wire.jobs import Assignment, JobRecord, JobState, Row, RowState
 from giornata.wire.requests import Reuse
 from giornata.wire.times import ComputeTimes, StageTimes
-from giornata_router import transitions
+from giornata_router.rules import transitions
+from giornata_router.rules.transitions import Times
 from giornata_router.time_sheet import TimeSheet
-from giornata_router.transitions import Times
 from tests.contract.messages import ENCODING, INSPECTION, JOB, REF
 
 WHY = "the worker fell silent"
@@ -63,8 +63,8 @@ STEPS: dict[str, Step] = {
     "take back": lambda r: transitions.taken_back(r, Assignment(r.attempt, "d1", ())),
     "denoise": latents,
     "end": finished,
-    "fail": lambda r: transitions.failed(r, DeadlineExceeded(), TIMES),
-    "cancel": lambda r: transitions.cancelled(r, JobCancelled(), TIMES),
+    "fail": lambda r: transitions.closed(r, DeadlineExceeded(), TIMES),
+    "cancel": lambda r: transitions.closed(r, JobCancelled(), TIMES),
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.wire.errors import AttemptsExhausted, ErrorBody, GiornataError, InternalError
+from giornata.wire.errors import AttemptsExhausted, GiornataError, InternalError, JobCancelled
 from giornata.wire.jobs import Assignment, Encoding, Inspection, Job, JobRecord, JobState, Row
 from giornata.wire.requests import Reuse
 from giornata.wire.templates import picture_id
@@ -49,9 +49,9 @@ def assigned(
     encoding: Encoding,
     times: Times,
 ) -> JobRecord:
-    """Rows belong to workers; what is reported of earlier attempts at them is void from here on.
+    """Rows belong to workers; reports of earlier attempts at them are void from here on.
 
-    Rows that have a worker, or need none any more, are left as they are: another router may have been faster.
+    Rows that have a worker, or need none any more, stay as they are: another router may have been faster.
     """
     given = {row: assignment for assignment in assignments for row in assignment.rows}
     free = {row.index for row in record.pending_rows if row.worker is None}
@@ -74,7 +74,7 @@ def assigned(
 
 
 def lost(record: JobRecord, assignment: Assignment, why: str) -> JobRecord | None:
-    """The worker of an attempt is gone; None if nobody has its rows any more."""
+    """The worker of an attempt is gone; None if no row belongs to the attempt any more."""
     attempt, worker, _ = assignment
     freed = record.freed(attempt, worker, lambda row: {"failures": row.failures + 1})
     if freed is None:
@@ -84,7 +84,7 @@ def lost(record: JobRecord, assignment: Assignment, why: str) -> JobRecord | Non
 
 
 def taken_back(record: JobRecord, assignment: Assignment) -> JobRecord | None:
-    """The rows of an attempt were handed back or refused: nobody's fault, so no failure is counted."""
+    """The rows of an attempt were handed back or refused, which is no failure; None as in :func:`lost`."""
     return record.freed(assignment.attempt, assignment.worker, lambda _: {})
 
 
@@ -108,18 +108,15 @@ def ended(record: JobRecord, rows: tuple[Row, ...], times: Times) -> JobRecord:
     )
 
 
-def failed(record: JobRecord, error: GiornataError, times: Times) -> JobRecord:
-    """The job as a whole failed."""
-    return _closed(record, JobState.FAILED, error.body(), times)
-
-
-def cancelled(record: JobRecord, error: GiornataError, times: Times) -> JobRecord:
-    """Somebody cancelled the job."""
-    return _closed(record, JobState.CANCELLED, error.body(), times)
+def closed(record: JobRecord, error: GiornataError, times: Times) -> JobRecord:
+    """The job as a whole failed, or was cancelled."""
+    state = JobState.CANCELLED if isinstance(error, JobCancelled) else JobState.FAILED
+    fields = {"state": state, "rows": _free(record.rows), "error": error.body(), **times.fields()}
+    return record.model_copy(update=fields)
 
 
 def exhausted(rows: Sequence[Row], causes: Sequence[str], limit: int) -> AttemptsExhausted | None:
-    """The error that ends a job of whose `rows` one has lost too many attempts."""
+    """The error that ends a job if one of its `rows` has lost too many attempts; else None."""
     failures = max((row.failures for row in rows), default=0)
     if failures < limit:
         return None
@@ -138,9 +135,9 @@ def demand(
 ) -> Demand:
     """What `rows` ask of workers.
 
-    Rows that were lost with their worker go to one worker together: should they have brought it down, they bring down
-    no more than one at a time. Those that have lost all attempts but the last one make that alone, since they may have
-    shared their workers with such rows: so they fail alone or are found innocent.
+    Rows that were lost with their worker go to one worker together: if they brought it down, they bring down no more
+    than one at a time. Rows with one attempt left make it on an empty worker, since other rows may have brought down
+    the workers that they shared: so they fail alone or are found innocent.
     """
     job, asked = record.job, record.job.parameters
     reuses = asked.reuse is not Reuse.OFF
@@ -166,11 +163,6 @@ def demand(
     )
 
 
-def _closed(record: JobRecord, state: JobState, error: ErrorBody, times: Times) -> JobRecord:
-    rows = _free(record.rows)
-    return record.model_copy(update={"state": state, "rows": rows, "error": error, **times.fields()})
-
-
 def _free(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Nobody has them."""
+    """The rows without workers."""
     return tuple(row.model_copy(update={"worker": None}) for row in rows)
