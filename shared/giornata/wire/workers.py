@@ -6,9 +6,8 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from giornata.planning.blocks import Mode
-from giornata.wire.jobs import Wire
 from giornata.wire.models import ModelCard
+from giornata.wire.values import Mode, Wire
 
 
 class ServiceName(StrEnum):
@@ -187,6 +186,10 @@ class QueueState(Wire):
     """Row steps that they ask for."""
     full: bool = False
     """As many jobs as may be are carried at a time: more may wait behind these, uncounted."""
+    wait_ms: float | None = None
+    """Until the denoising of one more picture would begin; None: unknown, since no worker's speed is, jobs wait
+    uncounted, or several models are served.
+    """
     costs: tuple[KindCosts, ...] = ()
 
 

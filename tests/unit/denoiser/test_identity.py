@@ -10,14 +10,14 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from giornata.scheduling.recording import Admission
+from giornata.scheduling.recording import RecordingRule
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import picture_id
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.reuse import files
-from giornata_denoiser.reuse.identity import ANYWHERE, SAME, Wanted, wanted
-from giornata_denoiser.reuse.stored import store
-from giornata_denoiser.reuse.template import FILE_BYTES, Entry, Form, Kept, Template
+from giornata_denoiser.rows.stored import store
+from giornata_denoiser.rows.template import FILE_BYTES, Entry, Form, Kept, Template
+from giornata_denoiser.templates import files
+from giornata_denoiser.templates.identity import ANYWHERE, SAME, Wanted, wanted
 from tests.contract.messages import CARD, INSPECTION
 
 CHECKPOINT: Any = SimpleNamespace(
@@ -129,6 +129,6 @@ def test_a_recording_is_as_large_as_was_reckoned_with_its_file(tmp_path: Path, f
 
 @pytest.mark.parametrize("edits", [1, 2])
 def test_a_registered_template_is_worth_a_run_at_first_sight(edits: int) -> None:
-    admission = Admission(edits)
+    admission = RecordingRule(edits)
     assert admission.see("a", registered=True)
     assert [admission.see("b") for _ in range(2)] == [edits == 1, True]

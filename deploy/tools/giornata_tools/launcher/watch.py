@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
-import tenacity
 
+from giornata import retries
 from giornata.bus import bus
 from giornata.fleet import Fleet
 from giornata.wire import subjects
 from giornata.wire.permissions import User
-from giornata.wire.workers import ServiceState
+from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.launcher.process import LaunchError
 
 
@@ -84,23 +84,31 @@ class FleetWatch:
         return self.fleet
 
 
+def missing(fleet: Fleet, expected: Mapping[str, ServiceName]) -> list[str]:
+    """Instances that do not say *ready* (a standby router does), and services without one that takes work.
+
+    Args:
+        fleet: as telemetry draws it.
+        expected: the instances that should be ready, and their services.
+    """
+    states = {name: fleet.get(name) for name in expected}
+    waiting = [name for name, state in states.items() if state is None or not state.ready or state.draining]
+    others = set(expected.values()) - {expected[name] for name in waiting}
+    return waiting + [f"a {service} that takes work" for service in fleet.missing(sorted(others))]
+
+
 async def answers_200(url: str, limit_s: float) -> None:
     """Ask until `url` answers 200: a gateway knows the fleet from the same telemetry as we, a moment later.
 
     Raises:
         LaunchError: it does not within `limit_s`.
     """
-    retrying = tenacity.AsyncRetrying(
-        wait=tenacity.wait_fixed(0.05),
-        stop=tenacity.stop_after_delay(limit_s),
-        retry=tenacity.retry_if_exception_type(aiohttp.ClientError),
-    )
     try:
         async with aiohttp.ClientSession(raise_for_status=True) as session:
-            async for attempt in retrying:
-                with attempt:
-                    await session.get(url)
-    except tenacity.RetryError as error:
-        raise LaunchError(
-            f"{url} does not answer 200 within {limit_s:g} s: {error.last_attempt.exception()}."
-        ) from error
+
+            async def ask() -> None:
+                await session.get(url)
+
+            await retries.polling(aiohttp.ClientError, limit_s)(ask)
+    except aiohttp.ClientError as error:
+        raise LaunchError(f"{url} does not answer 200 within {limit_s:g} s: {error}.") from error

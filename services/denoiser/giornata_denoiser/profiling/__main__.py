@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,17 +12,17 @@ from pydantic import Field
 
 from giornata.config import load
 from giornata.wire.errors import Failed
+from giornata_denoiser.blocks.accelerator import device_for
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.profiles import write_profile
+from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.profiling import fitting, making
 from giornata_denoiser.profiling.measuring import Meter
 from giornata_denoiser.profiling.mixtures import Extent
+from giornata_denoiser.profiling.profiles import write_profile
 from giornata_denoiser.profiling.report import report
 from giornata_denoiser.profiling.rows import Workpieces
 from giornata_denoiser.profiling.scatter import scatter
-from giornata_denoiser.rehearsal import rehearse
-from giornata_denoiser.reuse.accelerator import device_for
 
 BAR = 40
 
@@ -36,9 +36,9 @@ class ProfilerConfig(DenoiserConfig):
     )
 
 
-def main() -> int:
-    """Exit status of the process."""
-    config = load(ProfilerConfig, "profile")
+def main(flags: Sequence[str] | None = None) -> int:
+    """Exit status of the profiler with `flags`, by default those of the process."""
+    config = load(ProfilerConfig, "profile", flags)
     try:
         checkpoint = open_checkpoint(config)
         rehearse(checkpoint)
@@ -67,7 +67,7 @@ def run(config: ProfilerConfig, checkpoint: Checkpoint) -> None:
     )
     write_profile(config.out, profile)
     plot = config.out.with_suffix(".svg")
-    points = fitting.predictions(profile.compute.fit(), measured.step_samples)
+    points = fitting.predictions(profile.compute, measured.step_samples)
     plot.write_text(scatter(f"Steps of {profile.model}, R² {profile.compute.r2:.4f}", points), "utf-8")
     sys.stdout.write(f"{report(profile, measured)}Written: {config.out} and {plot}\n")
 

@@ -7,12 +7,12 @@ from typing import Final
 from aiohttp import hdrs
 
 from giornata.wire.errors import BY_CODE, IdempotencyKeyReused, InternalError, ResultExpired
+from giornata.wire.fleet import FleetView
 from giornata_gateway.http import edits, fleet, jobs, status, templates
 from giornata_gateway.http.route import Answer, Json, Route
 from giornata_gateway.intake.rules.forms import EditForm, JobForm, TemplateForm
 from giornata_gateway.views.answers import ImagesAnswer
 from giornata_gateway.views.catalog import HealthView, ModelList, ReadyView
-from giornata_gateway.views.fleet import FleetView
 from giornata_gateway.views.jobs import JobView
 from giornata_gateway.views.stream import CompletedEvent, ErrorEvent, PartialImageEvent, ProgressEvent
 from giornata_gateway.views.templates import TemplateDeleted, TemplateList, TemplateView

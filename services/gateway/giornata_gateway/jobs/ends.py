@@ -6,18 +6,18 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from typing import Protocol
 
 import nats.errors
 import structlog
 
+from giornata import retries
 from giornata.bus.bus import Bus
-from giornata.bus.patience import repeated
 from giornata.records.jobs import Records
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError, JobNotFound, ServiceUnavailable
 from giornata.wire.events import DoneEvent, EventKind
+from giornata.wire.jobs import JobRecord
 
 log = structlog.get_logger(__name__)
 
@@ -118,9 +118,10 @@ class JobEnds:
 
     async def _check(self) -> None:
         """Wake the requests whose job ended while its event could not be heard."""
+        asking = retries.patiently(nats.errors.Error, CHECK_WINDOW_S)
         for job_id in list(self._futures):
             try:
-                record = await repeated(partial(self._records.get, job_id), CHECK_WINDOW_S)
+                record: JobRecord = await asking(self._records.get, job_id)
             except JobNotFound:
                 continue  # not accepted yet
             if record.state.terminal:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from giornata import retries
 from giornata.blobs import BlobStore
 from giornata.blobs.protocol import refer
 from giornata.bus.bus import Bus
@@ -22,7 +23,6 @@ from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet.watch import FleetWatch
 from giornata_gateway.intake.rules.forms import TemplateForm
 from giornata_gateway.jobs.preparation import EditOrder
-from giornata_gateway.jobs.submission import answered
 from giornata_gateway.views.catalog import choose_card
 
 log = structlog.get_logger(__name__)
@@ -67,10 +67,9 @@ class Registration:
         request = TemplateRequest(template=record, remaining_ms=deadline.remaining_ms())
         try:
             await self.blobs.put(record.image.key, image, self._picture_s)
-            recorded = await answered(
-                lambda: self.bus.call(subjects.TEMPLATE, request, TemplateRecord, deadline),
-                self.config.submit_window_s,
-                ServiceUnavailable,
+            attempts = retries.soon(ServiceUnavailable, self.config.submit_window_s)
+            recorded: TemplateRecord = await attempts(
+                self.bus.call, subjects.TEMPLATE, request, TemplateRecord, deadline
             )
         except BaseException:
             if not known:

@@ -8,15 +8,14 @@ its requests, so that none of them cancels it by leaving; a client that lost its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import nats.errors
 import structlog
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
+from giornata import retries
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.wire import subjects
@@ -41,23 +40,6 @@ log = structlog.get_logger(__name__)
 
 TRY_S = 2.0
 """How long one try of a submission waits for the router."""
-
-T = TypeVar("T")
-
-
-async def answered(ask: Callable[[], Awaitable[T]], window_s: float, *again: type[GiornataError]) -> T:
-    """What the router answers; after the errors `again` it is asked again for `window_s`."""
-
-    async def once() -> T:  # tenacity awaits what it knows to be a coroutine function
-        return await ask()
-
-    attempts = AsyncRetrying(
-        retry=retry_if_exception_type(again),
-        stop=stop_after_delay(window_s),
-        wait=wait_exponential_jitter(multiplier=0.05, max=0.5),
-        reraise=True,
-    )
-    return await attempts(once)
 
 
 @dataclass(frozen=True)
@@ -203,9 +185,8 @@ class Submission:
     async def _ask_router(self, job: Job) -> GiornataError | None:
         """Have `job` accepted, trying again while no router answers; why it was not. It raises nothing."""
         try:
-            await answered(
-                lambda: self._ask_once(job), self.config.submit_window_s, ServiceUnavailable, DeadlineExceeded
-            )
+            attempts = retries.soon((ServiceUnavailable, DeadlineExceeded), self.config.submit_window_s)
+            await attempts(self._ask_once, job)
         except DeadlineExceeded:
             return ServiceUnavailable("The router did not accept the edit in time.", retry_after_s=2)
         except GiornataError as error:

@@ -12,8 +12,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from giornata.wire.errors import BY_CODE, ErrorBody, Failed, GiornataError, JobCancelled, from_body
-from giornata.wire.jobs import ComputeTimes, JobRecord, JobState, Row, StageTimes, TemplateUse
+from giornata.wire.jobs import JobRecord, JobState, Row, TemplateUse
 from giornata.wire.requests import OutputFormat
+from giornata.wire.times import ComputeTimes, StageTimes
 
 CONTENT_TYPES = {
     OutputFormat.PNG: "image/png",

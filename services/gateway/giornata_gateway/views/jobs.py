@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from giornata.wire.jobs import JobRecord, JobState, Row, StageTimes
+from giornata.wire.jobs import JobRecord, JobState, Row
 from giornata.wire.messages import Forecast
+from giornata.wire.times import StageTimes
 from giornata.wire.workers import RowProgress, ServiceState
 from giornata_gateway.views.answers import (
     ErrorDetail,

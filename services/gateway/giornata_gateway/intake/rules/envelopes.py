@@ -9,9 +9,10 @@ from typing import Annotated, Any, Final
 from pydantic import StringConstraints
 
 from giornata.wire.errors import InvalidField, PayloadTooLarge
-from giornata.wire.jobs import BlobRef, Priority, Wire
+from giornata.wire.jobs import BlobRef, Priority
 from giornata.wire.messages import INLINE_BYTES
 from giornata.wire.requests import EditParameters
+from giornata.wire.values import Wire
 from giornata_gateway.intake.rules.forms import check_source, validated
 
 REPLY_MARGIN_BYTES: Final = 64 << 10
