@@ -14,7 +14,7 @@ from giornata.wire.errors import InputLost, ResultExpired
 from giornata.wire.jobs import BlobRef, Job
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet.metrics import Metrics
-from giornata_gateway.fleet.watch import FleetWatch
+from giornata_gateway.fleet.watch import FleetListener
 from giornata_gateway.intake.departure import Departure
 from giornata_gateway.intake.key_file import KeyFile
 from giornata_gateway.intake.memory import Memory
@@ -22,7 +22,7 @@ from giornata_gateway.intake.quotas import Quotas
 from giornata_gateway.intake.rules.places import Places, Stay
 from giornata_gateway.intake.rules.tenants import DEFAULT_TENANT, Tenant, tenant_of
 from giornata_gateway.jobs.ends import JobEnds
-from giornata_gateway.jobs.ledger import Ledger
+from giornata_gateway.jobs.ledger import JobLedger
 from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
 from giornata_gateway.jobs.registration import Registration
 from giornata_gateway.jobs.submission import AwaitedJob, Submission
@@ -57,7 +57,7 @@ class Gateway:
     config: GatewayConfig
     bus: Bus
     blobs: BlobStore
-    fleet: FleetWatch
+    fleet: FleetListener
     keys: KeyFile | None
     """None where no API key is asked for."""
     places: Places
@@ -69,7 +69,7 @@ class Gateway:
     """Pictures on their way into the blob store."""
     answers: Memory
     """Pictures on their way to clients."""
-    ledger: Ledger
+    ledger: JobLedger
     ends: JobEnds
     preparation: Preparation
     submission: Submission

@@ -18,7 +18,7 @@ from giornata.wire.events import DoneEvent
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet.metrics import Metrics
-from giornata_gateway.fleet.watch import FleetWatch
+from giornata_gateway.fleet.watch import FleetListener
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http.server import listening
 from giornata_gateway.intake.key_file import KeyFile
@@ -26,7 +26,7 @@ from giornata_gateway.intake.memory import Memory
 from giornata_gateway.intake.quotas import Quotas
 from giornata_gateway.intake.rules.places import Places
 from giornata_gateway.jobs.ends import JobEnds
-from giornata_gateway.jobs.ledger import Ledger
+from giornata_gateway.jobs.ledger import JobLedger
 from giornata_gateway.jobs.preparation import Preparation
 from giornata_gateway.jobs.registration import Registration
 from giornata_gateway.jobs.submission import Submission
@@ -44,7 +44,9 @@ async def serve(
     request that has come, and the cancellations of abandoned jobs are sent.
     """
     keys = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
-    fleet = FleetWatch(config.submit_window_s / 2)  # the other half is for a request at the end of the first
+    fleet = FleetListener(
+        config.submit_window_s / 2
+    )  # the other half is for a request at the end of the first
     templates = await TemplateRecords.open(bus.jetstream)
     async with asyncio.TaskGroup() as tasks, fleet.listening(bus):
         gateway = _compose(
@@ -104,14 +106,14 @@ def _compose(
     *,
     templates: TemplateRecords,
     keys: KeyFile | None,
-    fleet: FleetWatch,
+    fleet: FleetListener,
     tasks: asyncio.TaskGroup,
 ) -> Gateway:
     def ended(event: DoneEvent, *, awaited: bool) -> None:
         metrics.job_ended(event, awaited=awaited)
         quotas.leave(event.job_id)
 
-    ends, ledger = JobEnds(records, ended), Ledger(bus, records)
+    ends, ledger = JobEnds(records, ended), JobLedger(bus, records)
     metrics = Metrics(fleet.states, lambda: len(ends))
     places = Places(config.max_concurrent_rows)
     quotas = Quotas(places.estimate_s, metrics.tenant_refused)

@@ -12,7 +12,7 @@ from giornata.wire.models import Family, ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.fleet.watch import FleetWatch
+from giornata_gateway.fleet.watch import FleetListener
 from giornata_gateway.jobs.preparation import EditOrder, Preparation
 
 CARD = ModelCard(
@@ -28,7 +28,7 @@ def order_of(image: bytes | BlobRef, mask: bytes) -> EditOrder:
 
 
 def preparation_of(blobs: MemoryBlobs, tasks: asyncio.TaskGroup) -> Preparation:
-    fleet = FleetWatch(bridged_s=0)
+    fleet = FleetListener(bridged_s=0)
     for service in (ServiceName.PREPOST, ServiceName.DENOISER):
         fleet.hear(
             ServiceState(service=service, instance=service, host="h", version="1", ready=True, models=(CARD,))

@@ -18,11 +18,11 @@ from giornata_gateway.views.fleet import fleet_view
 from giornata_gateway.views.rates import StepRates
 
 
-class FleetWatch:
-    """Live instances and what they serve; whoever has been silent is forgotten before every answer.
+class FleetListener:
+    """Live instances and what they serve. Silent instances are forgotten before every answer.
 
     Args:
-        bridged_s: for how long the router may be away without being missed: submissions are tried again meanwhile.
+        bridged_s: how long the router may be away without being missed, since submissions are tried again meanwhile.
     """
 
     def __init__(self, bridged_s: float) -> None:
@@ -60,7 +60,7 @@ class FleetWatch:
         return fleet_view(states, self._rates, time.monotonic())
 
     def missing(self) -> list[ServiceName]:
-        """Services that an edit needs and that have no ready instance; not a router that is being relieved."""
+        """Services that an edit needs and that have no ready instance, but not a router that is being replaced."""
         missing = self._present().missing(NEEDED)
         bridged = time.monotonic() - self._led_s < self._bridged_s
         return [service for service in missing if not (bridged and service is ServiceName.ROUTER)]

@@ -12,7 +12,7 @@ from giornata.wire.errors import BadRequest, DeadlineExceeded, InvalidField, Pay
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.errors import GATEWAY
 from giornata_gateway.intake.memory import Grow
-from giornata_gateway.intake.rules.forms import FILES, Upload
+from giornata_gateway.intake.rules.forms import FILES, Upload, check_filled
 
 BUFFER_BYTES: Final = 128 << 10
 """What a connection holds before its request is read. A request that never comes counts too."""
@@ -107,10 +107,7 @@ class _Reading:
                 f"An edit takes exactly one {file}.", field=file, received="several", accepted="one file"
             )
         data = await self._bytes(part, self._config.max_file_bytes, file)
-        if not data:
-            raise InvalidField(
-                "The file is empty.", field=file, received="0 bytes", accepted="one PNG, JPEG or WebP file"
-            )
+        check_filled(data, file)
         self._files[file] = data
 
     async def _bytes(self, part: BodyPartReader, limit: int, name: str) -> bytes:

@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 from giornata import __version__
 from giornata.wire.errors import BY_CODE
 from giornata_gateway.http.errors import HTTP_ERRORS
-from giornata_gateway.http.route import Answer, Body, Json, Route
+from giornata_gateway.http.route import Body, Json, Reply, Route
 from giornata_gateway.intake.rules.idempotency import HEADER, MAX_CHARACTERS
 from giornata_gateway.views.answers import ErrorAnswer
 
@@ -106,7 +106,7 @@ def _operation(route: Route) -> Json:
     return operation
 
 
-def _answer(status: int, answer: Answer) -> Json:
+def _answer(status: int, answer: Reply) -> Json:
     told: Json = {"description": answer.description}
     if answer.bodies:
         told["content"] = {kind: _media(body) for kind, body in answer.bodies.items()}
@@ -118,9 +118,7 @@ def _answer(status: int, answer: Answer) -> Json:
 def _error(status: int, route: Route) -> Json:
     """The answer with an HTTP status, and the codes that it may have."""
     codes = sorted(code for code, kind in BY_CODE.items() if kind.status == status)
-    told = _answer(
-        status, Answer(", ".join(f"`{code}`" for code in codes), {"application/json": ErrorAnswer})
-    )
+    told = _answer(status, Reply(", ".join(f"`{code}`" for code in codes), {"application/json": ErrorAnswer}))
     if status == 429 and route.form:
         told["headers"] = RETRY_AFTER | RATE_LIMIT
     return told

@@ -22,7 +22,7 @@ Body = type[BaseModel] | tuple[type[BaseModel], ...] | Json
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """What a route answers beside its errors."""
 
     description: str
@@ -40,7 +40,7 @@ class Route:
     name: str
     """The operation's id in the document."""
     summary: str
-    answers: Mapping[int, Answer]
+    answers: Mapping[int, Reply]
     """Answers by status."""
     errors: tuple[int, ...] = ()
     """Statuses of the errors that it answers, beside 500; the error tree tells their codes."""

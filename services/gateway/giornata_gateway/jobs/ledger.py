@@ -21,7 +21,7 @@ FORECAST_MS = 500
 
 
 @dataclass(frozen=True)
-class Ledger:
+class JobLedger:
     """The jobs of all gateways."""
 
     bus: Bus

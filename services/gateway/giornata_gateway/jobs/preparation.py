@@ -15,7 +15,7 @@ from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job, Priority
 from giornata.wire.requests import MAX_SEED, EditParameters, resolve
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.fleet.watch import FleetWatch
+from giornata_gateway.fleet.watch import FleetListener
 from giornata_gateway.intake.rules.forms import missing_image
 from giornata_gateway.intake.rules.idempotency import fingerprint, job_id_of
 from giornata_gateway.views.catalog import choose_card
@@ -87,7 +87,7 @@ class Preparation:
 
     config: GatewayConfig
     blobs: BlobStore
-    fleet: FleetWatch
+    fleet: FleetListener
     tasks: asyncio.TaskGroup
     """Owns what outlives a request: forgetting the pictures of an order that failed."""
 

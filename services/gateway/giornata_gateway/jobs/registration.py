@@ -20,7 +20,7 @@ from giornata.wire.jobs import TAKE_OVER_S
 from giornata.wire.messages import RemoveTemplate, TemplateRequest
 from giornata.wire.templates import TemplateRecord
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.fleet.watch import FleetWatch
+from giornata_gateway.fleet.watch import FleetListener
 from giornata_gateway.intake.rules.forms import TemplateForm
 from giornata_gateway.jobs.preparation import EditOrder
 from giornata_gateway.views.catalog import choose_card
@@ -36,7 +36,7 @@ class Registration:
     bus: Bus
     blobs: BlobStore
     records: TemplateRecords
-    fleet: FleetWatch
+    fleet: FleetListener
     tasks: asyncio.TaskGroup
     """Owns what outlives a request: forgetting a template whose registration failed."""
 

@@ -33,7 +33,7 @@ from giornata.wire.messages import Accepted, SubmitRequest
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.intake.rules.idempotency import check_same
 from giornata_gateway.jobs.ends import JobEnds
-from giornata_gateway.jobs.ledger import Ledger
+from giornata_gateway.jobs.ledger import JobLedger
 from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
 
 log = structlog.get_logger(__name__)
@@ -57,7 +57,7 @@ class Submission:
 
     config: GatewayConfig
     bus: Bus
-    ledger: Ledger
+    ledger: JobLedger
     preparation: Preparation
     ends: JobEnds
     tasks: asyncio.TaskGroup

@@ -1,4 +1,4 @@
-"""The fleet as ``/v1/fleet`` tells it: every instance, and what they can do together. Pure."""
+"""The fleet as ``/v1/fleet`` tells it: every instance, and what they can do together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def fleet_view(states: Sequence[ServiceState], rates: StepRates, now: float) -> 
     """Every live instance and their sums.
 
     Args:
-        states: of the live instances.
+        states: telemetry of the live instances.
         rates: was fed their telemetry.
         now: seconds, of the clock that `rates` was fed with.
     """

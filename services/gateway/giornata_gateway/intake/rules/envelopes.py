@@ -13,7 +13,7 @@ from giornata.wire.jobs import BlobRef, Priority
 from giornata.wire.messages import INLINE_BYTES
 from giornata.wire.requests import EditParameters
 from giornata.wire.values import Wire
-from giornata_gateway.intake.rules.forms import check_source, validated
+from giornata_gateway.intake.rules.forms import check_filled, check_source, validated
 
 REPLY_MARGIN_BYTES: Final = 64 << 10
 """Room in a reply for everything but the pictures."""
@@ -88,10 +88,8 @@ def checked_picture(
             raise PayloadTooLarge(
                 field=field, received=f"{picture.size_bytes} bytes", accepted=f"at most {limit_bytes} bytes"
             )
-    if isinstance(picture, bytes) and not picture:
-        raise InvalidField(
-            "The picture is empty.", field=field, received="0 bytes", accepted="a PNG, JPEG or WebP file"
-        )
+    elif picture is not None:
+        check_filled(picture, field)
     return picture
 
 

@@ -91,6 +91,7 @@ class TemplateForm(BaseModel):
 
 FILES = {"image": "image", "image[]": "image", "mask": "mask"}
 """Names of file parts and what they hold; OpenAI's clients write `image[]` for a list of one."""
+ONE_FILE = "one PNG, JPEG or WebP file"
 NOT_FOR_JOBS = ("stream", "response_format")
 
 F = TypeVar("F", EditForm, JobForm)
@@ -196,9 +197,13 @@ def prefers_image(accept: str) -> bool:
 
 def missing_image() -> InvalidField:
     """The refusal of a request without a picture."""
-    return InvalidField(
-        "An edit needs a picture.", field="image", received="no image", accepted="one PNG, JPEG or WebP file"
-    )
+    return InvalidField("An edit needs a picture.", field="image", received="no image", accepted=ONE_FILE)
+
+
+def check_filled(picture: bytes, field: str) -> None:
+    """Raise InvalidField where a file has no bytes."""
+    if not picture:
+        raise InvalidField("The file is empty.", field=field, received="0 bytes", accepted=ONE_FILE)
 
 
 def read_template_form(upload: Upload) -> TemplateForm:
