@@ -221,6 +221,6 @@ def test_the_report_names_weights_units_and_the_worst() -> None:
     text = report(profile, found)
     for part in ("Computing: R² 1.0000", "ms a token and block", "worst: ", "2.0 KiB", "Batch caps"):
         assert part in text
-    picture = scatter("Steps", fitting.predictions(profile.compute.fit(), found.step_samples))
+    picture = scatter("Steps", fitting.predictions(profile.compute, found.step_samples))
     assert picture.count("<circle") == len(found.steps)
     assert picture.startswith("<svg")

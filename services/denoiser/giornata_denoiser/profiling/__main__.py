@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,9 +36,9 @@ class ProfilerConfig(DenoiserConfig):
     )
 
 
-def main() -> int:
-    """Exit status of the process."""
-    config = load(ProfilerConfig, "profile")
+def main(flags: Sequence[str] | None = None) -> int:
+    """Exit status of the profiler with `flags`, by default those of the process."""
+    config = load(ProfilerConfig, "profile", flags)
     try:
         checkpoint = open_checkpoint(config)
         rehearse(checkpoint)
@@ -67,7 +67,7 @@ def run(config: ProfilerConfig, checkpoint: Checkpoint) -> None:
     )
     write_profile(config.out, profile)
     plot = config.out.with_suffix(".svg")
-    points = fitting.predictions(profile.compute.fit(), measured.step_samples)
+    points = fitting.predictions(profile.compute, measured.step_samples)
     plot.write_text(scatter(f"Steps of {profile.model}, R² {profile.compute.r2:.4f}", points), "utf-8")
     sys.stdout.write(f"{report(profile, measured)}Written: {config.out} and {plot}\n")
 

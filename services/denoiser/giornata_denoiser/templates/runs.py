@@ -16,7 +16,7 @@ from giornata import tensors
 from giornata.blobs import BlobStore
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.batch import RowKey
-from giornata.scheduling.recording import Admission
+from giornata.scheduling.recording import RecordingRule
 from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailable, TemplateNotFound
 from giornata.wire.jobs import BlobRef, Inspection
 from giornata.wire.messages import PrefetchTemplate, RecordRequest, RemoveTemplate, RunRequest
@@ -89,7 +89,7 @@ class Templates:
         self._config, self._checkpoint, self._store = config, checkpoint, store
         self._engine, self._blobs, self._registrations, self._tasks = engine, blobs, registrations, tasks
         self._costs = costs
-        self._admission = Admission(1 if config.template_policy is TemplatePolicy.INLINE else 2)
+        self._admission = RecordingRule(1 if config.template_policy is TemplatePolicy.INLINE else 2)
         self._runs: dict[str, _Run] = {}
         """By template: those that count."""
         self._numbers = count(1)
