@@ -60,7 +60,7 @@ class Queue:
         self._tools = tools
         self._walks = walks
         self._accepted: dict[str, _Waiting] = {}
-        """By job: jobs that were not pulled from the queue yet."""
+        """Jobs that were not pulled from the queue yet, by id."""
         self._carried: dict[str, _CarriedJob] = {}
         self._limits: dict[Priority, int] = {}
         self._in_hand: Counter[Priority] = Counter()

@@ -35,7 +35,7 @@ class _Worker:
     reused: Mode
     slowness: float = 1.0
     excess: UnitTime = field(default_factory=UnitTime)
-    """By how much loads lengthen steps, per millisecond of the least computing of rows that reuse."""
+    """Time by which loads lengthen steps, per millisecond of the least computing of rows that reuse."""
 
 
 class Estimates:

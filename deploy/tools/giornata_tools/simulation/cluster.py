@@ -32,7 +32,7 @@ from giornata_tools.simulation.published import h800_flux
 
 PUBLISHED: Final[dict[str, Callable[[], Machine]]] = {"h800-flux": h800_flux}
 MOST: Final = 1000
-"""Workers of a cluster."""
+"""Most workers of a cluster."""
 
 
 class Costs(BaseModel):
@@ -41,7 +41,7 @@ class Costs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     compute: tuple[float, ...] = Field(min_length=len(COMPUTE), max_length=len(COMPUTE))
-    """By :data:`giornata.planning.costs.COMPUTE`; all but the first are those of one block."""
+    """In the order of :data:`giornata.planning.costs.COMPUTE`; all but the first are costs of one block."""
     load: tuple[float, ...] = Field((0.0,) * len(LOAD), min_length=len(LOAD), max_length=len(LOAD))
     blocks: int = Field(1, ge=1)
 
