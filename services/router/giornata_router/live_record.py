@@ -27,13 +27,7 @@ class EndedError(Exception):
 
 
 class LiveRecord:
-    """A job's record, and the events that tell of it.
-
-    Args:
-        bus: carries events.
-        records: holds the record.
-        record: as it stands.
-    """
+    """A job's record, and the events that tell of it."""
 
     def __init__(self, bus: Bus, records: Records, record: JobRecord) -> None:
         self._bus, self._records = bus, records

@@ -34,17 +34,7 @@ Done = Callable[[Piece, float], None]
 
 
 class SimWorker:
-    """One denoiser.
-
-    Args:
-        name: its instance.
-        machine: its costs, places and memory.
-        templates: how it keeps templates.
-        clock: tells the time.
-        done: called when the rows of a piece are computed.
-        seed: seed of noise.
-        host: the processors on which it computes.
-    """
+    """One denoiser; `done` is called when the rows of a piece are computed, `seed` is that of noise."""
 
     def __init__(
         self,
