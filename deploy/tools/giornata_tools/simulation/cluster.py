@@ -81,16 +81,9 @@ class Group(BaseModel):
 
     def of(self, read: Callable[[str], str]) -> Machine:
         """One worker; `read` gives the text of a profile's file."""
-        made = replace(
-            self._source(read),
-            rows=self.rows,
-            tokens=self.tokens,
-            step_limit_ms=self.step_limit_ms,
-            slowness=self.slowness,
-            noise=self.noise,
-            busy=self.busy,
-            storage=Storage(self.memory_gb * 1e9, self.disk_gb * 1e9, self.disk_gb_per_s * 1e9),
-        )
+        alike = self.model_dump(include={"rows", "tokens", "step_limit_ms", "slowness", "noise", "busy"})
+        storage = Storage(self.memory_gb * 1e9, self.disk_gb * 1e9, self.disk_gb_per_s * 1e9)
+        made = replace(self._source(read), **alike, storage=storage)
         if self.device is not None:
             made = replace(made, device=self.device)
         if self.link_gb_per_s is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from dataclasses import dataclass, field
 
 from giornata_tools.loadgen.statistics import spread
@@ -125,9 +126,7 @@ def summary(run: SimulatedRun, warmup_s: float = 0.0) -> Summary:
     used = [worker.counted.busy_s / run.seconds for worker in run.workers]
     steps = sum(worker.counted.steps for worker in run.workers)
     moments = [m.waiting for m in run.moments if m.at_s >= warmup_s] or [0]
-    hits = {
-        name: sum(worker.counted.hits[name] for worker in run.workers) for name in ("memory", "disk", "miss")
-    }
+    hits = sum((Counter(worker.counted.hits) for worker in run.workers), Counter[str]())
     return Summary(
         jobs=len(counted),
         pictures=sum(ended.job.rows for ended in counted),
