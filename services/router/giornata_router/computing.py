@@ -73,7 +73,7 @@ class Computing:
         """Ask the workers that have rows whether they do, and place the other rows."""
         by_index = {row.index: row for row in rows}
         for assignment in assignments(by_index.values()):
-            # they may not have been sent yet, or be done: who assigned them may have died at any moment
+            # they may not have been sent yet, or be done: the router that assigned them may have died at any moment
             held = [by_index[index] for index in assignment.rows]
             self._tasks.create_task(self._attempt(assignment, held, adopted=True), name="attempt")
         free = [row for row in by_index.values() if row.worker is None]
