@@ -113,10 +113,14 @@ class Placement:
             self._refused.discard(gone.instance)
         return [booking for booking in self._bookings.values() if self.fleet.get(booking.worker) is None]
 
-    def unlisted(self, now: float) -> list[Booking]:
-        """Bookings that their live worker has not listed for too long: the report of their end may have been lost."""
-        silent = (self._bookings[attempt] for attempt in self._listed.silent(now))
-        return [booking for booking in silent if self.fleet.get(booking.worker) is not None]
+    def unlisted(self) -> list[Booking]:
+        """Bookings that their worker tells of no longer though it is heard: the report of their end may be lost."""
+        return [
+            booking
+            for booking in self._bookings.values()
+            if (heard_s := self.fleet.heard_s(booking.worker)) is not None
+            and self._listed.is_silent(booking.key, heard_s)
+        ]
 
     def stalled(self) -> list[Booking]:
         """Bookings at workers whose step has taken longer than patience allows; they get nothing until it ends."""
