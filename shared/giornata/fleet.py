@@ -34,11 +34,17 @@ class Heard(Generic[K]):
         """Count silence from now on: nothing could be heard until now."""
         self._listens_since_s = now
 
+    def is_silent(self, name: K, now: float) -> bool:
+        """Whether `name` was not mentioned for longer than :data:`SILENCE_S`."""
+        return now - max(self._heard_s[name], self._listens_since_s) > SILENCE_S
+
     def silent(self, now: float) -> list[K]:
-        """What was not mentioned for longer than :data:`SILENCE_S`."""
-        if now - self._listens_since_s <= SILENCE_S:
-            return []
-        return [name for name, heard_s in self._heard_s.items() if now - heard_s > SILENCE_S]
+        """Everything that is silent."""
+        return [name for name in self._heard_s if self.is_silent(name, now)]
+
+    def last_s(self, name: K) -> float | None:
+        """When `name` was mentioned last; None where it is not watched."""
+        return self._heard_s.get(name)
 
 
 class Fleet:
@@ -75,6 +81,10 @@ class Fleet:
         """Drop an instance that is known to be gone."""
         self._states.pop(instance, None)
         self._heard.forget(instance)
+
+    def heard_s(self, instance: str) -> float | None:
+        """When an instance was heard last; None for one that is not alive."""
+        return self._heard.last_s(instance)
 
     def get(self, instance: str) -> ServiceState | None:
         """The latest state of an instance; None for one that is not alive."""

@@ -175,7 +175,7 @@ class Dispatch:
             self.placement.listen(now)
             return
         self._give_up(self.placement.expire(now), NoReport.LOST)
-        self._give_up(self.placement.unlisted(now), NoReport.UNLISTED)
+        self._give_up(self.placement.unlisted(), NoReport.UNLISTED)
         self._give_up(self.placement.stalled(), NoReport.STALLED)
 
     def _give_up(self, bookings: Sequence[Booking], why: NoReport) -> None:

@@ -164,7 +164,7 @@ def test_placement_is_the_same_after_one_fresh_message_of_each_worker(
     for demand in (DEMAND, replace(DEMAND, shapes=(SHAPE,) * 2), replace(DEMAND, alone=True)):
         assert world.disturbed.has_room(demand) is world.clear.has_room(demand)
         assert choose(world.disturbed, demand) == choose(world.clear, demand)
-    assert world.disturbed.unlisted(world.now) == world.clear.unlisted(world.now) == []
+    assert world.disturbed.unlisted() == world.clear.unlisted() == []
     world.now += SILENCE_S + 1
     lost = [
         {(a.job_id, a.attempt) for a in known.expire(world.now)} for known in (world.clear, world.disturbed)

@@ -104,16 +104,25 @@ def test_silence_and_forgetting_are_noticed() -> None:
     fleet.observe(worker("d2"), SILENCE_S)
     assert [lost.job_id for lost in fleet.expire(SILENCE_S + 0.1)] == ["a"]
     fleet.observe(worker("d2"), SILENCE_S + 0.1)
-    assert [doubt.job_id for doubt in fleet.unlisted(SILENCE_S + 0.1)] == ["b"]
+    assert [doubt.job_id for doubt in fleet.unlisted()] == ["b"]
     fleet.observe(worker("d2", row("b", 1, 9)), SILENCE_S + 0.2)
-    assert fleet.unlisted(SILENCE_S + 0.2) == []
+    assert fleet.unlisted() == []
+
+
+def test_rows_of_a_worker_that_fell_silent_are_not_doubted_but_lost() -> None:
+    fleet = placement(worker("d1"))
+    fleet.assign("a", 1, "d1", DEMAND, now=0)
+    fleet.observe(worker("d1"), 0.1)
+    late = SILENCE_S + 0.05
+    assert fleet.expire(late) == fleet.unlisted() == [], "all that is known is that the worker is silent"
+    assert [lost.job_id for lost in fleet.expire(late + 0.1)] == ["a"]
 
 
 def test_an_older_attempt_does_not_vouch_for_a_newer_one() -> None:
     fleet = placement(worker("d1"))
     fleet.assign("a", 2, "d1", DEMAND, now=0)
     fleet.observe(worker("d1", row("a", 1, 9, attempt=1)), SILENCE_S + 1)
-    assert [doubt.attempt for doubt in fleet.unlisted(SILENCE_S + 1)] == [2]
+    assert [doubt.attempt for doubt in fleet.unlisted()] == [2]
 
 
 def test_a_worker_whose_step_does_not_end_gets_nothing_until_it_does() -> None:
