@@ -20,7 +20,7 @@ from giornata.bus import bus, streams
 from giornata.bus.connection import RefusedError
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
-from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import NATS, VALKEY
 from giornata_tools.launcher.stack import running
@@ -30,7 +30,7 @@ LIGHT = {ServiceName.CONTROLNET: 1, ServiceName.LORA_STORE: 2}
 LIMIT_S = 30
 
 
-def plan(tmp_path: Path, **changes: object) -> Plan:
+def plan(tmp_path: Path, **changes: object) -> StackPlan:
     fields: dict[str, object] = {
         "state": tmp_path / "state",
         "logs": tmp_path / "logs",
@@ -38,7 +38,7 @@ def plan(tmp_path: Path, **changes: object) -> Plan:
         "replicas": LIGHT,
         "ready_s": LIMIT_S,
     }
-    return Plan(**(fields | changes))  # type: ignore[arg-type]  # a test's own shorthand
+    return StackPlan(**(fields | changes))  # type: ignore[arg-type]  # a test's own shorthand
 
 
 def children() -> list[psutil.Process]:

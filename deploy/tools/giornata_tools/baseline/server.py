@@ -18,9 +18,9 @@ from PIL import Image
 
 from giornata.wire.errors import GiornataError, InternalError, InvalidField, ModelNotFound, QueueFull
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
-from giornata_tools.baseline.batching import Rule, Waiting, next_batch
-from giornata_tools.baseline.forms import Form, read_form, read_image, read_mask, size_of
-from giornata_tools.baseline.pipeline import Alike, Row
+from giornata_tools.baseline.batching import Rule, WaitingRow, next_batch
+from giornata_tools.baseline.forms import BaselineForm, read_form, read_image, read_mask, size_of
+from giornata_tools.baseline.pipeline import Alike, PipelineRow
 
 MAX_BODY: Final = 64 << 20
 """Bytes of a request."""
@@ -31,13 +31,13 @@ class Paints(Protocol):
 
     name: str
 
-    def paint(self, rows: Sequence[Row], alike: Alike) -> list[Image.Image]:
+    def paint(self, rows: Sequence[PipelineRow], alike: Alike) -> list[Image.Image]:
         """One batch."""
         ...
 
 
 @dataclass(frozen=True)
-class Painted:
+class PaintedRow:
     """A row's picture, and how it came about."""
 
     picture: Image.Image
@@ -53,9 +53,9 @@ class Painted:
 class Queued:
     """A row, its place in the queue, and where its picture goes."""
 
-    row: Row
-    place: Waiting
-    painted: asyncio.Future[Painted] = field(
+    row: PipelineRow
+    place: WaitingRow
+    painted: asyncio.Future[PaintedRow] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
@@ -74,7 +74,7 @@ class Baseline:
         self._queue: list[Queued] = []
         self._changed = asyncio.Event()
 
-    async def painted(self, rows: Sequence[Row], alike: Alike) -> list[Painted]:
+    async def painted(self, rows: Sequence[PipelineRow], alike: Alike) -> list[PaintedRow]:
         """The rows' pictures; a caller that is cancelled takes the ones that still wait along.
 
         Raises:
@@ -82,7 +82,7 @@ class Baseline:
         """
         if len(self._queue) + len(rows) > self._most:
             raise QueueFull(retry_after_s=1.0)
-        queued = [Queued(row, Waiting(alike, time.monotonic())) for row in rows]
+        queued = [Queued(row, WaitingRow(alike, time.monotonic())) for row in rows]
         self._queue += queued
         self._changed.set()
         try:
@@ -125,7 +125,7 @@ class Baseline:
         for place, (one, picture) in enumerate(zip(batch, pictures, strict=True)):
             if not one.painted.done():
                 waited = (began - one.place.since) * 1000
-                one.painted.set_result(Painted(picture, len(batch), place, waited, took))
+                one.painted.set_result(PaintedRow(picture, len(batch), place, waited, took))
 
 
 @asynccontextmanager
@@ -167,7 +167,7 @@ async def _edit(baseline: Baseline, name: str, request: web.Request) -> web.Resp
     width, height = size_of(form, image)
     alike = Alike(width, height, form.num_inference_steps, form.guidance_scale, form.strength)
     seed = secrets.randbits(31) if form.seed is None else form.seed
-    rows = [Row(form.prompt, image, mask, (seed + index) % 2**32) for index in range(form.n)]
+    rows = [PipelineRow(form.prompt, image, mask, (seed + index) % 2**32) for index in range(form.n)]
     painted = await baseline.painted(rows, alike)
     pictures = await asyncio.to_thread(lambda: [_encoded(one.picture) for one in painted])
     return web.json_response(
@@ -190,7 +190,7 @@ async def _edit(baseline: Baseline, name: str, request: web.Request) -> web.Resp
     )
 
 
-async def _read(request: web.Request) -> tuple[Form, dict[str, bytes]]:
+async def _read(request: web.Request) -> tuple[BaselineForm, dict[str, bytes]]:
     """A request's form and its files."""
     try:
         posted = await request.post()

@@ -10,7 +10,7 @@ from giornata.wire.errors import ErrorBody, from_body
 
 
 @dataclass(frozen=True)
-class Order:
+class EditOrder:
     """An edit to hand in."""
 
     image: bytes
@@ -20,7 +20,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Told:
+class EditProgress:
     """A job entered a state, or one of its pictures finished a step."""
 
     state: str
@@ -49,7 +49,7 @@ class Preview:
 
 
 @dataclass(frozen=True)
-class Painted:
+class PaintedPicture:
     """One finished picture."""
 
     index: int
@@ -67,24 +67,24 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EditOutcome:
     """What became of an order: at least one picture."""
 
     job_id: str
     size: str
     """WIDTHxHEIGHT of the pictures."""
-    pictures: tuple[Painted, ...]
+    pictures: tuple[PaintedPicture, ...]
     failures: tuple[Failure, ...] = ()
 
 
-Tell = Callable[[Told | Preview], None]
+Tell = Callable[[EditProgress | Preview], None]
 """Takes what is told while an edit runs."""
 
 
 class Door(Protocol):
     """A way in."""
 
-    async def edit(self, order: Order, tell: Tell) -> Outcome:
+    async def edit(self, order: EditOrder, tell: Tell) -> EditOutcome:
         """Carry out `order`; when cancelled, cancel the job and raise :class:`Stopped`.
 
         Raises:
@@ -132,7 +132,7 @@ class StepCount:
         """Steps computed."""
         return sum(self._done.values())
 
-    def hear(self, told: Told) -> None:
+    def hear(self, told: EditProgress) -> None:
         """Take in one message."""
         self.state = told.state
         if told.steps and told.attempt >= self._attempts.get(told.index, 0):

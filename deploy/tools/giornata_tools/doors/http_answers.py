@@ -5,14 +5,14 @@ from __future__ import annotations
 from pydantic import Base64Bytes, BaseModel, ConfigDict
 
 from giornata.wire.errors import ErrorBody
-from giornata_tools.doors.edits import Painted, Preview, Told
+from giornata_tools.doors.edits import EditProgress, PaintedPicture, Preview
 
 
 class _Answer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Progress(_Answer):
+class ProgressEvent(_Answer):
     """Data of ``image_edit.progress``."""
 
     job_id: str
@@ -22,9 +22,9 @@ class Progress(_Answer):
     step: int = 0
     steps: int = 0
 
-    def told(self) -> Told:
+    def told(self) -> EditProgress:
         """As both doors tell it."""
-        return Told(self.state, self.attempt, self.index, self.step, self.steps)
+        return EditProgress(self.state, self.attempt, self.index, self.step, self.steps)
 
 
 class PartialImage(_Answer):
@@ -43,7 +43,7 @@ class PartialImage(_Answer):
         return Preview(self.index, self.partial_image_index, self.step, self.box, suffix, self.b64_json)
 
 
-class Completed(_Answer):
+class CompletedEvent(_Answer):
     """Data of ``image_edit.completed``."""
 
     job_id: str
@@ -52,12 +52,12 @@ class Completed(_Answer):
     size: str
     b64_json: Base64Bytes
 
-    def painted(self) -> Painted:
+    def painted(self) -> PaintedPicture:
         """As both doors tell it."""
-        return Painted(self.index, self.seed, self.b64_json)
+        return PaintedPicture(self.index, self.seed, self.b64_json)
 
 
-class ErrorDetail(_Answer):
+class AnsweredError(_Answer):
     """What went wrong."""
 
     code: str
@@ -67,10 +67,10 @@ class ErrorDetail(_Answer):
     accepted: str | None = None
 
 
-class Failed(_Answer):
+class FailedEvent(_Answer):
     """Body of a refusal, and data of ``error``."""
 
-    error: ErrorDetail
+    error: AnsweredError
     index: int | None = None
     """Of the picture that failed, where others may have succeeded."""
 
@@ -86,22 +86,22 @@ class Failed(_Answer):
         )
 
 
-class JobStatus(_Answer):
+class JobStateAnswer(_Answer):
     """What is read of a job's status."""
 
     state: str
 
 
-EVENTS: dict[str, type[Progress | PartialImage | Completed | Failed]] = {
-    "image_edit.progress": Progress,
+EVENTS: dict[str, type[ProgressEvent | PartialImage | CompletedEvent | FailedEvent]] = {
+    "image_edit.progress": ProgressEvent,
     "image_edit.partial_image": PartialImage,
-    "image_edit.completed": Completed,
-    "error": Failed,
+    "image_edit.completed": CompletedEvent,
+    "error": FailedEvent,
 }
 """By type; those of a newer gateway are passed over."""
 
 
-def read_event(kind: str, data: str) -> Progress | PartialImage | Completed | Failed | None:
+def read_event(kind: str, data: str) -> ProgressEvent | PartialImage | CompletedEvent | FailedEvent | None:
     """An event of an edit's stream, or None for one that this version does not know.
 
     Raises:

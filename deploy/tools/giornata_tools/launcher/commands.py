@@ -10,7 +10,7 @@ from typing import Final
 
 from giornata.config import ENV_PREFIX
 from giornata.wire.workers import ServiceName
-from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import Command
 
 MODULES: Final[Mapping[ServiceName, str]] = {
@@ -25,17 +25,17 @@ MODULES: Final[Mapping[ServiceName, str]] = {
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ServiceSurroundings:
     """What every service is told."""
 
-    plan: Plan
+    plan: StackPlan
     nats_url: str
     nats_password_file: Path | None
     """Of this service's user; None where the address holds user and password, or none are asked for."""
     redis_url: str
 
 
-def environment(base: Mapping[str, str], around: Surroundings) -> dict[str, str]:
+def environment(base: Mapping[str, str], around: ServiceSurroundings) -> dict[str, str]:
     """`base` with the addresses, the model and the thread count.
 
     These are no flags, because addresses may hold passwords and everybody can read a command line.

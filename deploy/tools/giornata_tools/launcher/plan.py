@@ -20,7 +20,7 @@ MAX_RESTART_DELAY_S: Final = 30.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class StackPlan:
     """What to run."""
 
     state: Path

@@ -21,11 +21,11 @@ from giornata.wire.workers import ServiceName
 from giornata_tools.launcher import commands, servers
 from giornata_tools.launcher.folders import empty, locked
 from giornata_tools.launcher.nats import EmbeddedNats
-from giornata_tools.launcher.plan import DRAIN_ORDER, Plan, restart_delay_s
+from giornata_tools.launcher.plan import DRAIN_ORDER, StackPlan, restart_delay_s
 from giornata_tools.launcher.ports import GatewayPorts
 from giornata_tools.launcher.process import Command, LaunchError, Process, single_error
 from giornata_tools.launcher.warden import Warden
-from giornata_tools.launcher.watch import FleetWatch, answers_200, missing
+from giornata_tools.launcher.watch import TelemetryWatch, answers_200, missing
 
 SERVER_LIMIT_S: Final = 15.0
 GRACE_S: Final = 15.0
@@ -36,10 +36,10 @@ class Stack:
     """A running stack. Make it with :func:`running`."""
 
     def __init__(
-        self, plan: Plan, tasks: asyncio.TaskGroup, warden: Warden, say: Callable[[str], None]
+        self, plan: StackPlan, tasks: asyncio.TaskGroup, warden: Warden, say: Callable[[str], None]
     ) -> None:
         self.plan: Final = plan
-        self.watch: Final = FleetWatch()
+        self.watch: Final = TelemetryWatch()
         self.nats_url = plan.nats_url or ""
         """Also for applications, which bring no password to embedded servers."""
         self._nats: EmbeddedNats | None = None
@@ -194,7 +194,7 @@ class Stack:
         return self._nats.password_file(user) if self._nats else None
 
     def _service_command(self, service: ServiceName) -> Command:
-        around = commands.Surroundings(
+        around = commands.ServiceSurroundings(
             self.plan, self.nats_url, self.nats_password_file(User(service)), self.redis_url
         )
         instance = new_instance(service)
@@ -270,7 +270,7 @@ class Stack:
 
 
 @asynccontextmanager
-async def running(plan: Plan, say: Callable[[str], None] = print) -> AsyncIterator[Stack]:
+async def running(plan: StackPlan, say: Callable[[str], None] = print) -> AsyncIterator[Stack]:
     """Start the servers, for :meth:`Stack.bring_up`; on leaving, drain and stop everything, whatever happened.
 
     Args:

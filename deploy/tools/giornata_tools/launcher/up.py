@@ -16,7 +16,7 @@ from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import MODELS, PROFILE, STATE
 from giornata_tools.doors.addresses import without_password
 from giornata_tools.launcher import environment, model
-from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import Stack, running
 
@@ -54,7 +54,7 @@ async def up(options: UpOptions, say: Say) -> int:
     return 1 if stack.obituaries else 0
 
 
-def plan(options: UpOptions, chosen: model.Model) -> Plan:
+def plan(options: UpOptions, chosen: model.Model) -> StackPlan:
     """The stack that the flags and the environment ask for.
 
     Raises:

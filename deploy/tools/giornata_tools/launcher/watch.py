@@ -19,7 +19,7 @@ from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.launcher.process import LaunchError
 
 
-class FleetWatch:
+class TelemetryWatch:
     """The fleet as its telemetry draws it, while :meth:`listening`."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 import aiohttp
 
 from giornata_tools.loadgen.material import Material
-from giornata_tools.loadgen.outcomes import CONNECTION_LOST, NOT_CONNECTED, TIMEOUT, Answer, judged
+from giornata_tools.loadgen.outcomes import CONNECTION_LOST, NOT_CONNECTED, TIMEOUT, ServerAnswer, judged
 from giornata_tools.loadgen.workload import Request
 
 PATH: Final = "/v1/images/edits"
@@ -44,17 +44,17 @@ class ImagesApi:
         self._fields = fields
         self._api = api
 
-    async def send(self, request: Request) -> Answer:
+    async def send(self, request: Request) -> ServerAnswer:
         """Ask for an edit and read the whole answer."""
         try:
             async with self._session.post(self._url, data=self._form(request)) as response:
                 return judged(response.status, await response.read(), request.n)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            return Answer(code=NOT_CONNECTED, message=str(error))
+            return ServerAnswer(code=NOT_CONNECTED, message=str(error))
         except aiohttp.ClientError as error:
-            return Answer(code=CONNECTION_LOST, message=str(error) or type(error).__name__)
+            return ServerAnswer(code=CONNECTION_LOST, message=str(error) or type(error).__name__)
         except TimeoutError:
-            return Answer(code=TIMEOUT, message=f"no answer within {self._session.timeout.total:g} s")
+            return ServerAnswer(code=TIMEOUT, message=f"no answer within {self._session.timeout.total:g} s")
 
     def _form(self, request: Request) -> aiohttp.FormData:
         form = aiohttp.FormData()

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from giornata_tools.loadgen.workload import Shape
+from giornata_tools.loadgen.workload import MaskShape
 
 Mask = NDArray[np.bool_]
 """(height, width); True is repainted."""
@@ -25,7 +25,7 @@ MARGIN: Final = 2
 """Pixels around a patch's box: where it is small, the pixels nearest to its centre may lie beside it."""
 
 
-def mask(width: int, height: int, ratio: float, shape: Shape, seed: int) -> Mask:
+def mask(width: int, height: int, ratio: float, shape: MaskShape, seed: int) -> Mask:
     """A connected patch of round(`ratio` x pixels) pixels, one at least: the ones nearest to its centre.
 
     It lies inside of the picture where it fits, and fills what there is where it does not.
@@ -39,7 +39,7 @@ def mask(width: int, height: int, ratio: float, shape: Shape, seed: int) -> Mask
     """
     chance = np.random.default_rng(seed)
     count = min(max(1, round(ratio * width * height)), width * height)
-    half = count**0.5 / 2 if shape is Shape.SQUARE else (count / pi) ** 0.5 * (1 + DEPTH * len(WAVES))
+    half = count**0.5 / 2 if shape is MaskShape.SQUARE else (count / pi) ** 0.5 * (1 + DEPTH * len(WAVES))
     across, down = (_centre(side, half, chance) for side in (width, height))
     fits = 2 * half <= min(width, height)
     columns, rows = (
@@ -47,7 +47,7 @@ def mask(width: int, height: int, ratio: float, shape: Shape, seed: int) -> Mask
     )
     x = np.arange(columns.start, columns.stop, dtype=np.float32)[None] + np.float32(0.5 - across)
     y = np.arange(rows.start, rows.stop, dtype=np.float32)[:, None] + np.float32(0.5 - down)
-    far = np.maximum(np.abs(x), np.abs(y)) if shape is Shape.SQUARE else _from_rim(x, y, chance)
+    far = np.maximum(np.abs(x), np.abs(y)) if shape is MaskShape.SQUARE else _from_rim(x, y, chance)
     part = np.zeros(far.size, np.bool_)
     part[np.argpartition(far.ravel(), count - 1)[:count]] = True
     found = np.zeros((height, width), np.bool_)

@@ -10,7 +10,7 @@ from enum import StrEnum
 from giornata_tools.loadgen.distributions import Mix, at_percentile, chosen
 
 
-class Shape(StrEnum):
+class MaskShape(StrEnum):
     """What a mask looks like."""
 
     BLOB = "blob"
@@ -34,7 +34,7 @@ class Request:
     """Pictures that it asks for."""
     seed: int
     """Of its pictures, and of where its mask lies."""
-    shape: Shape
+    shape: MaskShape
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Workload:
     images: Mix
     templates: Mix
     """Popularity by number."""
-    shape: Shape
+    shape: MaskShape
 
 
 MAX_SEED = 2**31 - 1

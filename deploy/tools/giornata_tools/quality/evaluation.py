@@ -30,8 +30,8 @@ from giornata_tools.quality import cases, classifier, pictures, report, tables
 from giornata_tools.quality.cases import Case
 from giornata_tools.quality.metrics import Features, Pixels, frechet
 from giornata_tools.quality.page import page
-from giornata_tools.quality.report import Closeness, Frechet, MaskBlur, Report, Run
-from giornata_tools.quality.runner import Setting, edit_all
+from giornata_tools.quality.report import Closeness, Frechet, MaskBlur, QualityReport, QualityRun
+from giornata_tools.quality.runner import EditSetting, edit_all
 from giornata_tools.quality.scoring import Addition, Removal, Scored, score, strayed_px
 from giornata_tools.quality.system import System, attached, started
 
@@ -49,7 +49,7 @@ VERSIONS: Final = (
 
 
 @dataclass(frozen=True)
-class Options:
+class QualityOptions:
     """Flags of ``giornata quality``."""
 
     out: Path
@@ -77,7 +77,7 @@ class Made:
     all_s: float
 
 
-async def evaluate(options: Options) -> int:
+async def evaluate(options: QualityOptions) -> int:
     """Run, write, tell; 0 only where every gate holds or none was asked for.
 
     Raises:
@@ -117,18 +117,18 @@ async def evaluate(options: Options) -> int:
     return 0 if result.holds or options.no_gates else 1
 
 
-def _system(options: Options, console: Console) -> AbstractAsyncContextManager[System]:
+def _system(options: QualityOptions, console: Console) -> AbstractAsyncContextManager[System]:
     if options.nats:
         return attached(options.nats, options.model_name)
     return started(options.out / "logs", options.torch_threads, console.print)
 
 
-def _setting(options: Options, system: System) -> Setting:
+def _setting(options: QualityOptions, system: System) -> EditSetting:
     card, blur = system.card, options.mask_blur
     if options.guidance is not None and not card.takes_guidance:
         raise LaunchError(f"--guidance {options.guidance:g}: the model {card.name} takes none; leave it out.")
     guidance = card.default_guidance_scale if options.guidance is None else options.guidance
-    return Setting(
+    return EditSetting(
         steps=options.steps or card.default_steps,
         guidance_scale=guidance if card.takes_guidance else None,
         mask_blur=MaskBlur() if blur is None else MaskBlur(add=blur, remove=blur),
@@ -138,7 +138,9 @@ def _setting(options: Options, system: System) -> Setting:
     )
 
 
-async def _edit(system: System, drawn: Sequence[Case], setting: Setting, out: Path, console: Console) -> Made:
+async def _edit(
+    system: System, drawn: Sequence[Case], setting: EditSetting, out: Path, console: Console
+) -> Made:
     """All edits, each saved as soon as it is there."""
     edits: dict[str, Pixels] = {}
     each_s: list[float] = []
@@ -163,10 +165,12 @@ async def _edit(system: System, drawn: Sequence[Case], setting: Setting, out: Pa
     return Made(edits, each_s, time.monotonic() - started_s)
 
 
-def _run(system: System, setting: Setting, drawn: Sequence[Case], of_cases: int, made: Made) -> Run:
+def _run(
+    system: System, setting: EditSetting, drawn: Sequence[Case], of_cases: int, made: Made
+) -> QualityRun:
     p50, p95 = (float(np.quantile(made.each_s, q)) * 1000 for q in (0.5, 0.95))
     card = system.card
-    return Run(
+    return QualityRun(
         model=card.name,
         model_digest=card.digest,
         family=card.family,
@@ -191,13 +195,13 @@ def _run(system: System, setting: Setting, drawn: Sequence[Case], of_cases: int,
     )
 
 
-def assess(run: Run, scored: Sequence[Scored], closeness: Closeness | None) -> Report:
+def assess(run: QualityRun, scored: Sequence[Scored], closeness: Closeness | None) -> QualityReport:
     """Everything measured of the edits, as one value; loads the classifier where there are enough additions."""
     additions = [s for s in scored if isinstance(s, Addition)]
     adherence = report.adherence(additions)
     completion = report.completion([s for s in scored if isinstance(s, Removal)])
     strayed = sum(strayed_px(s.case, s.edit, run.mask_blur.of(s.case.slot.task)) for s in scored)
-    return Report(
+    return QualityReport(
         run=run,
         gates=report.gates(adherence, completion, strayed),
         strayed_px=strayed,

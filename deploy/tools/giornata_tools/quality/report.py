@@ -36,7 +36,7 @@ class MaskBlur(BaseModel):
         return self.remove if task is Task.REMOVE else self.add
 
 
-class Run(BaseModel):
+class QualityRun(BaseModel):
     """What made the pictures; also lies beside them, for later runs to compare with."""
 
     model: str
@@ -63,7 +63,7 @@ class Run(BaseModel):
     versions: dict[str, str]
 
 
-class Rate(BaseModel):
+class HitRate(BaseModel):
     """How many additions are right, as parts of `n`."""
 
     n: int
@@ -75,11 +75,11 @@ class Rate(BaseModel):
 class Adherence(BaseModel):
     """(a) Do edits show what was asked for?"""
 
-    overall: Rate
-    by_side: dict[str, Rate]
-    by_shape: dict[str, Rate]
-    by_colour: dict[str, Rate]
-    by_ground: dict[str, Rate]
+    overall: HitRate
+    by_side: dict[str, HitRate]
+    by_shape: dict[str, HitRate]
+    by_colour: dict[str, HitRate]
+    by_ground: dict[str, HitRate]
 
 
 class Patch(BaseModel):
@@ -119,7 +119,7 @@ class Closeness(BaseModel):
     """(d) This run's pictures against an earlier run's, picture by picture."""
 
     folder: str
-    other: Run
+    other: QualityRun
     n: int
     identical: int
     ssim: float
@@ -151,10 +151,10 @@ class Gate(BaseModel):
         return bool(low <= self.measured <= high)
 
 
-class Report(BaseModel):
+class QualityReport(BaseModel):
     """``out/quality.json``."""
 
-    run: Run
+    run: QualityRun
     gates: list[Gate]
     strayed_px: int
     """Pixels outside of masks that changed, over all edits."""
@@ -210,7 +210,7 @@ def gates(of_additions: Adherence | None, of_removals: Completion | None, straye
 
 
 def closeness(
-    pairs: Iterable[tuple[Scored, Pixels]], folder: str, other: Run, distance: float | None
+    pairs: Iterable[tuple[Scored, Pixels]], folder: str, other: QualityRun, distance: float | None
 ) -> Closeness:
     """This run's edits against those of `other`; at least one pair."""
     rows = [
@@ -242,9 +242,9 @@ def _grouped(of: Sequence[S], key: Callable[[S], str], measure: Callable[[Sequen
     return {k: measure([one for one in of if key(one) == k]) for k in keys}
 
 
-def _rate(additions: Sequence[Addition]) -> Rate:
+def _rate(additions: Sequence[Addition]) -> HitRate:
     n = len(additions)
-    return Rate(
+    return HitRate(
         n=n,
         both=sum(a.both_right for a in additions) / n,
         colour=sum(a.colour_right for a in additions) / n,

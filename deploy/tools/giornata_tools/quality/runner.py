@@ -25,7 +25,7 @@ from giornata_tools.quality.system import System
 
 
 @dataclass(frozen=True)
-class Setting:
+class EditSetting:
     """How every edit is made."""
 
     steps: int
@@ -42,7 +42,7 @@ Done = Callable[[Case, Pixels, float], None]
 """Told of each edit with its picture, (height, width, 3), and the seconds that it took."""
 
 
-async def edit_all(system: System, cases: Iterable[Case], setting: Setting, done: Done) -> None:
+async def edit_all(system: System, cases: Iterable[Case], setting: EditSetting, done: Done) -> None:
     """Every case as one edit over NATS, `setting.in_flight` at a time.
 
     Raises:
@@ -68,7 +68,7 @@ async def edit_all(system: System, cases: Iterable[Case], setting: Setting, done
 
 
 async def _edit_some(
-    to: client.Client, model: str, ahead: Iterator[Case], setting: Setting, done: Done
+    to: client.Client, model: str, ahead: Iterator[Case], setting: EditSetting, done: Done
 ) -> None:
     """Take from `ahead`, which others take from as well, until it is empty."""
     for case in ahead:
@@ -80,7 +80,7 @@ async def _edit_some(
         done(case, picture, time.monotonic() - started_s)
 
 
-async def _edit(to: client.Client, model: str, case: Case, setting: Setting) -> Pixels:
+async def _edit(to: client.Client, model: str, case: Case, setting: EditSetting) -> Pixels:
     guidance: dict[str, Any] = (
         {} if setting.guidance_scale is None else {"guidance_scale": setting.guidance_scale}
     )

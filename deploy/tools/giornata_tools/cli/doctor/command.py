@@ -28,7 +28,7 @@ Check = tuple[str, Callable[[], Awaitable[Finding]]]
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class CheckedSystem:
     """What there is to look at."""
 
     root: Path | None
@@ -70,11 +70,11 @@ def doctor(
 
     Exit status 1 if something essential is missing. Warnings are no failure.
     """
-    around = Surroundings(checkout.find(), gateway_of(url), url is not None, nats_url, redis_url, model)
+    around = CheckedSystem(checkout.find(), gateway_of(url), url is not None, nats_url, redis_url, model)
     ctx.exit(interrupts.run(lambda: run(around, as_json=as_json)))
 
 
-async def run(around: Surroundings, *, as_json: bool) -> int:
+async def run(around: CheckedSystem, *, as_json: bool) -> int:
     """Check everything at once, print, and tell by the exit status."""
     runtime.configure_logs("critical", "console", "giornata")  # what servers refuse or fail at is a finding
     findings = await examine(around)
@@ -86,7 +86,7 @@ async def run(around: Surroundings, *, as_json: bool) -> int:
     return 1 if verdict is Verdict.FAIL else 0
 
 
-async def examine(around: Surroundings) -> list[Finding]:
+async def examine(around: CheckedSystem) -> list[Finding]:
     """Every finding, in the order in which problems are mended.
 
     Without a checkout nothing can be started here: then what a system needs is not looked at, and a gateway is needed.
@@ -120,7 +120,7 @@ async def examine(around: Surroundings) -> list[Finding]:
     return await asyncio.gather(*(_guarded(name, check) for name, check in checks))
 
 
-def _system(around: Surroundings, root: Path, port: Callable[[], Awaitable[Finding]]) -> list[Check]:
+def _system(around: CheckedSystem, root: Path, port: Callable[[], Awaitable[Finding]]) -> list[Check]:
     """What the checkout `root` needs of this machine to run everything."""
     return [
         ("torch", _threaded(accelerator.torch)),

@@ -26,21 +26,21 @@ from giornata.wire.times import StageTimes
 from giornata_prepost.masks import Alpha, edited_region, effective_alpha
 from giornata_tools import checkout
 from giornata_tools.bars import edit_steps
-from giornata_tools.doors.edits import Order, Preview, Tell, Told
-from giornata_tools.doors.http_door import HttpDoor, open_http
+from giornata_tools.doors.edits import EditOrder, EditProgress, Preview, Tell
+from giornata_tools.doors.http_door import HttpClient, open_http
 from giornata_tools.launcher import environment, model
 from giornata_tools.launcher.demo import client, comparison
 from giornata_tools.launcher.demo.exhibits import Exhibit, exhibits
 from giornata_tools.launcher.demo.report import (
+    DemoReport,
     EditReport,
     Pixels,
-    Report,
     failings,
     max_abs_diff,
     mean_abs_diff,
     services_of,
 )
-from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import running
@@ -81,7 +81,7 @@ class Done:
     exhibit: Exhibit
     parameters: EditParameters
     """As asked, with steps and seed."""
-    answer: client.Answer
+    answer: client.DemoEdit
 
     @property
     def before(self) -> Pixels:
@@ -114,7 +114,7 @@ async def demo(options: DemoOptions) -> int:
         _write(edit, options.out / edit.exhibit.name)
     comparison.stacked([_row(edit) for edit in done]).save(options.out / "comparison.png")
     expected, oracle = await _expected(options, chosen, done, console)
-    report = Report(
+    report = DemoReport(
         model=done[0].answer.status.model,
         edits=tuple(edit_report(d, e, oracle) for d, e in zip(done, expected, strict=True)),
         services=services_of(fleet),
@@ -154,14 +154,14 @@ async def _through_the_system(
     return done, fleet
 
 
-async def _edit(door: HttpDoor, exhibit: Exhibit, options: DemoOptions, console: Console) -> Done:
+async def _edit(door: HttpClient, exhibit: Exhibit, options: DemoOptions, console: Console) -> Done:
     # What is computed in full equals diffusers' own pictures; reuse has its own comparison, `make quality`.
     parameters = exhibit.parameters.model_copy(
         update={"num_inference_steps": options.steps, "seed": options.seed, "reuse": Reuse.OFF}
     )
     console.print(f'{exhibit.name}: "{parameters.prompt}"', highlight=False)
     fields = parameters.model_dump(mode="json", exclude_defaults=True)
-    order = Order(png(exhibit.picture), png(exhibit.mask), fields)
+    order = EditOrder(png(exhibit.picture), png(exhibit.mask), fields)
     with told_to(console) as tell:
         return Done(exhibit, parameters, await client.ask(door, order, tell))
 
@@ -171,8 +171,8 @@ def told_to(console: Console) -> Iterator[Tell]:
     """Takes what is told of an edit: a bar on a terminal, else a line each time."""
     with edit_steps(1, console) as draw:
 
-        def tell(told: Told | Preview) -> None:
-            if isinstance(told, Told) and not draw(told):
+        def tell(told: EditProgress | Preview) -> None:
+            if isinstance(told, EditProgress) and not draw(told):
                 step = f": step {told.step} of {told.steps}" if told.steps else ""
                 console.print(f"  {told.state}{step}", highlight=False)
 
@@ -187,16 +187,16 @@ async def _expected(
         return [None] * len(done), None
     console.print("The same edits by diffusers' own pipeline, for comparison.")
     os.environ.update(TRANSFORMERS_VERBOSITY="error", TQDM_DISABLE="1")  # read when they are imported
-    from giornata_tools.launcher.demo.oracle import Oracle, Setting  # noqa: PLC0415 - imports torch and diffusers, seconds that the start does not need
+    from giornata_tools.launcher.demo.oracle import Oracle, OracleSetting  # noqa: PLC0415 - imports torch and diffusers, seconds that the start does not need
 
     def compute() -> tuple[list[Pixels | None], str | None]:
-        oracle = Oracle(chosen.source, Setting(MODEL_PIXELS, options.torch_threads))
+        oracle = Oracle(chosen.source, OracleSetting(MODEL_PIXELS, options.torch_threads))
         return [oracle.edit(d.before, d.alpha, d.parameters) for d in done], oracle.name
 
     return await asyncio.to_thread(compute)
 
 
-def plan(options: DemoOptions, chosen: model.Model, state: Path) -> Plan:
+def plan(options: DemoOptions, chosen: model.Model, state: Path) -> StackPlan:
     """One instance of every service, float32 where diffusers is compared with, open to everyone."""
     exact = {} if options.no_oracle else {"GIORNATA_DTYPE": "float32"}
     asked = environment.plan(chosen, state, options.out / "logs", options.torch_threads)
@@ -274,7 +274,7 @@ def _scaled(picture: Image.Image) -> Image.Image:
     return picture.convert("RGB").resize((width, SHEET_HEIGHT), Image.Resampling.LANCZOS)
 
 
-def _conclude(report: Report, out: Path, console: Console) -> int:
+def _conclude(report: DemoReport, out: Path, console: Console) -> int:
     for edit in report.edits:
         stages = ", ".join(f"{name} {ms:.0f} ms" for name, ms in edit.stage_ms.model_dump().items())
         console.print(

@@ -26,7 +26,7 @@ PIPELINES: Final[dict[Family, type[Any]]] = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class OracleSetting:
     """What all edits share; everything else is the request's or the model's default."""
 
     budget_pixels: int
@@ -38,7 +38,7 @@ class Setting:
 class Oracle:
     """The checkpoint's pipeline in float32 on the CPU."""
 
-    def __init__(self, source: str, setting: Setting) -> None:
+    def __init__(self, source: str, setting: OracleSetting) -> None:
         """Load `source`, a folder or a hub id whose files the services have fetched already."""
         set_num_threads(setting.torch_threads)
         folder = checkpoint_folder(source)

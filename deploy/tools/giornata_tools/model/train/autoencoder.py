@@ -21,7 +21,7 @@ from giornata_tools.model.scenes import sample
 from giornata_tools.model.train import checkpointing
 from giornata_tools.model.train.coder_loop import CoderLoop, Losses
 from giornata_tools.model.train.muon import Muon
-from giornata_tools.model.train.plan import Plan
+from giornata_tools.model.train.plan import StagePlan
 
 SIDE: Final = 64
 CROPS: Final = ((0.75, 32, 16), (1.0, 64, 6))
@@ -39,7 +39,7 @@ SAVE_EVERY: Final = 200
 MEASURED: Final = 512
 
 
-def run(plan: Plan) -> None:
+def run(plan: StagePlan) -> None:
     """Train, going on from ``autoencoder.pt`` in the plan's folder, and write ``vae`` there; one rank does it all.
 
     Does nothing where that is done: measuring the latents again would move what was trained on them.

@@ -18,7 +18,7 @@ from giornata_tools.model import architecture
 from giornata_tools.model.scenes import sample
 from giornata_tools.model.train import autoencoder, checkpointing
 from giornata_tools.model.train.coder_loop import CoderLoop, Losses
-from giornata_tools.model.train.plan import Plan
+from giornata_tools.model.train.plan import StagePlan
 
 BATCHES: Final = ((96, 4), (128, 2), (256, 1))
 """Side in pixels and pictures a step, in turn; the last one every `LARGE_EVERY` steps."""
@@ -33,7 +33,7 @@ NOISE: Final = 0.05
 SAVE_EVERY: Final = 100
 
 
-def run(plan: Plan) -> None:
+def run(plan: StagePlan) -> None:
     """Go on from ``decoder.pt`` or ``vae`` in the plan's folder, and write ``vae`` anew; one rank does it all."""
     if not plan.ranks.first:
         return

@@ -11,7 +11,7 @@ from giornata_tools.model.train.ranks import Ranks
 
 
 @dataclass(frozen=True)
-class Plan:
+class StagePlan:
     """What is to be trained, and where."""
 
     folder: Path
