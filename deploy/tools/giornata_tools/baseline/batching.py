@@ -13,7 +13,7 @@ class WaitingRow:
     alike: Hashable
     """Rows of one batch have equal ones."""
     since: float
-    """In seconds of the caller's clock."""
+    """Seconds of the caller's clock."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -21,6 +20,7 @@ from giornata_gateway.views.answers import ErrorAnswer, error_detail
 from giornata_tools.baseline.batching import Rule, WaitingRow, next_batch
 from giornata_tools.baseline.forms import BaselineForm, read_form, read_image, read_mask, size_of
 from giornata_tools.baseline.pipeline import Alike, PipelineRow
+from giornata_tools.loadgen.pictures import png
 
 MAX_BODY: Final = 64 << 20
 """Bytes of a request."""
@@ -44,7 +44,7 @@ class PaintedRow:
     batch: int
     """Rows of its batch."""
     place: int
-    """Its own among them."""
+    """The row's place among them."""
     waiting_ms: float
     computing_ms: float
 
@@ -114,7 +114,7 @@ class Baseline:
         rows = [one.row for one in batch]
         try:
             pictures = await asyncio.to_thread(self._pipeline.paint, rows, alike)
-        except Exception as error:  # noqa: BLE001 - whatever the pipeline says, these requests are told and the next go on
+        except Exception as error:  # noqa: BLE001 - these requests are told any error of the pipeline; the next ones go on
             for one in batch:
                 if not one.painted.done():
                     one.painted.set_exception(
@@ -169,7 +169,9 @@ async def _edit(baseline: Baseline, name: str, request: web.Request) -> web.Resp
     seed = secrets.randbits(31) if form.seed is None else form.seed
     rows = [PipelineRow(form.prompt, image, mask, (seed + index) % 2**32) for index in range(form.n)]
     painted = await baseline.painted(rows, alike)
-    pictures = await asyncio.to_thread(lambda: [_encoded(one.picture) for one in painted])
+    pictures = await asyncio.to_thread(
+        lambda: [base64.b64encode(png(one.picture)).decode() for one in painted]
+    )
     return web.json_response(
         {
             "created": int(time.time()),
@@ -209,9 +211,3 @@ async def _read(request: web.Request) -> tuple[BaselineForm, dict[str, bytes]]:
 def _content(part: web.FileField) -> bytes:
     with part.file as file:
         return file.read()
-
-
-def _encoded(picture: Image.Image) -> str:
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()

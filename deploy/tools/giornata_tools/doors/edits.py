@@ -26,7 +26,7 @@ class EditProgress:
     state: str
     attempt: int
     index: int = 0
-    """Of the picture."""
+    """The picture's index."""
     step: int = 0
     """Steps computed; 0 for a state."""
     steps: int = 0
@@ -37,14 +37,14 @@ class Preview:
     """A picture so far: small, to be scaled up to `box`."""
 
     index: int
-    """Of the picture."""
+    """The picture's index."""
     number: int
     """0 for the picture's first one."""
     step: int
     box: tuple[int, ...]
     """Left, top, width and height of the part that it covers, in pixels of the output."""
     suffix: str
-    """By which a file of its format ends."""
+    """Ending of a file of its format."""
     data: bytes
 
 
@@ -103,7 +103,7 @@ class Refused(Exception):
 
 
 class Unreachable(Refused):
-    """Nobody listens at the address."""
+    """No server listens at the address."""
 
 
 class Stopped(Exception):

@@ -23,7 +23,7 @@ class ProgressEvent(_Answer):
     steps: int = 0
 
     def told(self) -> EditProgress:
-        """As both doors tell it."""
+        """The value that both doors tell."""
         return EditProgress(self.state, self.attempt, self.index, self.step, self.steps)
 
 
@@ -38,7 +38,7 @@ class PartialImage(_Answer):
     b64_json: Base64Bytes
 
     def preview(self) -> Preview:
-        """As both doors tell it."""
+        """The value that both doors tell."""
         suffix = f".{self.media_type.removeprefix('image/')}"
         return Preview(self.index, self.partial_image_index, self.step, self.box, suffix, self.b64_json)
 
@@ -53,7 +53,7 @@ class CompletedEvent(_Answer):
     b64_json: Base64Bytes
 
     def painted(self) -> PaintedPicture:
-        """As both doors tell it."""
+        """The value that both doors tell."""
         return PaintedPicture(self.index, self.seed, self.b64_json)
 
 
@@ -72,7 +72,7 @@ class FailedEvent(_Answer):
 
     error: AnsweredError
     index: int | None = None
-    """Of the picture that failed, where others may have succeeded."""
+    """Index of the picture that failed, where others may have succeeded."""
 
     def body(self, retry_after: str = "") -> ErrorBody:
         """The error as it travels elsewhere; `retry_after` is the header of that name, in seconds."""
@@ -98,7 +98,7 @@ EVENTS: dict[str, type[ProgressEvent | PartialImage | CompletedEvent | FailedEve
     "image_edit.completed": CompletedEvent,
     "error": FailedEvent,
 }
-"""By type; those of a newer gateway are passed over."""
+"""Events by type; unknown types of a newer gateway are passed over."""
 
 
 def read_event(kind: str, data: str) -> ProgressEvent | PartialImage | CompletedEvent | FailedEvent | None:

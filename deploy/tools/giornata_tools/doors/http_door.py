@@ -61,7 +61,7 @@ class HttpClient:
         """Status and JSON object of ``GET path``; a status of the gateway's own, such as 503, is no error here.
 
         Raises:
-            Refused: nobody answers, or not as a gateway would.
+            Refused: no gateway answers there.
         """
         with _told_as_refused(self._url):
             async with self._session.get(self._url + path) as answer:

@@ -31,7 +31,7 @@ class ServiceSurroundings:
     plan: StackPlan
     nats_url: str
     nats_password_file: Path | None
-    """Of this service's user; None where the address holds user and password, or none are asked for."""
+    """The password of this service's user; None where the address holds user and password, or none are asked for."""
     redis_url: str
 
 

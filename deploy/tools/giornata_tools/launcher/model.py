@@ -109,7 +109,7 @@ async def _build(family: Family, folder: Path) -> None:
 
 
 def publish(unfinished: Path, folder: Path) -> None:
-    """Give a finished build its name; where somebody else was faster, theirs stays."""
+    """Give a finished build its name; a build that another process has named first stays."""
     try:
         unfinished.rename(folder)
     except OSError:  # "directory not empty" has no class of its own

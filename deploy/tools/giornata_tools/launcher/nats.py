@@ -43,7 +43,7 @@ class EmbeddedNats:
         self.servers[name] = replace(self.servers[name], port=port)
 
     def _write_users(self) -> None:
-        """Whoever comes without a password is an application: only this machine reaches the servers."""
+        """A client without a password is an application: only this machine reaches the servers."""
         shutil.rmtree(self._users, ignore_errors=True)
         write_users(self._users, anonymous=User.APPLICATION)
         if len(self.servers) > 1:

@@ -14,7 +14,7 @@ DRAIN_ORDER: Final = (
     (ServiceName.ROUTER,),
     (ServiceName.DENOISER, ServiceName.PREPOST, ServiceName.CONTROLNET, ServiceName.LORA_STORE),
 )
-"""Whoever asks goes before whoever answers; the servers go last."""
+"""A service that asks stops before the ones that answer it; the servers stop last."""
 STEADY_S: Final = 60.0
 MAX_RESTART_DELAY_S: Final = 30.0
 
@@ -39,7 +39,7 @@ class StackPlan:
     """External Redis-protocol server; None starts an embedded one."""
     host: str = "127.0.0.1"
     port: int = 0
-    """Of the first gateway; 0 for any free one."""
+    """Port of the first gateway; 0 for any free one."""
     torch_threads: int = 1
     """Threads of one process: competing ones are up to a hundred times slower than one each."""
     drain_s: float = 20.0

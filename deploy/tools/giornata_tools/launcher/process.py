@@ -38,7 +38,7 @@ class Command:
 
 @asynccontextmanager
 async def single_error() -> AsyncIterator[None]:
-    """A task group wraps even its body's own error in a group; of a group of one, raise the one."""
+    """Raise the error of a group that holds one: a task group wraps even its body's own error in a group."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -48,7 +48,7 @@ async def single_error() -> AsyncIterator[None]:
 
 
 class Process:
-    """A running command. Make it with :meth:`start`; somebody must await :meth:`attend`."""
+    """A running command. Make it with :meth:`start`; its owner must await :meth:`attend`."""
 
     def __init__(
         self, command: Command, child: asyncio.subprocess.Process, log: Path, warden: Warden
@@ -57,7 +57,7 @@ class Process:
         self.log: Final = log
         self.ended: Final = asyncio.Event()
         self.expected_end = False
-        """Somebody asked it to stop or killed it on purpose."""
+        """It was asked to stop, or killed on purpose."""
         self._command = command
         self._child = child
         self._warden = warden

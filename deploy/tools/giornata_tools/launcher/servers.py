@@ -24,7 +24,7 @@ VALKEY: Final = "valkey-server"
 ANY_PORT: Final = -1
 MAX_PAYLOAD: Final = "8MB"
 MAX_MEMORY: Final = "1gb"
-"""Of the blob store; above it writes are refused, nothing is evicted."""
+"""Memory of the blob store; above it writes are refused, nothing is evicted."""
 SOCKET_PATH_BYTES: Final = 100
 """A unix socket's path may have 103 bytes (macOS) or 107 (Linux)."""
 
@@ -39,7 +39,7 @@ class NatsServer:
     name: str
     """Also of its process, and of its folder; JetStream knows the servers of a cluster by it."""
     folder: Path
-    """Of its configuration and its store."""
+    """Folder of its configuration and its store."""
     users: Path
     """What :func:`giornata.nats_users.write_users` wrote."""
     port: int = ANY_PORT
@@ -88,7 +88,7 @@ def cluster_file(name: str) -> str:
 
 
 def free_ports(n: int) -> list[int]:
-    """`n` ports of 127.0.0.1 that nobody listens on: servers of a cluster must know each other's before they start."""
+    """`n` free ports of 127.0.0.1: servers of a cluster must know each other's ports before they start."""
     with ExitStack() as opened:
         sockets = [opened.enter_context(socket.socket()) for _ in range(n)]
         for place in sockets:

@@ -271,7 +271,7 @@ class Stack:
 
 @asynccontextmanager
 async def running(plan: StackPlan, say: Callable[[str], None] = print) -> AsyncIterator[Stack]:
-    """Start the servers, for :meth:`Stack.bring_up`; on leaving, drain and stop everything, whatever happened.
+    """Start the servers, for :meth:`Stack.bring_up`; on leaving, drain and stop everything, also after an error.
 
     Args:
         plan: what to run.

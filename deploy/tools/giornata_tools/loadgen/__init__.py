@@ -1,4 +1,4 @@
-"""The load generator of ``giornata bench serve``: edits arrive by chance, as in production, whatever the server does.
+"""The load generator of ``giornata bench serve``: edits arrive by chance, as in production.
 
 Read in this order:
 

@@ -24,7 +24,7 @@ class LeastInFlight:
         self._turn = 0
 
     async def send(self, request: Request) -> ServerAnswer:
-        """As one of the servers does."""
+        """Have one of the servers answer."""
         place = min(range(len(self._servers)), key=lambda at: (self._in_flight[at], self._turns[at]))
         self._turn += 1
         self._turns[place] = self._turn

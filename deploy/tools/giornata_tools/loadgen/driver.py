@@ -1,4 +1,4 @@
-"""Open loop: requests leave when they are due, whatever became of those before them."""
+"""Open loop: a request leaves when it is due, answered or not the ones before."""
 
 from __future__ import annotations
 

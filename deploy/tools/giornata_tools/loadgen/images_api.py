@@ -22,7 +22,7 @@ class Api(StrEnum):
     """What the server understands."""
 
     GIORNATA = "giornata"
-    """Steps and seed of each edit are sent too; so do servers of diffusers' pipelines understand them."""
+    """Steps and seed of each edit are sent too; servers of diffusers' pipelines understand them too."""
     OPENAI = "openai"
     """Only the fields of OpenAI's API; the server has its own number of steps."""
 
@@ -104,7 +104,7 @@ def fields_of(request: Request, api: Api, fields: Mapping[str, str]) -> dict[str
 
 
 def media_type(file: bytes) -> str:
-    """Of a PNG, WebP or JPEG file, by its first bytes."""
+    """The media type of a PNG, WebP or JPEG file, by its first bytes."""
     if file.startswith(b"\x89PNG"):
         return "image/png"
     return "image/webp" if file[8:12] == b"WEBP" else "image/jpeg"

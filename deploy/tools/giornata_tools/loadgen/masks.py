@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from math import ceil, floor, pi
 from typing import Any, Final
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from giornata_tools.loadgen.pictures import png
 from giornata_tools.loadgen.workload import MaskShape
 
 Mask = NDArray[np.bool_]
@@ -18,9 +18,9 @@ Distances = NDArray[np.floating[Any]]
 """(height, width), or what broadcasts to it: how far pixels are from a mask's centre."""
 
 WAVES: Final = (2, 3, 5)
-"""Of a blob's rim, around it."""
+"""How many waves run around a blob's rim."""
 DEPTH: Final = 0.12
-"""Of a wave, of the radius."""
+"""Height of a wave as a share of the radius."""
 MARGIN: Final = 2
 """Pixels around a patch's box: where it is small, the pixels nearest to its centre may lie beside it."""
 
@@ -32,7 +32,7 @@ def mask(width: int, height: int, ratio: float, shape: MaskShape, seed: int) -> 
 
     Args:
         width: of the picture, in pixels.
-        height: likewise.
+        height: of the picture, in pixels.
         ratio: of masked to all pixels, 0..1.
         shape: of the patch.
         seed: of its place, and of a blob's rim.
@@ -59,9 +59,7 @@ def mask_file(marked: Mask) -> bytes:
     """`marked` as OpenAI's image API takes it: an RGBA PNG, transparent where the picture is repainted."""
     pixels = np.zeros((*marked.shape, 4), np.uint8)
     pixels[..., 3] = np.where(marked, np.uint8(0), np.uint8(255))
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
-    return file.getvalue()
+    return png(Image.fromarray(pixels), compress_level=1)
 
 
 def _from_rim(x: Distances, y: Distances, chance: np.random.Generator) -> Distances:

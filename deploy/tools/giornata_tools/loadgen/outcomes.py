@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def latency_s(self) -> float:
-        """From when it was due until its answer had come: a generator that is late does not flatter the server."""
+        """Seconds from when it was due until its answer had come: a late generator does not flatter the server."""
         return self.ended_s - self.request.at_s
 
     @property

@@ -33,7 +33,7 @@ class Arrivals:
     rates: Sequence[float]
     """A run for each."""
     cv: float
-    """Of the times between them."""
+    """Coefficient of variation of the times between them."""
     seconds: float
     """After the warm-up."""
 

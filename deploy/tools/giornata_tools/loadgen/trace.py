@@ -70,15 +70,7 @@ def write(requests: Sequence[Request], suffix: str) -> str:
         suffix: of the file's name, one of `SUFFIXES`.
     """
     rows = [
-        {
-            "timestamp": request.at_s,
-            "mask_ratio": request.mask_ratio,
-            "steps": request.steps,
-            "template": request.template,
-            "n": request.n,
-            "seed": request.seed,
-            "shape": str(request.shape),
-        }
+        {name: getattr(request, "at_s" if name == "timestamp" else name) for name in TraceLine.model_fields}
         for request in requests
     ]
     if suffix == ".jsonl":

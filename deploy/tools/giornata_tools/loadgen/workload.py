@@ -27,13 +27,13 @@ class Request:
     template: int
     """Which picture."""
     mask_ratio: float
-    """Of masked to all pixels."""
+    """Ratio of masked to all pixels."""
     steps: int | None
     """None: the server's own default."""
     n: int
     """Pictures that it asks for."""
     seed: int
-    """Of its pictures, and of where its mask lies."""
+    """Seed of its pictures, and of where its mask lies."""
     shape: MaskShape
 
 

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from giornata.wire.requests import Reuse
+from giornata_tools import bars, provenance
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.quality import cases, classifier, pictures, report, tables
 from giornata_tools.quality.cases import Case
@@ -72,7 +62,7 @@ class Made:
     """The edits and how long they took."""
 
     edits: dict[str, Pixels]
-    """By the case's name."""
+    """Pictures by the case's name."""
     each_s: list[float]
     all_s: float
 
@@ -144,22 +134,15 @@ async def _edit(
     """All edits, each saved as soon as it is there."""
     edits: dict[str, Pixels] = {}
     each_s: list[float] = []
-    columns = (
-        TextColumn("editing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
     started_s = time.monotonic()
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("editing", total=len(drawn))
+    with bars.drawn("editing", len(drawn), console) as update:
 
         def done(case: Case, edit: Pixels, seconds: float) -> None:
             pictures.save(out, case, edit)
             edits[case.slot.name] = edit
             each_s.append(seconds)
-            progress.advance(bar)
+            if update:
+                update(len(each_s), len(drawn), "editing")
 
         await edit_all(system, drawn, setting, done)
     return Made(edits, each_s, time.monotonic() - started_s)
@@ -186,12 +169,8 @@ def _run(
         edits_s=round(made.all_s, 2),
         edit_ms_p50=round(p50, 1),
         edit_ms_p95=round(p95, 1),
-        machine={
-            "platform": platform.platform(),
-            "python": platform.python_version(),
-            "cpus": os.cpu_count() or 0,
-        },
-        versions={name: version(name) for name in VERSIONS},
+        machine=provenance.machine(),
+        versions=provenance.versions(VERSIONS),
     )
 
 

@@ -53,7 +53,7 @@ class Earlier(BaseModel):
         theirs, ours = self.manifest.edits[name], digest([case])
         if theirs != ours:
             raise LaunchError(
-                f"{self.folder} was made with other scenes: {name} was {theirs}, is {ours}. Make it anew."
+                f"{self.folder} was made with other scenes: {name} was {theirs}, is {ours}. Make it again."
             )
         try:
             return np.asarray(Image.open(self.folder / f"{name}.png").convert("RGB"))

@@ -32,7 +32,7 @@ class MaskBlur(BaseModel):
     remove: float = EditParameters.model_fields["mask_blur"].default
 
     def of(self, task: Task) -> float:
-        """For an edit of that kind."""
+        """The feather of an edit of that kind."""
         return self.remove if task is Task.REMOVE else self.add
 
 
@@ -47,7 +47,7 @@ class QualityRun(BaseModel):
     """None where the model takes none."""
     mask_blur: MaskBlur
     reuse: Reuse = Reuse.OFF
-    """As in a request; runs from before it could be chosen had none."""
+    """What requests asked for; runs from before it could be chosen had none."""
     cases: int
     of_cases: int
     """Size of the whole set; more than `cases` in a quick look."""
@@ -55,10 +55,10 @@ class QualityRun(BaseModel):
     seeds: str
     in_flight: int
     edits_s: float
-    """From the first request to the last picture."""
+    """Seconds from the first request to the last picture."""
     edit_ms_p50: float
     edit_ms_p95: float
-    """Of one edit, waiting included."""
+    """Time of one edit, waiting included."""
     machine: dict[str, str | int]
     versions: dict[str, str]
 
@@ -128,7 +128,7 @@ class Closeness(BaseModel):
     psnr_in_mask_db: float
     """Means over pictures; equal ones count as `giornata_tools.quality.metrics.PSNR_CEILING_DB`."""
     frechet: float | None
-    """Of all masks; None for fewer than two pictures."""
+    """Distance over all masks; None for fewer than two pictures."""
 
 
 class Gate(BaseModel):
@@ -143,7 +143,7 @@ class Gate(BaseModel):
     @computed_field  # type: ignore[prop-decorator] # as pydantic's manual has it: mypy knows no decorated property
     @property
     def holds(self) -> bool:
-        """Whether it does."""
+        """Whether the gate holds."""
         if self.measured is None or np.isnan(self.measured):
             return False
         low = -np.inf if self.at_least is None else self.at_least
@@ -166,7 +166,7 @@ class QualityReport(BaseModel):
     @computed_field  # type: ignore[prop-decorator] # as pydantic's manual has it: mypy knows no decorated property
     @property
     def holds(self) -> bool:
-        """Whether every gate does."""
+        """Whether every gate holds."""
         return all(gate.holds for gate in self.gates)
 
 

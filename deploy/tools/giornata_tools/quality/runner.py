@@ -17,6 +17,7 @@ from giornata.wire.errors import GiornataError
 from giornata.wire.jobs import Priority
 from giornata.wire.requests import MaskMode, Reuse
 from giornata_tools.launcher.process import LaunchError
+from giornata_tools.loadgen.pictures import png
 from giornata_tools.model.scenes import masks
 from giornata_tools.quality.cases import Case
 from giornata_tools.quality.metrics import Pixels
@@ -85,8 +86,8 @@ async def _edit(to: client.Client, model: str, case: Case, setting: EditSetting)
         {} if setting.guidance_scale is None else {"guidance_scale": setting.guidance_scale}
     )
     accepted = await to.edit(
-        image=_png(Image.fromarray(case.scene.before)),
-        mask=_png(masks.image(case.scene.mask)),
+        image=png(Image.fromarray(case.scene.before)),
+        mask=png(masks.image(case.scene.mask)),
         prompt=case.scene.caption,
         timeout_s=setting.timeout_s,
         priority=Priority.BATCH,
@@ -105,9 +106,3 @@ async def _edit(to: client.Client, model: str, case: Case, setting: EditSetting)
             f"{case.slot.name}: received a picture of {picture.shape}, not {case.scene.before.shape}."
         )
     return picture
-
-
-def _png(picture: Image.Image) -> bytes:
-    buffer = BytesIO()
-    picture.save(buffer, "PNG")
-    return buffer.getvalue()

@@ -41,7 +41,7 @@ async def attached(nats_url: str, model_name: str | None) -> AsyncIterator[Syste
     """The system that runs at `nats_url`; its telemetry is heard as the user `observer`.
 
     Raises:
-        LaunchError: no server answers, or lets us hear; nobody serves `model_name`, or several models are served and
+        LaunchError: no server answers, or lets us hear; no worker serves `model_name`, or several models are served and
             none is named.
     """
     watch = TelemetryWatch()

@@ -22,7 +22,7 @@ from giornata_tools.loadgen.schedule import Arrivals, OfferedLoad, drawn, replay
 from giornata_tools.loadgen.workload import MaskShape, Workload
 
 Options = Mapping[str, Any]
-"""By name; :mod:`giornata_tools.cli.bench.values` reads some of them as `Given`."""
+"""Values by name; :mod:`giornata_tools.cli.bench.values` reads some of them as `Given`."""
 
 
 def plan_of(options: Options, typed: Collection[str]) -> BenchPlan:
@@ -30,7 +30,7 @@ def plan_of(options: Options, typed: Collection[str]) -> BenchPlan:
 
     Args:
         options: of the command.
-        typed: names of those that were typed.
+        typed: names of the options that were typed.
 
     Raises:
         click.UsageError: options that contradict each other, or a file that cannot be read.
@@ -100,7 +100,7 @@ def _targets(options: Options) -> tuple[Target, ...]:
 
 
 def _api_key(path: Path | None) -> str | None:
-    """From the file, else from the environment; it is never an argument, which others on the machine could read."""
+    """The key in the file, else in the environment; it is never an argument, which others on the machine could read."""
     key = path.read_text(encoding="utf-8") if path else os.environ.get("GIORNATA_API_KEY", "")
     return key.strip() or None
 

@@ -55,16 +55,16 @@ class BenchPlan:
     templates: Mapping[int, TemplatePicture] | None
     """None: they are generated."""
     size: tuple[int, int]
-    """Of generated ones, width and height in pixels."""
+    """Width and height of generated pictures, in pixels."""
     fields: Mapping[str, str]
-    """Of every request's form."""
+    """Fields of every request's form."""
     slo_s: float | None
     in_flight: int
     timeout_s: float
     seed: int
     out: Path
     options: Mapping[str, Any]
-    """As they were typed, for the report."""
+    """The options as typed, for the report."""
 
 
 async def run(plan: BenchPlan) -> int:

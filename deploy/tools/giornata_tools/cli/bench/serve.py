@@ -120,7 +120,7 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
 )
 @click.pass_context
 def serve(ctx: click.Context, /, **options: Any) -> None:
-    """Send edits to a server when they are due, whatever became of those before them, and measure.
+    """Send each edit when it is due, answered or not the ones before, and measure.
 
     Latencies count from when a request was due. A table is printed; FOLDER gets report.json, with every request, and
     charts. Ctrl-C ends the measurement and reports what there is.

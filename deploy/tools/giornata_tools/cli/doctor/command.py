@@ -20,11 +20,12 @@ from giornata_tools import checkout, interrupts
 from giornata_tools.cli.connecting import gateway_of, nats_option, redis_option, url_option
 from giornata_tools.cli.doctor import accelerator, machine, packages, servers
 from giornata_tools.cli.doctor.finding import Finding, Verdict, fail, worst
+from giornata_tools.provenance import installed
 
 STYLES: Final = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 
 Check = tuple[str, Callable[[], Awaitable[Finding]]]
-"""Its name, and what it does."""
+"""A check's name, and what it does."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class CheckedSystem:
     """The checkout."""
     gateway_url: str
     gateway_named: bool
-    """Whether somebody has named it; the local one need not run."""
+    """Whether the user has named it; the local one need not run."""
     nats_url: str | None
     redis_url: str | None
     model: str | None
@@ -104,7 +105,7 @@ async def examine(around: CheckedSystem) -> list[Finding]:
         number = place.port or (443 if place.scheme == "https" else 80)
         return await asyncio.to_thread(machine.port, place.hostname or "", number, answered=answered)
 
-    want = packages.wanted(around.root) if around.root else {"giornata": packages.installed("giornata") or ""}
+    want = packages.wanted(around.root) if around.root else {"giornata": installed("giornata") or ""}
     client: list[Check] = [
         ("Python", _threaded(packages.python)),
         ("Distributions", _threaded(lambda: packages.distributions(want))),

@@ -27,14 +27,14 @@ from giornata_tools.doors.edits import Door, EditOrder, EditOutcome, EditProgres
 NATS_TIMEOUT_S: Final = 120.0
 """What the NATS door allows unless told otherwise; over HTTP the gateway decides."""
 PROBE_BYTES: Final = 1 << 20
-"""About a picture."""
+"""About the size of a picture."""
 
 SOURCE: Final = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Whom to ask, and how long to wait."""
+    """The door to ask at, and how long to wait."""
 
     door: Http | Nats
     redis_url: str | None

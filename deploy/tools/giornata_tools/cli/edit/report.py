@@ -24,7 +24,7 @@ class EditDelivery:
     """Where pictures go, and how it is told."""
 
     files: tuple[str, ...]
-    """By index of the picture; ``-`` is standard output."""
+    """File names by index of the picture; ``-`` is standard output."""
     as_json: bool = False
     quiet: bool = False
     previews: dict[str, Preview] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class EditDelivery:
         click.echo(text, err=True)
 
     def _write(self, name: str, index: int, data: bytes) -> bool:
-        """Whether it could be."""
+        """Write a file; whether that succeeded."""
         try:
             if name == outputs.STDOUT:
                 sys.stdout.buffer.write(data)

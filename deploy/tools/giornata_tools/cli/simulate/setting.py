@@ -1,4 +1,4 @@
-"""From the options of ``giornata simulate`` to what is simulated. Pure but for the files that it is given to read."""
+"""What ``giornata simulate`` simulates, made from its options and the files that they name."""
 
 from __future__ import annotations
 

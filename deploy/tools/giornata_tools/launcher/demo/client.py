@@ -32,9 +32,9 @@ class DemoEdit:
 
     job_id: str
     picture: bytes
-    """As it was sent: a PNG file."""
+    """The PNG file that was sent."""
     latency_s: float
-    """From sending the request to having the picture."""
+    """Seconds from sending the request to having the picture."""
     status: JobFigures
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
 from typing import Final
@@ -24,7 +22,7 @@ from giornata.wire.models import Family
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.times import StageTimes
 from giornata_prepost.masks import Alpha, edited_region, effective_alpha
-from giornata_tools import checkout
+from giornata_tools import checkout, provenance
 from giornata_tools.bars import edit_steps
 from giornata_tools.doors.edits import EditOrder, EditProgress, Preview, Tell
 from giornata_tools.doors.http_door import HttpClient, open_http
@@ -44,11 +42,12 @@ from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import running
+from giornata_tools.loadgen.pictures import png
 
 MODEL_PIXELS: Final = 1024 * 1024
 """Told to prepost and to the oracle alike, so that both compute at one size."""
 SHEET_HEIGHT: Final = 360
-"""Of a picture in the comparison."""
+"""Height of a picture in the comparison, in pixels."""
 VERSIONS: Final = (
     "giornata",
     "torch",
@@ -80,7 +79,7 @@ class Done:
 
     exhibit: Exhibit
     parameters: EditParameters
-    """As asked, with steps and seed."""
+    """What was asked for, with steps and seed."""
     answer: client.DemoEdit
 
     @property
@@ -118,12 +117,8 @@ async def demo(options: DemoOptions) -> int:
         model=done[0].answer.status.model,
         edits=tuple(edit_report(d, e, oracle) for d, e in zip(done, expected, strict=True)),
         services=services_of(fleet),
-        versions=versions(VERSIONS),
-        machine={
-            "platform": platform.platform(),
-            "python": platform.python_version(),
-            "cpus": os.cpu_count() or 0,
-        },
+        versions=provenance.versions(VERSIONS),
+        machine=provenance.machine(),
     )
     (options.out / "report.json").write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return _conclude(report, options.out, console)
@@ -225,24 +220,6 @@ def edit_report(done: Done, expected: Pixels | None, oracle: str | None) -> Edit
         oracle=oracle,
         oracle_max_abs_diff=None if expected is None else max_abs_diff(after, expected),
     )
-
-
-def versions(distributions: Sequence[str]) -> dict[str, str]:
-    """Installed versions."""
-    found = {}
-    for name in distributions:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
-def png(picture: Image.Image) -> bytes:
-    """A PNG file."""
-    buffer = BytesIO()
-    picture.save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def _forget(path: Path) -> None:

@@ -32,7 +32,7 @@ class OracleSetting:
     budget_pixels: int
     """Most pixels that the model computes."""
     torch_threads: int
-    """Those of the services: another count rounds differently, by up to one 8-bit step."""
+    """The services' number: another one rounds differently, by up to one 8-bit step."""
 
 
 class Oracle:

@@ -40,7 +40,7 @@ class EditReport(BaseModel):
     mask_ratio: float
     """Share of the image tokens that the mask touches."""
     latency_s: float
-    """From sending the request to having the picture."""
+    """Seconds from sending the request to having the picture."""
     stage_ms: StageTimes
     outside_mask_max_abs_diff: float
     """Output against input where the effective alpha is 0."""

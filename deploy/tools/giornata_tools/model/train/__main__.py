@@ -23,7 +23,7 @@ from giornata_tools.model.train.plan import StagePlan
 from giornata_tools.model.train.ranks import joined
 
 STEPS: Final = {"autoencoder": 1600, "painter": 20_000, "guidance": 500, "decoder": 400}
-"""Of the shipped weights."""
+"""Steps of the shipped weights."""
 STAGES: Final = {
     "autoencoder": autoencoder.run,
     "painter": painter.run,

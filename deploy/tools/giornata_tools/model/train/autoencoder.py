@@ -27,14 +27,14 @@ SIDE: Final = 64
 CROPS: Final = ((0.75, 32, 16), (1.0, 64, 6))
 """Until which part of the run, side in pixels, pictures a step: small crops teach most of it, and cheaply."""
 PEAK_RATES: Final = (4e-3, 2e-3)
-"""Of Muon and of AdamW."""
+"""Learning rates of Muon and of AdamW."""
 WARM_UP: Final = 50
 KL_WEIGHT: Final = 1e-4
 GRADIENT_WEIGHT: Final = 0.5
 POOL: Final = 4096
 REFRESH_EVERY: Final = 16
 REFRESHED: Final = 32
-"""Every so many steps, so many pictures of the pool are rendered anew."""
+"""Every so many steps, so many pictures of the pool are rendered again."""
 SAVE_EVERY: Final = 200
 MEASURED: Final = 512
 

@@ -54,7 +54,7 @@ def run(plan: StagePlan) -> None:
         student.taught_by = weights
     elif student.taught_by != weights:
         raise Unusable(
-            f"{student.path} learnt from another painter than the present one: remove it to begin anew"
+            f"{student.path} learnt from another painter than the present one: remove it to begin again"
         )
     clip_ids, t5_ids = (ids.to(plan.device) for ids in student.encoder.tokenize([""]))
     nothing = teacher.read(clip_ids, t5_ids)

@@ -36,7 +36,7 @@ EMA_DECAY: Final = 0.998
 MASKED_WEIGHT: Final = 8.0
 """Loss of a token that the mask touches; the others, which the condition shows, count 1."""
 FRESH_PER_STEP: Final = 8
-"""One in this many rows of a batch is rendered anew."""
+"""One in this many rows of a batch is rendered again."""
 SAVE_EVERY: Final = 250
 SHOW_EVERY: Final = 500
 SHOWN_SIDE: Final = 128
@@ -68,7 +68,7 @@ class Course:
     """One stage of training on tokens."""
 
     title: str
-    """Of its state's file and of what it tells."""
+    """Name of its state's file, and of what it tells."""
     stages: tuple[Stage, ...] = STAGES
     rate: float = 1.0
     """Factor of the learning rates."""
@@ -83,7 +83,7 @@ class PainterRun:
     """A course on its way.
 
     A restart goes on with the same weights, optimisers and schedule, and with scenes that no batch has shown yet; the
-    pool of scenes that batches are drawn from begins anew, so that the batches themselves are others.
+    pool of scenes that batches are drawn from begins again, so that the batches themselves are others.
     """
 
     def __init__(self, plan: StagePlan, course: Course = PAINTER) -> None:
@@ -115,7 +115,7 @@ class PainterRun:
 
     @property
     def path(self) -> Path:
-        """Of the state."""
+        """Where the state lies."""
         return self.plan.folder / f"{self.course.title}.pt"
 
     def _take(self, checkpoint: Path) -> None:

@@ -17,9 +17,9 @@ class StagePlan:
     folder: Path
     """State, sample grids and results."""
     steps: int
-    """In total, those before a restart among them."""
+    """Steps in total, the ones before a restart included."""
     seed: int
-    """Of weights, scenes and noise."""
+    """Seed of weights, scenes and noise."""
     device: torch.device
     start: Path | None = None
     """A checkpoint whose weights are learnt on from, where `folder` holds no state; None for random ones."""
