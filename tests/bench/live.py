@@ -20,13 +20,13 @@ from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import Stack, running
 from giornata_tools.loadgen import facts
-from giornata_tools.loadgen.balancing import LeastInFlight
 from giornata_tools.loadgen.distributions import zipf
 from giornata_tools.loadgen.driver import drive
 from giornata_tools.loadgen.images_api import Api, open_images_api
 from giornata_tools.loadgen.material import Material, made, material
 from giornata_tools.loadgen.outcomes import Outcome
 from giornata_tools.loadgen.workload import MaskShape, Request, Workload
+from tests.bench.balancing import LeastInFlight
 
 PROMPT: Final = "a red star"
 LIMIT_S: Final = 900.0

@@ -32,7 +32,7 @@ class Paints(Protocol):
     name: str
 
     def paint(self, rows: Sequence[PipelineRow], alike: Alike) -> list[Image.Image]:
-        """One batch."""
+        """Paint one batch."""
         ...
 
 
@@ -130,7 +130,7 @@ class Baseline:
 
 @asynccontextmanager
 async def serving(baseline: Baseline, name: str, host: str, port: int) -> AsyncIterator[str]:
-    """The server, listening while inside; gives its address. `port` 0 is any free one."""
+    """Have the server listen while inside; yields its address. `port` 0 takes any free one."""
     app = web.Application(client_max_size=MAX_BODY)
     app.router.add_post("/v1/images/edits", partial(_answered, baseline, name))
     app.router.add_get("/v1/models", partial(_models, name))

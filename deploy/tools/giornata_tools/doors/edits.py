@@ -78,11 +78,11 @@ class EditOutcome:
 
 
 Tell = Callable[[EditProgress | Preview], None]
-"""Takes what is told while an edit runs."""
+"""Called with what is told while an edit runs."""
 
 
 class Door(Protocol):
-    """A way in."""
+    """A way to hand in an edit."""
 
     async def edit(self, order: EditOrder, tell: Tell) -> EditOutcome:
         """Carry out `order`; when cancelled, cancel the job and raise :class:`Stopped`.
@@ -111,7 +111,7 @@ class Stopped(Exception):
 
 
 def sentence(body: ErrorBody) -> str:
-    """An error for a person: what happened, what was received, what is accepted, when to come again, and the code."""
+    """Tell an error to a person: what happened, what was received and is accepted, when to come again, and the code."""
     again = "" if body.retry_after_s is None else f" Try again in {body.retry_after_s:g} s."
     return f"{from_body(body)}{again} [{body.code}]"
 

@@ -23,7 +23,7 @@ from giornata_tools.doors.edits import (
 )
 
 CANCEL_S: Final = 10.0
-"""How long the acceptance of an edit that is given up, and then its cancelling, are waited for."""
+"""How long to wait for the acceptance of an edit that is given up, and then for its cancelling."""
 
 
 class NatsClient:

@@ -21,7 +21,7 @@ MODULES: Final[Mapping[ServiceName, str]] = {
     ServiceName.CONTROLNET: "giornata_controlnet",
     ServiceName.LORA_STORE: "giornata_lora_store",
 }
-"""Started as ``python -m <module>``."""
+"""The module of each service, which starts as ``python -m <module>``."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ServiceSurroundings:
 
 
 def environment(base: Mapping[str, str], around: ServiceSurroundings) -> dict[str, str]:
-    """`base` with the addresses, the model and the thread count.
+    """Add the addresses, the model and the thread count to `base`.
 
     These are no flags, because addresses may hold passwords and everybody can read a command line.
     """
@@ -62,10 +62,10 @@ def environment(base: Mapping[str, str], around: ServiceSurroundings) -> dict[st
 
 
 def service_command(service: ServiceName, instance: str, env: Mapping[str, str], *flags: str) -> Command:
-    """One instance of `service`."""
+    """The command that starts one instance of `service`."""
     return Command(instance, (sys.executable, "-m", MODULES[service], "--instance", instance, *flags), env)
 
 
 def gateway_flags(host: str, port: int, port_file: Path) -> tuple[str, ...]:
-    """Where a gateway listens; with port 0 it takes a free one and writes its number to `port_file`."""
+    """Say where a gateway listens; with port 0 it takes a free one and writes its number to `port_file`."""
     return "--host", host, "--port", str(port), "--port-file", str(port_file)

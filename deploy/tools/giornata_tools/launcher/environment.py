@@ -1,4 +1,4 @@
-"""What the user's environment says of a stack, alike for both commands."""
+"""What the user's environment says of a stack."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from giornata_tools.launcher.plan import StackPlan
 
 
 def plan(chosen: Model, state: Path, logs: Path, torch_threads: int) -> StackPlan:
-    """One instance of every service, with the servers and the drain limit that the environment names.
+    """Plan one instance of every service, with the servers and the drain limit that the environment names.
 
     Exits with status 2 and a report of every mistake in what all services share, before anything is started.
     """

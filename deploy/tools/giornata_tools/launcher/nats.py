@@ -12,7 +12,7 @@ from giornata_tools.launcher.servers import NATS, NatsServer, cluster_file, free
 
 
 class EmbeddedNats:
-    """The servers as values, and where everybody's password lies.
+    """The servers as values, and where each user's password lies.
 
     Args:
         state: folder of stores and passwords. The stores of one server and of a cluster are different ones.

@@ -37,19 +37,19 @@ class NatsServer:
     """One of the embedded NATS servers."""
 
     name: str
-    """Also of its process, and of its folder; JetStream knows the servers of a cluster by it."""
+    """Name of the server, its process and its folder; JetStream knows the servers of a cluster by it."""
     folder: Path
     """Folder of its configuration and its store."""
     users: Path
-    """What :func:`giornata.nats_users.write_users` wrote."""
+    """Folder that :func:`giornata.nats_users.write_users` wrote."""
     port: int = ANY_PORT
-    """For clients, on 127.0.0.1."""
+    """Port for clients, on 127.0.0.1."""
     clustered: bool = False
     """Whether `users` has a file that says how this server joins others."""
 
 
 def nats_command(server: NatsServer, env: Mapping[str, str]) -> Command:
-    """nats-server with JetStream. It announces itself with a group ``port``.
+    """The command that starts nats-server with JetStream. Its announcement has a group ``port``.
 
     Its package puts the binary beside the interpreter.
 
@@ -83,7 +83,7 @@ def nats_config(server: NatsServer) -> str:
 
 
 def cluster_file(name: str) -> str:
-    """How the server `name` joins the others, beside the file of the users."""
+    """Name of the file that says how the server `name` joins the others."""
     return f"{name}.conf"
 
 
@@ -97,7 +97,7 @@ def free_ports(n: int) -> list[int]:
 
 
 def valkey_command(folder: Path, socket: Path, env: Mapping[str, str]) -> Command:
-    """valkey-server that appends to `folder` and listens on the unix socket `socket` only."""
+    """The command that starts valkey-server: it appends to `folder` and listens on the unix socket `socket` only."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "valkey.conf"
     config.write_text(valkey_config(folder, socket), encoding="utf-8")
@@ -124,6 +124,6 @@ def valkey_config(folder: Path, socket: Path) -> str:
 
 
 def socket_folder() -> str:
-    """Where unix sockets may lie: the temporary folder, or ``/tmp`` where its path is too long for one."""
+    """The folder where unix sockets may lie: the temporary one, or ``/tmp`` where its path is too long."""
     folder = tempfile.gettempdir()
     return folder if len(os.fsencode(folder)) < SOCKET_PATH_BYTES - 40 else "/tmp"  # noqa: S108 - a fresh folder is made in it

@@ -38,7 +38,7 @@ class UpOptions:
 
 
 async def up(options: UpOptions, say: Say) -> int:
-    """Start, print the addresses, stay until cancelled, drain; 1 where something did not end in order."""
+    """Start, print the addresses, stay until cancelled, drain; return 1 where something did not end in order."""
     chosen = await model.choose(os.environ, options.family, MODELS, say)
     asked = plan(options, chosen)
     say("Starting; this takes some seconds.")
@@ -86,7 +86,7 @@ def plan(options: UpOptions, chosen: model.Model) -> StackPlan:
 def profile_env(
     path: Path, chosen: model.Model, torch_threads: int, env: Mapping[str, str]
 ) -> dict[str, str]:
-    """What tells denoisers of the profile in `path`: nothing if `env` names one, or this one is of something else."""
+    """Variables that tell denoisers of the profile in `path`: none if `env` names one, or it is of another model."""
     if env.get("GIORNATA_PROFILE") or not path.is_file() or not Path(chosen.source).is_dir():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Ends the launcher's children when the launcher itself is killed.
+"""The warden ends the launcher's children when the launcher itself is killed.
 
 Every child leads a process group of its own, so that Ctrl-C reaches only the launcher, which drains. The
 price is that nothing would end them if the launcher were killed. The warden does: a small process that is
@@ -69,12 +69,12 @@ def remaining(lines: Iterable[str]) -> set[int]:
 
 
 def kill_group(group: int) -> None:
-    """SIGKILL to every process of `group`; nothing where there is none."""
+    """Send SIGKILL to every process of `group`; do nothing where there is none."""
     signal_group(group, signal.SIGKILL)
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
-    """`number` to every process of `group`; nothing where there is none."""
+    """Send `number` to every process of `group`; do nothing where there is none."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
         os.killpg(group, number)
 

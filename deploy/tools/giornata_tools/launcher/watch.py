@@ -55,7 +55,7 @@ class TelemetryWatch:
         self.wake()
 
     def wake(self) -> None:
-        """Let everybody who waits look again."""
+        """Have every waiting task look again."""
         self._news.set()
         self._news = asyncio.Event()
 

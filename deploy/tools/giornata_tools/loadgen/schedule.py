@@ -10,7 +10,7 @@ from giornata_tools.loadgen.trace import TraceLine, complete
 from giornata_tools.loadgen.workload import Request, Workload, draw, faster
 
 SHORTEST_S = 1.0
-"""That a trace counts for, however soon it ends."""
+"""A trace counts for at least this long."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class OfferedLoad:
     warmup_s: float
     """Requests due before it are left out of all figures."""
     seconds: float
-    """After that."""
+    """Length of the run after the warm-up."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Arrivals:
     """How requests arrive by chance."""
 
     rates: Sequence[float]
-    """A run for each."""
+    """Rates a second; there is a run for each."""
     cv: float
     """Coefficient of variation of the times between them."""
     seconds: float
-    """After the warm-up."""
+    """Length of the run after the warm-up."""
 
 
 def drawn(arriving: Arrivals, workload: Workload, *, warmup_s: float, seed: int) -> list[OfferedLoad]:

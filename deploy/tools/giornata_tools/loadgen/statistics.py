@@ -29,9 +29,9 @@ class Figures:
     """Figures of one run; its warm-up is left out of all of them."""
 
     requests: int
-    """That were due, less those without an answer when the run was stopped."""
+    """Requests that were due, less the ones without an answer when the run was stopped."""
     unfinished: int
-    """Without an answer when the run was stopped, or not due until then."""
+    """Requests without an answer when the run was stopped, or not due until then."""
     succeeded: int
     pictures: int
     offered_per_s: float

@@ -42,7 +42,7 @@ class Workload:
     """What requests are drawn from."""
 
     mask_ratios: Sequence[float]
-    """At percentiles, the least first and the largest last, in equal distances; a fixed one twice."""
+    """Ratios at percentiles, the least first and the largest last, in equal distances; a fixed one twice."""
     steps: Mix | None
     """None: the server's own default."""
     images: Mix
@@ -52,7 +52,7 @@ class Workload:
 
 
 MAX_SEED = 2**31 - 1
-"""What every server takes."""
+"""The largest seed that every server takes."""
 
 
 def draw(times: Sequence[float], workload: Workload, seed: int) -> list[Request]:

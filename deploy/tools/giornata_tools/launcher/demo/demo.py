@@ -45,7 +45,7 @@ from giornata_tools.launcher.stack import running
 from giornata_tools.loadgen.pictures import png
 
 MODEL_PIXELS: Final = 1024 * 1024
-"""Told to prepost and to the oracle alike, so that both compute at one size."""
+"""Prepost and the oracle are both told this, so that both compute at one size."""
 SHEET_HEIGHT: Final = 360
 """Height of a picture in the comparison, in pixels."""
 VERSIONS: Final = (
@@ -101,7 +101,7 @@ class Done:
 
 
 async def demo(options: DemoOptions) -> int:
-    """Run, write pictures and report into ``options.out``; 0 only if everything is as it should be."""
+    """Run, write pictures and report into ``options.out``; the exit status is 0 only if all is as it should be."""
     console = Console(soft_wrap=True)
     shown = exhibits()
     for name in (*(exhibit.name for exhibit in shown), "comparison.png", "report.json"):
@@ -163,7 +163,7 @@ async def _edit(door: HttpClient, exhibit: Exhibit, options: DemoOptions, consol
 
 @contextmanager
 def told_to(console: Console) -> Iterator[Tell]:
-    """Takes what is told of an edit: a bar on a terminal, else a line each time."""
+    """Show what is told of an edit: a bar on a terminal, else a line each time."""
     with edit_steps(1, console) as draw:
 
         def tell(told: EditProgress | Preview) -> None:

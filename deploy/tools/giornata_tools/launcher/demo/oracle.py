@@ -49,11 +49,11 @@ class Oracle:
 
     @property
     def name(self) -> str:
-        """The pipeline's."""
+        """The name of the pipeline's class."""
         return type(self._pipeline).__name__
 
     def edit(self, original: Pixels, alpha: Alpha, parameters: EditParameters) -> Pixels:
-        """The edited picture, pasted as the system pastes.
+        """Edit the picture, and paste as the system pastes.
 
         Args:
             original: (height, width, 3) uint8.

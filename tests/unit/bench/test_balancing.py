@@ -7,10 +7,10 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_tools.loadgen.balancing import LeastInFlight
 from giornata_tools.loadgen.driver import drive
 from giornata_tools.loadgen.outcomes import Outcome, ServerAnswer
 from giornata_tools.loadgen.workload import Request
+from tests.bench.balancing import LeastInFlight
 from tests.fakes import virtual_time
 from tests.unit.loadgen.test_driver import due
 
