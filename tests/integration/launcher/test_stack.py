@@ -216,7 +216,7 @@ PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from giornata_tools.launcher import program
-from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.stack import running
 from giornata.bus.connection import RefusedError
 from giornata.wire.permissions import User
@@ -225,7 +225,7 @@ from giornata.wire.workers import ServiceName
 async def main():
     folder = Path(sys.argv[1])
     replicas = {ServiceName.CONTROLNET: 1, ServiceName.LORA_STORE: 1}
-    async with running(Plan(state=folder, logs=folder / "logs", model="unused", replicas=replicas)) as stack:
+    async with running(StackPlan(state=folder, logs=folder / "logs", model="unused", replicas=replicas)) as stack:
         await stack.bring_up()
         print("ready", flush=True)
         await asyncio.Event().wait()
