@@ -1,4 +1,4 @@
-"""Who is alive and what they can do, known from telemetry alone. Pure: time is an argument."""
+"""The live instances and what they can do, known from telemetry alone. Pure: time is an argument."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
 
 SILENCE_S = 2.0
-"""An instance not heard of for this long is dead; telemetry comes 2-4 times a second."""
+"""An instance that is silent for this long is dead; telemetry comes 2-4 times a second."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class LastHeard:
 
 
 class Fleet:
-    """The instances that were heard of lately.
+    """The instances that were heard lately.
 
     Example::
 
         fleet.observe(state, now)       # on every telemetry message
-        for state in fleet.expire(now): # now and then: who fell silent
+        for state in fleet.expire(now): # now and then, for silent instances
             ...
     """
 

@@ -1,7 +1,6 @@
 """``python -m giornata_prepost``: the composition root.
 
-The processes of the image pool import this module anew, so its imports wait in :func:`main`: no torch in
-them.
+The processes of the image pool import this module too. It imports the rest in :func:`main`, so that they load no torch.
 """
 
 import sys
