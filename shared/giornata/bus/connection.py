@@ -72,8 +72,16 @@ class TellingClient(Client):
                 future.set_exception(refusal)
         log.error("nats_refused", act=refusal.act, subject=refusal.subject)
 
-    def forget_asked(self) -> None:
-        """Fail all requests: their answers may be lost with the connection."""
+    async def hear_return(self) -> None:
+        """Reconnection callback: the connection is back."""
+        log.info("nats_reconnected")
+        for callback in self.on_reconnect:
+            callback()
+
+    async def hear_loss(self) -> None:
+        """Disconnection callback: fail all requests, since their answers may be lost with the connection."""
+        if not (self.is_closed or self.is_draining):
+            log.warning("nats_disconnected")
         for futures in list(self._asked.values()):
             for future in list(futures):
                 if not future.done():
@@ -135,17 +143,6 @@ async def opened(url: str, name: str, login: Login, timeout_s: float) -> AsyncIt
     """A client that reconnects for ever while it is up and drains on leaving; see :func:`giornata.bus.bus.connect`."""
     password = await login.password()
     client = TellingClient()
-
-    async def reconnected() -> None:
-        log.info("nats_reconnected")
-        for callback in client.on_reconnect:
-            callback()
-
-    async def disconnected() -> None:
-        client.forget_asked()
-        if not (client.is_closed or client.is_draining):
-            log.warning("nats_disconnected")
-
     try:
         async with asyncio.timeout(timeout_s):
             await client.connect(
@@ -157,8 +154,8 @@ async def opened(url: str, name: str, login: Login, timeout_s: float) -> AsyncIt
                 allow_reconnect=True,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=1,
-                reconnected_cb=reconnected,
-                disconnected_cb=disconnected,
+                reconnected_cb=client.hear_return,
+                disconnected_cb=client.hear_loss,
                 error_cb=client.hear,
             )
     except (OSError, TimeoutError, nats.errors.Error) as error:

@@ -100,16 +100,18 @@ class Client:
         edit = Edit(Deadline(deadline.at_s + GRACE_S), self.picture_bytes, self.cancel)
         self._edits[token] = edit
         asyncio.get_running_loop().call_later(edit.left_s, self._edits.pop, token, None)
-        headers = None if idempotency_key is None else {IDEMPOTENCY_HEADER: idempotency_key}
         try:
-            await self._bus.client.publish(
-                subjects.EDIT, data, reply=f"{self._inbox}.{token}.reply", headers=headers
-            )
+            await self._submit(data, token, idempotency_key)
             await edit.accepted()
         except BaseException:
             self._edits.pop(token, None)
             raise
         return edit
+
+    async def _submit(self, data: bytes, token: str, idempotency_key: str | None) -> None:
+        headers = None if idempotency_key is None else {IDEMPOTENCY_HEADER: idempotency_key}
+        reply = f"{self._inbox}.{token}.reply"
+        await self._bus.client.publish(subjects.EDIT, data, reply=reply, headers=headers)
 
     async def cancel(self, job_id: str) -> None:
         """Cancel a job of this tenant, submitted by any of its clients."""

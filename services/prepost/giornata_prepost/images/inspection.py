@@ -122,10 +122,7 @@ def measured(
     size = Size(original.width, original.height)
     output = requested_size(size, parameters, limits)
     crop = cut_out(alpha, parameters.padding_mask_crop)
-    if crop is None:
-        model = model_size(size, limits.budget_pixels, card.pixel_multiple)
-    else:
-        model = crop_size(crop.size, card.native_size, limits.budget_pixels, card.pixel_multiple)
+    model = computed_size(size, crop, card, limits.budget_pixels)
     window = (crop or Box(0, 0, *size)).window
     seen = template(DecodedPicture(original.pixels[window]), model)
     edited = model_mask(alpha[window], model, card.mask_grain)
@@ -151,6 +148,13 @@ def measured(
         prepared=save({"image": np.ascontiguousarray(seen), "mask": edited.astype(np.uint8) * np.uint8(255)}),
         alpha=pack(alpha),
     )
+
+
+def computed_size(picture: Size, crop: Box | None, card: ModelCard, budget_pixels: int) -> Size:
+    """The size at which `card` computes a picture, or what `crop` leaves of it; at most `budget_pixels`."""
+    if crop is None:
+        return model_size(picture, budget_pixels, card.pixel_multiple)
+    return crop_size(crop.size, card.native_size, budget_pixels, card.pixel_multiple)
 
 
 def read_edit(
