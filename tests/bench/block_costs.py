@@ -40,7 +40,7 @@ def measured(family: Family, row: Row, slabs: Slabs, repeats: int) -> Costs:
         for mode in Mode:
             trace = Trace(family.device)
             with trace.span(Lane.STEP, "step"):
-                denoise_step(family, assembly, [row], [Reuse((mode,) * family.blocks, slabs)], trace)
+                denoise_step(family, assembly, [row], [Reuse((mode,) * family.depth, slabs)], trace)
             wait_for(family.device)
             spans = trace.spans()
             times = [(span[3] - span[2]) * 1e3 for span in spans if span[0] is Lane.COMPUTE]

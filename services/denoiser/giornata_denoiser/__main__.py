@@ -14,7 +14,7 @@ from giornata.planning.profile import Profile
 from giornata.records.jobs import Records
 from giornata.wire.workers import ServiceName
 from giornata_denoiser.blocks.accelerator import device_for
-from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.profiling.calibration import calibrate

@@ -63,7 +63,7 @@ class Slabs:
 
     Args:
         entry: of the template.
-        region: of the rows.
+        region: of the rows, its indices on the family's device.
         own: tokens that a sequence computes where it takes keys and values: text, and the region's.
         family: whose heads, dtype and device the slabs have.
         device: how they get there.
@@ -175,7 +175,7 @@ class Slabs:
         if mode is Mode.HIDDEN:
             return self._gathered(block, "hidden", kept.hidden, 0)
         key, value = (
-            _heads(self._gathered(block, name, part, self._own), self._family.heads)
+            _heads(self._gathered(block, name, part, self._own), self._family.specs[block].heads)
             for name, part in (("key", kept.key), ("value", kept.value))
         )
         return Outside(key, value, self._own)

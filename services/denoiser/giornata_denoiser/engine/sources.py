@@ -54,7 +54,7 @@ class Entries:
         """By the noise levels of its steps; a template run takes nothing, nor does a row that computes everything."""
         if row.template is None or row.region is None or row.recording is not None:
             return cls(row, (None,) * row.steps)
-        levels = row.sigmas.sigmas[: row.steps].tolist()
+        levels = row.track.levels[: row.steps].tolist()
         return cls(row, tuple(row.template.at(level, row.tolerance) for level in levels))
 
     def are_of(self, row: Row) -> bool:
@@ -131,14 +131,14 @@ class Sources:
     def _least(self, rows: Sequence[Row], costs: StepCosts) -> tuple[float, float]:
         """What a step of `rows` computes if no load has to be waited for; of that, those who take from templates."""
         base_ms = costs.compute[0]
-        each_ms = [predicted_ms([row], costs, self._family.blocks) - base_ms for row in rows]
+        each_ms = [predicted_ms([row], costs, self._family.depth) - base_ms for row in rows]
         reusing_ms = sum(ms for row, ms in zip(rows, each_ms, strict=True) if reuses(row))
         return base_ms + sum(each_ms), reusing_ms
 
     def _uses_of(self, row: Row) -> tuple[Use, ...]:
         if row.recording is not None:
             what = row.recording
-            recorder = EntryRecorder(row.sigma, self._family.blocks, what.forms, what.bits, what.first_block)
+            recorder = EntryRecorder(row.level, self._family.depth, what.forms, what.bits, what.first_block)
             return (recorder,)
         served = self._served.get(row.key)
         return (None,) * len(row.prompts) if served is None else served.uses()
@@ -219,7 +219,7 @@ class Sources:
             return 0.0
         beside, modes = self._computed([row for row in rows if row.key not in open_])
         # Costs of the step itself are spread over its blocks: time that loads may hide behind.
-        beside_ms = costs.step_ms(step_work(beside, modes)) / self._family.blocks
+        beside_ms = costs.step_ms(step_work(beside, modes)) / self._family.depth
         following = [self._next.get(key) if self._changes(here[key]) else None for key in open_]
         served = [self._served[key] for key in open_]
         chosen, ended_ms = planned(
@@ -248,7 +248,7 @@ class Sources:
 
     def _computed(self, rows: Sequence[Row]) -> tuple[list[Shape], list[tuple[Mode, ...]]]:
         """The shapes of all sequences of `rows` and the modes of their blocks."""
-        full = (Mode.FULL,) * self._family.blocks
+        full = (Mode.FULL,) * self._family.depth
         shapes: list[Shape] = []
         modes: list[tuple[Mode, ...]] = []
         for row in rows:

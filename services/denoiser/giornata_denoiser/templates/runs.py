@@ -24,12 +24,12 @@ from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import picture_id
 from giornata.wire.workers import LoadSample, TemplateCounters, Tier
 from giornata_denoiser.attempts.inputs import Reusing
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, TemplatePolicy
-from giornata_denoiser.engine.engine import StepReport
-from giornata_denoiser.engine.loop import EngineLoop
+from giornata_denoiser.engine.protocol import RowEngine, StepReport
+from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.noise import template_noise
-from giornata_denoiser.rows.row import Recording, Row, build_row
+from giornata_denoiser.rows.row import Recording, Row
 from giornata_denoiser.rows.template import Template
 from giornata_denoiser.templates.identity import ANYWHERE, Wanted, wanted
 from giornata_denoiser.templates.registered import Registered, Registrations
@@ -80,7 +80,7 @@ class Templates:
         checkpoint: Checkpoint,
         store: TemplateStore,
         *,
-        engine: EngineLoop,
+        engine: RowEngine,
         blobs: BlobStore,
         registrations: Registrations,
         costs: Callable[[], StepCosts],
@@ -111,9 +111,9 @@ class Templates:
         asked = await self._wanted(job.tenant, request.inspection, job.parameters)
         with self._store.pinned(asked.id):
             template = None
-            if asked.first_block < self._checkpoint.family.blocks:  # otherwise no byte of it fits
+            if asked.first_block < self._checkpoint.family.depth:  # otherwise no byte of it fits
                 template = await self._of(request, asked, empty_text)
-            yield Reusing(job.parameters.halo, asked.tolerance, template, self._costs())
+            yield Reusing(asked.tolerance, template, self._costs())
 
     async def record(self, request: RecordRequest) -> None:
         """Record a registered template and tell its record how that ends."""
@@ -124,7 +124,7 @@ class Templates:
         )
         size_bytes = self._store.size_of(asked.id)
         outcome: int | GiornataError | None = size_bytes
-        if asked.first_block >= self._checkpoint.family.blocks:
+        if asked.first_block >= self._checkpoint.family.depth:
             outcome = ServiceUnavailable("A template of this picture exceeds the denoiser's byte budget.")
         if outcome is not None:
             self._tasks.create_task(self._registrations.report(registered, outcome), name="registered")
@@ -285,9 +285,9 @@ class Templates:
                 inspection.model_height // card.pixel_multiple,
                 inspection.model_width // card.pixel_multiple,
             ),
-            sigmas=asked.grid,
+            track=asked.track,
             text=text,
-            conditioning={**family.unmasked(conditioning), "noise": noise},
+            conditioning={**family.network.unmasked(conditioning), "noise": noise},
             guidance_scale=card.default_guidance_scale or 0.0,
         )
         config = self._config
