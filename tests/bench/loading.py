@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import torch
 
+from giornata.packed.uses import Use
 from giornata.planning.blocks import Block, Link, Mode, sequential
 from giornata.planning.planner import Plan, Planner, always, exact, greedy
 from giornata_denoiser.blocks.recording import EntryRecorder
@@ -102,7 +103,8 @@ def _scene(rows: Rows, options: argparse.Namespace) -> Scene:
     entries = []
     for _ in range(options.steps):
         recorder = EntryRecorder(row.sigma, rows.family.blocks, forms, DEFAULT.bits)
-        (latent,), _clean = denoise_step(rows.family, assemble(rows.family, [row]), [row], [recorder])
+        use = Use(recorder=recorder)
+        (latent,), _clean = denoise_step(rows.family, assemble(rows.family, [row]), [row], [use])
         entries.append(recorder.entry())
         row = row.advanced(latent)
     return Scene(rows, rows.masked(edit), tuple(entries))

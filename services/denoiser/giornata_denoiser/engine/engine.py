@@ -192,7 +192,7 @@ class Engine:
             ).tolist()  # waits for the device
         ended = self._clock()
         uses = reuses.uses[: len(rows)]
-        entries = [use.entry() if isinstance(use, EntryRecorder) else None for use in uses]
+        entries = [use.recorder.entry() if isinstance(use.recorder, EntryRecorder) else None for use in uses]
         advanced = [
             row.advanced(latent, entry)
             for row, latent, entry, good in zip(rows, latents, entries, finite, strict=True)

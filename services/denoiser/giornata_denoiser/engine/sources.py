@@ -139,9 +139,9 @@ class Sources:
         if row.recording is not None:
             what = row.recording
             recorder = EntryRecorder(row.sigma, self._family.blocks, what.forms, what.bits, what.first_block)
-            return (recorder,)
+            return (Use(recorder=recorder),)
         served = self._served.get(row.key)
-        return (None,) * len(row.prompts) if served is None else served.uses()
+        return (Use(),) * len(row.prompts) if served is None else served.uses()
 
     def _advance(self, row: Row) -> None:
         """What serves the row's step; what is here already stays."""
