@@ -163,7 +163,7 @@ def test_rows_that_differ_in_everything_equal_full_computation(data: st.DataObje
         torch.testing.assert_close(latent[inside], whole[inside], atol=FLOAT32, rtol=0)
 
 
-@pytest.mark.parametrize("modes", [list(Mode) + [Mode.KV], [Mode.KV, Mode.FULL, Mode.HIDDEN, Mode.FULL]])
+@pytest.mark.parametrize("modes", [[*list(Mode), Mode.KV], [Mode.KV, Mode.FULL, Mode.HIDDEN, Mode.FULL]])
 @pytest.mark.parametrize("scale", [1.0, 2.5])
 def test_a_sequence_takes_and_records_at_once(modes: list[Mode], scale: float) -> None:
     """A recorder sees the tokens that a block computes; what it sees there is what a forward in full shows."""

@@ -18,18 +18,16 @@ from giornata.scheduling.batch import Batch, Capacity, Joining
 from giornata.wire.errors import GiornataError, InternalError, RowPoisoned
 from giornata.wire.workers import StepSample
 from giornata_denoiser.attempts.previews import RowPreview
-from giornata_denoiser.blocks.correction import Correction
 from giornata_denoiser.blocks.recording import EntryRecorder
-from giornata_denoiser.blocks.slabs import Slabs, Waits
+from giornata_denoiser.blocks.slabs import Waits
 from giornata_denoiser.engine.assembly import Assembly, assemble
 from giornata_denoiser.engine.options import ReuseOptions
-from giornata_denoiser.engine.sources import Reuses, Sources
+from giornata_denoiser.engine.sources import Sources, StepPlan
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.engine.weighing import Budget, fits
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.template import Entry
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -94,31 +92,7 @@ class Engine:
         self._clock, self._trace = clock, trace
         self._assembled: tuple[tuple[Row, ...], Assembly] | None = None
         self._waits = Waits(clock)
-
-        def make_slabs(entry: Entry, row: Row, own: int, correction: Correction | None) -> Slabs:
-            if row.region is None:
-                raise ValueError(f"row {row.key} computes everything")
-            return Slabs(
-                entry,
-                row.region,
-                own,
-                family,
-                device=how.device,
-                waits=self._waits,
-                trace=trace,
-                correction=correction,
-            )
-
-        self._sources = Sources(
-            family,
-            make_slabs,
-            lambda: how.model.costs,
-            loader=how.loader,
-            planner=how.planner,
-            ahead_bytes=how.ahead_bytes,
-            correction_bits=how.correction_bits,
-            shares=how.device is not None and how.device.shares,
-        )
+        self._sources = Sources(family, how, self._waits, trace)
 
     def step(self) -> StepReport | None:
         """One step for all running rows; None when there is nothing to do."""
@@ -183,15 +157,15 @@ class Engine:
         with torch.inference_mode():
             assembly = self._assembly_of(rows)
             assembled = self._clock()
-            reuses = self._sources.step(rows)
+            plan = self._sources.step(rows)
             self._waits.reset()
-            latents, clean = denoise_step(self.family, assembly, rows, reuses.uses, self._trace)
+            latents, clean = denoise_step(self.family, assembly, rows, plan.uses, self._trace)
             pictures = self._pictures(rows, clean)
             finite = torch.stack(
                 [latent.isfinite().all() for latent in latents]
             ).tolist()  # waits for the device
         ended = self._clock()
-        uses = reuses.uses[: len(rows)]
+        uses = plan.uses[: len(rows)]
         entries = [use.recorder.entry() if isinstance(use.recorder, EntryRecorder) else None for use in uses]
         advanced = [
             row.advanced(latent, entry)
@@ -202,11 +176,11 @@ class Engine:
         previews = [
             _preview(row, picture) for row, picture in zip(rows, pictures, strict=True) if picture is not None
         ]
-        if not reuses.missing_bytes:  # else part of it was waiting
-            self._model.observe_step(reuses.work, (ended - began) * 1e3)
+        if not plan.missing_bytes:  # else part of it was waiting
+            self._model.observe_step(plan.work, (ended - began) * 1e3)
         sample = step_sample(
             rows,
-            reuses,
+            plan,
             self.family.blocks,
             assemble_ms=(assembled - began) * 1e3,
             step_ms=(ended - began) * 1e3,
@@ -241,10 +215,10 @@ def _preview(row: Row, picture: Tensor) -> RowPreview:
 
 
 def step_sample(
-    rows: Sequence[Row], reuses: Reuses, blocks: int, *, assemble_ms: float, step_ms: float, waited_ms: float
+    rows: Sequence[Row], plan: StepPlan, blocks: int, *, assemble_ms: float, step_ms: float, waited_ms: float
 ) -> StepSample:
     """What a step of `rows` computed, for the router's regressions; tokens and pairs are means over its blocks."""
-    work = reuses.work
+    work = plan.work
     text_tokens = sum(len(prompt.embeds) for row in rows for prompt in row.prompts)
     return StepSample(
         rows=len(rows),
@@ -253,13 +227,13 @@ def step_sample(
         text_tokens=text_tokens,
         projected_tokens=round(work.projected / blocks),
         attention_pairs=round(work.pairs / blocks),
-        loaded_bytes=reuses.missing_bytes,
+        loaded_bytes=plan.missing_bytes,
         assemble_ms=assemble_ms,
         step_ms=step_ms,
         waited_ms=waited_ms,
-        predicted_ms=reuses.predicted_ms,
-        reusing_ms=reuses.reusing_ms,
-        excess_ms=reuses.excess_ms,
+        predicted_ms=plan.predicted_ms,
+        reusing_ms=plan.reusing_ms,
+        excess_ms=plan.excess_ms,
     )
 
 
