@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from giornata.packed.tracing import Lane
 from giornata.packed.uses import Taken, Use
-from giornata.planning.blocks import Mode
+from giornata.wire.values import Mode
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step

@@ -21,8 +21,9 @@ from typing import Any, Final
 import torch
 
 from giornata.packed.uses import Use
-from giornata.planning.blocks import Block, Link, Mode, sequential
+from giornata.planning.blocks import Block, Link, sequential
 from giornata.planning.planner import Plan, Planner, always, exact, greedy
+from giornata.wire.values import Mode
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from giornata.packed.uses import Taken, Use
-from giornata.planning.blocks import Mode
+from giornata.wire.values import Mode
 from giornata_denoiser.blocks.accelerator import device_for
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.loader import Loader

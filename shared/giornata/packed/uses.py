@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from giornata.packed.attention import Outside
-from giornata.planning.blocks import Mode
+from giornata.wire.values import Mode
 
 
 class Source(Protocol):

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from giornata.planning.blocks import Mode
 from giornata.planning.costs import Work
 from giornata.planning.profile import Profile
 from giornata.wire.errors import Failed
 from giornata.wire.models import Family
+from giornata.wire.values import Mode
 from giornata_denoiser.__main__ import profile_of
 from giornata_denoiser.blocks.device import Host
 from giornata_denoiser.checkpoint import Checkpoint, load

@@ -27,7 +27,7 @@ from giornata.wire.errors import (
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import IDEMPOTENCY_HEADER, EditMessage, EditReply
 from giornata.wire.requests import EditParameters
-from giornata_gateway.idempotency import HEADER
+from giornata_gateway.intake.rules.idempotency import HEADER
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway_fakes import Stage, open_gateway, open_stage
@@ -258,7 +258,7 @@ async def test_a_cancelled_job_stays_cancelled_under_its_key(stage: Stage) -> No
 async def test_a_key_whose_record_is_gone_is_new(stage: Stage) -> None:
     key = fresh()
     job_id = (await edit(stage, key))[1]["giornata"]["job_id"]
-    await stage.router.records._bucket.purge(job_id)
+    await stage.router.records._records._bucket.purge(job_id)
     assert (await edit(stage, key, prompt="another"))[::2] == (200, False)
     assert (await stage.router.records.get(job_id)).job.parameters.prompt == "another"
 

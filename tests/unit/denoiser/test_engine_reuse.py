@@ -20,10 +20,11 @@ from giornata.packed.sequences import Sequences
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
 from giornata.packed.uses import Taken, Use
 from giornata.planning.batch import PLANNERS, BatchPlan, BatchPlanner, BatchRow, PlannerName, plan_batch
-from giornata.planning.blocks import Link, Mode
+from giornata.planning.blocks import Link
 from giornata.planning.costs import StepCosts, Work
 from giornata.planning.profile import BatchCap
 from giornata.scheduling.batch import Capacity
+from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.loader import Loader
 from giornata_denoiser.blocks.loads import Load

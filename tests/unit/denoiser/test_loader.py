@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from giornata.packed.region import region
-from giornata.planning.blocks import Mode
 from giornata.scheduling.batch import Capacity
+from giornata.wire.values import Mode
 from giornata_denoiser.blocks.loader import Loader
 from giornata_denoiser.blocks.loads import Load, Loaded
 from giornata_denoiser.blocks.recording import EntryRecorder

@@ -14,7 +14,7 @@ from torch import Tensor
 from giornata.packed.attention import Outside
 from giornata.packed.region import Region, region
 from giornata.packed.uses import Taken, Use
-from giornata.planning.blocks import Mode
+from giornata.wire.values import Mode
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.families.protocol import Family

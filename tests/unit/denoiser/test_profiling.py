@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.blocks import Mode
 from giornata.planning.costs import StepCosts
+from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Host
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.families.preview_map import PreviewMap

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
-from giornata.planning.blocks import Mode
 from giornata.planning.costing import CostModel
 from giornata.planning.profile import Profile
 from giornata.scheduling.batch import RowKey
+from giornata.wire.values import Mode
 from giornata.wire.workers import (
     LoadSample,
     RowProgress,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from giornata.planning.blocks import Mode
+from giornata.wire.values import Mode
 from giornata_denoiser.blocks.slabs import Slabs
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from giornata.packed.attention import Outside
 from giornata.packed.region import Region
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
-from giornata.planning.blocks import Mode
+from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Arrival, Device, Here, Host
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.rows.stored import Stored

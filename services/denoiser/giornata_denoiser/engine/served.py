@@ -8,8 +8,9 @@ from typing import Final
 
 from giornata.packed.uses import Taken, Use
 from giornata.planning.batch import BatchPlanner, BatchRow
-from giornata.planning.blocks import Link, Mode
+from giornata.planning.blocks import Link
 from giornata.planning.costs import SLABS, Loads, Shape, StepCosts, row_blocks, slab_unit
+from giornata.wire.values import Mode
 from giornata_denoiser.blocks.correction import Correction
 from giornata_denoiser.blocks.loads import Load
 from giornata_denoiser.blocks.slabs import Slabs

@@ -8,9 +8,9 @@ from weakref import WeakValueDictionary
 
 from giornata.packed.tracing import Tracing
 from giornata.packed.uses import Use, by_sequence
-from giornata.planning.blocks import Mode
 from giornata.planning.costs import Shape, StepCosts, Work, step_work
 from giornata.scheduling.batch import RowKey
+from giornata.wire.values import Mode
 from giornata_denoiser.blocks.correction import Correction
 from giornata_denoiser.blocks.loads import Load
 from giornata_denoiser.blocks.slabs import Slabs, Waits

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from giornata.planning.blocks import Mode
 from giornata.planning.costs import Shape, StepCosts, step_work, worth_reusing
 from giornata.planning.profile import BatchCap
+from giornata.wire.values import Mode
 from giornata_denoiser.engine.served import preferred
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.rows.row import Row

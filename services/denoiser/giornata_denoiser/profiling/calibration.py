@@ -11,10 +11,10 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from giornata.planning.blocks import Mode
 from giornata.planning.costs import COMPUTE
 from giornata.planning.profile import Profile
 from giornata.planning.regression import Array, Fit, fit, graded
+from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.profiling import fitting

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from giornata.planning.blocks import Mode
 from giornata.planning.profile import BatchCap, FitRecord, Profile
 from giornata.planning.regression import Fit
+from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.profiling import fitting
 from giornata_denoiser.profiling.measuring import LoadTime, StepTime, medians

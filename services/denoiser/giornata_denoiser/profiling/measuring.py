@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from giornata.planning.blocks import Mode
+from giornata.wire.values import Mode
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from giornata.packed.region import Region, region
 from giornata.packed.uses import Taken, Use, by_sequence
-from giornata.planning.blocks import Mode
 from giornata.scheduling.batch import RowKey
+from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs

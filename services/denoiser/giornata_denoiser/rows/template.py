@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from giornata.planning.blocks import Mode
+from giornata.wire.values import Mode
 from giornata_denoiser.rows.stored import Stored
 
 FILE_BYTES: Final = 512

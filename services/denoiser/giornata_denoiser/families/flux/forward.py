@@ -19,7 +19,7 @@ from giornata.packed.packing import bounds
 from giornata.packed.sequences import Beyond, Live, Rotary, Sequences
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
 from giornata.packed.uses import Taken, Use
-from giornata.planning.blocks import Mode
+from giornata.wire.values import Mode
 from giornata_denoiser.families.flux.modulation import Modulation, PerToken
 
 END: Final = -1

@@ -1,0 +1,156 @@
+"""A job's events from the stream that keeps them, from any point on, in order and each once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import nats.errors
+import structlog
+from nats.aio.msg import Msg
+from nats.js.api import ConsumerConfig, DeliverPolicy
+from nats.js.errors import NotFoundError
+
+from giornata.bus.bus import Bus
+from giornata.bus.patience import repeated
+from giornata.deadlines import Deadline
+from giornata.wire import codec, subjects
+from giornata.wire.errors import GiornataError
+from giornata.wire.events import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
+from giornata.wire.jobs import Job
+from giornata.wire.stores import EVENTS
+
+log = structlog.get_logger(__name__)
+
+IDLE_HEARTBEAT_S = 5.0
+"""The server tells this often that a quiet consumer lives; missing two of them makes the client begin it anew."""
+GRACE_S = 1.0
+"""How long the stream may lag behind the news that its job has ended."""
+
+
+Restore = Callable[[], Awaitable[None]]
+"""Makes sure of the streams."""
+
+
+News = StateEvent | StepEvent | PreviewEvent | DoneEvent
+"""What applications are told."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """One event and its place in the stream."""
+
+    sequence: int
+    time: int
+    """Unix time in seconds at which the stream took it: the same for whoever reads it, and whenever."""
+    event: News
+
+
+@asynccontextmanager
+async def open_feed(
+    bus: Bus, job_id: str, after: int, restore: Restore
+) -> AsyncIterator[asyncio.Queue[Told | None]]:
+    """Events of a job with a sequence above `after`: first those that are kept, then the new ones.
+
+    Where the stream is gone, as after a restart of NATS, since it lives in memory, `restore` is asked to make it anew.
+
+    An ordered consumer begins anew where the stream was interrupted and may then repeat itself; repetitions are
+    dropped here. None is never put here; a reader may, to wake itself.
+    """
+    told: asyncio.Queue[Told | None] = asyncio.Queue()
+    last = after
+
+    async def receive(message: Msg) -> None:
+        nonlocal last
+        metadata = message.metadata
+        sequence = metadata.sequence.stream
+        if sequence <= last:
+            return
+        last = sequence
+        event = _event(message)
+        if event is not None:
+            told.put_nowait(Told(sequence, int(metadata.timestamp.timestamp()), event))
+
+    config = ConsumerConfig(
+        deliver_policy=DeliverPolicy.BY_START_SEQUENCE if after else DeliverPolicy.ALL,
+        opt_start_seq=after + 1 if after else None,
+    )
+    subscribe = partial(
+        bus.jetstream.subscribe,
+        subjects.events_of_job(job_id),
+        stream=EVENTS,
+        cb=receive,
+        ordered_consumer=True,
+        idle_heartbeat=IDLE_HEARTBEAT_S,
+        config=config,
+    )
+    try:
+        subscription = await repeated(subscribe)
+    except NotFoundError:
+        await restore()
+        subscription = await repeated(subscribe)
+    try:
+        yield told
+    finally:
+        try:
+            await subscription.unsubscribe()
+        except nats.errors.Error:
+            log.debug("unsubscribe_failed", job_id=job_id, exc_info=True)  # the connection is going
+
+
+async def until_done(
+    told: asyncio.Queue[Told | None], ended: asyncio.Future[None], heartbeat_s: float, deadline: Deadline
+) -> AsyncIterator[Told | None]:
+    """What is told, up to the job's last event; None after every quiet `heartbeat_s`.
+
+    Ends without the last event at the deadline, or when `ended` has resolved and the stream does not tell it within
+    :data:`GRACE_S`, as after the loss of the stream.
+    """
+    loop = asyncio.get_running_loop()
+    ended.add_done_callback(lambda _: loop.call_later(GRACE_S, told.put_nowait, None))
+    while deadline.remaining_s() > 0:
+        try:
+            async with asyncio.timeout(min(heartbeat_s, deadline.remaining_s())):
+                item = await told.get()
+        except TimeoutError:
+            yield None
+            continue
+        if item is None:
+            return
+        yield item
+        if isinstance(item.event, DoneEvent):
+            return
+
+
+async def known_sequence(bus: Bus, after: int) -> int:
+    """`after`, or 0 where the stream has not come that far: it has begun anew since, and all of it is news."""
+    if not after:
+        return 0
+    try:
+        info = await repeated(lambda: bus.jetstream.stream_info(EVENTS))
+    except NotFoundError:
+        return 0
+    return after if after <= info.state.last_seq else 0
+
+
+async def done_sequence(bus: Bus, job: Job) -> int | None:
+    """Where the job's last event lies in the stream; None before it came and after it has expired."""
+    subject = subjects.event(job.gateway, job.job_id, EventKind.DONE)
+    try:
+        message = await repeated(lambda: bus.jetstream.get_last_msg(EVENTS, subject))
+    except NotFoundError:
+        return None
+    return message.seq
+
+
+def _event(message: Msg) -> News | None:
+    """The event in a message; None for kinds that are not for applications, and for what cannot be read."""
+    try:
+        event = codec.decode(EVENT_TYPES[EventKind(message.subject.rpartition(".")[2])], message.data)
+    except (GiornataError, ValueError) as error:
+        log.warning("event_dropped", subject=message.subject, error=str(error))
+        return None
+    return event if isinstance(event, News) else None
