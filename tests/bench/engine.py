@@ -17,7 +17,7 @@ from giornata.scheduling.batch import Capacity, RowKey
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint, load
 from giornata_denoiser.engine.assembly import Assembly, assemble
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.sources import Reuses
+from giornata_denoiser.engine.sources import StepPlan
 from giornata_denoiser.families.flux.transformer import FluxBatch
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import Recording, Row
@@ -73,12 +73,12 @@ def _bookkeeping_ms(engine: Engine) -> float:
     decide = sources.step
     took_s = 0.0
 
-    def timed(rows: Sequence[Row]) -> Reuses:
+    def timed(rows: Sequence[Row]) -> StepPlan:
         nonlocal took_s
         began = time.perf_counter()
-        reuses = decide(rows)
+        plan = decide(rows)
         took_s += time.perf_counter() - began
-        return reuses
+        return plan
 
     began = time.perf_counter()
     rows = engine.plan()

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import torch
 
+from giornata.packed.uses import Use
 from giornata.planning.blocks import Block, Link, sequential
 from giornata.planning.planner import Plan, Planner, always, exact, greedy
 from giornata.wire.values import Mode
@@ -103,7 +104,8 @@ def _scene(rows: Rows, options: argparse.Namespace) -> Scene:
     entries = []
     for _ in range(options.steps):
         recorder = EntryRecorder(row.level, rows.family.depth, forms, DEFAULT.bits)
-        (latent,) = denoise_step(rows.family, assemble(rows.family, [row]), [row], [recorder]).latents
+        use = Use(recorder=recorder)
+        (latent,) = denoise_step(rows.family, assemble(rows.family, [row]), [row], [use]).latents
         entries.append(recorder.entry())
         row = row.advanced(latent)
     return Scene(rows, rows.masked(edit), tuple(entries))

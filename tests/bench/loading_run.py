@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from giornata.packed.uses import Reuse
+from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.accelerator import device_for
 from giornata_denoiser.blocks.device import Device
@@ -70,7 +70,7 @@ def picture_ms(scene: Scene, modes: Sequence[Mode], rate_bytes_s: float, *, ahea
             if not ahead:
                 for _, block, mode in loads(slabs[step], chosen):
                     _wait(slabs[step], block, mode)
-            (latent,) = denoise_step(family, assembly, [row], [Reuse(chosen, slabs[step])]).latents
+            (latent,) = denoise_step(family, assembly, [row], [Use(Taken(chosen, slabs[step]))]).latents
             row = row.advanced(latent)
         wait_for(family.device)
         return (time.perf_counter() - began) * 1e3

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from giornata.packed.uses import Reuse
+from giornata.packed.uses import Taken, Use
 from giornata_denoiser.blocks.accelerator import device_for
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     for form in Form:
         recorder = EntryRecorder(whole.level, family.depth, [form], options.bits)
-        denoise_step(family, assembly, [whole], [recorder])
+        denoise_step(family, assembly, [whole], [Use(recorder=recorder)])
         template = Template(form, whole.grid, (recorder.entry(),))
         for ratio in RATIOS:
             steps[str(form), ratio] = _prepared(rows, replace(rows.masked(_edit(ratio)), template=template))
@@ -84,7 +84,7 @@ def _prepared(rows: Rows, row: Row) -> Callable[[], object]:
         raise ValueError("the row takes from no template")
     (entry,) = row.template.entries
     slabs = Slabs(entry, row.region, row.own_tokens[0], family, device=device_for(family.device, 0))
-    use = Reuse(preferred(entry), slabs)
+    use = Use(Taken(preferred(entry), slabs))
     assembly = assemble(family, [row])
     return lambda: denoise_step(family, assembly, [row], [use])
 

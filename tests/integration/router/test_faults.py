@@ -18,7 +18,7 @@ from giornata.records.jobs import Records
 from giornata.records.quarantine import Quarantine
 from giornata.scheduling.line import AGEING_S
 from giornata.scheduling.policies import PolicyName
-from giornata.wire import codec, subjects
+from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import (
     GiornataError,
     ImageUnreadable,
@@ -237,7 +237,8 @@ async def test_a_job_that_loses_every_worker_fails_clearly(bench: Bench, stack: 
     assert kept.state is JobState.FAILED
     assert len(kept.causes) == 3
     assert all("fell silent" in cause for cause in kept.causes)
-    assert await (await Quarantine.open(bench.bus.jetstream)).ids() == [job.job_id]
+    found = await (await Quarantine.open(bench.bus.jetstream)).all()
+    assert [record.job.job_id for record in found] == [job.job_id]
 
 
 async def test_rows_leave_a_worker_whose_step_does_not_end(bench: Bench, stack: AsyncExitStack) -> None:
@@ -476,7 +477,7 @@ async def test_an_end_that_is_told_again_is_kept_once(bench: Bench, stack: Async
     assert (await bench.ended(job)).state is JobState.COMPLETED
     assert bench.done_count[job.job_id] == 2, "whoever missed the first hears the second"
     done = subjects.events_of_kind(EventKind.DONE)
-    kept = await bench.bus.jetstream.stream_info(streams.EVENTS, subjects_filter=done)
+    kept = await bench.bus.jetstream.stream_info(stores.EVENTS, subjects_filter=done)
     assert kept.state.subjects == {subjects.event(job.gateway, job.job_id, EventKind.DONE): 1}
 
 

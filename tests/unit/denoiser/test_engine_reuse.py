@@ -18,7 +18,7 @@ from torch import Tensor
 from giornata.packed.attention import Outside
 from giornata.packed.region import Region, region
 from giornata.packed.tracing import Lane
-from giornata.packed.uses import Reuse
+from giornata.packed.uses import Taken, Use
 from giornata.planning.batch import PLANNERS, BatchPlan, BatchPlanner, BatchRow, PlannerName, plan_batch
 from giornata.planning.blocks import Link
 from giornata.planning.costs import StepCosts, Work
@@ -120,10 +120,10 @@ def expected(of: Family, row: Row, taken: Template, modes: tuple[Mode, ...], *, 
         if corrected and not seen:
             everything = [Everything() for _ in row.prompts]
             seen = [(entry, each) for each in everything]
-            row = row.advanced(step(of, [row], everything)[0])
+            row = row.advanced(step(of, [row], [Use(recorder=each) for each in everything])[0])
             continue
         sources = [Oracle(entry, place, seen[i] if seen else None) for i in range(len(row.prompts))]
-        row = row.advanced(step(of, [row], [Reuse(modes, source) for source in sources])[0])
+        row = row.advanced(step(of, [row], [Use(Taken(modes, source)) for source in sources])[0])
     return row.latent
 
 

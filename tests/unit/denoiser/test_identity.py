@@ -58,19 +58,19 @@ def of(tenant: str = "alice", parameters: EditParameters | None = None, **option
 
 def test_a_registration_and_an_edit_of_it_want_the_same() -> None:
     edit = EditParameters(prompt="x", reuse=Reuse.AUTO, num_inference_steps=3, strength=0.5)
-    assert of().id == of(parameters=edit).id
+    assert of().recording_id == of(parameters=edit).recording_id
     assert of(parameters=edit).tolerance == ANYWHERE
 
 
 def test_what_a_recording_follows_from_is_in_its_name() -> None:
     strict = EditParameters(prompt="x", reuse=Reuse.STRICT, num_inference_steps=3, strength=1.0)
     names = {
-        of().id,
-        of("bob").id,
-        of(template_bits=8).id,
-        of(template_form="hidden").id,
-        of(template_levels=3).id,
-        of(parameters=strict).id,
+        of().recording_id,
+        of("bob").recording_id,
+        of(template_bits=8).recording_id,
+        of(template_form="hidden").recording_id,
+        of(template_levels=3).recording_id,
+        of(parameters=strict).recording_id,
     }
     assert len(names) == 5, "three levels over all of the noise are those of three steps"
     assert of(parameters=strict).tolerance == SAME
@@ -79,9 +79,9 @@ def test_what_a_recording_follows_from_is_in_its_name() -> None:
 def test_all_recordings_of_a_picture_begin_alike_and_those_of_others_do_not() -> None:
     strict = EditParameters(prompt="x", reuse=Reuse.STRICT, num_inference_steps=3, strength=1.0)
     mine = picture_id("alice", INSPECTION.template_key)
-    assert of().id.startswith(mine)
-    assert of(parameters=strict).id.startswith(mine)
-    assert not of("bob").id.startswith(mine)
+    assert of().recording_id.startswith(mine)
+    assert of(parameters=strict).recording_id.startswith(mine)
+    assert not of("bob").recording_id.startswith(mine)
 
 
 def test_a_budget_of_bytes_drops_noise_levels_and_then_blocks() -> None:
@@ -96,7 +96,7 @@ def test_a_budget_of_bytes_drops_noise_levels_and_then_blocks() -> None:
         (4, 3),
         (4, 6),
     ]
-    assert len({found.id for found in kept.values()}) == 5
+    assert len({found.recording_id for found in kept.values()}) == 5
 
 
 def test_a_template_is_no_larger_than_the_largest_tier() -> None:
@@ -140,7 +140,7 @@ def test_a_recording_is_as_large_as_was_reckoned_with_its_file(tmp_path: Path, f
         Entry(sigma, (*empty, *(kept() for _ in range(6 - found.first_block))))
         for sigma in found.track.levels[:-1].tolist()
     )
-    size = files.write(Template(found.id, (8, 8), entries), tmp_path / "f")
+    size = files.write(Template(found.recording_id, (8, 8), entries), tmp_path / "f")
     assert 0.7 * (1 << 20) < size <= 1 << 20
 
 

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.blocks.ledger import Ledger
 from giornata_denoiser.rows.stored import BITS, store
 from giornata_denoiser.rows.template import Entry, Kept, Template
 from giornata_denoiser.templates import files
-from giornata_denoiser.templates.store import TemplateStore
+from giornata_denoiser.templates.store import RecordingStore
 
 NAMES = st.sampled_from("abcdef")
 ACTIONS = st.lists(
@@ -155,47 +156,53 @@ def test_no_changed_byte_of_a_file_goes_unnoticed(tmp_path: Path) -> None:
 def test_a_store_goes_from_memory_to_disk_to_nothing(tmp_path: Path) -> None:
     one = template("one")
     room = files.write(one, tmp_path / "x") * 3 + 100  # names are of different lengths
-    tiers = TemplateStore(one.size_bytes * 2, tmp_path, disk_bytes=room)
+    tiers = RecordingStore(one.size_bytes * 2, tmp_path, disk_bytes=room)
     (tmp_path / "x").unlink()
     for name in ("one", "two", "three", "four"):
         tiers.put(template(name))
     assert [name in tiers for name in ("one", "two", "three", "four")] == [False, True, True, True]
-    assert tiers.memory_bytes == one.size_bytes * 2
+    assert tiers.counted().memory_bytes == one.size_bytes * 2
     assert tiers.find("one") is None
     found = tiers.find("two")
     assert found is not None
     assert same(found, template("two"))
     assert tiers.find("four") is not None
-    assert dict(tiers.counters) == {"miss": 1, "disk": 1, "memory": 1, "evicted_memory": 3, "evicted_disk": 1}
+    assert dict(tiers.counters) == {
+        "misses": 1,
+        "hits_disk": 1,
+        "hits_memory": 1,
+        "evicted_memory": 3,
+        "evicted_disk": 1,
+    }
     assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_restart_keeps_what_is_on_disk(tmp_path: Path) -> None:
-    TemplateStore(0, tmp_path, 10**6).put(template("one"))
-    found = TemplateStore(10**6, tmp_path, 10**6).find("one")
+    RecordingStore(0, tmp_path, 10**6).put(template("one"))
+    found = RecordingStore(10**6, tmp_path, 10**6).find("one")
     assert found is not None
     assert same(found, template("one"))
-    assert "one" not in TemplateStore(10**6, tmp_path, 0)
+    assert "one" not in RecordingStore(10**6, tmp_path, 0)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_no_template_is_a_miss_and_removed(tmp_path: Path) -> None:
-    TemplateStore(0, tmp_path, 10**6).put(template("one"))
+    RecordingStore(0, tmp_path, 10**6).put(template("one"))
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-3])
-    tiers = TemplateStore(10**6, tmp_path, 10**6)
+    tiers = RecordingStore(10**6, tmp_path, 10**6)
     assert tiers.find("one") is None
     assert list(tmp_path.iterdir()) == []
     files.write(template("other"), path)
-    assert TemplateStore(10**6, tmp_path, 10**6).find("one") is None
+    assert RecordingStore(10**6, tmp_path, 10**6).find("one") is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_cannot_be_read_into_memory_is_a_miss_and_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    TemplateStore(0, tmp_path, 10**6).put(template("one"))
-    tiers = TemplateStore(10**6, tmp_path, 10**6, pin=True)
+    RecordingStore(0, tmp_path, 10**6).put(template("one"))
+    tiers = RecordingStore(10**6, tmp_path, 10**6, pin=True)
 
     def no_memory(self: Template) -> Template:
         raise RuntimeError("CUDA error: out of memory")
@@ -221,12 +228,12 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pyte
 def test_a_start_clears_what_was_half_written_and_nothing_else(tmp_path: Path) -> None:
     for name in (f"tmp123{files.PART}", "mine.part"):
         (tmp_path / name).write_bytes(b"x")
-    TemplateStore(0, tmp_path, 10**6).put(template("one"))
+    RecordingStore(0, tmp_path, 10**6).put(template("one"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.part", f"one{files.SUFFIX}"]
 
 
 def test_a_removed_template_is_in_no_tier(tmp_path: Path) -> None:
-    tiers = TemplateStore(10**6, tmp_path, 10**6)
+    tiers = RecordingStore(10**6, tmp_path, 10**6)
     tiers.put(template("one"))
     assert tiers.remove("one")
     assert not tiers.remove("one")
@@ -236,19 +243,19 @@ def test_a_removed_template_is_in_no_tier(tmp_path: Path) -> None:
 
 def test_pins_keep_a_template_in_memory() -> None:
     size = template("one").size_bytes
-    tiers = TemplateStore(size)
+    tiers = RecordingStore(size)
     tiers.put(template("one"))
     with tiers.pinned("one"):
         tiers.put(template("two"))
         assert tiers.find("one") is not None
         assert tiers.find("two") is not None
     assert tiers.find("one") is None
-    assert tiers.memory_bytes == size
+    assert tiers.counted().memory_bytes == size
 
 
 def test_threads_share_a_store(tmp_path: Path) -> None:
     size = template("t0").size_bytes
-    tiers = TemplateStore(3 * size, tmp_path, 10**6)
+    tiers = RecordingStore(3 * size, tmp_path, 10**6)
     wrong: list[str] = []
 
     def work(seed: int) -> None:
@@ -268,12 +275,12 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert tiers.memory_bytes <= 3 * size
+    assert tiers.counted().memory_bytes <= 3 * size
 
 
 def test_many_threads_read_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    TemplateStore(0, tmp_path, 10**6).put(template("one"))
-    tiers = TemplateStore(10**6, tmp_path, 10**6)
+    RecordingStore(0, tmp_path, 10**6).put(template("one"))
+    tiers = RecordingStore(10**6, tmp_path, 10**6)
     begun, go_on, read = threading.Event(), threading.Event(), files.read
     reads: list[str] = []
 
@@ -301,8 +308,8 @@ def test_many_threads_read_a_file_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_template_is_whole_for_whoever_has_it_whatever_becomes_of_its_file(tmp_path: Path) -> None:
     """Rows that run hold mapped tensors: neither a removal nor another file of the same name may change them."""
-    TemplateStore(0, tmp_path, 10**6).put(template("one"))
-    tiers = TemplateStore(10**6, tmp_path, 10**6)
+    RecordingStore(0, tmp_path, 10**6).put(template("one"))
+    tiers = RecordingStore(10**6, tmp_path, 10**6)
     held = tiers.find("one")
     assert held is not None
     tiers.put(template("one", seed=1))
@@ -318,7 +325,7 @@ def test_a_template_is_whole_for_whoever_has_it_whatever_becomes_of_its_file(tmp
 def test_a_file_is_checked_once_and_again_when_it_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiers = TemplateStore(0, tmp_path, 10**6)
+    tiers = RecordingStore(0, tmp_path, 10**6)
     tiers.put(template("one"))
     checks: list[bool] = []
     read = files.read
@@ -342,15 +349,17 @@ def test_a_file_is_checked_once_and_again_when_it_has_changed(
 
 
 def test_what_was_prefetched_is_in_memory_for_its_edit(tmp_path: Path) -> None:
-    TemplateStore(0, tmp_path, 10**6).put(template("one"))
-    tiers = TemplateStore(10**6, tmp_path, 10**6)
+    RecordingStore(0, tmp_path, 10**6).put(template("one"))
+    told: list[LoadSample] = []
+    tiers = RecordingStore(10**6, tmp_path, 10**6, told=told.append)
     assert tiers.size_of("none") is None
     assert (tiers.size_of("one") or 0) > template("one").size_bytes  # its file
     for name in ("one", "one", "none"):
         tiers.prefetch(name)
     assert tiers.size_of("one") == template("one").size_bytes
     assert tiers.find("one") is not None
+    assert [(read.tier, read.size_bytes) for read in told] == [(Tier.DISK, template("one").size_bytes)]
     counted = tiers.counted()
     assert (counted.prefetched, counted.hits_memory, counted.hits_disk, counted.misses) == (1, 1, 0, 0)
     assert counted.memory_bytes == template("one").size_bytes
-    assert counted.disk_bytes == tiers.disk_bytes > 0
+    assert counted.disk_bytes == sum(path.stat().st_size for path in tmp_path.iterdir()) > 0

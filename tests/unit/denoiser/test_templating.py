@@ -30,18 +30,19 @@ from giornata.wire.models import Family as FamilyName
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.values import CellMap
 from giornata_denoiser.attempts import inputs, outcomes
-from giornata_denoiser.attempts.inputs import Reusing, reused, rows_of
+from giornata_denoiser.attempts.inputs import reused, rows_of
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.noise import template_noise
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import store
 from giornata_denoiser.rows.template import Entry, Kept, Template
-from giornata_denoiser.templates import identity
-from giornata_denoiser.templates import runs as templating
+from giornata_denoiser.templates import identity, lookup
+from giornata_denoiser.templates.lookup import Lookup, Reusing
 from giornata_denoiser.templates.registered import Registered, Registrations
-from giornata_denoiser.templates.runs import Templates
-from giornata_denoiser.templates.store import TemplateStore
+from giornata_denoiser.templates.run_row import RunRows
+from giornata_denoiser.templates.runs import Runs
+from giornata_denoiser.templates.store import RecordingStore
 from tests.contract.messages import CARD
 from tests.fakes import tiny_flux
 from tests.fakes.profiles import LOAD_WEIGHTS, WEIGHTS
@@ -105,14 +106,21 @@ class Desk:
     def __init__(self, tasks: asyncio.TaskGroup, folder: Path | None, options: dict[str, Any]) -> None:
         self.engine, self.registrations, self.blobs = FakeEngine(), FakeRegistrations(), MemoryBlobs()
         config = DenoiserConfig(model="tiny", template_folder=folder, **{"template_levels": 2, **options})
-        self.store = TemplateStore(config.template_memory_mb << 20, folder, config.template_disk_mb << 20)
-        self.templates = Templates(
+        registrations = cast("Registrations", self.registrations)
+        self.store = RecordingStore(config.template_memory_mb << 20, folder, config.template_disk_mb << 20)
+        self.runs = Runs(
+            RunRows(config, CHECKPOINT, self.blobs),
+            self.store,
+            engine=cast("Any", self.engine),
+            registrations=registrations,
+            tasks=tasks,
+        )
+        self.lookup = Lookup(
             config,
             CHECKPOINT,
             self.store,
-            engine=cast("Any", self.engine),
-            blobs=self.blobs,
-            registrations=cast("Registrations", self.registrations),
+            runs=self.runs,
+            registrations=registrations,
             costs=lambda: COSTS,
             tasks=tasks,
         )
@@ -143,7 +151,7 @@ class Desk:
         )
 
     async def ask(self, request: RunRequest | None = None) -> Reusing:
-        async with self.templates.held(request or self.request) as how:
+        async with self.lookup.held(request or self.request) as how:
             assert how is not None
             return how
 
@@ -165,11 +173,11 @@ class Desk:
         )
         entries = tuple(Entry(float(sigma), kept) for sigma in row.track.levels[:-1])
         self.engine.batch.settle([], [row.key])
-        self.templates.advance(StepReport(0.0, 1.0, (replace(row, step=row.steps, entries=entries),)))
+        self.runs.advance(StepReport(0.0, 1.0, (replace(row, step=row.steps, entries=entries),)))
 
     def remove(self) -> None:
         message = RemoveTemplate(tenant=JOB.tenant, template_key=INSPECTION.template_key)
-        self.templates.remove(message)
+        self.runs.remove(message)
 
     async def told(self, number: int) -> list[tuple[str, str, int | str]]:
         async with asyncio.timeout(10):
@@ -185,7 +193,7 @@ async def desk(folder: Path | None = None, **options: Any) -> AsyncIterator[Desk
         made = Desk(tasks, folder, options)
         await made.fill()
         yield made
-        made.templates.close()
+        made.runs.close()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), MemoryError()])
@@ -201,7 +209,7 @@ async def test_a_template_that_cannot_be_kept_ends_its_run_and_nothing_else(
         assert (await made.ask()).template is None
         made.finish(await made.submitted(1))
         assert await made.told(1) == [("report", "template_1", "internal_error")]
-        assert made.templates.counters().failed == 1
+        assert made.runs.counters().failed == 1
 
 
 async def test_a_full_disk_leaves_the_template_in_memory(
@@ -248,7 +256,7 @@ async def test_a_run_that_was_removed_while_it_fetched_begins_no_more(
         told = await made.told(2)
         assert told[0] == ("report", "template_1", "template_not_found")
         assert (await made.ask()).template is not None
-        assert made.templates.counters().recorded == 1
+        assert made.runs.counters().recorded == 1
 
 
 async def test_a_void_run_neither_ends_nor_cancels_the_one_that_counts() -> None:
@@ -262,11 +270,11 @@ async def test_a_void_run_neither_ends_nor_cancels_the_one_that_counts() -> None
         assert (first.key.job_id, first.key != second.key) == (second.key.job_id, True)
         made.finish(first)  # it was computed meanwhile
         await asyncio.sleep(0.05)
-        assert made.templates.counters().recorded == 0
+        assert made.runs.counters().recorded == 0
         assert len(made.engine.batch) == 1
         made.finish(second)
         await made.told(2)
-        assert (made.templates.counters().recorded, made.templates.counters().failed) == (1, 1)
+        assert (made.runs.counters().recorded, made.runs.counters().failed) == (1, 1)
 
 
 async def test_a_row_that_is_not_taken_ends_its_run_and_not_the_worker(
@@ -355,9 +363,9 @@ async def test_noise_levels_and_regions_are_made_off_the_event_loop(monkeypatch:
 
         return call
 
-    monkeypatch.setattr(templating, "wanted", watched("wanted", identity.wanted))
+    monkeypatch.setattr(lookup, "wanted", watched("wanted", identity.wanted))
     monkeypatch.setattr(inputs, "reused", watched("reused", inputs.reused))
-    async with desk(template_policy="off") as made, made.templates.held(made.request) as how:
+    async with desk(template_policy="off") as made, made.lookup.held(made.request) as how:
         await rows_of(made.request, CHECKPOINT, made.blobs, how)
     assert [name for name, _ in threads] == ["wanted", "reused"]
     assert threading.main_thread() not in {thread for _, thread in threads}

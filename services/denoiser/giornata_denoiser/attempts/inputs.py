@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import structlog
@@ -13,7 +13,6 @@ from torch import Tensor
 from giornata import tensors
 from giornata.blobs import BlobStore
 from giornata.packed.region import Region, region_of
-from giornata.planning.costs import StepCosts
 from giornata.scheduling.batch import RowKey
 from giornata.wire import jobs
 from giornata.wire.errors import InputLost, SchemaMismatch
@@ -24,24 +23,12 @@ from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.noise import shared_noise
 from giornata_denoiser.rows.row import MEMORY, Row, Snapshot
-from giornata_denoiser.rows.template import Template
+from giornata_denoiser.templates.lookup import Reusing
 
 FINEST: Final = 1
 """Grain of the compute set that rows are cut by."""
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Reusing:
-    """How a job's rows reuse."""
-
-    tolerance: float
-    """How far the noise level of an entry may be from a row's."""
-    template: Template | None
-    """What is taken from; None where it has not been recorded: everything is computed, from the same noise."""
-    costs: StepCosts
-    """Of steps: where taking from the template gains nothing, everything is computed too."""
 
 
 class Blobs(NamedTuple):

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import nats.errors
-from tenacity import retry, retry_if_exception_type, wait_random_exponential
 
-from giornata import tensors
+from giornata import retries, tensors
 from giornata.blobs import BlobStore
 from giornata.records.jobs import Records
 from giornata.wire.errors import Overloaded
@@ -61,16 +60,14 @@ class Outcomes:
             changes[index] = done if row.done else {"resume": state}
         return changes
 
-    @retry(retry=retry_if_exception_type(Overloaded), wait=wait_random_exponential(multiplier=0.1, max=2))
+    @retries.patiently(Overloaded).wraps
     async def _put(self, job: Job, row: Row) -> BlobRef:
         """Keep a row's latents under a key that no other attempt has."""
         data = await asyncio.to_thread(lambda: tensors.pack(row.export().tensors))
         key = f"{job.job_id}/latents-{row.key.index}-{secrets.token_hex(4)}"
         return await self._blobs.put(key, data, job.intermediate_ttl_s)
 
-    @retry(
-        retry=retry_if_exception_type(nats.errors.Error), wait=wait_random_exponential(multiplier=0.1, max=2)
-    )
+    @retries.patiently(nats.errors.Error).wraps
     async def _change(self, job_id: str, attempt: int, changes: Mapping[int, RowChange]) -> JobRecord:
         return await self._records.change(
             job_id, lambda record: settled(record, attempt, self._worker, changes)

@@ -15,7 +15,7 @@ from giornata_denoiser.rows.stored import Stored, store
 
 
 class Correction:
-    """Of one sequence; satisfies :class:`giornata.packed.uses.Recorder` for the step that is computed in full.
+    """The correction of one sequence: an `ActivationRecorder` for the step that is computed in full.
 
     Args:
         slabs: the sequence's own, of the entry that serves that step; they hold its own values afterwards.

@@ -11,7 +11,7 @@ from giornata_denoiser.rows.template import Entry, Form, Kept
 
 
 class EntryRecorder:
-    """Keeps what one forward shows of one sequence; satisfies :class:`giornata.packed.uses.Recorder`.
+    """Keeps what one forward shows of one sequence; satisfies :class:`giornata.packed.uses.ActivationRecorder`.
 
     Args:
         sigma: noise level of the forward.

@@ -17,19 +17,17 @@ from giornata.packed.tracing import UNTRACED, Lane, Tracing
 from giornata.scheduling.batch import Batch, Capacity, Joining, RowKey
 from giornata.wire.errors import GiornataError, InternalError, RowPoisoned
 from giornata.wire.workers import StepSample
-from giornata_denoiser.blocks.correction import Correction
 from giornata_denoiser.blocks.recording import EntryRecorder
-from giornata_denoiser.blocks.slabs import Slabs, Waits
+from giornata_denoiser.blocks.slabs import Waits
 from giornata_denoiser.engine.assembly import Assembly, Placed, assemble, place
 from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.engine.protocol import FailedRow, RowPreview, StepReport
-from giornata_denoiser.engine.sources import Reuses, Sources
+from giornata_denoiser.engine.sources import Sources, StepPlan
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.engine.weighing import Budget, fits
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.template import Entry
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -72,31 +70,7 @@ class Engine:
         self._placed: dict[RowKey, Placed] = {}
         self._assembled: tuple[tuple[Row, ...], Assembly] | None = None
         self._waits = Waits(clock)
-
-        def make_slabs(entry: Entry, row: Row, own: int, correction: Correction | None) -> Slabs:
-            if row.region is None:
-                raise ValueError(f"row {row.key} computes everything")
-            return Slabs(
-                entry,
-                row.region.on(family.device),
-                own,
-                family,
-                device=how.device,
-                waits=self._waits,
-                trace=trace,
-                correction=correction,
-            )
-
-        self._sources = Sources(
-            family,
-            make_slabs,
-            lambda: how.model.costs,
-            loader=how.loader,
-            planner=how.planner,
-            ahead_bytes=how.ahead_bytes,
-            correction_bits=how.correction_bits,
-            shares=how.device is not None and how.device.shares,
-        )
+        self._sources = Sources(family, how, self._waits, trace)
 
     def step(self) -> StepReport | None:
         """One step for all running rows; None when there is nothing to do."""
@@ -164,16 +138,16 @@ class Engine:
         with torch.inference_mode():
             assembly = self._assembly_of(rows)
             assembled = self._clock()
-            reuses = self._sources.step(rows)
+            plan = self._sources.step(rows)
             self._waits.reset()
-            stepped = denoise_step(self.family, assembly, rows, reuses.uses, self._trace)
+            stepped = denoise_step(self.family, assembly, rows, plan.uses, self._trace)
             pictures = self._pictures(rows, stepped.clean)
             finite = torch.stack(
                 [latent.isfinite().all() for latent in stepped.latents]
             ).tolist()  # waits for the device
         ended = self._clock()
-        uses = reuses.uses[: len(rows)]
-        entries = [use.entry() if isinstance(use, EntryRecorder) else None for use in uses]
+        uses = plan.uses[: len(rows)]
+        entries = [use.recorder.entry() if isinstance(use.recorder, EntryRecorder) else None for use in uses]
         advanced = [
             row.advanced(latent, entry, memory)
             for row, latent, entry, memory, good in zip(
@@ -185,11 +159,11 @@ class Engine:
         previews = [
             _preview(row, picture) for row, picture in zip(rows, pictures, strict=True) if picture is not None
         ]
-        if not reuses.missing_bytes:  # else part of it was waiting
-            self._model.observe_step(reuses.work, (ended - began) * 1e3)
+        if not plan.missing_bytes:  # else part of it was waiting
+            self._model.observe_step(plan.work, (ended - began) * 1e3)
         sample = step_sample(
             rows,
-            reuses,
+            plan,
             self.family.depth,
             assemble_ms=(assembled - began) * 1e3,
             step_ms=(ended - began) * 1e3,
@@ -231,10 +205,10 @@ def _preview(row: Row, picture: Tensor) -> RowPreview:
 
 
 def step_sample(
-    rows: Sequence[Row], reuses: Reuses, blocks: int, *, assemble_ms: float, step_ms: float, waited_ms: float
+    rows: Sequence[Row], plan: StepPlan, blocks: int, *, assemble_ms: float, step_ms: float, waited_ms: float
 ) -> StepSample:
     """What a step of `rows` computed, for the router's regressions; tokens and pairs are means over its blocks."""
-    work = reuses.work
+    work = plan.work
     text_tokens = sum(row.text_tokens for row in rows)
     return StepSample(
         rows=len(rows),
@@ -243,13 +217,13 @@ def step_sample(
         text_tokens=text_tokens,
         projected_tokens=round(work.projected / blocks),
         attention_pairs=round(work.pairs / blocks),
-        loaded_bytes=reuses.missing_bytes,
+        loaded_bytes=plan.missing_bytes,
         assemble_ms=assemble_ms,
         step_ms=step_ms,
         waited_ms=waited_ms,
-        predicted_ms=reuses.predicted_ms,
-        reusing_ms=reuses.reusing_ms,
-        excess_ms=reuses.excess_ms,
+        predicted_ms=plan.predicted_ms,
+        reusing_ms=plan.reusing_ms,
+        excess_ms=plan.excess_ms,
     )
 
 

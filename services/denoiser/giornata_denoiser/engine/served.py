@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from giornata.packed.uses import Reuse, Use
+from giornata.packed.uses import Taken, Use
 from giornata.planning.batch import BatchPlanner, BatchRow
 from giornata.planning.blocks import Link
 from giornata.planning.costs import SLABS, Loads, Shape, StepCosts, row_blocks, slab_unit
@@ -52,7 +52,9 @@ class Served:
 
     def uses(self) -> tuple[Use, ...]:
         """One of each sequence."""
-        return self.corrections or tuple(Reuse(self.modes, slabs) for slabs in self.slabs)
+        if self.corrections:
+            return tuple(Use(recorder=correction) for correction in self.corrections)
+        return tuple(Use(Taken(self.modes, slabs)) for slabs in self.slabs)
 
     def loads(self) -> tuple[Loads, ...]:
         """What every block's modes would have to move."""

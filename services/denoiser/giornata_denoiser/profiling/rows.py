@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from giornata.packed.region import Region, region
-from giornata.packed.uses import Reuse, Use, by_sequence
+from giornata.packed.uses import Taken, Use, by_sequence
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
@@ -80,7 +80,7 @@ class Workpieces:
             row = self.row(RowSize(height, width, text, (Mode.FULL,) * family.depth), 0)
             recorder = EntryRecorder(row.level, family.depth, tuple(Form), self._bits)
             with torch.inference_mode():
-                denoise_step(family, assemble(family, [row]), [row], [recorder])
+                denoise_step(family, assemble(family, [row]), [row], [Use(recorder=recorder)])
             self._entries[height, width] = recorder.entry()
         return self._entries[height, width]
 
@@ -91,9 +91,9 @@ class Workpieces:
 
     def _uses_of(self, size: RowSize, row: Row) -> tuple[Use, ...]:
         if row.region is None:
-            return (None,) * len(row.prompts)
+            return (Use(),) * len(row.prompts)
         entry = self.entry(size.height, size.width, size.text)
-        return tuple(Reuse(size.modes, self.slabs(entry, row.region, own)) for own in row.own_tokens)
+        return tuple(Use(Taken(size.modes, self.slabs(entry, row.region, own))) for own in row.own_tokens)
 
     def _noise(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._random)

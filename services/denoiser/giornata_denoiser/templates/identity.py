@@ -1,4 +1,4 @@
-"""What a template is called: a digest of all that its recording follows from. Pure."""
+"""What a recording is called: its picture, and a digest of all that the recording follows from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from giornata_denoiser.rows.template import FILE_BYTES
 from giornata_denoiser.rows.track import Track
 
 RECORDER: Final = 1
-"""Version of what template runs record; another one's are not taken from."""
+"""Version of what template runs record; nothing is taken from recordings of another version."""
 ANYWHERE: Final = 1.0
 SAME: Final = 1e-4
 """Tolerances of noise levels."""
@@ -28,15 +28,17 @@ SAME: Final = 1e-4
 
 @dataclass(frozen=True)
 class Wanted:
-    """A template that is taken from, or recorded."""
+    """A recording that is taken from, or made."""
 
-    id: str
-    """A picture's, and after it a recording's: see :func:`giornata.wire.templates.picture_id`."""
+    recording_id: str
+    """The id of the picture, a dash, and a digest of how it is recorded."""
     track: Track
     """Noise levels of its run."""
     tolerance: float
-    first_block: int = 0
+    first_block: int
     """Blocks before it keep nothing, for want of bytes."""
+    fits: bool
+    """Whether any block is kept."""
 
 
 def wanted(
@@ -46,15 +48,18 @@ def wanted(
     inspection: Inspection,
     parameters: EditParameters | None = None,
 ) -> Wanted:
-    """The template of a picture: its tenant's own.
+    """The recording of a picture, which is its tenant's own.
 
     Args:
         config: form, bits and noise levels of recordings, and how large they may be.
-        checkpoint: that records.
-        tenant: whose picture it is.
+        checkpoint: computes the recording.
+        tenant: owner of the picture.
         inspection: of the picture.
-        parameters: of an edit; with `strict` the noise levels are its own, otherwise, and without an edit, the
-            configured number of them, or so many as fit.
+        parameters: of an edit; with `strict` the noise levels are the edit's own. Otherwise, and without an edit, they
+            are the configured number of levels, or as many as fit.
+
+    Raises:
+        InvalidField: the edit has no step to compute.
     """
     levels = partial(checkpoint.family.schedule.track, cells=inspection.tokens)
     strict = parameters is not None and parameters.reuse is Reuse.STRICT
@@ -73,14 +78,24 @@ def wanted(
         checkpoint.card.default_guidance_scale or 0.0,
         keeping.first_block,
     )
-    name = f"{picture_id(tenant, inspection.template_key)}-{recording}"
-    return Wanted(name, track, SAME if strict else ANYWHERE, keeping.first_block)
+    return Wanted(
+        f"{picture_id(tenant, inspection.template_key)}-{recording}",
+        track,
+        SAME if strict else ANYWHERE,
+        keeping.first_block,
+        fits=keeping.first_block < checkpoint.family.depth,
+    )
+
+
+def picture_of(recording_id: str) -> str:
+    """The id of the picture of a recording."""
+    return recording_id.partition("-")[0]
 
 
 def _keeping(
     config: DenoiserConfig, family: Family, tokens: int, levels: int, least_levels: int = LEAST_LEVELS
 ) -> Keeping:
-    """What fits into the configured bytes and into a tier: what none holds would be recorded at every edit."""
+    """What fits into the configured bytes and into a tier; what no tier holds would be recorded at every edit."""
     bits = config.template_bits or 8 * family.dtype.itemsize
     mode = Mode(config.template_form)
     channels = max(spec.channels([mode]) for spec in family.specs)

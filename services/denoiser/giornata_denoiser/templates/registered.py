@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import nats.errors
 import structlog
-from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
+from giornata import retries
 from giornata.records.templates import Change, TemplateRecords
 from giornata.wire import templates
 from giornata.wire.errors import GiornataError, TemplateNotFound
@@ -62,11 +62,6 @@ class Registrations:
         except Exception:  # the report's edge: logged; edits find the template without it
             log.exception("template_not_reported", template=registered.template_id)
 
-    @retry(
-        retry=retry_if_exception_type(nats.errors.Error),
-        wait=wait_random_exponential(multiplier=0.1, max=2),
-        stop=stop_after_delay(TELL_S),
-        reraise=True,
-    )
+    @retries.patiently(nats.errors.Error, TELL_S).wraps
     async def _change(self, registered: Registered, change: Change) -> None:
         await self._records.change(registered.tenant, registered.template_id, change)

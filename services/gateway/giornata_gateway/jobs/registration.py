@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import structlog
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
+from giornata import retries
 from giornata.blobs import BlobStore
 from giornata.blobs.protocol import refer
 from giornata.bus.bus import Bus
@@ -202,12 +202,7 @@ class Registration:
 
     async def _record(self, record: TemplateRecord, deadline: Deadline) -> TemplateRecord:
         """Ask the router, again while there is none."""
-        attempts = AsyncRetrying(
-            retry=retry_if_exception_type(ServiceUnavailable),
-            stop=stop_after_delay(self._window_s),
-            wait=wait_exponential_jitter(multiplier=0.05, max=0.5),
-            reraise=True,
-        )
+        attempts = retries.soon(ServiceUnavailable, self._window_s)
         request = TemplateRequest(template=record, remaining_ms=deadline.remaining_ms())
         return await attempts(self._bus.call, subjects.TEMPLATE, request, TemplateRecord, deadline)
 

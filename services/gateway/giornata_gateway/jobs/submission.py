@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import structlog
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
+from giornata import retries
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.records.jobs import Records
@@ -191,12 +191,7 @@ class Submission:
     async def ask_router(self, job: Job) -> GiornataError | None:
         """Have `job` accepted, trying again while no router answers; why it was not. It raises nothing."""
         try:
-            attempts = AsyncRetrying(
-                retry=retry_if_exception_type((ServiceUnavailable, DeadlineExceeded)),
-                stop=stop_after_delay(self._window_s),
-                wait=wait_exponential_jitter(multiplier=0.05, max=0.5),
-                reraise=True,
-            )
+            attempts = retries.soon((ServiceUnavailable, DeadlineExceeded), self._window_s)
             await attempts(self._ask_router_once, job)
         except DeadlineExceeded:
             return ServiceUnavailable("The router did not accept the edit in time.", retry_after_s=2)

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import nats.errors
 import structlog
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
+from giornata import retries
 from giornata.bus.bus import Bus
 from giornata.records.jobs import Records
 from giornata.wire import subjects
@@ -112,13 +112,7 @@ class Waiting:
                 self.wake(job_id)
 
     async def _read(self, job_id: str) -> JobRecord:
-        attempts = AsyncRetrying(
-            retry=retry_if_exception_type(nats.errors.Error),
-            stop=stop_after_delay(CHECK_WINDOW_S),
-            wait=wait_exponential_jitter(multiplier=0.1, max=2),
-            reraise=True,
-        )
-        return await attempts(self._records.get, job_id)
+        return await retries.patiently(nats.errors.Error, CHECK_WINDOW_S)(self._records.get, job_id)
 
     def wake(self, job_id: str) -> None:
         """Wake those who wait for a job: it has ended."""
