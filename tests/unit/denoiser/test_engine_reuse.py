@@ -26,7 +26,6 @@ from giornata.planning.profile import BatchCap
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
-from giornata_denoiser.blocks.loader import Loader
 from giornata_denoiser.blocks.loads import Load
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.engine import Engine
@@ -34,6 +33,7 @@ from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.engine.weighing import Budget, fits, row_bytes, share, slab_bytes, step_bytes
 from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.loading.loader import Loader
 from giornata_denoiser.rows.row import Recording, Row
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Entry, Form, Kept, Template

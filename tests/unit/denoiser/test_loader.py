@@ -11,13 +11,13 @@ import torch
 from giornata.packed.region import region
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.loader import Loader
 from giornata_denoiser.blocks.loads import Load, Loaded
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.loading.loader import Loader
 from giornata_denoiser.rows.row import Recording, Row
 from giornata_denoiser.rows.template import Entry, Form, Template
 from tests.fakes import tiny_flux

@@ -1,6 +1,6 @@
 """How what a template keeps gets to the engine's device. Pure.
 
-On a CPU nothing moves: templates are in its memory. :mod:`giornata_denoiser.blocks.accelerator` has the other way.
+On a CPU nothing moves: templates are in its memory. :mod:`giornata_denoiser.loading.accelerator` has the other way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loads: slabs to be gathered ahead of their use. Pure; :mod:`giornata_denoiser.blocks.loader` does it."""
+"""Loads: slabs to be gathered ahead of their use. Pure; :mod:`giornata_denoiser.loading.loader` does it."""
 
 from __future__ import annotations
 
