@@ -26,7 +26,7 @@ from giornata.planning.profile import BatchCap
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
-from giornata_denoiser.blocks.loads import Load
+from giornata_denoiser.blocks.loads import SlabLoad
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.options import ReuseOptions
@@ -283,10 +283,10 @@ def test_a_sample_tells_what_is_expected_beyond_the_least_that_is_computed() -> 
 class Busy:
     """A loader that is in the middle of somebody else's load, and never gets to another."""
 
-    def __init__(self, under_way: Load | None) -> None:
+    def __init__(self, under_way: SlabLoad | None) -> None:
         self.under_way = under_way
 
-    def schedule(self, loads: Iterable[Load]) -> None:
+    def schedule(self, loads: Iterable[SlabLoad]) -> None:
         """None of them."""
 
 
@@ -300,7 +300,7 @@ def test_a_plan_begins_where_the_loader_is() -> None:
         seen.append(link)
         return plan_batch(rows, link, base_ms)
 
-    for under_way in (None, Load(others, 0, Mode.KV)):
+    for under_way in (None, SlabLoad(others, 0, Mode.KV)):
         made = engine(of, loader=Busy(under_way), planner=planner, model=Measured(), correction_bits=None)
         made.batch.submit([edit(of, taken, Spec("edit", grid=GRID, steps=2))])
         made.step()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from giornata.planning.costs import StepCosts
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.device import Host
+from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.profiling import fitting, making
@@ -58,7 +58,7 @@ class KnownMachine:
         return int(size.height * size.width * (1 - size.ratio)) * (2 if size.mode is Mode.KV else 1) * 256
 
 
-class Far(Host):
+class Far(Device):
     """Stands for a GPU: whole tensors move as they are stored, whatever is gathered of them, or cannot."""
 
     def __init__(self, *, broken: bool = False) -> None:
@@ -75,7 +75,7 @@ class Far(Host):
         return stored.size_bytes
 
 
-def meter_with(device: Host) -> Meter:
+def meter_with(device: Device) -> Meter:
     checkpoint = Checkpoint(CARD, tiny_flux.family(), tiny_flux.SCHEDULER, PREVIEW_MAP)
     ticks = iter(range(1000))
     return Meter(Workpieces(checkpoint, 8, device), lambda: float(next(ticks)))

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from giornata.wire.workers import LoadSample, Tier
-from giornata_denoiser.blocks.ledger import Ledger
+from giornata_denoiser.blocks.ledger import TierLedger
 from giornata_denoiser.rows.stored import BITS, store
 from giornata_denoiser.rows.template import Entry, Kept, Template
 from giornata_denoiser.templates import files
@@ -34,7 +34,7 @@ def test_a_ledger_keeps_to_its_budget_and_to_the_order_of_use(  # noqa: C901 - a
     actions: list[tuple[str, str, int]], budget: int
 ) -> None:
     """Beside a model of it: a list in order of use."""
-    ledger = Ledger(budget)
+    ledger = TierLedger(budget)
     order: list[str] = []
     sizes: dict[str, int] = {}
     pins: dict[str, int] = {}
@@ -77,7 +77,7 @@ def test_a_ledger_keeps_to_its_budget_and_to_the_order_of_use(  # noqa: C901 - a
 
 def test_a_pin_that_is_not_there_is_not_taken_back() -> None:
     with pytest.raises(ValueError, match="a is not pinned"):
-        Ledger(1).unpin("a")
+        TierLedger(1).unpin("a")
 
 
 def template(name: str, bits: int = 8, tokens: int = 6, seed: int = 0) -> Template:

@@ -33,7 +33,7 @@ class Sample(NamedTuple):
         return cls((1.0, float(size_bytes)), ms)
 
 
-class Prediction(NamedTuple):
+class Predicted(NamedTuple):
     """One thing measured, beside what a fit says."""
 
     predicted_ms: float
@@ -55,9 +55,9 @@ def load_fit(samples: Sequence[Sample]) -> Fit:
     return fit(LOAD, *_arrays(samples), relative=True)
 
 
-def predictions(found: Fit, samples: Iterable[Sample]) -> list[Prediction]:
+def predictions(found: Fit, samples: Iterable[Sample]) -> list[Predicted]:
     """Of `samples`, in their order."""
-    return [Prediction(found.predict(sample.features), sample.ms) for sample in samples]
+    return [Predicted(found.predict(sample.features), sample.ms) for sample in samples]
 
 
 def unseen(names: Sequence[str], samples: Sequence[Sample]) -> Fit:
