@@ -14,12 +14,12 @@ from torch import Tensor
 from giornata.packed.region import Region, region
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire.models import read_model_card
-from giornata_denoiser.checkpoint import Checkpoint, load
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint, load
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.options import ReuseOptions
+from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.noise import shared_noise, template_noise
-from giornata_denoiser.rows.row import Recording, Row, build_row
-from giornata_denoiser.rows.sigmas import sigma_grid
+from giornata_denoiser.rows.row import Recording, Row
 from giornata_denoiser.rows.template import Template
 from giornata_prepost.encoding import ImageModel
 from giornata_prepost.geometry import Size
@@ -27,6 +27,7 @@ from giornata_prepost.masks import effective_alpha, model_mask
 from giornata_prepost.pictures import Pixels
 from giornata_tools.quality import cases
 from tests.bench import engines
+from tests.fakes.masks import grown
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +79,7 @@ class BenchModel:
 
     def region(self, row: Row, halo: int) -> Region | None:
         """The compute set of a row."""
-        return region(self.family.touched(row.conditioning).view(row.grid), halo)
+        return region(grown((row.conditioning["mask"].amax(dim=1) > 0).view(row.grid), halo))
 
     def run(self, rows: Iterable[Row], how: ReuseOptions | None = None) -> list[Row]:
         """The rows when they are done, in order."""
@@ -101,9 +102,7 @@ class BenchModel:
             self.family,
             RowKey(request.name, 1, 0),
             grid=(height, width),
-            sigmas=sigma_grid(
-                self.checkpoint.scheduler, steps=steps, strength=1.0, image_tokens=height * width
-            ),
+            track=self.family.schedule.track(steps=steps, strength=1.0, cells=height * width),
             text=text,
             conditioning=tensors,
             guidance_scale=self.guidance,

@@ -40,7 +40,7 @@ def measured(family: Family, row: Row, slabs: Slabs, repeats: int) -> Costs:
         for mode in Mode:
             trace = Trace(family.device)
             with trace.span(Lane.STEP, "step"):
-                use = Use(Taken((mode,) * family.blocks, slabs))
+                use = Use(Taken((mode,) * family.depth, slabs))
                 denoise_step(family, assembly, [row], [use], trace)
             wait_for(family.device)
             spans = trace.spans()

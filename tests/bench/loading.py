@@ -103,9 +103,9 @@ def _scene(rows: Rows, options: argparse.Namespace) -> Scene:
     forms = [Form(name) for name in options.forms]
     entries = []
     for _ in range(options.steps):
-        recorder = EntryRecorder(row.sigma, rows.family.blocks, forms, DEFAULT.bits)
+        recorder = EntryRecorder(row.level, rows.family.depth, forms, DEFAULT.bits)
         use = Use(recorder=recorder)
-        (latent,), _clean = denoise_step(rows.family, assemble(rows.family, [row]), [row], [use])
+        (latent,) = denoise_step(rows.family, assemble(rows.family, [row]), [row], [use]).latents
         entries.append(recorder.entry())
         row = row.advanced(latent)
     return Scene(rows, rows.masked(edit), tuple(entries))

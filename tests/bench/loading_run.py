@@ -33,7 +33,7 @@ class Scene:
     @property
     def blocks(self) -> int:
         """Of the transformer."""
-        return self.rows.family.blocks
+        return self.rows.family.depth
 
     def slabs(self, entry: Entry) -> Slabs:
         """Nothing loaded yet."""
@@ -70,7 +70,7 @@ def picture_ms(scene: Scene, modes: Sequence[Mode], rate_bytes_s: float, *, ahea
             if not ahead:
                 for _, block, mode in loads(slabs[step], chosen):
                     _wait(slabs[step], block, mode)
-            (latent,), _ = denoise_step(family, assembly, [row], [Use(Taken(chosen, slabs[step]))])
+            (latent,) = denoise_step(family, assembly, [row], [Use(Taken(chosen, slabs[step]))]).latents
             row = row.advanced(latent)
         wait_for(family.device)
         return (time.perf_counter() - began) * 1e3

@@ -50,7 +50,7 @@ class Diffusers:
 
     def __init__(self, model: BenchModel) -> None:
         family: Any = model.checkpoint.family
-        self.transformer = family.transformer
+        self.transformer = family.network.transformer
         kind: Any = FluxFillPipeline
         self._pipeline = kind(**{**model.images.pipeline.components, "transformer": self.transformer})
         self._pipeline.set_progress_bar_config(disable=True)

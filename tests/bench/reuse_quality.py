@@ -143,7 +143,7 @@ def _scores(pictures: Sequence[Pixels], full: Sequence[Reference]) -> dict[str, 
 
 def _cost(row: Row, switches: Setting) -> float:
     """Tokens that the edit computes, text included, over those of full computation; the same for every form."""
-    text = len(row.prompt.embeds)
+    text = row.prompts[0].joint_tokens
     masked = (text + row.computed_tokens) / (text + row.image_tokens)
     return (1 + masked * (row.steps - 1)) / row.steps if switches.corrected else masked
 

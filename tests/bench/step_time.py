@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         FULL: lambda: denoise_step(family, assembly, [whole])
     }
     for form in Form:
-        recorder = EntryRecorder(whole.sigma, family.blocks, [form], options.bits)
+        recorder = EntryRecorder(whole.level, family.depth, [form], options.bits)
         denoise_step(family, assembly, [whole], [Use(recorder=recorder)])
         template = Template(form, whole.grid, (recorder.entry(),))
         for ratio in RATIOS:

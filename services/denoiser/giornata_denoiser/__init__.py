@@ -2,8 +2,9 @@
 
 Floors, each importing only those above it in this list:
 
-* :mod:`giornata_denoiser.rows` - rows and templates, as values
-* :mod:`giornata_denoiser.families` - what a checkpoint does with them
+* :mod:`giornata_denoiser.rows` - rows and recordings, as values
+* :mod:`giornata_denoiser.families` - text, schedule and network of a model family
+* :mod:`giornata_denoiser.checkpoints` - which family a folder holds
 * :mod:`giornata_denoiser.blocks` - what enters a block beside its tokens
 * :mod:`giornata_denoiser.engine` - one step for all running rows; the thread that owns it
 * :mod:`giornata_denoiser.templates` - which template an edit takes from, when it is recorded, where it is kept

@@ -44,12 +44,13 @@ from giornata.wire.workers import (
 from giornata_denoiser.attempts.carrying import Carrier
 from giornata_denoiser.attempts.inputs import rows_of
 from giornata_denoiser.attempts.outcomes import Outcomes
-from giornata_denoiser.attempts.previews import RowPreview, preview_event
+from giornata_denoiser.attempts.previews import preview_event
 from giornata_denoiser.attempts.reporting import Reporter
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.engine import Engine, StepReport
+from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
+from giornata_denoiser.engine.protocol import RowEngine, RowPreview, StepReport
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.templates.lookup import Lookup
 from giornata_denoiser.templates.registered import Registrations
@@ -67,7 +68,7 @@ log = structlog.get_logger(__name__)
 class Denoiser:
     """One instance with one model."""
 
-    _engine: EngineLoop
+    _engine: RowEngine
     _carrier: Carrier
     _store: RecordingStore
     _runs: Runs

@@ -22,7 +22,7 @@ from giornata.wire.messages import RunRequest
 from giornata.wire.requests import EditParameters
 from giornata_denoiser.attempts.assignments import Assignment, Assignments
 from giornata_denoiser.attempts.outcomes import settled
-from giornata_denoiser.engine.engine import FailedRow, StepReport
+from giornata_denoiser.engine.protocol import FailedRow, StepReport
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,7 @@ from torch import Tensor
 
 from giornata.packed.attention import Outside
 from giornata.packed.region import Region, region
-from giornata.packed.sequences import Sequences
-from giornata.packed.tracing import UNTRACED, Lane, Tracing
+from giornata.packed.tracing import Lane
 from giornata.packed.uses import Taken, Use
 from giornata.planning.batch import PLANNERS, BatchPlan, BatchPlanner, BatchRow, PlannerName, plan_batch
 from giornata.planning.blocks import Link
@@ -76,7 +76,7 @@ def template(
 def where(tokens: Sequence[int] = (0, 5, 10, 15)) -> Region:
     touched = torch.zeros(GRID, dtype=torch.bool)
     touched.view(-1)[list(tokens)] = True
-    found = region(touched, 0)
+    found = region(touched)
     assert found is not None
     return found
 
@@ -116,7 +116,7 @@ def expected(of: Family, row: Row, taken: Template, modes: tuple[Mode, ...], *, 
     place = row.region
     assert place is not None
     while not row.done:
-        entry = min(taken.entries, key=lambda entry: abs(entry.sigma - row.sigma))
+        entry = min(taken.entries, key=lambda entry: abs(entry.sigma - row.level))
         if corrected and not seen:
             everything = [Everything() for _ in row.prompts]
             seen = [(entry, each) for each in everything]
@@ -334,19 +334,12 @@ def test_a_row_that_fails_leaves_the_others_as_they_were(at_step: int) -> None:
 
 
 class Hiccup(FluxInpaint):
-    """A family whose first forward fails in its last block, whoever is in it."""
+    """A network whose first forward fails after its last block, for all rows in it."""
 
     failed = False
 
-    def velocity(
-        self,
-        sequences: Sequences,
-        image: Tensor,
-        timestep: Tensor,
-        uses: Sequence[Use] = (),
-        trace: Tracing = UNTRACED,
-    ) -> Tensor:
-        found = super().velocity(sequences, image, timestep, uses, trace)
+    def predict(self, *args: Any, **named: Any) -> Tensor:
+        found = super().predict(*args, **named)
         if not self.failed:
             self.failed = True
             raise RuntimeError("once")
@@ -360,7 +353,7 @@ def test_a_step_that_is_computed_again_teaches_its_rows_anew() -> None:
     calm = engine(of)
     calm.batch.submit(rows)
     wanted = finished(calm)
-    made = engine(Hiccup(tiny_flux.transformer()))
+    made = engine(tiny_flux.family(Hiccup(tiny_flux.transformer())))
     made.batch.submit(rows)
     ended = finished(made)
     for name in "ab":

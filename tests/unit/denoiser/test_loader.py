@@ -34,7 +34,7 @@ def entry(sigma: float = 0.5, blocks: int = BLOCKS) -> Entry:
 
 
 def slabs(of: Entry) -> Slabs:
-    where = region(torch.tensor([[True, False, False], [False, False, False]]), 0)
+    where = region(torch.tensor([[True, False, False], [False, False, False]]))
     assert where is not None
     return Slabs(of, where, own=2, family=tiny_flux.family())
 
@@ -60,7 +60,7 @@ def test_loading_ahead_changes_no_picture() -> None:
         tiny_flux.row(of, Spec("t", grid=(4, 4), steps=3)), recording=Recording(frozenset({Form.KV}), 8)
     )
     template = Template("t", (4, 4), done([run], None)["t"].entries)
-    where = region(torch.eye(4, dtype=torch.bool), 0)
+    where = region(torch.eye(4, dtype=torch.bool))
     rows = [
         replace(tiny_flux.row(of, spec), region=where, template=template)
         for spec in (
@@ -82,7 +82,7 @@ def test_loading_ahead_changes_no_picture() -> None:
 def test_equal_regions_share_slabs_where_nothing_is_corrected() -> None:
     of = tiny_flux.family()
     taken = Template("t", (4, 4), (entry_of(of),))
-    where = region(torch.eye(4, dtype=torch.bool), 0)
+    where = region(torch.eye(4, dtype=torch.bool))
     rows = [
         replace(tiny_flux.row(of, Spec(name, grid=(4, 4), steps=2, seed=seed)), region=where, template=taken)
         for seed, name in enumerate("ab")

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from giornata.scheduling.batch import Capacity
-from giornata_denoiser.engine.engine import Engine, StepReport
+from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
+from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
@@ -23,7 +24,7 @@ SMALL = Capacity(rows=2, tokens=1000)
 
 
 class Gated(FluxInpaint):
-    """A family whose steps wait for `gate`, and that tells when one has begun; it can lose its device."""
+    """A network whose steps wait for `gate`, and that tells when one has begun; it can lose its device."""
 
     def __init__(self) -> None:
         super().__init__(tiny_flux.transformer())
@@ -31,19 +32,20 @@ class Gated(FluxInpaint):
         self.begun = threading.Semaphore(0)
         self.lost = False
 
-    def model_input(self, latent: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    def model_input(self, latents: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
         self.begun.release()
         assert self.gate.acquire(timeout=WAIT_S)
         if self.lost:
             raise torch.AcceleratorError("the device is gone", 1)
-        return super().model_input(latent, conditioning)
+        return super().model_input(latents, conditioning)
 
 
 class Harness:
     """A loop over a gated family and what it reported."""
 
     def __init__(self, capacity: Capacity = SMALL) -> None:
-        self.family = Gated()
+        self.network = Gated()
+        self.family = tiny_flux.family(self.network)
         self.reports: queue.Queue[StepReport] = queue.Queue()
         self.crashes: queue.Queue[Exception] = queue.Queue()
         engine = Engine(self.family, capacity, time.monotonic)
@@ -53,7 +55,7 @@ class Harness:
         return self.loop.submit([tiny_flux.row(self.family, spec) for spec in specs])
 
     def begun(self) -> None:
-        assert self.family.begun.acquire(timeout=WAIT_S)
+        assert self.network.begun.acquire(timeout=WAIT_S)
 
     def report(self) -> list[tuple[str, int]]:
         report = self.reports.get(timeout=WAIT_S)
@@ -66,7 +68,7 @@ def test_rows_join_at_the_next_step_and_leave_at_their_last() -> None:
         assert made.submit(Spec("a", steps=2))
         made.begun()
         assert made.submit(Spec("b", steps=1))  # while a step runs
-        made.family.gate.release(10)
+        made.network.gate.release(10)
         assert [made.report(), made.report()] == [[("a", 1)], [("a", 2), ("b", 1)]]
     assert made.reports.empty()
 
@@ -80,7 +82,7 @@ def test_the_state_shows_who_runs_and_who_waits() -> None:
         state = made.loop.state()
         assert [row.key.job_id for row in state.running] == ["a"]
         assert [row.key.job_id for row in state.waiting] == ["b"]
-        made.family.gate.release(10)
+        made.network.gate.release(10)
 
 
 def test_cancel_is_answered_while_a_step_runs() -> None:
@@ -89,7 +91,7 @@ def test_cancel_is_answered_while_a_step_runs() -> None:
         made.submit(Spec("a", steps=3), Spec("b", steps=1))
         made.begun()
         assert [row.key.job_id for row in made.loop.cancel("a")] == ["a"]
-        made.family.gate.release(10)
+        made.network.gate.release(10)
         assert made.report() == [("b", 1)]
     assert made.reports.empty()
 
@@ -99,13 +101,13 @@ def test_take_all_hands_rows_over_and_refuses_more() -> None:
     with made.loop:
         made.submit(Spec("a", steps=3), Spec("b"))
         made.begun()
-        made.family.gate.release()
+        made.network.gate.release()
         assert made.report() == [("a", 1)]
         made.begun()
         taken = made.loop.take_all()
         assert [(row.key.job_id, row.export().step) for row in taken] == [("a", 1), ("b", 0)]
         assert not made.submit(Spec("c"))
-        made.family.gate.release(10)
+        made.network.gate.release(10)
     assert made.reports.get(timeout=WAIT_S).advanced == ()
 
 
@@ -114,18 +116,18 @@ def test_leaving_ends_after_the_running_step_and_keeps_the_rest() -> None:
     with made.loop:
         made.submit(Spec("a", steps=5))
         made.begun()
-        made.family.gate.release()
+        made.network.gate.release()
         assert made.report() == [("a", 1)]
         made.begun()
-        threading.Timer(0.05, made.family.gate.release).start()
+        threading.Timer(0.05, made.network.gate.release).start()
     (row,) = made.loop.take_all()
     assert row.step == 2
 
 
 def test_a_lost_device_is_told_and_keeps_the_rows() -> None:
     made = Harness()
-    made.family.lost = True
-    made.family.gate.release(10)
+    made.network.lost = True
+    made.network.gate.release(10)
     with made.loop:
         made.submit(Spec("a"))
         assert isinstance(made.crashes.get(timeout=WAIT_S), torch.AcceleratorError)
@@ -141,7 +143,7 @@ def test_an_idle_loop_ends_at_once() -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_many_threads_may_submit(rows: int) -> None:
     made = Harness(Capacity(rows=4, tokens=1000))
-    made.family.gate.release(1000)
+    made.network.gate.release(1000)
     with made.loop:
         threads = [
             threading.Thread(target=made.submit, args=[Spec(f"{thread}-{i}", steps=1) for i in range(rows)])

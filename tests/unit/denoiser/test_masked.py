@@ -16,15 +16,17 @@ from giornata.packed.region import Region, region
 from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode
 from giornata_denoiser.engine.assembly import assemble
-from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.engine.stepping import blend, denoise_step
+from giornata_denoiser.families.flux.schedule import FlowMatching
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.sigmas import scale_noise
 from tests.fakes import tiny_flux
+from tests.fakes.masks import grown
 from tests.fakes.tiny_flux import Spec
 
 BLOCKS = 4
 FLOAT32 = 1e-5
+FLOW = FlowMatching(tiny_flux.SCHEDULER)
 
 
 class Everything:
@@ -60,17 +62,18 @@ class Recorded:
 
 def on_the_line(row: Row) -> Row:
     """`row` with the latent that its template's run has at its step."""
-    sigma = row.sigmas.sigmas[row.step : row.step + 1]
-    return replace(
-        row, latent=scale_noise(row.conditioning["image_latents"], sigma, row.conditioning["noise"])
-    )
+    return replace(row, latent=FLOW.noised(*picture_and_noise(row), row.track.numbers[row.step]))
+
+
+def picture_and_noise(row: Row) -> tuple[Tensor, Tensor]:
+    return row.conditioning["image_latents"], row.conditioning["noise"]
 
 
 def uses_of(rows: Sequence[Row], reuse: Mapping[int, Sequence[Use]]) -> list[Use]:
     """By sequence: the positive ones of all rows, then the negative ones."""
     positive = [reuse.get(index, [Use()])[0] for index in range(len(rows))]
     return positive + [
-        reuse[i][1] if i in reuse else Use() for i, row in enumerate(rows) if row.negative is not None
+        reuse[i][1] if i in reuse else Use() for i, row in enumerate(rows) if len(row.prompts) > 1
     ]
 
 
@@ -87,7 +90,7 @@ def recorded(of: Family, row: Row) -> tuple[Tensor, list[Everything]]:
 
 def reusing(row: Row, recorders: list[Everything], modes: Sequence[Mode], *, room: bool) -> list[Use]:
     assert row.region is not None
-    lengths = [len(prompt.embeds) + len(row.region.computed) for prompt in row.prompts]
+    lengths = [prompt.joint_tokens + len(row.region.computed) for prompt in row.prompts]
     return [
         Use(Taken(tuple(modes), Recorded(recorder, row.region, length if room else 0)))
         for recorder, length in zip(recorders, lengths, strict=True)
@@ -99,7 +102,7 @@ def masked(of: Family, spec: Spec, tokens: list[int], halo: int = 0) -> Row:
     row = on_the_line(tiny_flux.row(of, spec))
     touched = torch.zeros(row.image_tokens, dtype=torch.bool)
     touched[tokens] = True
-    return replace(row, region=region(touched.view(row.grid), halo))
+    return replace(row, region=region(grown(touched.view(row.grid), halo)))
 
 
 @pytest.mark.parametrize("fill", [False, True])
@@ -112,8 +115,9 @@ def test_masked_equals_full_on_the_compute_set(mode: Mode, fill: bool, scale: fl
     whole, recorders = recorded(of, replace(row, region=None))
     (latent,) = step(of, [row], reusing(row, recorders, [mode] * BLOCKS, room=False))
     torch.testing.assert_close(latent[row.region.computed], whole[row.region.computed], atol=FLOAT32, rtol=0)
-    after = scale_noise(row.conditioning["image_latents"], row.sigmas.sigmas[1:2], row.conditioning["noise"])
-    after = of.after_step(after, row.conditioning, row.sigmas.sigmas[1:2])
+    after = FLOW.noised(*picture_and_noise(row), row.track.numbers[1])
+    if not fill:
+        after = blend(after, after, row.conditioning["mask"])
     torch.testing.assert_close(latent[row.region.outside], after[row.region.outside], atol=0, rtol=0)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from giornata.planning.costs import StepCosts
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.profiling import fitting, making
 from giornata_denoiser.profiling.calibration import operations, proportional
@@ -76,7 +76,7 @@ class Far(Device):
 
 
 def meter_with(device: Device) -> Meter:
-    checkpoint = Checkpoint(CARD, tiny_flux.family(), tiny_flux.SCHEDULER, PREVIEW_MAP)
+    checkpoint = Checkpoint(CARD, tiny_flux.family(), PREVIEW_MAP)
     ticks = iter(range(1000))
     return Meter(Workpieces(checkpoint, 8, device), lambda: float(next(ticks)))
 
@@ -197,7 +197,7 @@ def test_caps_are_those_of_sizes_measured_in_growing_numbers() -> None:
 
 
 def test_a_few_steps_and_the_number_of_operations_tell_the_costs() -> None:
-    per_unit = operations(64)
+    per_unit = operations(tiny_flux.family().network.blocks)
     true = StepCosts((5.0, 0.3, *(2e-7 * per_unit[2:])))
     rows = [RowSize(side, side, 6, (Mode.FULL,) * BLOCKS) for side in (8, 12, 16)]
     steps = [Mixture((row,)) for row in rows] + [Mixture((rows[0],) * 3)]
@@ -212,7 +212,7 @@ def test_a_few_steps_and_the_number_of_operations_tell_the_costs() -> None:
 def test_the_report_names_weights_units_and_the_worst(tmp_path: Path) -> None:
     found = measured(KnownMachine(), quick=True)
     profile = making.profile(
-        Checkpoint(CARD, tiny_flux.family(fill=True), tiny_flux.SCHEDULER, PREVIEW_MAP),
+        Checkpoint(CARD, tiny_flux.family(fill=True), PREVIEW_MAP),
         compute=fitting.compute_fit(found.step_samples),
         load=fitting.load_fit(found.load_samples),
         activation=2048.0,

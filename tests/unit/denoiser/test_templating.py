@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import structlog
 import torch
@@ -19,6 +20,7 @@ from safetensors import SafetensorError
 
 from giornata import tensors
 from giornata.blobs.memory import MemoryBlobs
+from giornata.packed.region import region
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.batch import Batch, Capacity
 from giornata.wire.errors import GiornataError
@@ -26,10 +28,12 @@ from giornata.wire.jobs import BlobRef, Encoding, Job
 from giornata.wire.messages import RemoveTemplate, RunRequest
 from giornata.wire.models import Family as FamilyName
 from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.values import CellMap
 from giornata_denoiser.attempts import inputs, outcomes
 from giornata_denoiser.attempts.inputs import reused, rows_of
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.engine import StepReport
+from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.rows.noise import template_noise
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import store
 from giornata_denoiser.rows.template import Entry, Kept, Template
@@ -47,8 +51,8 @@ from tests.unit.denoiser.test_assignments import INSPECTION, JOB
 
 COSTS = StepCosts(WEIGHTS, LOAD_WEIGHTS)
 FAMILY = tiny_flux.family()
+WIDTH = FAMILY.specs[0].parts["key"]
 CHECKPOINT: Any = SimpleNamespace(
-    scheduler=tiny_flux.SCHEDULER,
     card=CARD.model_copy(update={"family": FamilyName.FLUX_INPAINT}),
     family=FAMILY,
 )
@@ -162,12 +166,12 @@ class Desk:
     def finish(self, row: Row) -> None:
         """As the engine tells it."""
         assert row.recording is not None
-        tokens = torch.zeros(row.image_tokens, FAMILY.width)
+        tokens = torch.zeros(row.image_tokens, WIDTH)
         block = Kept(*(store(tokens, row.recording.bits) for _ in range(2)))
         kept = tuple(
-            Kept() if number < row.recording.first_block else block for number in range(FAMILY.blocks)
+            Kept() if number < row.recording.first_block else block for number in range(FAMILY.depth)
         )
-        entries = tuple(Entry(float(sigma), kept) for sigma in row.sigmas.sigmas[:-1])
+        entries = tuple(Entry(float(sigma), kept) for sigma in row.track.levels[:-1])
         self.engine.batch.settle([], [row.key])
         self.runs.advance(StepReport(0.0, 1.0, (replace(row, step=row.steps, entries=entries),)))
 
@@ -369,24 +373,47 @@ async def test_noise_levels_and_regions_are_made_off_the_event_loop(monkeypatch:
 
 def test_a_template_that_is_not_worth_it_is_told_apart_from_none() -> None:
     row = tiny_flux.row(FAMILY, Spec())
-    mask = torch.zeros_like(row.conditioning["mask"])
-    mask[0] = 1
-    row = replace(row, conditioning={**row.conditioning, "mask": mask})
-    kept = Kept(*(store(torch.zeros(row.image_tokens, FAMILY.width), 8) for _ in range(2)))
-    made = Template("t", row.grid, (Entry(1.0, (kept,) * FAMILY.blocks),))
+    cells = torch.zeros(row.grid, dtype=torch.bool)
+    cells[0, 0] = True
+    where = region(cells)
+    kept = Kept(*(store(torch.zeros(row.image_tokens, WIDTH), 8) for _ in range(2)))
+    made = Template("t", row.grid, (Entry(1.0, (kept,) * FAMILY.depth),))
     slow = StepCosts(WEIGHTS, (1e6, 1.0))
-    everything = replace(row, conditioning={**row.conditioning, "mask": torch.ones_like(mask)})
     uses = [
-        outcomes.template_use(job_that_reuses(), reused(edited, how, FAMILY))
-        for edited, how in (
-            (row, Reusing(0, 1.0, made, COSTS)),
-            (row, Reusing(0, 1.0, made, slow)),
-            (everything, Reusing(0, 1.0, made, COSTS)),
-            (row, Reusing(0, 1.0, None, COSTS)),
-            (everything, Reusing(0, 1.0, None, COSTS)),
+        outcomes.template_use(job_that_reuses(), reused(row, computed, how, FAMILY))
+        for computed, how in (
+            (where, Reusing(1.0, made, COSTS)),
+            (where, Reusing(1.0, made, slow)),
+            (None, Reusing(1.0, made, COSTS)),
+            (where, Reusing(1.0, None, COSTS)),
+            (None, Reusing(1.0, None, COSTS)),
         )
     ]
     assert uses == ["hit", "skipped", "skipped", "miss", "miss"]
+
+
+async def test_a_row_computes_the_compute_set_that_its_inspection_carries() -> None:
+    """Outside of it the noise is the template's, with a recording at hand or without."""
+    cells = np.zeros((3, 4), bool)
+    cells[1, 1:3] = True
+    carried = CellMap(height=3, width=4, bits=np.packbits(cells).tobytes())
+    inspection = INSPECTION.model_copy(update={"compute_set": {1: carried}})
+    kept = Kept(*(store(torch.zeros(12, WIDTH), 8) for _ in range(2)))
+    made = Template("t", (3, 4), (Entry(1.0, (kept,) * FAMILY.depth),))
+    async with desk(template_policy="off") as at:
+        request = at.request.model_copy(update={"inspection": inspection})
+        (plain,) = await rows_of(request, CHECKPOINT, at.blobs, None)
+        (hit,) = await rows_of(request, CHECKPOINT, at.blobs, Reusing(1.0, made, COSTS))
+        (miss,) = await rows_of(request, CHECKPOINT, at.blobs, Reusing(1.0, None, COSTS))
+    assert plain.region is miss.region is None
+    assert hit.region is not None
+    assert hit.region.computed.tolist() == [5, 6]
+    inside = torch.from_numpy(cells.flatten())
+    for row in (hit, miss):
+        noise = row.conditioning["noise"]
+        assert torch.equal(noise[~inside], template_noise(*noise.shape)[~inside])
+        assert torch.equal(noise[inside], plain.conditioning["noise"][inside])
+        assert torch.equal(row.latent, noise), "a row of full strength begins from its noise"
 
 
 def job_that_reuses() -> Job:

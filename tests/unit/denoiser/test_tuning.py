@@ -54,7 +54,7 @@ def edited(rows: list[Row] | None = None, **options: Any) -> tuple[dict[str, Row
             spec = Spec("run", grid=GRID, steps=4)
             plain = tiny_flux.row(checkpoint.family, spec)
             taken = Template("t", GRID, run(engine, [replace(plain, recording=recording)])["run"].entries)
-            where = region(torch.eye(4, dtype=torch.bool), 0)
+            where = region(torch.eye(4, dtype=torch.bool))
             edit = tiny_flux.row(checkpoint.family, Spec("edit", grid=GRID, steps=4, seed=1))
             rows = [replace(edit, region=where, template=taken)]
         return run(engine, rows), model

@@ -9,7 +9,7 @@ from giornata.scheduling.batch import RowKey
 from giornata.wire.errors import GiornataError
 from giornata.wire.messages import RunRequest
 from giornata.wire.workers import RowProgress
-from giornata_denoiser.engine.engine import StepReport
+from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import Row
 
 AssignmentKey = tuple[str, int]
@@ -106,7 +106,7 @@ def _shape(row: Row) -> dict[str, Any]:
     """What telemetry tells of a row whose inputs are here."""
     return {
         "computed_tokens": None if row.template is None else row.computed_tokens,
-        "text_tokens": len(row.prompt.embeds),
+        "text_tokens": row.prompts[0].joint_tokens,
         "sequences": len(row.prompts),
         "begun": row.begun,
     }

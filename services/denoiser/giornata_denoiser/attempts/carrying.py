@@ -21,8 +21,7 @@ from giornata.wire.jobs import Job, JobRecord
 from giornata.wire.messages import RunAnswer, RunRequest
 from giornata_denoiser.attempts.assignments import Assignment, AssignmentKey, Assignments
 from giornata_denoiser.attempts.outcomes import Outcomes
-from giornata_denoiser.engine.engine import StepReport
-from giornata_denoiser.engine.loop import EngineLoop
+from giornata_denoiser.engine.protocol import RowEngine, StepReport
 from giornata_denoiser.rows.row import Row
 
 Fetch = Callable[[RunRequest], AbstractAsyncContextManager[tuple[Row, ...]]]
@@ -59,7 +58,7 @@ class Carrier:
         worker: str,
         *,
         capacity_rows: int,
-        engine: EngineLoop,
+        engine: RowEngine,
         fetch: Fetch,
         outcomes: Outcomes,
         publish: Publish,

@@ -63,7 +63,7 @@ class Outcomes:
     @retries.patiently(Overloaded).wraps
     async def _put(self, job: Job, row: Row) -> BlobRef:
         """Keep a row's latents under a key that no other attempt has."""
-        data = await asyncio.to_thread(lambda: tensors.pack({"latents": row.export().latent}))
+        data = await asyncio.to_thread(lambda: tensors.pack(row.export().tensors))
         key = f"{job.job_id}/latents-{row.key.index}-{secrets.token_hex(4)}"
         return await self._blobs.put(key, data, job.intermediate_ttl_s)
 

@@ -64,7 +64,7 @@ class Slabs:
 
     Args:
         entry: of the template.
-        region: of the rows.
+        region: of the rows, its indices on the family's device.
         own: tokens that a sequence computes where it takes keys and values: text, and the region's.
         family: gives the slabs their heads, dtype and device.
         device: how they get there.
@@ -176,7 +176,7 @@ class Slabs:
         if mode is Mode.HIDDEN:
             return self._gathered(block, "hidden", kept.hidden, 0)
         key, value = (
-            _heads(self._gathered(block, name, part, self._own), self._family.heads)
+            _heads(self._gathered(block, name, part, self._own), self._family.specs[block].heads)
             for name, part in (("key", kept.key), ("value", kept.value))
         )
         return Outside(key, value, self._own)

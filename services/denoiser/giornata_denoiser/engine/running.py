@@ -90,7 +90,7 @@ class Running:
         """What each of the row's sequences does in a forward of so many `blocks`."""
         what = self.row.recording
         if what is not None:
-            recorder = EntryRecorder(self.row.sigma, blocks, what.forms, what.bits, what.first_block)
+            recorder = EntryRecorder(self.row.level, blocks, what.forms, what.bits, what.first_block)
             return (Use(recorder=recorder),)
         return (Use(),) * len(self.row.prompts) if self.served is None else self.served.uses()
 
@@ -112,5 +112,5 @@ def _entries(row: Row) -> tuple[Entry | None, ...]:
     """The entry of each step by its noise level; a template run takes nothing, nor does a row without a region."""
     if row.template is None or row.region is None or row.recording is not None:
         return (None,) * row.steps
-    levels = row.sigmas.sigmas[: row.steps].tolist()
+    levels = row.track.levels[: row.steps].tolist()
     return tuple(row.template.at(level, row.tolerance) for level in levels)

@@ -74,7 +74,7 @@ class Sources:
         expected_ms = max(planned_ms, costs.step_ms(work))
         least_ms, reusing_ms = self._least(rows, costs)
         return StepPlan(
-            by_sequence([each.uses(self._family.blocks) for each in running]),
+            by_sequence([each.uses(self._family.depth) for each in running]),
             work,
             expected_ms,
             reusing_ms,
@@ -117,7 +117,7 @@ class Sources:
             costs,
             self._options.planner,
             # Costs of the step itself are spread over its blocks: time that loads may hide behind.
-            beside_ms=costs.step_ms(beside) / self._family.blocks,
+            beside_ms=costs.step_ms(beside) / self._family.depth,
             busy_ms=costs.load_ms(self._busy_bytes(now)),
             shared=device is not None and device.shares,
         )
@@ -134,7 +134,7 @@ class Sources:
 
     def _computed(self, rows: Iterable[Running]) -> tuple[list[Shape], list[tuple[Mode, ...]]]:
         """The shapes of all sequences of `rows` and the modes of their blocks."""
-        full = (Mode.FULL,) * self._family.blocks
+        full = (Mode.FULL,) * self._family.depth
         computed = [
             (shape, full if each.served is None else each.served.computed)
             for each in rows
@@ -145,7 +145,7 @@ class Sources:
     def _least(self, rows: Sequence[Row], costs: StepCosts) -> tuple[float, float]:
         """Milliseconds of a step of `rows` that waits for no load; the part of rows that take from templates."""
         base_ms = costs.compute[0]
-        each_ms = [predicted_ms([row], costs, self._family.blocks) - base_ms for row in rows]
+        each_ms = [predicted_ms([row], costs, self._family.depth) - base_ms for row in rows]
         reusing_ms = sum(ms for row, ms in zip(rows, each_ms, strict=True) if reuses(row))
         return base_ms + sum(each_ms), reusing_ms
 
@@ -159,7 +159,7 @@ class Sources:
         if found is None:
             found = Slabs(
                 entry,
-                row.region,
+                row.region.on(self._family.device),
                 own,
                 self._family,
                 device=self._options.device,

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from giornata.config import load
 from giornata.planning.profile import Profile
 from giornata.wire.errors import Failed
-from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.loading.accelerator import device_for
@@ -52,7 +52,7 @@ def main() -> int:
 def run(config: ProfilerConfig, checkpoint: Checkpoint) -> None:
     """Measure `checkpoint`; OSError where a file cannot be written."""
     extent = Extent(
-        checkpoint.card, checkpoint.family.blocks, config.capacity_rows, config.capacity_tokens, config.quick
+        checkpoint.card, checkpoint.family.depth, config.capacity_rows, config.capacity_tokens, config.quick
     )
     device = device_for(checkpoint.family.device, budget_bytes=0)
     meter = Meter(Workpieces(checkpoint, config.template_bits, device), time.perf_counter)

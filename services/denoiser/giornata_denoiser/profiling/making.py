@@ -10,7 +10,7 @@ from typing import Protocol
 from giornata.planning.profile import BatchCap, FitRecord, Profile
 from giornata.planning.regression import Fit
 from giornata.wire.values import Mode
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.profiling import fitting
 from giornata_denoiser.profiling.measuring import LoadTime, StepTime, medians
 from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, SlabSize, mixtures, slab_sizes
@@ -110,7 +110,7 @@ def profile(
         dtype=dtype_name(checkpoint.family.dtype),
         versions=versions(),
         measured_on=measured_on,
-        blocks=checkpoint.family.blocks,
+        blocks=checkpoint.family.depth,
         compute=FitRecord.of(compute),
         load=FitRecord.of(load),
         activation_bytes=activation,

@@ -7,15 +7,17 @@ from functools import partial
 from typing import Final
 
 from giornata.planning.keeping import LEAST_LEVELS, Keeping, within
+from giornata.planning.specs import PARTS
 from giornata.wire.jobs import Inspection
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import digest_of, picture_id
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata.wire.values import Mode
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.rows.sigmas import SigmaGrid, sigma_grid
 from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import FILE_BYTES, Form
+from giornata_denoiser.rows.template import FILE_BYTES
+from giornata_denoiser.rows.track import Track
 
 RECORDER: Final = 1
 """Version of what template runs record; nothing is taken from recordings of another version."""
@@ -30,7 +32,7 @@ class Wanted:
 
     recording_id: str
     """The id of the picture, a dash, and a digest of how it is recorded."""
-    grid: SigmaGrid
+    track: Track
     """Noise levels of its run."""
     tolerance: float
     first_block: int
@@ -59,29 +61,29 @@ def wanted(
     Raises:
         InvalidField: the edit has no step to compute.
     """
-    levels = partial(sigma_grid, checkpoint.scheduler, image_tokens=inspection.tokens)
+    levels = partial(checkpoint.family.schedule.track, cells=inspection.tokens)
     strict = parameters is not None and parameters.reuse is Reuse.STRICT
     if parameters is not None and strict:
         steps = parameters.num_inference_steps or config.template_levels
-        grid = levels(steps=steps, strength=parameters.strength or 1.0)
-        keeping = _keeping(config, checkpoint.family, inspection.tokens, grid.steps, grid.steps)
+        track = levels(steps=steps, strength=parameters.strength or 1.0)
+        keeping = _keeping(config, checkpoint.family, inspection.tokens, track.steps, track.steps)
     else:
         keeping = _keeping(config, checkpoint.family, inspection.tokens, config.template_levels)
-        grid = levels(steps=keeping.levels, strength=1.0)
+        track = levels(steps=keeping.levels, strength=1.0)
     recording = digest_of(
         RECORDER,
         config.template_form,
         config.template_bits,
-        [round(sigma, 6) for sigma in grid.sigmas.tolist()],
+        [round(level, 6) for level in track.levels.tolist()],
         checkpoint.card.default_guidance_scale or 0.0,
         keeping.first_block,
     )
     return Wanted(
         f"{picture_id(tenant, inspection.template_key)}-{recording}",
-        grid,
+        track,
         SAME if strict else ANYWHERE,
         keeping.first_block,
-        fits=keeping.first_block < checkpoint.family.blocks,
+        fits=keeping.first_block < checkpoint.family.depth,
     )
 
 
@@ -95,8 +97,9 @@ def _keeping(
 ) -> Keeping:
     """What fits into the configured bytes and into a tier; what no tier holds would be recorded at every edit."""
     bits = config.template_bits or 8 * family.dtype.itemsize
-    parts = 2 if config.template_form is Form.KV else 1
-    ranges = 0 if config.template_bits == EXACT else 2 * 4 * family.width
+    mode = Mode(config.template_form)
+    channels = max(spec.channels([mode]) for spec in family.specs)
+    ranges = 0 if config.template_bits == EXACT else 2 * 4 * channels
     tiers = [config.template_memory_mb]
     if config.template_folder is not None:
         tiers.append(config.template_disk_mb)
@@ -106,7 +109,7 @@ def _keeping(
     return within(
         budget_mb << 20,
         levels=levels,
-        blocks=family.blocks,
-        block_bytes=parts * (tokens * family.width * bits // 8 + ranges + FILE_BYTES),
+        blocks=family.depth,
+        block_bytes=tokens * channels * bits // 8 + ranges + len(PARTS[mode]) * FILE_BYTES,
         least_levels=least_levels,
     )

@@ -13,7 +13,7 @@ from giornata.planning.costs import StepCosts
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import PrefetchTemplate, RunRequest
 from giornata.wire.requests import Reuse
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.rows.template import Template
 from giornata_denoiser.templates.identity import ANYWHERE, Wanted, wanted
@@ -29,7 +29,6 @@ log = structlog.get_logger(__name__)
 class Reusing:
     """How a job's rows reuse."""
 
-    halo: int
     tolerance: float
     """How far the noise level of an entry may be from a row's."""
     template: Template | None
@@ -84,7 +83,7 @@ class Lookup:
         )
         with self._store.pinned(asked.recording_id):
             recording = await self._recording(request, asked, empty_text) if asked.fits else None
-            yield Reusing(job.parameters.halo, asked.tolerance, recording, self._costs())
+            yield Reusing(asked.tolerance, recording, self._costs())
 
     def prefetch(self, request: PrefetchTemplate) -> None:
         """Read what is on disk for an edit into memory: the edit is about to come."""

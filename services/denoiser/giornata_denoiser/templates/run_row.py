@@ -12,10 +12,11 @@ from giornata import tensors
 from giornata.blobs import BlobStore
 from giornata.scheduling.batch import RowKey
 from giornata.wire.jobs import BlobRef, Inspection
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.noise import template_noise
-from giornata_denoiser.rows.row import Recording, Row, build_row
+from giornata_denoiser.rows.row import Recording, Row
 from giornata_denoiser.templates.identity import Wanted
 
 
@@ -70,9 +71,9 @@ class RunRows:
             family,
             key,
             grid=(height // card.pixel_multiple, width // card.pixel_multiple),
-            sigmas=asked.grid,
+            track=asked.track,
             text=text,
-            conditioning={**family.unmasked(conditioning), "noise": noise},
+            conditioning={**family.network.unmasked(conditioning), "noise": noise},
             guidance_scale=card.default_guidance_scale or 0.0,
         )
         what = Recording(frozenset({config.template_form}), config.template_bits, asked.first_block)

@@ -17,8 +17,7 @@ from giornata.wire.messages import RecordRequest, RemoveTemplate
 from giornata.wire.templates import picture_id
 from giornata.wire.workers import TemplateCounters
 from giornata_denoiser.config import TemplatePolicy
-from giornata_denoiser.engine.engine import StepReport
-from giornata_denoiser.engine.loop import EngineLoop
+from giornata_denoiser.engine.protocol import RowEngine, StepReport
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Template
 from giornata_denoiser.templates.identity import Wanted, wanted
@@ -57,7 +56,7 @@ class Runs:
         rows: RunRows,
         store: RecordingStore,
         *,
-        engine: EngineLoop,
+        engine: RowEngine,
         registrations: Registrations,
         tasks: asyncio.TaskGroup,
     ) -> None:

@@ -59,13 +59,18 @@ class FluxForward:
         self._hidden: dict[int, Tensor] = {}
         """(outside, inner_dim) by sequence: what the present block projects keys and values of."""
 
-    def run(self, image: Tensor) -> Tensor:
-        """Velocity of the regions' tokens from the image stream of all tokens, (image_tokens, in_channels)."""
+    def run(self, text: Tensor, image: Tensor) -> Tensor:
+        """Velocity of the regions' tokens.
+
+        Args:
+            text: (text_tokens, joint_dim), the text stream.
+            image: (image_tokens, in_channels), the image stream of all tokens.
+        """
         model = self._transformer
         if not all(self._live.whole):
             image = image.index_select(0, self._live.image)
         image = model.x_embedder(image)
-        text = model.context_embedder(self._sequences.text)
+        text = model.context_embedder(text)
         for index, block in enumerate(model.transformer_blocks):
             with self._trace.span(Lane.COMPUTE, f"block {index}"):
                 text, image = self._double_block(index, block, text, self._entering(index, image))
