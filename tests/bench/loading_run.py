@@ -9,13 +9,13 @@ from functools import cached_property
 
 from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.accelerator import device_for
 from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.blocks.loader import Loader
-from giornata_denoiser.blocks.loads import Load
+from giornata_denoiser.blocks.loads import SlabLoad
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.loading.accelerator import device_for
+from giornata_denoiser.loading.loader import Loader
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Entry
 from tests.bench.options import wait_for
@@ -76,14 +76,14 @@ def picture_ms(scene: Scene, modes: Sequence[Mode], rate_bytes_s: float, *, ahea
         return (time.perf_counter() - began) * 1e3
 
 
-def loads(slabs: Slabs, modes: Sequence[Mode]) -> Iterator[Load]:
+def loads(slabs: Slabs, modes: Sequence[Mode]) -> Iterator[SlabLoad]:
     """What a step with these modes loads, in the order in which its blocks ask."""
     live = True
     for block, mode in enumerate(modes):
         if mode is Mode.KV:
-            yield Load(slabs, block, Mode.KV)
+            yield SlabLoad(slabs, block, Mode.KV)
         elif not live:
-            yield Load(slabs, block, Mode.HIDDEN)
+            yield SlabLoad(slabs, block, Mode.HIDDEN)
         live = mode is Mode.FULL
 
 

@@ -16,12 +16,12 @@ from typing import Any, Final
 import torch
 
 from giornata.packed.uses import Taken, Use
-from giornata_denoiser.blocks.accelerator import device_for
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.served import preferred
 from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.loading.accelerator import device_for
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Form, Template
 from tests.bench.models import described

@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class _Carried:
+class _Carrying:
     assignment: Assignment
     task: asyncio.Task[None]
     released: asyncio.Event = field(default_factory=asyncio.Event)
@@ -71,7 +71,7 @@ class Carrier:
         self._outcomes = outcomes
         self._publish = publish
         self._tasks = tasks
-        self._carried: dict[AssignmentKey, _Carried] = {}
+        self._carried: dict[AssignmentKey, _Carrying] = {}
         self._draining = False
 
     def take(self, request: RunRequest) -> RunAnswer:
@@ -90,7 +90,7 @@ class Carrier:
         self.assignments.add(assignment)
         task = self._tasks.create_task(self._carry(assignment), name="assignment")
         task.add_done_callback(lambda _: self._forget(assignment))
-        self._carried[assignment.key] = _Carried(assignment, task)
+        self._carried[assignment.key] = _Carrying(assignment, task)
         return RunAnswer.ACCEPTED
 
     def drop(self, key: AssignmentKey) -> None:

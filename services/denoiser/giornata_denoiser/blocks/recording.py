@@ -18,7 +18,7 @@ class EntryRecorder:
         blocks: how many the transformer has.
         forms: what each block keeps.
         bits: of what is kept; see :mod:`giornata_denoiser.rows.stored`.
-        first_block: that keeps anything.
+        first_block: blocks before it keep nothing.
     """
 
     def __init__(

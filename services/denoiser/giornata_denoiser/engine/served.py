@@ -12,7 +12,7 @@ from giornata.planning.blocks import Link
 from giornata.planning.costs import SLABS, Loads, Shape, StepCosts, row_blocks, slab_unit
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.correction import Correction
-from giornata_denoiser.blocks.loads import Load
+from giornata_denoiser.blocks.loads import SlabLoad
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.rows.template import Entry, Kept
 
@@ -60,10 +60,10 @@ class Served:
         """What every block's modes would have to move."""
         return tuple(self._loads_of(block) for block in range(len(self.modes)))
 
-    def load(self, block: int) -> Iterator[Load]:
+    def load(self, block: int) -> Iterator[SlabLoad]:
         """What the block's mode takes, whether it is here or not."""
         if self.modes[block] is not Mode.FULL:
-            yield from (Load(slabs, block, self.modes[block]) for slabs in unique(self.slabs))
+            yield from (SlabLoad(slabs, block, self.modes[block]) for slabs in unique(self.slabs))
 
     def _taken(self) -> Iterator[tuple[Slabs, int, Mode]]:
         return ((slabs, block, mode) for slabs in unique(self.slabs) for block, mode in enumerate(self.modes))

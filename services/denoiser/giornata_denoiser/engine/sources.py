@@ -12,7 +12,7 @@ from giornata.planning.costs import Shape, StepCosts, Work, step_work
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.correction import Correction
-from giornata_denoiser.blocks.loads import Load
+from giornata_denoiser.blocks.loads import SlabLoad
 from giornata_denoiser.blocks.slabs import Slabs, Waits
 from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.engine.running import Running
@@ -172,7 +172,7 @@ class Sources:
         return found
 
 
-def _loads(rows: Sequence[Running]) -> Iterator[Load]:
+def _loads(rows: Sequence[Running]) -> Iterator[SlabLoad]:
     """In the order of their use: this step's, what it did without and the next step can use, later ones."""
     now = [each.served for each in rows if each.served is not None]
     yield from _in_order(now)
@@ -184,7 +184,7 @@ def _loads(rows: Sequence[Running]) -> Iterator[Load]:
     yield from _in_order(each.next for each in rows if each.next is not None)
 
 
-def _in_order(served: Iterable[Served]) -> Iterator[Load]:
+def _in_order(served: Iterable[Served]) -> Iterator[SlabLoad]:
     """Loads in the order in which blocks ask for them."""
     every = list(served)
     for block in range(max((len(each.modes) for each in every), default=0)):

@@ -49,11 +49,11 @@ def calibrate(checkpoint: Checkpoint, bits: int, device: Device, clock: Clock, m
     text = checkpoint.card.max_text_tokens
     steps = _steps(family.depth, text)
     step_samples = [
-        fitting.step_sample(mixture.work, ms)
+        fitting.Sample(mixture.work.features, ms)
         for mixture, ms in _within(LIMIT_S, clock, steps, lambda step: _least(meter.step_ms, step))
     ]
     load_samples = [
-        fitting.load_sample(meter.load_bytes(size), _least(meter.load_ms, size))
+        fitting.Sample.of_load(meter.load_bytes(size), _least(meter.load_ms, size))
         for size in (
             SlabSize(side, side, text, RATIO, mode) for side in SIDES for mode in (Mode.HIDDEN, Mode.KV)
         )

@@ -33,12 +33,12 @@ class Measurements:
     @property
     def step_samples(self) -> list[fitting.Sample]:
         """Steps, for a fit."""
-        return [fitting.step_sample(one.mixture.work, one.ms) for one in self.steps]
+        return [fitting.Sample(one.mixture.work.features, one.ms) for one in self.steps]
 
     @property
     def load_samples(self) -> list[fitting.Sample]:
         """Loads, likewise."""
-        return [fitting.load_sample(one.size_bytes, one.ms) for one in self.loads]
+        return [fitting.Sample.of_load(one.size_bytes, one.ms) for one in self.loads]
 
 
 class Measuring(Protocol):

@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from giornata.wire.workers import LoadSample, Tier
-from giornata_denoiser.blocks.ledger import Ledger
+from giornata_denoiser.blocks.ledger import TierLedger
 from giornata_denoiser.rows.template import Template
 from giornata_denoiser.templates import files
 
@@ -41,7 +41,7 @@ class Disk:
         pin: bool,
         told: Callable[[LoadSample], object],
     ) -> None:
-        self._folder, self._ledger, self._lock = folder, Ledger(budget_bytes), lock
+        self._folder, self._ledger, self._lock = folder, TierLedger(budget_bytes), lock
         self._pin, self._told = pin, told
         self._checked: dict[str, files.Stamp] = {}
         """The file of each recording that was found to be whole."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from giornata.wire.workers import LoadSample, TemplateCounters, Tier
-from giornata_denoiser.blocks.ledger import Ledger
+from giornata_denoiser.blocks.ledger import TierLedger
 from giornata_denoiser.rows.template import Template
 from giornata_denoiser.templates.disk import Disk
 from giornata_denoiser.templates.identity import picture_of
@@ -49,7 +49,7 @@ class RecordingStore:
         told: Callable[[LoadSample], object] = lambda _: None,
     ) -> None:
         self._lock = threading.RLock()
-        self._memory = Ledger(memory_bytes)
+        self._memory = TierLedger(memory_bytes)
         self._recordings: dict[str, Template] = {}
         self._disk = Disk(folder, disk_bytes, self._lock, pin=pin, told=told)
         self._reading: dict[str, Future[Template | None]] = {}

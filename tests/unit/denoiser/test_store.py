@@ -1,4 +1,4 @@
-"""The ledger, template files and the store: nothing beyond its budget, nothing wrong ever read."""
+"""The store of recordings: two tiers, each within its budget."""
 
 from __future__ import annotations
 
@@ -6,151 +6,12 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from giornata.wire.workers import LoadSample, Tier
-from giornata_denoiser.blocks.ledger import Ledger
-from giornata_denoiser.rows.stored import BITS, store
-from giornata_denoiser.rows.template import Entry, Kept, Template
+from giornata_denoiser.rows.template import Template
 from giornata_denoiser.templates import files
 from giornata_denoiser.templates.store import RecordingStore
-
-NAMES = st.sampled_from("abcdef")
-ACTIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("add"), NAMES, st.integers(0, 12)),
-        st.tuples(st.sampled_from(["use", "pin", "unpin", "remove"]), NAMES, st.just(0)),
-    ),
-    max_size=60,
-)
-
-
-@given(ACTIONS, st.integers(0, 20))
-def test_a_ledger_keeps_to_its_budget_and_to_the_order_of_use(  # noqa: C901 - a model, action by action
-    actions: list[tuple[str, str, int]], budget: int
-) -> None:
-    """Beside a model of it: a list in order of use."""
-    ledger = Ledger(budget)
-    order: list[str] = []
-    sizes: dict[str, int] = {}
-    pins: dict[str, int] = {}
-    for action, name, size in actions:
-        gone: tuple[str, ...] = ()
-        made_room = action == "add" or (action == "unpin" and pins.get(name, 0) > 0)
-        if action == "add":
-            gone = ledger.add(name, size)
-            if name in order:
-                order.remove(name)
-            if size <= budget or pins.get(name):
-                order.append(name)
-                sizes[name] = size
-            else:
-                assert gone == (name,)
-                assert name not in ledger
-                continue
-        elif action == "use" and name in order:
-            ledger.use(name)
-            order.append(order.pop(order.index(name)))
-        elif action == "pin":
-            ledger.pin(name)
-            pins[name] = pins.get(name, 0) + 1
-        elif action == "unpin" and pins.get(name):
-            gone = ledger.unpin(name)
-            pins[name] -= 1
-        elif action == "remove":
-            assert ledger.remove(name) == (name in order)
-            if name in order:
-                order.remove(name)
-        free = [n for n in order if not pins.get(n) and not (action == "add" and n == name)]
-        expected = []
-        while made_room and sum(sizes[n] for n in order) > budget and free:
-            expected.append(free.pop(0))
-            order.remove(expected[-1])
-        assert list(gone) == expected
-        assert ledger.size_bytes == sum(sizes[n] for n in order)
-        assert [n in ledger for n in "abcdef"] == [n in order for n in "abcdef"]
-
-
-def test_a_pin_that_is_not_there_is_not_taken_back() -> None:
-    with pytest.raises(ValueError, match="a is not pinned"):
-        Ledger(1).unpin("a")
-
-
-def template(name: str, bits: int = 8, tokens: int = 6, seed: int = 0) -> Template:
-    generator = torch.Generator().manual_seed(seed)
-
-    def random() -> torch.Tensor:
-        return torch.randn(tokens, 8, generator=generator).bfloat16()
-
-    entries = tuple(
-        Entry(
-            sigma,
-            (
-                Kept(key=store(random(), bits), value=store(random(), bits)),
-                Kept(hidden=store(random(), bits)),
-                Kept(),
-            ),
-        )
-        for sigma in (1.0, 0.51234567891)
-    )
-    return Template(name, (2, tokens // 2), entries)
-
-
-def same(one: Template, other: Template) -> bool:
-    parts = [
-        [
-            part
-            for entry in t.entries
-            for block in entry.blocks
-            for part in (block.key, block.value, block.hidden)
-        ]
-        for t in (one, other)
-    ]
-    return (one.id, one.grid, [e.sigma for e in one.entries]) == (
-        other.id,
-        other.grid,
-        [e.sigma for e in other.entries],
-    ) and all(
-        (a is None and b is None)
-        or (
-            a is not None
-            and b is not None
-            and torch.equal(a.data, b.data)
-            and (a.scale is None) == (b.scale is None)
-            and (a.scale is None or (torch.equal(a.scale, b.scale) and torch.equal(a.low, b.low)))
-        )
-        for a, b in zip(*parts, strict=True)
-    )
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_a_file_gives_back_the_template(tmp_path: Path, bits: int) -> None:
-    made = template("t", bits)
-    size = files.write(made, tmp_path / "f")
-    assert size == (tmp_path / "f").stat().st_size >= made.size_bytes
-    assert same(files.read(tmp_path / "f", "t"), made)
-    assert [path.name for path in tmp_path.iterdir()] == ["f"]
-
-
-def test_no_changed_byte_of_a_file_goes_unnoticed(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    files.write(template("t", tokens=2), path)
-    whole = path.read_bytes()
-    for index in range(0, len(whole), 7):
-        path.write_bytes(whole[:index] + bytes([whole[index] ^ 4]) + whole[index + 1 :])
-        with pytest.raises(files.NotATemplate):
-            files.read(path, "t")
-    for length in (0, 3, 8, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:length])
-        with pytest.raises(files.NotATemplate):
-            files.read(path, "t")
-    save_file({"weight": torch.zeros(2)}, path)
-    with pytest.raises(files.NotATemplate):
-        files.read(path, "t")
+from tests.unit.denoiser.recordings import same, template
 
 
 def test_a_store_goes_from_memory_to_disk_to_nothing(tmp_path: Path) -> None:
@@ -213,16 +74,6 @@ def test_a_file_that_cannot_be_read_into_memory_is_a_miss_and_stays(
     assert len(list(tmp_path.iterdir())) == 1
     monkeypatch.setattr(Template, "pinned", lambda self: self)
     assert tiers.find("one") is not None
-
-
-def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr(files, "save_file", full)
-    with pytest.raises(OSError, match="No space left"):
-        files.write(template("one"), tmp_path / "f")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_start_clears_what_was_half_written_and_nothing_else(tmp_path: Path) -> None:
