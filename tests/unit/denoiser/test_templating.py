@@ -20,13 +20,13 @@ from safetensors import SafetensorError
 
 from giornata import tensors
 from giornata.blobs.memory import MemoryBlobs
+from giornata.families import Family as FamilyName
 from giornata.packed.region import region
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import GiornataError
 from giornata.wire.jobs import BlobRef, Encoding, Job
 from giornata.wire.messages import RemoveTemplate, RunRequest
-from giornata.wire.models import Family as FamilyName
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.values import CellMap
 from giornata_denoiser.attempts import inputs, outcomes
