@@ -36,7 +36,7 @@ from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.noise import template_noise
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import Entry, Kept, Template
+from giornata_denoiser.rows.template import Entry, Kept, Recording
 from giornata_denoiser.templates import identity, lookup
 from giornata_denoiser.templates.lookup import Lookup, Reusing
 from giornata_denoiser.templates.registered import Registered, Registrations
@@ -165,11 +165,11 @@ class Desk:
 
     def finish(self, row: Row) -> None:
         """As the engine tells it."""
-        assert row.recording is not None
+        assert row.records is not None
         tokens = torch.zeros(row.image_tokens, WIDTH)
-        block = Kept(*(store(tokens, row.recording.bits) for _ in range(2)))
+        block = Kept(*(store(tokens, row.records.bits) for _ in range(2)))
         kept = tuple(
-            Kept() if number < row.recording.first_block else block for number in range(FAMILY.depth)
+            Kept() if number < row.records.first_block else block for number in range(FAMILY.depth)
         )
         entries = tuple(Entry(float(sigma), kept) for sigma in row.track.levels[:-1])
         self.engine.batch.settle([], [row.key])
@@ -206,7 +206,7 @@ async def test_a_template_that_cannot_be_kept_ends_its_run_and_nothing_else(
             raise error
 
         monkeypatch.setattr(made.store, "put", broken)
-        assert (await made.ask()).template is None
+        assert (await made.ask()).recording is None
         made.finish(await made.submitted(1))
         assert await made.told(1) == [("report", "template_1", "internal_error")]
         assert made.runs.counters().failed == 1
@@ -224,7 +224,7 @@ async def test_a_full_disk_leaves_the_template_in_memory(
         await made.ask()
         made.finish(await made.submitted(1))
         assert (await made.told(1))[0][0] == "report"
-        assert (await made.ask()).template is not None
+        assert (await made.ask()).recording is not None
 
 
 async def test_a_run_that_was_removed_while_it_fetched_begins_no_more(
@@ -255,7 +255,7 @@ async def test_a_run_that_was_removed_while_it_fetched_begins_no_more(
         made.finish(row)
         told = await made.told(2)
         assert told[0] == ("report", "template_1", "template_not_found")
-        assert (await made.ask()).template is not None
+        assert (await made.ask()).recording is not None
         assert made.runs.counters().recorded == 1
 
 
@@ -293,7 +293,7 @@ async def test_a_row_that_is_not_taken_ends_its_run_and_not_the_worker(
 async def test_a_picture_that_nothing_holds_is_never_recorded() -> None:
     async with desk(template_memory_mb=0) as made:
         for _ in range(4):
-            assert (await made.ask()).template is None
+            assert (await made.ask()).recording is None
         await asyncio.sleep(0.05)
         assert made.engine.submitted == []
 
@@ -316,12 +316,12 @@ async def test_a_picture_larger_than_memory_is_recorded_once_and_smaller() -> No
         request = made.edit(*refs).model_copy(update={"inspection": large})
         await made.ask(request)
         row = await made.submitted(1)
-        assert row.recording is not None
-        assert (row.steps, row.recording.first_block) == (4, 3)
+        assert row.records is not None
+        assert (row.steps, row.records.first_block) == (4, 3)
         made.finish(row)
         await made.told(1)
         for _ in range(3):
-            assert (await made.ask(request)).template is not None
+            assert (await made.ask(request)).recording is not None
         assert made.engine.submitted == [row]
 
 
@@ -332,7 +332,7 @@ async def test_whatever_fails_in_reading_a_template_is_a_miss(monkeypatch: pytes
             raise RuntimeError("CUDA error")
 
         monkeypatch.setattr(made.store, "find", broken)
-        assert (await made.ask()).template is None
+        assert (await made.ask()).recording is None
 
 
 async def test_edits_tell_a_record_whose_recorder_has_died() -> None:
@@ -377,7 +377,7 @@ def test_a_template_that_is_not_worth_it_is_told_apart_from_none() -> None:
     cells[0, 0] = True
     where = region(cells)
     kept = Kept(*(store(torch.zeros(row.image_tokens, WIDTH), 8) for _ in range(2)))
-    made = Template("t", row.grid, (Entry(1.0, (kept,) * FAMILY.depth),))
+    made = Recording("t", row.grid, (Entry(1.0, (kept,) * FAMILY.depth),))
     slow = StepCosts(WEIGHTS, (1e6, 1.0))
     uses = [
         outcomes.template_use(job_that_reuses(), reused(row, computed, how, FAMILY))
@@ -399,7 +399,7 @@ async def test_a_row_computes_the_compute_set_that_its_inspection_carries() -> N
     carried = CellMap(height=3, width=4, bits=np.packbits(cells).tobytes())
     inspection = INSPECTION.model_copy(update={"compute_set": {1: carried}})
     kept = Kept(*(store(torch.zeros(12, WIDTH), 8) for _ in range(2)))
-    made = Template("t", (3, 4), (Entry(1.0, (kept,) * FAMILY.depth),))
+    made = Recording("t", (3, 4), (Entry(1.0, (kept,) * FAMILY.depth),))
     async with desk(template_policy="off") as at:
         request = at.request.model_copy(update={"inspection": inspection})
         (plain,) = await rows_of(request, CHECKPOINT, at.blobs, None)
