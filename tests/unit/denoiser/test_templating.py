@@ -22,7 +22,7 @@ from giornata import tensors
 from giornata.blobs.memory import MemoryBlobs
 from giornata.packed.region import region
 from giornata.planning.costs import StepCosts
-from giornata.scheduling.batch import Batch, Capacity
+from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import GiornataError
 from giornata.wire.jobs import BlobRef, Encoding, Job
 from giornata.wire.messages import RemoveTemplate, RunRequest
@@ -46,6 +46,7 @@ from giornata_denoiser.templates.store import RecordingStore
 from tests.contract.messages import CARD
 from tests.fakes import tiny_flux
 from tests.fakes.profiles import LOAD_WEIGHTS, WEIGHTS
+from tests.fakes.row_engine import SteppedEngine
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.test_assignments import INSPECTION, JOB
 
@@ -65,22 +66,19 @@ def logs() -> Iterator[list[Any]]:
         yield captured
 
 
-class FakeEngine:
-    """Keeps what is submitted, as an engine that never computes."""
+class FakeEngine(SteppedEngine):
+    """Tells what is submitted to it, and never steps by itself."""
 
     def __init__(self) -> None:
-        self.batch: Batch[Row] = Batch(Capacity(4, 10_000))
+        super().__init__(Capacity(4, 10_000))
         self.submitted: list[Row] = []
         self.changed = asyncio.Event()
 
     def submit(self, rows: Sequence[Row]) -> bool:
-        self.batch.submit(rows)
+        taken = super().submit(rows)
         self.submitted += rows
         self.changed.set()
-        return True
-
-    def cancel(self, job_id: str, attempt: int | None = None) -> tuple[Row, ...]:
-        return self.batch.cancel(job_id, attempt)
+        return taken
 
 
 class FakeRegistrations:
@@ -111,7 +109,7 @@ class Desk:
         self.runs = Runs(
             RunRows(config, CHECKPOINT, self.blobs),
             self.store,
-            engine=cast("Any", self.engine),
+            engine=self.engine,
             registrations=registrations,
             tasks=tasks,
         )
