@@ -13,7 +13,7 @@ from giornata.wire.jobs import BlobRef, Job
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.desk import CHECKPOINT, FAMILY, desk
-from tests.unit.denoiser.test_assignments import INSPECTION
+from tests.unit.denoiser.test_attempt import INSPECTION
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), MemoryError()])
