@@ -19,8 +19,8 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.noise import shared_noise, template_noise
-from giornata_denoiser.rows.row import Recording, Row
-from giornata_denoiser.rows.template import Template
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.template import Recording
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.masks import effective_alpha, model_mask
@@ -54,15 +54,15 @@ class BenchModel:
         self.steps, self.guidance = steps, guidance
         self._empty = self.images.encode_text("")
 
-    def template(self, request: Request, recording: Recording, steps: int) -> Template:
+    def template(self, request: Request, recording: RecordingSpec, steps: int) -> Recording:
         """A run over the request's picture with an empty mask and an empty prompt, recorded at each of its steps."""
         (tensors,) = self.images.encode_rows(
             request.image, np.zeros(request.mask.shape, np.uint8), [0], sampled=False
         )
         tensors = {**tensors, "noise": template_noise(*tensors["noise"].shape)}
         row = self._row(request, self._empty, tensors, steps)
-        (done,) = self.run([replace(row, recording=recording)])
-        return Template(request.name, row.grid, done.entries)
+        (done,) = self.run([replace(row, records=recording)])
+        return Recording(request.name, row.grid, done.entries)
 
     def edit(self, request: Request, halo: int) -> Row:
         """A row that shares its template's noise outside of its region, which is not set: it computes everything."""

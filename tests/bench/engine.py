@@ -20,8 +20,8 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.sources import StepPlan
 from giornata_denoiser.families.flux.transformer import FluxBatch
 from giornata_denoiser.families.rows import build_row, text_shapes
-from giornata_denoiser.rows.row import Recording, Row
-from giornata_denoiser.rows.template import Template
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.template import Recording
 from giornata_tools.loadgen.distributions import at_percentile
 from tests.bench import engines
 from tests.bench.loading_engine import Known
@@ -149,10 +149,10 @@ def _layouts(assembly: Assembly, blocks: int) -> None:
 def _reusing(checkpoint: Checkpoint, index: int, seed: int) -> Row:
     """A masked row with a template of its own, in the benchmarks' setting."""
     recorded = _row(checkpoint, index, 0, seed, steps=DEFAULT.levels)
-    recording = Recording(frozenset({DEFAULT.form}), DEFAULT.bits)
+    recording = RecordingSpec(frozenset({DEFAULT.form}), DEFAULT.bits)
     with engines.engine_with(checkpoint.family) as engine:
-        (done,) = engines.drained(engine, [replace(recorded, recording=recording)])
-    template = Template(f"template{index}", done.grid, done.entries)
+        (done,) = engines.drained(engine, [replace(recorded, records=recording)])
+    template = Recording(f"template{index}", done.grid, done.entries)
     row = _masked(_row(checkpoint, index, 0, seed, steps=MASKED_STEPS), index)
     return replace(row, template=template)
 

@@ -20,7 +20,7 @@ from diffusers import FluxFillPipeline
 from diffusers.hooks import FirstBlockCacheConfig
 from PIL import Image
 
-from giornata_denoiser.rows.row import Recording
+from giornata_denoiser.rows.row import RecordingSpec
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.quality import metrics
 from tests.bench.bench_model import BenchModel, Request, box_of, held_out
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _reuse(model: BenchModel, requests: Sequence[Request]) -> dict[str, Any]:
-    recording = Recording(frozenset({DEFAULT.form}), DEFAULT.bits)
+    recording = RecordingSpec(frozenset({DEFAULT.form}), DEFAULT.bits)
     templates = [model.template(request, recording, DEFAULT.levels) for request in requests]
     full = [model.edit(request, DEFAULT.halo) for request in requests]
     masked = [

@@ -13,8 +13,8 @@ from giornata.scheduling.batch import RowKey
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.noise import shared_noise, template_noise
-from giornata_denoiser.rows.row import Recording, Row
-from giornata_denoiser.rows.template import Template
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.template import Recording
 from tests.bench import engines
 from tests.bench.models import CHANNELS
 from tests.bench.setting import DEFAULT, Setting
@@ -77,15 +77,15 @@ class Rows:
         mask = square(edit, self.side).view(-1, 1).expand(-1, CHANNELS).float()
         return self._built(edit.index, edit.steps, edit.template, latents, noise, mask)
 
-    def _template(self, index: int) -> Template:
+    def _template(self, index: int) -> Recording:
         setting = self.setting
         noise = template_noise(self.tokens, CHANNELS)
         mask = torch.zeros(self.tokens, CHANNELS)
         row = self._built(-1, setting.levels, index, self.picture(index), noise, mask)
-        recording = Recording(frozenset({setting.form}), setting.bits)
+        recording = RecordingSpec(frozenset({setting.form}), setting.bits)
         with engines.engine_with(self.family) as engine:
-            (done,) = engines.drained(engine, [replace(row, recording=recording)])
-        return Template(f"template{index}", row.grid, done.entries)
+            (done,) = engines.drained(engine, [replace(row, records=recording)])
+        return Recording(f"template{index}", row.grid, done.entries)
 
     def _text(self, index: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(index)

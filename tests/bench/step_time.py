@@ -23,7 +23,7 @@ from giornata_denoiser.engine.served import preferred
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.loading.accelerator import device_for
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.template import Form, Template
+from giornata_denoiser.rows.template import Form, Recording
 from tests.bench.models import described
 from tests.bench.options import clock_of, parser, rows_of, wait_for
 from tests.bench.report import write
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for form in Form:
         recorder = EntryRecorder(whole.level, family.depth, [form], options.bits)
         denoise_step(family, assembly, [whole], [Use(recorder=recorder)])
-        template = Template(form, whole.grid, (recorder.entry(),))
+        template = Recording(form, whole.grid, (recorder.entry(),))
         for ratio in RATIOS:
             steps[str(form), ratio] = _prepared(rows, replace(rows.masked(_edit(ratio)), template=template))
     times = _measured(steps, options.repeats, family.device, clock_of(options))

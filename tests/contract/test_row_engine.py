@@ -12,7 +12,7 @@ import pytest
 
 from giornata.scheduling.batch import Capacity
 from giornata_denoiser.engine.protocol import RowEngine, StepReport
-from giornata_denoiser.rows.row import Recording, Row
+from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Form
 from tests.fakes import tiny_flux
 from tests.fakes.row_engine import SteppedEngine
@@ -142,8 +142,8 @@ def test_one_attempt_is_cancelled_and_the_other_goes_on(make: Make) -> None:
 def test_all_rows_of_edits_are_taken_as_of_their_last_step_and_no_more_are_accepted(make: Make) -> None:
     """A template run is dropped: another worker begins it again."""
     made = make(ONE)
-    recording = Recording(frozenset({Form.KV}), 0)
-    run = replace(tiny_flux.row(FAMILY, Spec("run")), recording=recording)
+    recording = RecordingSpec(frozenset({Form.KV}), 0)
+    run = replace(tiny_flux.row(FAMILY, Spec("run")), records=recording)
     made.engine.submit([*rows(Spec("a", steps=3), Spec("b")), run])
     assert stepped(made) == [("a", 1)]
     made.begin()

@@ -221,11 +221,11 @@ class Denoiser:
             report = await self._reports.get()
             self._reporter.stepped(report)
             self._runs.advance(report)
-            carried = [(self._carrier.assignments.get(preview.key), preview) for preview in report.previews]
+            carried = [(self._carrier.attempt_of(preview.key), preview) for preview in report.previews]
             await self._carrier.advance(report)
-            for assignment, preview in carried:
-                if assignment is not None:
-                    self._previews.put_nowait((assignment.request, preview))
+            for attempt, preview in carried:
+                if attempt is not None:
+                    self._previews.put_nowait((attempt.request, preview))
 
     async def _show(self) -> None:
         """Encode and tell previews, one at a time and in order, beside the engine's work; runs for ever."""
@@ -267,7 +267,7 @@ class Denoiser:
         engine = self._engine.state()
         return self._reporter.state(
             [row.key for row in engine.running],
-            [row for assignment in self._carrier.assignments for row in assignment.progress()],
+            [row for attempt in self._carrier.attempts for row in attempt.progress()],
             stepping_ms=0.0 if engine.began_s is None else (time.perf_counter() - engine.began_s) * 1e3,
             templates=self._runs.counters(),
             resident=self._store.resident(),

@@ -21,9 +21,9 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.families.rows import build_row, text_shapes
-from giornata_denoiser.rows.row import Recording, Row, Snapshot
+from giornata_denoiser.rows.row import RecordingSpec, Row, Snapshot
 from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import Form, Template
+from giornata_denoiser.rows.template import Form, Recording
 from giornata_tools.model.random.build import build
 from tests.fakes.toy_family import TwoStep, load_toy
 
@@ -145,14 +145,14 @@ def test_its_solver_remembers_between_steps_and_processes(checkpoint: Checkpoint
 def test_it_is_recorded_and_reused(checkpoint: Checkpoint) -> None:
     """From the template run's own latent, prompt and level, a masked step equals the run's step on the compute set."""
     row = row_of(checkpoint, "edit")
-    recording = Recording(frozenset({Form.KV}), EXACT)
+    recording = RecordingSpec(frozenset({Form.KV}), EXACT)
     run = engine_of(checkpoint)
-    run.batch.submit([replace(row, recording=recording)])
+    run.batch.submit([replace(row, records=recording)])
     whole = run.step()
     assert whole is not None
     cells = torch.zeros(row.grid, dtype=torch.bool)
     cells[:2, :2] = True
-    template = Template("t", row.grid, whole.advanced[0].entries)
+    template = Recording("t", row.grid, whole.advanced[0].entries)
     edit = engine_of(checkpoint, corrects=False)
     edit.batch.submit([replace(row, region=region(cells), template=template)])
     masked = edit.step()

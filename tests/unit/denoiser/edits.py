@@ -18,9 +18,9 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.engine.weighing import Budget
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.rows.row import Recording, Row
+from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import Entry, Form, Template
+from giornata_denoiser.rows.template import Entry, Form, Recording
 from giornata_denoiser.trace import Trace
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
@@ -50,11 +50,11 @@ def finished(made: Engine) -> dict[str, Row]:
 
 def template(
     of: Family, forms: frozenset[Form] = FORMS[0], *, steps: int = 4, first_block: int = 0
-) -> Template:
-    recording = Recording(forms, EXACT, first_block)
+) -> Recording:
+    recording = RecordingSpec(forms, EXACT, first_block)
     made = engine(of)
-    made.batch.submit([replace(tiny_flux.row(of, Spec("run", grid=GRID, steps=steps)), recording=recording)])
-    return Template("t", GRID, finished(made)["run"].entries)
+    made.batch.submit([replace(tiny_flux.row(of, Spec("run", grid=GRID, steps=steps)), records=recording)])
+    return Recording("t", GRID, finished(made)["run"].entries)
 
 
 def where(tokens: Sequence[int] = (0, 5, 10, 15)) -> Region:
@@ -65,7 +65,7 @@ def where(tokens: Sequence[int] = (0, 5, 10, 15)) -> Region:
     return found
 
 
-def edit(of: Family, taken: Template | None, spec: Spec, place: Region | None = None) -> Row:
+def edit(of: Family, taken: Recording | None, spec: Spec, place: Region | None = None) -> Row:
     return replace(tiny_flux.row(of, spec), region=place or where(), template=taken)
 
 
@@ -94,7 +94,7 @@ class Oracle:
         return self._part(block, "hidden", lambda seen: seen.inputs[block])
 
 
-def expected(of: Family, row: Row, taken: Template, modes: tuple[Mode, ...], *, corrected: bool) -> Tensor:
+def expected(of: Family, row: Row, taken: Recording, modes: tuple[Mode, ...], *, corrected: bool) -> Tensor:
     """The edit's final latent by a second implementation: every step from the entry of its noise level."""
     seen: list[tuple[Entry, Everything]] = []
     place = row.region

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import Entry, Kept, Template
+from giornata_denoiser.rows.template import Entry, Kept, Recording
 
 
-def template(name: str, bits: int = 8, tokens: int = 6, seed: int = 0) -> Template:
+def template(name: str, bits: int = 8, tokens: int = 6, seed: int = 0) -> Recording:
     generator = torch.Generator().manual_seed(seed)
 
     def random() -> torch.Tensor:
@@ -25,10 +25,10 @@ def template(name: str, bits: int = 8, tokens: int = 6, seed: int = 0) -> Templa
         )
         for sigma in (1.0, 0.51234567891)
     )
-    return Template(name, (2, tokens // 2), entries)
+    return Recording(name, (2, tokens // 2), entries)
 
 
-def same(one: Template, other: Template) -> bool:
+def same(one: Recording, other: Recording) -> bool:
     parts = [
         [
             part

@@ -23,7 +23,7 @@ from giornata_denoiser.blocks.loads import SlabLoad
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.loading.loader import Loader
 from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import Entry, Form, Kept, Template
+from giornata_denoiser.rows.template import Entry, Form, Kept, Recording
 from giornata_denoiser.trace import Trace
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
@@ -70,7 +70,7 @@ def test_an_engine_records_a_template_and_serves_edits_from_it(
 
 def test_no_entry_within_the_tolerance_means_to_compute_everything() -> None:
     of = tiny_flux.family()
-    far = Template("t", GRID, (Entry(2.0, (Kept(),) * BLOCKS),))
+    far = Recording("t", GRID, (Entry(2.0, (Kept(),) * BLOCKS),))
     latents = []
     for taken in (None, far):
         made = engine(of)

@@ -18,8 +18,8 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.loading.loader import Loader
-from giornata_denoiser.rows.row import Recording, Row
-from giornata_denoiser.rows.template import Entry, Form, Template
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.template import Entry, Form, Recording
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 
@@ -41,7 +41,7 @@ def slabs(of: Entry) -> Slabs:
 
 def entry_of(of: Family) -> Entry:
     run = tiny_flux.row(of, Spec("t", grid=(4, 4), steps=1))
-    return done([replace(run, recording=Recording(frozenset({Form.KV}), 8))], None)["t"].entries[0]
+    return done([replace(run, records=RecordingSpec(frozenset({Form.KV}), 8))], None)["t"].entries[0]
 
 
 def done(rows: list[Row], loader: Loader | None) -> dict[str, Row]:
@@ -57,9 +57,9 @@ def done(rows: list[Row], loader: Loader | None) -> dict[str, Row]:
 def test_loading_ahead_changes_no_picture() -> None:
     of = tiny_flux.family()
     run = replace(
-        tiny_flux.row(of, Spec("t", grid=(4, 4), steps=3)), recording=Recording(frozenset({Form.KV}), 8)
+        tiny_flux.row(of, Spec("t", grid=(4, 4), steps=3)), records=RecordingSpec(frozenset({Form.KV}), 8)
     )
-    template = Template("t", (4, 4), done([run], None)["t"].entries)
+    template = Recording("t", (4, 4), done([run], None)["t"].entries)
     where = region(torch.eye(4, dtype=torch.bool))
     rows = [
         replace(tiny_flux.row(of, spec), region=where, template=template)
@@ -81,7 +81,7 @@ def test_loading_ahead_changes_no_picture() -> None:
 
 def test_equal_regions_share_slabs_where_nothing_is_corrected() -> None:
     of = tiny_flux.family()
-    taken = Template("t", (4, 4), (entry_of(of),))
+    taken = Recording("t", (4, 4), (entry_of(of),))
     where = region(torch.eye(4, dtype=torch.bool))
     rows = [
         replace(tiny_flux.row(of, Spec(name, grid=(4, 4), steps=2, seed=seed)), region=where, template=taken)

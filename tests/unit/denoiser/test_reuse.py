@@ -14,7 +14,7 @@ from giornata.wire.values import CellMap
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.rows.stored import BITS, store
-from giornata_denoiser.rows.template import Entry, Form, Template
+from giornata_denoiser.rows.template import Entry, Form, Recording
 from tests.fakes import tiny_flux
 
 MASKS = st_numpy.arrays(bool, st_numpy.array_shapes(min_dims=2, max_dims=2, max_side=9))
@@ -89,10 +89,10 @@ def test_what_is_stored_is_a_copy() -> None:
 
 
 def test_the_nearest_noise_level_serves_within_the_tolerance() -> None:
-    template = Template("t", (1, 1), tuple(Entry(sigma, ()) for sigma in (1.0, 0.6, 0.2)))
+    template = Recording("t", (1, 1), tuple(Entry(sigma, ()) for sigma in (1.0, 0.6, 0.2)))
     assert [entry.sigma for s in (0.9, 0.79, 0.1) if (entry := template.at(s))] == [1.0, 0.6, 0.2]
     assert template.at(0.7, tolerance=0.05) is None
-    assert Template("t", (1, 1), ()).at(0.5) is None
+    assert Recording("t", (1, 1), ()).at(0.5) is None
 
 
 @pytest.mark.parametrize("bits", BITS)

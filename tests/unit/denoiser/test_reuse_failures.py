@@ -11,7 +11,7 @@ from torch import Tensor
 
 from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from giornata_denoiser.loading.loader import Loader
-from giornata_denoiser.rows.template import Entry, Template
+from giornata_denoiser.rows.template import Entry, Recording
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.edits import GRID, edit, engine, finished, template
@@ -75,7 +75,7 @@ def test_a_template_that_cannot_be_loaded_is_a_miss() -> None:
     broken = Entry(
         taken.entries[0].sigma, tuple(replace(kept, value=None) for kept in taken.entries[0].blocks)
     )
-    rows = [edit(of, Template("t", GRID, (broken,)), spec), edit(of, None, spec)]
+    rows = [edit(of, Recording("t", GRID, (broken,)), spec), edit(of, None, spec)]
     latents = []
     for row in rows:
         made = engine(of)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from giornata.wire.workers import LoadSample, Tier
-from giornata_denoiser.rows.template import Template
+from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates import files
 from giornata_denoiser.templates.store import RecordingStore
 from tests.unit.denoiser.recordings import same, template
@@ -65,14 +65,14 @@ def test_a_file_that_cannot_be_read_into_memory_is_a_miss_and_stays(
     RecordingStore(0, tmp_path, 10**6).put(template("one"))
     tiers = RecordingStore(10**6, tmp_path, 10**6, pin=True)
 
-    def no_memory(self: Template) -> Template:
+    def no_memory(self: Recording) -> Recording:
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(Template, "pinned", no_memory)
+    monkeypatch.setattr(Recording, "pinned", no_memory)
     assert tiers.find("one") is None
     tiers.prefetch("one")
     assert len(list(tmp_path.iterdir())) == 1
-    monkeypatch.setattr(Template, "pinned", lambda self: self)
+    monkeypatch.setattr(Recording, "pinned", lambda self: self)
     assert tiers.find("one") is not None
 
 
@@ -135,14 +135,14 @@ def test_many_threads_read_a_file_once(tmp_path: Path, monkeypatch: pytest.Monke
     begun, go_on, read = threading.Event(), threading.Event(), files.read
     reads: list[str] = []
 
-    def slow(path: Path, template_id: str, *, checked: bool = False) -> Template:
-        reads.append(template_id)
+    def slow(path: Path, recording_id: str, *, checked: bool = False) -> Recording:
+        reads.append(recording_id)
         begun.set()
         assert go_on.wait(10)
-        return read(path, template_id, checked=checked)
+        return read(path, recording_id, checked=checked)
 
     monkeypatch.setattr(files, "read", slow)
-    found: list[Template | None] = []
+    found: list[Recording | None] = []
     threads = [threading.Thread(target=lambda: found.append(tiers.find("one"))) for _ in range(3)]
     threads[0].start()
     assert begun.wait(10)
@@ -181,9 +181,9 @@ def test_a_file_is_checked_once_and_again_when_it_has_changed(
     checks: list[bool] = []
     read = files.read
 
-    def watched(path: Path, template_id: str, *, checked: bool = False) -> Template:
+    def watched(path: Path, recording_id: str, *, checked: bool = False) -> Recording:
         checks.append(checked)
-        return read(path, template_id, checked=checked)
+        return read(path, recording_id, checked=checked)
 
     monkeypatch.setattr(files, "read", watched)
     for _ in range(2):

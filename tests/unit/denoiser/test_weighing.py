@@ -11,16 +11,16 @@ from giornata.planning.profile import BatchCap
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.weighing import Budget, fits, row_bytes, share, slab_bytes, step_bytes
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.rows.row import Recording, Row
+from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import Template
+from giornata_denoiser.rows.template import Recording
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.edits import FORMS, GRID, edit, engine, template, where
 from tests.unit.denoiser.test_masked import BLOCKS
 
 
-def rows_of_any_weight(of: Family, taken: Template) -> Iterator[Row]:
+def rows_of_any_weight(of: Family, taken: Recording) -> Iterator[Row]:
     draw = random.Random(0)  # noqa: S311 - no secrets
     for number in range(1000):
         spec = Spec(f"r{number}", grid=GRID, steps=draw.randint(1, 3), true_cfg_scale=draw.choice([1.0, 2.0]))
@@ -58,9 +58,9 @@ def test_what_is_counted_is_what_is_held() -> None:
     )
     held = [slab.keys_values(block) for slab in slabs for block in range(BLOCKS)]
     assert slab_bytes(row, 4) == sum(each.key.nbytes + each.value.nbytes for each in held) > 0
-    run = replace(tiny_flux.row(of, Spec("run", grid=GRID, steps=3)), recording=Recording(FORMS[0], EXACT))
+    run = replace(tiny_flux.row(of, Spec("run", grid=GRID, steps=3)), records=RecordingSpec(FORMS[0], EXACT))
     recorded = template(of, steps=3).size_bytes
-    assert row_bytes(run, of) - row_bytes(replace(run, recording=None), of) == recorded
+    assert row_bytes(run, of) - row_bytes(replace(run, records=None), of) == recorded
 
 
 def test_rows_share_a_step_while_it_is_predicted_to_be_short_enough() -> None:

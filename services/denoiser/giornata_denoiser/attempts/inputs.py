@@ -108,11 +108,11 @@ def _made(
 
 def reused(row: Row, where: Region | None, how: Reusing, family: Family) -> Row:
     """`row`, which has the template's noise outside of `where`, without computing there if that gains anything."""
-    if how.template is None:
+    if how.recording is None:
         return row
     if where is None:
         return replace(row, skipped=True)
-    reusing = replace(row, region=where, template=how.template, tolerance=how.tolerance)
+    reusing = replace(row, region=where, template=how.recording, tolerance=how.tolerance)
     return reusing if profits(reusing, how.costs, family) else replace(row, skipped=True)
 
 

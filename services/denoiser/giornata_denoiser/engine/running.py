@@ -88,7 +88,7 @@ class Running:
 
     def uses(self, blocks: int) -> tuple[Use, ...]:
         """What each of the row's sequences does in a forward of so many `blocks`."""
-        what = self.row.recording
+        what = self.row.records
         if what is not None:
             recorder = EntryRecorder(self.row.level, blocks, what.forms, what.bits, what.first_block)
             return (Use(recorder=recorder),)
@@ -110,7 +110,7 @@ class Running:
 
 def _entries(row: Row) -> tuple[Entry | None, ...]:
     """The entry of each step by its noise level; a template run takes nothing, nor does a row without a region."""
-    if row.template is None or row.region is None or row.recording is not None:
+    if row.template is None or row.region is None or row.records is not None:
         return (None,) * row.steps
     levels = row.track.levels[: row.steps].tolist()
     return tuple(row.template.at(level, row.tolerance) for level in levels)

@@ -93,7 +93,7 @@ def slab_bytes(row: Row, itemsize: int) -> int:
 
 def _recorded_bytes(row: Row, family: Family) -> int:
     """Of all entries that a template run will leave, in host memory on every device."""
-    what = row.recording
+    what = row.records
     if what is None or family.device.type == "cuda":
         return 0
     specs = family.specs[what.first_block :]

@@ -11,8 +11,8 @@ from giornata.scheduling.batch import RowKey
 from giornata.wire.errors import SchemaMismatch
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.rows.prompt import Prompt
-from giornata_denoiser.rows.row import Recording, Row, Snapshot
-from giornata_denoiser.rows.template import Template
+from giornata_denoiser.rows.row import RecordingSpec, Row, Snapshot
+from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.rows.track import Track
 
 NEGATIVE = "negative_"
@@ -31,9 +31,9 @@ def build_row(
     true_cfg_scale: float = 1.0,
     partial_images: int = 0,
     region: Region | None = None,
-    template: Template | None = None,
+    template: Recording | None = None,
     tolerance: float = 1.0,
-    recording: Recording | None = None,
+    records: RecordingSpec | None = None,
     resume: Snapshot | None = None,
 ) -> Row:
     """A row on the CPU.
@@ -51,7 +51,7 @@ def build_row(
         region: what of the picture is computed; default all of it.
         template: what the rest is taken from.
         tolerance: how far the noise level of an entry may be from the row's.
-        recording: what a template run keeps.
+        records: what a template run keeps.
         resume: where an interrupted row goes on; default its beginning.
 
     Raises:
@@ -85,7 +85,7 @@ def build_row(
         region=region,
         template=template,
         tolerance=tolerance,
-        recording=recording,
+        records=records,
     )
 
 

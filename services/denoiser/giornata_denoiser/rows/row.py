@@ -13,7 +13,7 @@ from giornata.packed.region import Region
 from giornata.planning.costs import Shape
 from giornata.scheduling.batch import RowKey
 from giornata_denoiser.rows.prompt import Prompt
-from giornata_denoiser.rows.template import Entry, Form, Template
+from giornata_denoiser.rows.template import Entry, Form, Recording
 from giornata_denoiser.rows.track import Track, preview_steps
 
 MEMORY: Final = "memory-"
@@ -38,7 +38,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordingSpec:
     """What a template run keeps of every block."""
 
     forms: frozenset[Form]
@@ -75,14 +75,14 @@ class Row:
     """Previews asked for."""
     region: Region | None = None
     """What of the picture is computed; None for all of it. Outside, the latent is the noised template's."""
-    template: Template | None = None
+    template: Recording | None = None
     """What the outside tokens' activations are taken from; without one, or an entry of this noise level, everything is
     computed. Read only where there is a region."""
     tolerance: float = 1.0
     """How far the noise level of an entry may be from the row's."""
     begun: bool = False
     """Whether it has made a step here: with a template, the first one is computed in full."""
-    recording: Recording | None = None
+    records: RecordingSpec | None = None
     """Of a template run: what its steps leave behind."""
     entries: tuple[Entry, ...] = ()
     """What they have left so far."""
@@ -115,7 +115,7 @@ class Row:
     @property
     def background(self) -> bool:
         """Whether it is a template run, which yields to edits."""
-        return self.recording is not None
+        return self.records is not None
 
     @property
     def level(self) -> float:

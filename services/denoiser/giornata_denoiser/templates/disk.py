@@ -11,7 +11,7 @@ import structlog
 
 from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.blocks.ledger import TierLedger
-from giornata_denoiser.rows.template import Template
+from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates import files
 
 log = structlog.get_logger(__name__)
@@ -67,7 +67,7 @@ class Disk:
         """A recording that is here is used now."""
         self._ledger.use(recording_id)
 
-    def put(self, recording: Template) -> int:
+    def put(self, recording: Recording) -> int:
         """Write `recording`; returns how many others had to go for it.
 
         Raises:
@@ -95,11 +95,11 @@ class Disk:
         """Ask the system to read a file before it is needed."""
         files.read_ahead(self._path(recording_id))
 
-    def read(self, recording_id: str) -> Template | None:
+    def read(self, recording_id: str) -> Recording | None:
         """The recording in a file; None where the file cannot be read, or holds none and is removed."""
         try:
             return self._opened(self._path(recording_id), recording_id)
-        except (files.NotATemplate, OSError) as error:
+        except (files.NotARecording, OSError) as error:
             log.warning("template_dropped", template=recording_id, error=str(error))
             with self._lock:
                 self.forget(recording_id)
@@ -108,7 +108,7 @@ class Disk:
             log.exception("template_not_read", template=recording_id)
         return None
 
-    def _opened(self, path: Path, recording_id: str) -> Template:
+    def _opened(self, path: Path, recording_id: str) -> Recording:
         began_s = time.perf_counter()
         stamp = files.stamp(path)
         recording = files.read(path, recording_id, checked=self._checked.get(recording_id) == stamp)

@@ -15,7 +15,7 @@ from giornata.wire.messages import PrefetchTemplate, RunRequest
 from giornata.wire.requests import Reuse
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.rows.template import Template
+from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.identity import ANYWHERE, Wanted, wanted
 from giornata_denoiser.templates.registered import Registered, Registrations
 from giornata_denoiser.templates.run_row import RunInputs
@@ -31,7 +31,7 @@ class Reusing:
 
     tolerance: float
     """How far the noise level of an entry may be from a row's."""
-    template: Template | None
+    recording: Recording | None
     """The recording that is taken from; None where there is none: everything is computed, from the same noise."""
     costs: StepCosts
     """Where taking from the recording gains nothing, everything is computed too."""
@@ -95,7 +95,7 @@ class Lookup:
 
         self._tasks.create_task(in_thread(work), name="prefetch")
 
-    async def _recording(self, request: RunRequest, asked: Wanted, empty_text: BlobRef) -> Template | None:
+    async def _recording(self, request: RunRequest, asked: Wanted, empty_text: BlobRef) -> Recording | None:
         """The recording that an edit takes from; an edit without one computes everything."""
         job, registered = request.job, None
         if job.template_id is not None and asked.tolerance == ANYWHERE:
@@ -109,7 +109,7 @@ class Lookup:
             self._tasks.create_task(told, name="registered")
         return found
 
-    async def _found(self, recording_id: str) -> Template | None:
+    async def _found(self, recording_id: str) -> Recording | None:
         try:
             return await asyncio.to_thread(self._store.find, recording_id)
         except Exception:  # the edge of edits: logged; they go on without the recording

@@ -16,7 +16,7 @@ from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.noise import template_noise
-from giornata_denoiser.rows.row import Recording, Row
+from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.templates.identity import Wanted
 
 
@@ -76,5 +76,5 @@ class RunRows:
             conditioning={**family.network.unmasked(conditioning), "noise": noise},
             guidance_scale=card.default_guidance_scale or 0.0,
         )
-        what = Recording(frozenset({config.template_form}), config.template_bits, asked.first_block)
-        return replace(row, recording=what)
+        what = RecordingSpec(frozenset({config.template_form}), config.template_bits, asked.first_block)
+        return replace(row, records=what)

@@ -19,7 +19,7 @@ from giornata.wire.workers import TemplateCounters
 from giornata_denoiser.config import TemplatePolicy
 from giornata_denoiser.engine.protocol import RowEngine, StepReport
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.template import Template
+from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.identity import Wanted, wanted
 from giornata_denoiser.templates.registered import Registered, Registrations
 from giornata_denoiser.templates.run_row import RunInputs, RunRows
@@ -34,7 +34,7 @@ class _Run:
 
     key: RowKey
     """Of its row: the recording's id, and the number of the run in this process as the attempt."""
-    outcome: asyncio.Future[Template | GiornataError]
+    outcome: asyncio.Future[Recording | GiornataError]
     """Resolves when the run has ended."""
     followed: set[Registered] = field(default_factory=set)
     """Registrations whose record is told how the run ends."""
@@ -87,7 +87,7 @@ class Runs:
 
     async def missed(
         self, asked: Wanted, inputs: RunInputs, registered: Registered | None, *, known: bool
-    ) -> Template | None:
+    ) -> Recording | None:
         """Begin a run for an edit that found nothing, where it is time; the recording, where the policy waits for it.
 
         Args:
@@ -107,7 +107,7 @@ class Runs:
         if self._policy is not TemplatePolicy.INLINE:
             return None
         outcome = await asyncio.shield(run.outcome)
-        return outcome if isinstance(outcome, Template) else None
+        return outcome if isinstance(outcome, Recording) else None
 
     def remove(self, request: RemoveTemplate) -> None:
         """Forget all recordings of a picture, and runs that are under way; edits that run go on."""
@@ -120,10 +120,10 @@ class Runs:
     def advance(self, report: StepReport) -> None:
         """Take in what a step did to runs."""
         for row in report.advanced:
-            if row.recording is not None and row.done:
+            if row.records is not None and row.done:
                 self._tasks.create_task(self._keep(row), name="template")
         for failure in report.failed:
-            if failure.row.recording is not None:
+            if failure.row.records is not None:
                 log.warning("template_failed", template=failure.row.key.job_id, error=str(failure.error))
                 self._ended(failure.row.key, failure.error)
 
@@ -140,7 +140,7 @@ class Runs:
         """The run that makes a recording; it begins unless it is under way."""
         run = self._runs.get(asked.recording_id)
         if run is None:
-            outcome: asyncio.Future[Template | GiornataError] = asyncio.get_running_loop().create_future()
+            outcome: asyncio.Future[Recording | GiornataError] = asyncio.get_running_loop().create_future()
             run = _Run(RowKey(asked.recording_id, next(self._numbers), 0), outcome)
             self._runs[asked.recording_id] = run
             self._tasks.create_task(self._begin(run, asked, inputs), name="record")
@@ -154,7 +154,7 @@ class Runs:
     def _follow(self, registered: Registered, run: _Run) -> None:
         async def tell() -> None:
             outcome = await asyncio.shield(run.outcome)
-            told = outcome.size_bytes if isinstance(outcome, Template) else outcome
+            told = outcome.size_bytes if isinstance(outcome, Recording) else outcome
             await self._registrations.report(registered, told)
 
         if registered not in run.followed:
@@ -174,7 +174,7 @@ class Runs:
             self._ended(run.key, InternalError())
 
     async def _keep(self, row: Row) -> None:
-        recording = Template(row.key.job_id, row.grid, row.entries)
+        recording = Recording(row.key.job_id, row.grid, row.entries)
         if not self._counts(row.key):
             return
         try:
@@ -189,17 +189,17 @@ class Runs:
         else:
             self._ended(row.key, recording)
 
-    async def _put(self, recording: Template) -> None:
+    async def _put(self, recording: Recording) -> None:
         try:
             await asyncio.to_thread(self._store.put, recording)
         except OSError as error:
             log.warning("template_not_on_disk", template=recording.id, error=str(error))
         log.info("template_recorded", template=recording.id, size_bytes=recording.size_bytes)
 
-    def _ended(self, key: RowKey, outcome: Template | GiornataError) -> None:
+    def _ended(self, key: RowKey, outcome: Recording | GiornataError) -> None:
         """End a run; one that no longer counts has ended already."""
         if self._counts(key):
-            self._recorded += isinstance(outcome, Template)
+            self._recorded += isinstance(outcome, Recording)
             self._failed += isinstance(outcome, GiornataError)
             self._runs.pop(key.job_id).outcome.set_result(outcome)
 

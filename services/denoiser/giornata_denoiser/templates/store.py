@@ -13,7 +13,7 @@ from typing import Final
 
 from giornata.wire.workers import LoadSample, TemplateCounters, Tier
 from giornata_denoiser.blocks.ledger import TierLedger
-from giornata_denoiser.rows.template import Template
+from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.disk import Disk
 from giornata_denoiser.templates.identity import picture_of
 
@@ -50,9 +50,9 @@ class RecordingStore:
     ) -> None:
         self._lock = threading.RLock()
         self._memory = TierLedger(memory_bytes)
-        self._recordings: dict[str, Template] = {}
+        self._recordings: dict[str, Recording] = {}
         self._disk = Disk(folder, disk_bytes, self._lock, pin=pin, told=told)
-        self._reading: dict[str, Future[Template | None]] = {}
+        self._reading: dict[str, Future[Recording | None]] = {}
         self.counters: Counter[str] = Counter()
         """Lookups, prefetches and evictions, by their field of :class:`giornata.wire.workers.TemplateCounters`."""
 
@@ -78,7 +78,7 @@ class RecordingStore:
             found = self._memory.size_of(recording_id)
             return self._disk.size_of(recording_id) if found is None else found
 
-    def find(self, recording_id: str) -> Template | None:
+    def find(self, recording_id: str) -> Recording | None:
         """The recording from memory, or from disk into memory. Blocks while a file is read."""
         found, where = self._load(recording_id)
         with self._lock:
@@ -94,7 +94,7 @@ class RecordingStore:
             self.counters["prefetched"] += 1
         self._disk.read_ahead(recording_id)
 
-    def put(self, recording: Template) -> None:
+    def put(self, recording: Recording) -> None:
         """Keep a recording in memory and on disk.
 
         Raises:
@@ -138,7 +138,7 @@ class RecordingStore:
             with self._lock:
                 self._drop(self._memory.unpin(recording_id))
 
-    def _load(self, recording_id: str) -> tuple[Template | None, str]:
+    def _load(self, recording_id: str) -> tuple[Recording | None, str]:
         """The recording, and which counter its lookup belongs to. One thread reads a file; others wait for it."""
         with self._lock:
             found = self._recordings.get(recording_id)
@@ -164,7 +164,7 @@ class RecordingStore:
             mine.set_result(found)
         return found, MISS if found is None else DISK
 
-    def _keep(self, recording: Template) -> None:
+    def _keep(self, recording: Recording) -> None:
         self._recordings[recording.id] = recording
         self._drop(self._memory.add(recording.id, recording.size_bytes))
 
