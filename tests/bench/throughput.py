@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from giornata.scheduling.batch import Joining
 from tests.bench import engines
-from tests.bench.models import autoencoder, described
+from tests.bench.models import autoencoder, described, transformer_of
 from tests.bench.options import clock_of, parser, rows_of, wait_for
 from tests.bench.report import write
 from tests.bench.rows import Rows
@@ -106,7 +106,7 @@ def _equal(rows: Rows, static: StaticBatching, options: argparse.Namespace) -> l
         limits,
     )
     with static.first_block_cache(options.threshold):
-        share = skipped_share(rows.family.transformer, lambda: static.denoised(drawn, options.steps))
+        share = skipped_share(transformer_of(rows.family), lambda: static.denoised(drawn, options.steps))
     skips = f"skips {share:.0%} of the steps; with random weights that says nothing"
     lines[1]["note"] = _noted(lines[1]["note"], skips)
     return lines

@@ -15,14 +15,14 @@ from giornata.planning.costing import CostModel
 from giornata.planning.profile import Profile
 from giornata.scheduling.batch import Capacity
 from giornata.wire.workers import LoadSample, Tier
-from giornata_denoiser.blocks.accelerator import device_for
-from giornata_denoiser.blocks.loader import Loader
 from giornata_denoiser.blocks.loads import Loaded
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.engine.weighing import Budget
+from giornata_denoiser.loading.accelerator import device_for
+from giornata_denoiser.loading.loader import Loader
 from giornata_denoiser.trace import Trace
 
 MIB: Final = 20

@@ -40,23 +40,17 @@ class Beyond:
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """What the transformer sees of every step of a batch besides latents and timesteps; packed by sequence.
+    """Where the tokens of a batch lie, and which of them are computed; packed by sequence.
 
     A row is one sequence, or two with true classifier-free guidance.
     """
 
     layout: Layout
-    """Of all tokens, whether computed or not."""
-    text: Tensor
-    """(text_tokens, joint_dim), the text stream."""
-    pooled: Tensor
-    """(sequences, pooled_dim)"""
-    guidance: Tensor
-    """(sequences,) float32, distilled guidance scale."""
+    """Layout of all tokens, computed or not."""
     rotary: Rotary
-    """In joint order, of all tokens."""
+    """Rotary embedding of all tokens, in joint order."""
     regions: tuple[Region | None, ...]
-    """By sequence: what of its picture is computed, None for all of it."""
+    """By sequence: what of its picture is computed, None for all of it; indices on the layout's device."""
     _live: dict[tuple[bool, ...], Live] = field(default_factory=dict, init=False)
     _beyond: dict[tuple[int, ...], Beyond] = field(default_factory=dict, init=False)
 

@@ -19,9 +19,9 @@ from giornata.wire.workers import (
     WorkerCosts,
     WorkerState,
 )
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.engine import StepReport
+from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.template import Form
 
 Sample = TypeVar("Sample", StepSample, LoadSample)
@@ -45,7 +45,7 @@ class Reporter:
     ) -> None:
         self._config, self._costs = config, costs
         self._told_of_costs = {
-            "blocks": checkpoint.family.blocks,
+            "blocks": checkpoint.family.depth,
             "device": profile.device,
             "reused": Mode.KV if config.template_form is Form.KV else Mode.HIDDEN,
         }

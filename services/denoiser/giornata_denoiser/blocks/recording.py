@@ -11,14 +11,14 @@ from giornata_denoiser.rows.template import Entry, Form, Kept
 
 
 class EntryRecorder:
-    """Keeps what one forward shows of one sequence; satisfies :class:`giornata.packed.uses.Recorder`.
+    """Keeps what one forward shows of one sequence; satisfies :class:`giornata.packed.uses.ActivationRecorder`.
 
     Args:
         sigma: noise level of the forward.
         blocks: how many the transformer has.
         forms: what each block keeps.
         bits: of what is kept; see :mod:`giornata_denoiser.rows.stored`.
-        first_block: that keeps anything.
+        first_block: blocks before it keep nothing.
     """
 
     def __init__(

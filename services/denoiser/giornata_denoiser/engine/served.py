@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from giornata.packed.uses import Reuse, Use
+from giornata.packed.uses import Taken, Use
 from giornata.planning.batch import BatchPlanner, BatchRow
 from giornata.planning.blocks import Link
 from giornata.planning.costs import SLABS, Loads, Shape, StepCosts, row_blocks, slab_unit
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.correction import Correction
-from giornata_denoiser.blocks.loads import Load
+from giornata_denoiser.blocks.loads import SlabLoad
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.rows.template import Entry, Kept
 
@@ -52,16 +52,18 @@ class Served:
 
     def uses(self) -> tuple[Use, ...]:
         """One of each sequence."""
-        return self.corrections or tuple(Reuse(self.modes, slabs) for slabs in self.slabs)
+        if self.corrections:
+            return tuple(Use(recorder=correction) for correction in self.corrections)
+        return tuple(Use(Taken(self.modes, slabs)) for slabs in self.slabs)
 
     def loads(self) -> tuple[Loads, ...]:
         """What every block's modes would have to move."""
         return tuple(self._loads_of(block) for block in range(len(self.modes)))
 
-    def load(self, block: int) -> Iterator[Load]:
+    def load(self, block: int) -> Iterator[SlabLoad]:
         """What the block's mode takes, whether it is here or not."""
         if self.modes[block] is not Mode.FULL:
-            yield from (Load(slabs, block, self.modes[block]) for slabs in unique(self.slabs))
+            yield from (SlabLoad(slabs, block, self.modes[block]) for slabs in unique(self.slabs))
 
     def _taken(self) -> Iterator[tuple[Slabs, int, Mode]]:
         return ((slabs, block, mode) for slabs in unique(self.slabs) for block, mode in enumerate(self.modes))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from giornata.planning.costs import Shape, StepCosts, step_work, worth_reusing
 from giornata.planning.profile import BatchCap
+from giornata.planning.specs import recording_bytes
 from giornata.wire.values import Mode
 from giornata_denoiser.engine.served import preferred
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.template import Form
 
 ENTRIES = 3
 """Of what sizes a row may hold: what serves its step, what will serve a later one, and what it corrects them by."""
@@ -41,7 +41,7 @@ def fits(rows: Sequence[Row], budget: Budget, costs: StepCosts, family: Family) 
         family: that computes them.
     """
     return (
-        predicted_ms(rows, costs, family.blocks) <= budget.step_ms
+        predicted_ms(rows, costs, family.depth) <= budget.step_ms
         and step_bytes(rows, budget.activation_bytes, family) <= budget.memory_bytes
         and sum(share(row.tokens, budget.caps) for row in rows) <= 1.0
     )
@@ -70,10 +70,9 @@ def step_bytes(rows: Sequence[Row], activation_bytes: float, family: Family) -> 
 
 def row_bytes(row: Row, family: Family) -> int:
     """What a row holds between steps, at most: its tensors, what it takes from a template, what it records."""
-    held = [row.latent, *row.conditioning.values()]
-    held += [tensor for prompt in row.prompts for tensor in (prompt.embeds, prompt.pooled)]
-    taken = ENTRIES * slab_bytes(row, family.dtype.itemsize)
-    return sum(tensor.nbytes for tensor in held) + taken + _recorded_bytes(row, family)
+    held = sum(tensor.nbytes for tensor in (row.latent, *row.memory, *row.conditioning.values()))
+    held += sum(prompt.size_bytes for prompt in row.prompts)
+    return held + ENTRIES * slab_bytes(row, family.dtype.itemsize) + _recorded_bytes(row, family)
 
 
 def slab_bytes(row: Row, itemsize: int) -> int:
@@ -94,13 +93,13 @@ def slab_bytes(row: Row, itemsize: int) -> int:
 
 def _recorded_bytes(row: Row, family: Family) -> int:
     """Of all entries that a template run will leave, in host memory on every device."""
-    what = row.recording
+    what = row.records
     if what is None or family.device.type == "cuda":
         return 0
-    parts = sum(2 if form is Form.KV else 1 for form in what.forms)
+    specs = family.specs[what.first_block :]
     bits = what.bits or 8 * family.dtype.itemsize
-    blocks = family.blocks - what.first_block
-    return row.steps * blocks * parts * row.image_tokens * family.width * bits // 8
+    modes = [Mode(form) for form in what.forms]
+    return row.steps * recording_bytes(specs, modes, row.image_tokens, bits)
 
 
 def profits(row: Row, costs: StepCosts, family: Family) -> bool:

@@ -10,7 +10,7 @@ from typing import Protocol
 from giornata.planning.profile import BatchCap, FitRecord, Profile
 from giornata.planning.regression import Fit
 from giornata.wire.values import Mode
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.profiling import fitting
 from giornata_denoiser.profiling.measuring import LoadTime, StepTime, medians
 from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, SlabSize, mixtures, slab_sizes
@@ -33,12 +33,12 @@ class Measurements:
     @property
     def step_samples(self) -> list[fitting.Sample]:
         """Steps, for a fit."""
-        return [fitting.step_sample(one.mixture.work, one.ms) for one in self.steps]
+        return [fitting.Sample(one.mixture.work.features, one.ms) for one in self.steps]
 
     @property
     def load_samples(self) -> list[fitting.Sample]:
         """Loads, likewise."""
-        return [fitting.load_sample(one.size_bytes, one.ms) for one in self.loads]
+        return [fitting.Sample.of_load(one.size_bytes, one.ms) for one in self.loads]
 
 
 class Measuring(Protocol):
@@ -110,7 +110,7 @@ def profile(
         dtype=dtype_name(checkpoint.family.dtype),
         versions=versions(),
         measured_on=measured_on,
-        blocks=checkpoint.family.blocks,
+        blocks=checkpoint.family.depth,
         compute=FitRecord.of(compute),
         load=FitRecord.of(load),
         activation_bytes=activation,

@@ -88,7 +88,7 @@ class Meter:
         """The median of the blocks' slabs, each until it has arrived; what goes wrong with a load is raised."""
         slabs = self._slabs(size)
         with torch.inference_mode():
-            times = [self._timed_load(slabs, block, size) for block in range(self._family.blocks)]
+            times = [self._timed_load(slabs, block, size) for block in range(self._family.depth)]
         return statistics.median(times)
 
     def load_bytes(self, size: SlabSize) -> int:
@@ -108,7 +108,7 @@ class Meter:
         return self._timed(lambda: ask(block))
 
     def _slabs(self, size: SlabSize) -> Slabs:
-        row = RowSize(size.height, size.width, size.text, (size.mode,) * self._family.blocks, size.ratio)
+        row = RowSize(size.height, size.width, size.text, (size.mode,) * self._family.depth, size.ratio)
         where = self._workpieces.region(row)
         if where is None:
             raise ValueError(f"received {size}, of which nothing is loaded")

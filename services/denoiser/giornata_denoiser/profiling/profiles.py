@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from giornata.planning.profile import Profile
 from giornata.wire.errors import Failed
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 
 PACKAGES: Final = ("giornata-denoiser", "torch", "diffusers")
 """Whose versions a profile tells."""
@@ -70,7 +70,7 @@ def _facts(profile: Profile, checkpoint: Checkpoint) -> list[tuple[str, object, 
     return [
         ("schema", profile.schema_version, str(Profile.model_fields["schema_version"].default)),
         ("model", profile.model_digest[:12], card.digest[:12]),
-        ("number of blocks", profile.blocks, str(family.blocks)),
+        ("number of blocks", profile.blocks, str(family.depth)),
         ("dtype", profile.dtype, dtype_name(family.dtype)),
         ("device", profile.device, device_name(family.device)),
     ]

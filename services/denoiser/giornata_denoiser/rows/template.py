@@ -67,7 +67,7 @@ class Entry:
 
 
 @dataclass(frozen=True, eq=False)
-class Template:
+class Recording:
     """The entries of one template run."""
 
     id: str
@@ -81,7 +81,7 @@ class Template:
         """Of all entries."""
         return sum(entry.size_bytes for entry in self.entries)
 
-    def pinned(self) -> Template:
+    def pinned(self) -> Recording:
         """In pinned host memory; see :meth:`giornata_denoiser.rows.stored.Stored.pinned`."""
         return replace(self, entries=tuple(entry.pinned() for entry in self.entries))
 
