@@ -15,7 +15,7 @@ from typing import Final
 
 from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName, Tier
-from giornata_tools.launcher.model import TRAINED
+from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.plan import Plan
 from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import Stack, running
@@ -105,7 +105,9 @@ async def static_batching(count: int, batch: int) -> AsyncIterator[list[str]]:
     """Addresses of so many of diffusers' pipelines with the same model, a thread each, ready."""
     command = (
         "-m",
-        "giornata_tools.baseline",
+        "giornata_tools.cli",
+        "bench",
+        "baseline",
         "--model",
         str(TRAINED),
         "--port",

@@ -26,11 +26,11 @@ from giornata.families import Family
 from giornata.fleet import Fleet
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
+from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.model import choose
 from giornata_tools.launcher.plan import Plan
 from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import Stack, running
-from giornata_tools.launcher.up import MODELS
 from tests.e2e.browsing import launched, visiting
 from tests.e2e.easel import Visit
 

@@ -27,9 +27,9 @@ from giornata.families import Family, read_model_card
 from giornata_tools.baseline.batching import Rule
 from giornata_tools.baseline.pipeline import Alike, Pipeline, Row
 from giornata_tools.baseline.server import Baseline, Paints, serving
-from giornata_tools.cli.bench_run import Plan, Target, run
-from giornata_tools.launcher.model import TRAINED
-from giornata_tools.launcher.oracle import PIPELINES
+from giornata_tools.checkout import TRAINED
+from giornata_tools.cli.bench.run import Plan, Target, run
+from giornata_tools.launcher.demo.oracle import PIPELINES
 from giornata_tools.loadgen.images_api import Api
 from giornata_tools.loadgen.masks import mask, mask_file
 from giornata_tools.loadgen.pictures import generated
@@ -324,7 +324,9 @@ async def test_the_program_serves_the_model_that_ships_until_it_is_told_to_stop(
         *(
             sys.executable,
             "-m",
-            "giornata_tools.baseline",
+            "giornata_tools.cli",
+            "bench",
+            "baseline",
             "--port",
             "0",
             "--window-ms",

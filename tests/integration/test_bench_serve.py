@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 from PIL import Image
 
-from giornata_tools.cli.bench_run import Plan, Target, run
+from giornata_tools.cli.bench.run import Plan, Target, run
 from giornata_tools.loadgen.images_api import Api
 from giornata_tools.loadgen.schedule import Load
 from giornata_tools.loadgen.workload import Request, Shape

@@ -15,7 +15,7 @@ from torch import distributed
 from torch.multiprocessing.spawn import spawn
 
 from giornata.families import Family, read_model_card
-from giornata_tools.launcher.model import TRAINED
+from giornata_tools.checkout import TRAINED
 from giornata_tools.model.architecture import TEXT_TOKENS
 from giornata_tools.model.painter import denoise
 from giornata_tools.model.scenes import Task, masks, sample
@@ -24,6 +24,13 @@ from giornata_tools.model.train.__main__ import main
 from giornata_tools.model.train.checkpointing import Unusable
 from giornata_tools.model.train.plan import Plan
 from giornata_tools.model.train.ranks import Ranks
+
+
+def ended(arguments: list[str]) -> object:
+    """Exit status of the training program."""
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    return end.value.code
 
 
 @pytest.fixture
@@ -62,7 +69,7 @@ def test_the_recipe_goes_on_where_it_stopped_and_ends_in_a_checkpoint(tmp_path: 
     assert changed == {"decoder"}, "latents stay what the transformer was trained on"
     assert vae_files(tmp_path)["config.json"] == first["config.json"]
 
-    assert main(["export", "--folder", str(tmp_path), "--checkpoint", str(tmp_path / "checkpoint")]) == 0
+    assert ended(["export", "--folder", str(tmp_path), "--checkpoint", str(tmp_path / "checkpoint")]) == 0
     card = read_model_card(tmp_path / "checkpoint")
     assert card.family == Family.FLUX_FILL
     assert (card.native_size, card.default_steps, card.max_text_tokens) == (256, 20, TEXT_TOKENS)
@@ -102,16 +109,15 @@ def test_a_stage_without_what_it_builds_on_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ("--folder", str(tmp_path))
-    assert main(["export", *folder]) == 1
+    assert ended(["export", *folder]) == 1
     assert "train first" in capsys.readouterr().err
     shutil.copytree(TRAINED / "vae", tmp_path / "vae")
-    assert main(["guidance", *folder, "--steps", "1"]) == 1
+    assert ended(["guidance", *folder, "--steps", "1"]) == 1
     assert "painter.pt is missing" in capsys.readouterr().err
     painter.Run(plan(tmp_path, 2)).save()
-    assert main(["export", *folder]) == 1
+    assert ended(["export", *folder]) == 1
     assert "stopped at step 0 of 2" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        main(["all", *folder, "--start", str(TRAINED)])
+    assert ended(["all", *folder, "--start", str(TRAINED)]) == 2
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own compiler imports it

@@ -186,6 +186,10 @@ class QueueState(Wire):
     """Row steps of these jobs."""
     full: bool = False
     """The router carries as many jobs as it may: more may wait behind these, uncounted."""
+    wait_ms: float | None = None
+    """Time until the denoising of one more picture would begin. None: unknown, since no worker's speed is, jobs wait
+    uncounted, or several models are served.
+    """
     costs: tuple[KindCosts, ...] = ()
 
 

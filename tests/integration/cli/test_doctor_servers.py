@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
-from giornata_tools.cli import doctor
-from giornata_tools.cli.checks import servers
-from giornata_tools.cli.checks.finding import Verdict
+from giornata_tools.cli.doctor import command as doctor
+from giornata_tools.cli.doctor import servers
+from giornata_tools.cli.doctor.finding import Verdict
 from tests.integration.conftest import NatsServer
 from tests.integration.gateway_fakes import Stage
 

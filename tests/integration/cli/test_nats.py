@@ -9,9 +9,9 @@ import pytest
 from giornata.bus import bus
 from giornata.bus.subscriptions import barrier
 from giornata.wire import subjects
-from giornata_tools.cli import nats_door
-from giornata_tools.cli.edits import Order, Preview, Refused, Stopped, Told
-from giornata_tools.cli.nats_door import open_nats
+from giornata_tools.doors import nats_door
+from giornata_tools.doors.edits import Order, Preview, Refused, Stopped, Told
+from giornata_tools.doors.nats_door import open_nats
 from tests.integration.conftest import NatsServer
 from tests.integration.gateway_fakes import Stage
 

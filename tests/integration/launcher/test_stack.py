@@ -215,7 +215,7 @@ def sockets() -> Iterator[Path]:
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from giornata_tools.launcher import signals
+from giornata_tools.launcher import program
 from giornata_tools.launcher.plan import Plan
 from giornata_tools.launcher.stack import running
 from giornata.bus.connection import RefusedError
@@ -230,7 +230,7 @@ async def main():
         print("ready", flush=True)
         await asyncio.Event().wait()
 
-sys.exit(signals.run(main))
+sys.exit(program.run("test", main))
 """
 
 

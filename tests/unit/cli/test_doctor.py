@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import try_to_load_from_cache
 
-from giornata_tools.cli import doctor
-from giornata_tools.cli.checks import accelerator, machine, packages, servers
-from giornata_tools.cli.checks.accelerator import Torch
-from giornata_tools.cli.checks.finding import Finding, Verdict, fail, ok, warn, worst
+from giornata_tools.cli.doctor import accelerator, machine, packages, servers
+from giornata_tools.cli.doctor import command as doctor
+from giornata_tools.cli.doctor.accelerator import Torch
+from giornata_tools.cli.doctor.finding import Finding, Verdict, fail, ok, warn, worst
 from tests.e2e import browsing
 
 ROOT = Path(__file__).parents[3]

@@ -21,9 +21,9 @@ from giornata_gateway.views.stream import (
     partial_image_event,
     progress_event,
 )
-from giornata_tools.cli.edits import Painted, Preview, StepCount, Told, sentence
-from giornata_tools.cli.http_answers import Completed, Failed, PartialImage, Progress, read_event
-from giornata_tools.cli.sse import EventReader, ServerEvent
+from giornata_tools.doors.edits import Painted, Preview, StepCount, Told, sentence
+from giornata_tools.doors.http_answers import Completed, Failed, PartialImage, Progress, read_event
+from giornata_tools.doors.sse import EventReader, ServerEvent
 from tests.contract.messages import INSPECTION, JOB, ROW
 
 RECORD = JobRecord(job=JOB, state=JobState.COMPLETED, rows=(ROW,), inspection=INSPECTION)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from giornata_tools.cli.edits import Failure, Outcome, Painted, Preview
-from giornata_tools.cli.report import Report
+from giornata_tools.cli.edit.report import Report
+from giornata_tools.doors.edits import Failure, Outcome, Painted, Preview
 
 FULL = "/dev/full"
 """A device on which every write fails for want of space."""

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from giornata_tools.loadgen.charts import Drawn, svg
+from giornata_tools.loadgen.charts import Chart, Drawn
+from giornata_tools.loadgen.drawing import figure, svg
 from giornata_tools.loadgen.outcomes import Answer, Outcome, judged
 from giornata_tools.loadgen.plots import charts
 from giornata_tools.loadgen.report import WIDTH, Run, notes, table, value
@@ -72,7 +73,9 @@ def test_percentiles_are_those_of_numpy(values: list[float]) -> None:
     found = spread(values)
     assert found is not None
     expected = [np.mean(values), *np.percentile(values, [50, 95, 99]), max(values)]
-    assert [found.mean, found.p50, found.p95, found.p99, found.most] == pytest.approx(expected, abs=1e-9)
+    assert [found.mean, found.p50, found.p95, found.p99, found.most] == pytest.approx(
+        expected, rel=1e-12, abs=1e-9
+    )
 
 
 def test_there_are_no_percentiles_of_nothing() -> None:
@@ -181,19 +184,14 @@ def test_the_report_has_every_request() -> None:
     assert told["requests"][0]["mask_ratio"] == 0.25
 
 
-def drawn(text: str) -> ET.Element:
-    return ET.fromstring(text)  # noqa: S314 - our own
-
-
 def test_one_rate_has_two_charts_and_several_have_five() -> None:
     one = charts([run("ours", 1.0, 1.0, 3.0, 2.0)])
     assert one.keys() == {"latency_cdf.svg", "latency_over_time.svg"}
-    assert len(drawn(one["latency_over_time.svg"]).findall(f"{SVG}circle")) == 3
+    assert one["latency_over_time.svg"].lines == {"1/s": [(0.0, 1.0), (1.0, 3.0), (2.0, 2.0)]}
     two = charts([run(name, rate, 1.0, 3.0) for rate in (1.0, 2.0) for name in ("ours", "theirs")])
     assert two.keys() - one.keys() == {"latency_by_rate.svg", "throughput_by_rate.svg", "slo_by_rate.svg"}
-    names = {text.text for text in drawn(two["latency_by_rate.svg"]).iter(f"{SVG}text")}
-    assert {"ours P50", "ours P99", "theirs P95"} <= names
-    assert len(drawn(two["slo_by_rate.svg"]).findall(f"{SVG}polyline")) == 2
+    assert {"ours P50", "ours P99", "theirs P95"} <= two["latency_by_rate.svg"].lines.keys()
+    assert two["slo_by_rate.svg"].lines == {name: [(1.0, 0.5), (2.0, 0.5)] for name in ("ours", "theirs")}
 
 
 def test_without_an_answer_there_is_no_chart() -> None:
@@ -202,29 +200,43 @@ def test_without_an_answer_there_is_no_chart() -> None:
 
 
 def test_the_last_point_of_a_cdf_is_the_slowest_request() -> None:
-    [line] = drawn(charts([run("ours", 1.0, *range(1, 1000))])["latency_cdf.svg"]).findall(f"{SVG}polyline")
-    xs, ys = zip(*(point.split(",") for point in line.attrib["points"].split()), strict=True)
-    assert max(map(float, xs)) == float(xs[-1])
-    assert float(ys[-1]) == min(map(float, ys)), "a share of 1 is at the top"
-    assert len(xs) < 600
+    [points] = charts([run("ours", 1.0, *range(1, 1000))])["latency_cdf.svg"].lines.values()
+    assert points[-1] == (999.0, 1.0)
+    assert max(points) == points[-1]
+    assert len(points) < 600
 
 
-def test_a_chart_is_xml_with_a_line_a_system_and_escaped_names() -> None:
-    chart = drawn(svg("P50", "rate", "s", {"a < b": [(1, 0.5), (2, 4.0)], "c": [(1, 1.0)]}))
-    assert len(chart.findall(f"{SVG}polyline")) == 2
-    assert len(chart.findall(f"{SVG}circle")) == 3
-    assert "a < b" in [text.text for text in chart.iter(f"{SVG}text")]
-    heights = [float(circle.attrib["cy"]) for circle in chart.findall(f"{SVG}circle")]
-    assert heights[1] < heights[2] < heights[0], "higher values lie higher"
+CHART = Chart("P50", "rate", "s", {"a < b": [(1, 0.5), (2, 4.0)], "c": [(1, 1.0)]}, logarithmic=True)
+
+
+def test_a_chart_has_a_line_a_system_with_its_points() -> None:
+    drawn = figure(CHART)
+    [axes] = drawn.axes
+    assert [np.asarray(line.get_xydata()).tolist() for line in axes.lines] == [
+        [[1, 0.5], [2, 4.0]],
+        [[1, 1.0]],
+    ]
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["a < b", "c"]
+    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("P50", "rate", "s")
+    assert (axes.get_yscale(), axes.get_xlim()[0]) == ("log", 0)
 
 
 def test_a_linear_axis_begins_at_nothing_and_points_need_no_line() -> None:
-    chart = drawn(svg("", "", "", {"a": [(0, 0.0), (1, 0.5), (1, 1.0)]}, logarithmic=False, drawn=Drawn.DOTS))
-    assert chart.findall(f"{SVG}polyline") == []
-    low, middle, high = (float(circle.attrib["cy"]) for circle in chart.findall(f"{SVG}circle"))
-    assert low - middle == pytest.approx(middle - high)
+    [axes] = figure(Chart("", "", "", {"a": [(0, 0.0), (1, 0.5), (1, 1.0)]}, Drawn.DOTS)).axes
+    assert (axes.get_yscale(), axes.get_ylim()[0]) == ("linear", 0)
+    [line] = axes.lines
+    assert (line.get_linestyle(), line.get_marker()) == ("None", ".")
+
+
+def test_equal_charts_are_equal_files_that_can_be_read_on_any_page() -> None:
+    text = svg(figure(CHART))
+    assert text == svg(figure(CHART))
+    found = ET.fromstring(text)  # noqa: S314 - our own
+    assert "a < b" in [one.text for one in found.iter(f"{SVG}text")], "text stays text"
+    ground = next(path for path in found.iter(f"{SVG}path") if path.attrib.get("style"))
+    assert "fill: #ffffff" in ground.attrib["style"], "also on a dark page"
 
 
 def test_a_chart_without_points_is_refused() -> None:
     with pytest.raises(ValueError, match="one point"):
-        svg("", "", "", {})
+        figure(Chart("", "", "", {}))

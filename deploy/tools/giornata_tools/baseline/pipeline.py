@@ -12,7 +12,7 @@ from PIL import Image
 
 from giornata.checkpoints import checkpoint_folder
 from giornata.families import read_model_card
-from giornata_tools.launcher.oracle import PIPELINES
+from giornata_tools.launcher.demo.oracle import PIPELINES
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Final
 
 from giornata.config import ENV_PREFIX
 from giornata.wire.workers import ServiceName
+from giornata_tools.launcher.plan import Plan
 from giornata_tools.launcher.process import Command
 
 MODULES: Final[Mapping[ServiceName, str]] = {
@@ -21,27 +22,17 @@ MODULES: Final[Mapping[ServiceName, str]] = {
     ServiceName.LORA_STORE: "giornata_lora_store",
 }
 """Started as ``python -m <module>``."""
-WITH_MODEL: Final = frozenset({ServiceName.DENOISER, ServiceName.PREPOST})
-"""Services that load the checkpoint."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
     """What every service is told."""
 
+    plan: Plan
     nats_url: str
     nats_password_file: Path | None
     """Of this service's user; None where the address holds user and password, or none are asked for."""
-    nats_servers: int
-    """Embedded ones; three keep everything three times."""
     redis_url: str
-    model: str
-    """Local folder or hub id."""
-    model_name: str | None
-    """How requests call the model; None for the folder's name."""
-    drain_s: float
-    torch_threads: int
-    """Threads of one process: competing ones are up to a hundred times slower than one each."""
 
 
 def environment(base: Mapping[str, str], around: Surroundings) -> dict[str, str]:
@@ -49,18 +40,18 @@ def environment(base: Mapping[str, str], around: Surroundings) -> dict[str, str]
 
     These are no flags, because addresses may hold passwords and everybody can read a command line.
     """
-    password_file, servers = around.nats_password_file, around.nats_servers
+    plan, password_file = around.plan, around.nats_password_file
     threads = dict.fromkeys(
-        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(around.torch_threads)
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(plan.torch_threads)
     )
     own = {
         "NATS_URL": around.nats_url,
         "REDIS_URL": around.redis_url,
-        "MODEL": around.model,
-        "DRAIN_S": f"{around.drain_s:g}",
-        **({"MODEL_NAME": around.model_name} if around.model_name else {}),
+        "MODEL": plan.model,
+        "DRAIN_S": f"{plan.drain_s:g}",
+        **({"MODEL_NAME": plan.model_name} if plan.model_name else {}),
         **({"NATS_PASSWORD_FILE": str(password_file)} if password_file else {}),
-        **({"REPLICAS": str(servers)} if servers > 1 else {}),
+        **({"REPLICAS": str(plan.nats_servers)} if plan.nats_servers > 1 else {}),
     }
     return {
         **base,

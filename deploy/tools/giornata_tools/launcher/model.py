@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from giornata.families import Family
+from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.process import LaunchError
 
-ROOT: Final = Path(__file__).parents[4]
-"""The repository."""
-TRAINED: Final = ROOT / "deploy" / "model" / "fresco"
-"""The trained checkpoint that the repository carries."""
-BUILDER: Final = (TRAINED.parent / "tokenizers.py", TRAINED.parent / "random" / "build.py")
+BUILDER: Final = tuple(
+    Path(__file__).parents[1] / "model" / name for name in ("tokenizers.py", "random/build.py")
+)
 """What builds checkpoints with random weights; its digest names the cached result."""
 SEED: Final = 0
 READY_S: Final = 120.0
@@ -93,7 +92,7 @@ async def _build(family: Family, folder: Path) -> None:
     )
     try:
         child = await asyncio.create_subprocess_exec(
-            *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
         try:
             output, _ = await child.communicate()

@@ -41,6 +41,7 @@ class Plan:
     port: int = 0
     """Of the first gateway; 0 for any free one."""
     torch_threads: int = 1
+    """Threads of one process: competing ones are up to a hundred times slower than one each."""
     drain_s: float = 20.0
     ready_s: float = 120.0
     env: Mapping[str, str] = field(default_factory=dict)

@@ -8,7 +8,8 @@ import os
 import re
 import signal
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -33,6 +34,17 @@ class Command:
     """The whole environment."""
     announcement: re.Pattern[str] | None = None
     """A log line by which the program says that it is up; services say it by telemetry instead."""
+
+
+@asynccontextmanager
+async def single_error() -> AsyncIterator[None]:
+    """A task group wraps even its body's own error in a group; of a group of one, raise the one."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) > 1:
+            raise
+        raise group.exceptions[0] from None
 
 
 class Process:

@@ -1,4 +1,4 @@
-"""``python -m giornata_tools.launcher up``: the stack in the foreground; accepted jobs survive a restart."""
+"""``giornata up``: the stack in the foreground; accepted jobs survive a restart."""
 
 from __future__ import annotations
 
@@ -9,23 +9,18 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
-from urllib.parse import urlsplit
 
 from giornata import families
 from giornata.families import Family
 from giornata.wire.workers import ServiceName
+from giornata_tools.checkout import MODELS, PROFILE, STATE
+from giornata_tools.doors.addresses import without_password
 from giornata_tools.launcher import environment, model
 from giornata_tools.launcher.plan import Plan
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import Stack, running
 
 Say = Callable[[str], None]
-
-STATE: Final = model.ROOT / ".giornata"
-MODELS: Final = STATE / "models"
-PROFILE: Final = STATE / "profile.json"
-"""Where `giornata profile` writes by default."""
 
 
 @dataclass(frozen=True)
@@ -118,14 +113,3 @@ def addresses(stack: Stack, chosen: model.Model) -> str:
         f"    -F image=@photo.png -F mask=@mask.png -F prompt='a red star' -F padding_mask_crop=88\n\n"
         f"Ctrl-C drains and stops.\n"
     )
-
-
-def without_password(urls: str) -> str:
-    """One URL, or several with commas between them, fit for a terminal that others may see."""
-    return ",".join(_without_password(url) for url in urls.split(","))
-
-
-def _without_password(url: str) -> str:
-    place = urlsplit(url)
-    user, at, host = place.netloc.rpartition("@")
-    return place._replace(netloc=f"***@{host}").geturl() if at and user else url

@@ -10,8 +10,5 @@ Read in this order:
 * `driver`, `images_api`, `balancing` - sends them
   when they are due, to one server or to several, and reads answers
 * `outcomes` and `statistics` - what became of them, and its figures
-* `report`, `plots` and `charts` - how it is told
-
-What these modules import beyond the services' needs is the extra ``cli`` of the distribution; facts, distributions,
-arrivals and charts import nothing.
+* `report`, `plots`, `charts` and `drawing` - how it is told
 """

@@ -50,7 +50,7 @@ VERSIONS: Final = (
 
 @dataclass(frozen=True)
 class Options:
-    """Flags of ``python -m giornata_tools.quality``."""
+    """Flags of ``giornata quality``."""
 
     out: Path
     against: Path | None

@@ -13,11 +13,11 @@ from typing import Final
 from giornata.fleet import Fleet
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
 from giornata.wire.models import ModelCard
+from giornata_tools.checkout import MODELS
 from giornata_tools.launcher import environment, model
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import running
-from giornata_tools.launcher.up import MODELS
 from giornata_tools.launcher.watch import FleetWatch
 
 HEARD_S: Final = 10.0

@@ -22,14 +22,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from giornata_tools.simulation.jobs import Job
+from giornata_tools.simulation.jobs import SimulatedJob
 from giornata_tools.simulation.machines import Machine
 
 PRECISION_S = 0.005
 
 
 @dataclass(frozen=True)
-class Task:
+class PooledTask:
     """A job on the pooled machine."""
 
     released_s: float
@@ -38,7 +38,7 @@ class Task:
     """Of the pool."""
 
 
-def most_on_time(tasks: Sequence[Task]) -> int:
+def most_on_time(tasks: Sequence[PooledTask]) -> int:
     """How many can end in time on one machine, no two of them at once.
 
     Args:
@@ -65,7 +65,7 @@ class _Kept:
         self._settled = 0
         self._settled_s = 0.0
         """When the last of those ends."""
-        self._tasks: list[Task] = []
+        self._tasks: list[PooledTask] = []
         """Without a pause between them."""
         self._starts: list[float] = []
         self.ends_s = 0.0
@@ -73,7 +73,7 @@ class _Kept:
     def __len__(self) -> int:
         return self._settled + len(self._tasks)
 
-    def append(self, task: Task) -> None:
+    def append(self, task: PooledTask) -> None:
         if task.released_s >= self.ends_s:
             self._settled, self._settled_s = len(self), self.ends_s
             self._tasks, self._starts = [], []
@@ -128,7 +128,7 @@ class Bound:
 
     def __init__(
         self,
-        jobs: Sequence[Job],
+        jobs: Sequence[SimulatedJob],
         machines: Sequence[Machine],
         *,
         encode_ms: float = 0.0,
@@ -171,7 +171,9 @@ class Bound:
 
     def _on_time(self, jobs: Sequence[_Kind], x_s: float) -> int:
         tasks = [
-            Task(job.released_s, job.at_s + x_s - self._finish_s, self._charge_s(job, x_s) / self._speed)
+            PooledTask(
+                job.released_s, job.at_s + x_s - self._finish_s, self._charge_s(job, x_s) / self._speed
+            )
             for job in jobs
             if job.shortest_s <= x_s
         ]
@@ -188,7 +190,7 @@ class Bound:
         return charged
 
 
-def _faster(first: Machine, machine: Machine, jobs: Sequence[Job]) -> float:
+def _faster(first: Machine, machine: Machine, jobs: Sequence[SimulatedJob]) -> float:
     """The most by which `machine` is faster than `first`, of all rows' steps."""
     shapes = {shape for job in jobs for shape in job.demand.shapes}
     ratios = [1.0] if machine == first else []
@@ -199,7 +201,9 @@ def _faster(first: Machine, machine: Machine, jobs: Sequence[Job]) -> float:
     return max(ratios, default=1.0)
 
 
-def _kind(job: Job, first: Machine, kinds: Sequence[Machine], encode_s: float, finish_s: float) -> _Kind:
+def _kind(
+    job: SimulatedJob, first: Machine, kinds: Sequence[Machine], encode_s: float, finish_s: float
+) -> _Kind:
     rows = []
     for shape in job.demand.shapes:
         load = shape.load(first.pace, reuses=True)
@@ -212,7 +216,7 @@ def _kind(job: Job, first: Machine, kinds: Sequence[Machine], encode_s: float, f
     return _Kind(job.at_s, shortest_s, job.at_s + encode_s, tuple(rows))
 
 
-def _alone_ms(job: Job, machine: Machine) -> float:
+def _alone_ms(job: SimulatedJob, machine: Machine) -> float:
     """Each of its rows on a machine of its own."""
     loads = job.demand.loads(machine.pace, reuses=True)
     return max(load.steps * machine.pace.base_ms + load.work_ms for load in loads)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.occupancy import Attempt
 from giornata.wire.jobs import Priority
 from giornata_tools.loadgen.workload import Request
 
@@ -15,7 +16,7 @@ DIGEST = "0" * 64
 
 
 @dataclass(frozen=True)
-class Picture:
+class EditedPicture:
     """The size that all jobs edit, and how their rows reuse."""
 
     text: int = 512
@@ -36,7 +37,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Job:
+class SimulatedJob:
     """One request."""
 
     job_id: str
@@ -54,9 +55,29 @@ class Job:
         return len(self.demand.shapes)
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Rows of a job that one worker gets together."""
+
+    job: SimulatedJob
+    attempt: int
+    rows: tuple[int, ...]
+    """Their indices."""
+
+    @property
+    def key(self) -> Attempt:
+        """Job and attempt."""
+        return self.job.job_id, self.attempt
+
+    @property
+    def demand(self) -> Demand:
+        """What its rows ask for."""
+        return replace(self.job.demand, shapes=tuple(self.job.demand.shapes[row] for row in self.rows))
+
+
 def jobs_of(
-    requests: Sequence[Request], picture: Picture, *, reuse: bool = True, slo_s: float | None = None
-) -> list[Job]:
+    requests: Sequence[Request], picture: EditedPicture, *, reuse: bool = True, slo_s: float | None = None
+) -> list[SimulatedJob]:
     """A job of every request, in the order of their times.
 
     Args:
@@ -76,7 +97,7 @@ def jobs_of(
             shapes=(shape,) * request.n,
             template=template_name(request.template) if reuse else None,
         )
-        made.append(Job(f"j{number}", request.at_s, demand, slo_s))
+        made.append(SimulatedJob(f"j{number}", request.at_s, demand, slo_s))
     return made
 
 

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from giornata_tools.loadgen.statistics import spread
-from giornata_tools.simulation.jobs import Job
-from giornata_tools.simulation.worker import Counted
+from giornata_tools.simulation.jobs import SimulatedJob
+
+
+@dataclass(slots=True)
+class Counted:
+    """What a worker has done."""
+
+    busy_s: float = 0.0
+    steps: int = 0
+    row_steps: int = 0
+    hits: dict[str, int] = field(default_factory=lambda: {"memory": 0, "disk": 0, "miss": 0})
+    """Jobs that may reuse, by where their template was."""
+    recorded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedJob:
     """A job and when its stages ended, in seconds of the virtual clock."""
 
-    job: Job
+    job: SimulatedJob
     assigned_s: float
     denoised_s: float
     ended_s: float
@@ -52,10 +63,10 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulatedRun:
     """Everything that one simulation tells."""
 
-    ended: tuple[Ended, ...]
+    ended: tuple[EndedJob, ...]
     """In the order of their ends."""
     workers: tuple[WorkerFigures, ...]
     moments: tuple[Moment, ...]
@@ -100,7 +111,7 @@ class Summary:
     recorded: int
 
 
-def summary(run: Run, warmup_s: float = 0.0) -> Summary:
+def summary(run: SimulatedRun, warmup_s: float = 0.0) -> Summary:
     """Of jobs that arrived after the warm-up; workers' figures are those of the whole run.
 
     Raises:
