@@ -32,7 +32,7 @@ from giornata.scheduling.in_turn import LOOKED_AT
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import finish_time
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
-from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.stack import running
 from giornata_tools.model.random.build import build
 from tests.bench.engine import MASKED_STEPS, assembly_times, bookkeeping_times, opened
@@ -57,7 +57,7 @@ BOOKKEEPING = "step bookkeeping: admission, plans, loads"
 
 async def request_overhead(model: Path, state: Path) -> tuple[Measured, Measured]:
     """Milliseconds of (whole requests, requests minus their compute spans), sequential edits on a quiet stack."""
-    plan = Plan(state=state, logs=state / "logs", model=str(model))
+    plan = StackPlan(state=state, logs=state / "logs", model=str(model))
     image, mask = file(scene(SIZE, SIZE)), file(box(SIZE, SIZE))
     whole, overhead = [], []
     async with running(plan) as stack:

@@ -21,7 +21,7 @@ from giornata.scheduling.policies import Candidate, Policy, PolicyName, finish_t
 from giornata.wire.workers import Tier
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.distributions import Mix, zipf
-from giornata_tools.loadgen.workload import Shape, Workload
+from giornata_tools.loadgen.workload import MaskShape, Workload
 from giornata_tools.simulation.jobs import EditedPicture, template_name
 from giornata_tools.simulation.published import DECODE_MS, FLUX_PICTURE, h800_flux
 from giornata_tools.simulation.results import Summary
@@ -71,7 +71,7 @@ def scenario(seconds: float, **changed: Any) -> Scenario:
         facts.STEPS,
         changed.get("images", {1: 1.0}),
         weights,
-        Shape.SQUARE,
+        MaskShape.SQUARE,
     )
     machine = h800_flux()
     machine = replace(machine, storage=replace(machine.storage, memory_bytes=MEMORY_BYTES))

@@ -28,7 +28,7 @@ from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.model import choose
-from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import Stack, running
 from tests.e2e.browsing import launched, visiting
@@ -158,7 +158,7 @@ def live_stack(
     Fails if a process did not end in order, or if NATS has refused a service something that it wanted.
     """
     with tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()) as folder, Portal() as portal:
-        plan = Plan(
+        plan = StackPlan(
             state=Path(folder),
             logs=Path(folder) / "logs",
             model=str(model),

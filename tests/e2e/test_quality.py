@@ -9,16 +9,16 @@ import pytest
 from giornata.families import read_model_card
 from giornata_tools.cli.local.quality import quality
 from giornata_tools.launcher.process import LaunchError
-from giornata_tools.quality.evaluation import Options, evaluate
-from giornata_tools.quality.report import Report
+from giornata_tools.quality.evaluation import QualityOptions, evaluate
+from giornata_tools.quality.report import QualityReport
 from tests.e2e.conftest import LiveStack
 
 
-def given(*flags: str) -> Options:
-    return Options(**quality.make_context("quality", list(flags)).params)
+def given(*flags: str) -> QualityOptions:
+    return QualityOptions(**quality.make_context("quality", list(flags)).params)
 
 
-def options(stack: LiveStack, out: Path, *more: str) -> Options:
+def options(stack: LiveStack, out: Path, *more: str) -> QualityOptions:
     few = ("--limit", "6", "--steps", "2", "--in-flight", "3")
     return given("--nats", stack.nats_url, "--out", str(out), *few, *more)
 
@@ -32,7 +32,7 @@ async def test_a_random_model_fails_its_gates_and_a_rerun_gives_the_same_picture
     first, second = tmp_path / "first", tmp_path / "second"
 
     assert await evaluate(options(stack, first)) == 1
-    report = Report.model_validate_json((tmp_path / "first.json").read_text())
+    report = QualityReport.model_validate_json((tmp_path / "first.json").read_text())
     adherence, completion, seams, strayed = report.gates
     assert not any(gate.holds for gate in (adherence, completion, seams))
     assert strayed.holds, "the paste keeps every pixel outside of the mask, however bad the model"
@@ -43,7 +43,7 @@ async def test_a_random_model_fails_its_gates_and_a_rerun_gives_the_same_picture
     assert len(list(first.glob("*.png"))) == 6
 
     assert await evaluate(options(stack, second, "--against", str(first), "--no-gates")) == 0
-    closeness = Report.model_validate_json((tmp_path / "second.json").read_text()).closeness
+    closeness = QualityReport.model_validate_json((tmp_path / "second.json").read_text()).closeness
     assert closeness is not None
     assert closeness.n == 6
     assert closeness.psnr_in_mask_db > 45, "seeds are fixed; who shares a batch changes a rounding at most"

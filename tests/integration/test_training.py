@@ -22,7 +22,7 @@ from giornata_tools.model.scenes import Task, masks, sample
 from giornata_tools.model.train import autoencoder, checkpointing, decoder, guidance, painter, pool
 from giornata_tools.model.train.__main__ import main
 from giornata_tools.model.train.checkpointing import Unusable
-from giornata_tools.model.train.plan import Plan
+from giornata_tools.model.train.plan import StagePlan
 from giornata_tools.model.train.ranks import Ranks
 
 
@@ -45,8 +45,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder, "BATCHES", ((48, 1), (48, 1), (64, 1)))
 
 
-def plan(folder: Path, steps: int) -> Plan:
-    return Plan(folder, steps, 0, torch.device("cpu"))
+def plan(folder: Path, steps: int) -> StagePlan:
+    return StagePlan(folder, steps, 0, torch.device("cpu"))
 
 
 @pytest.mark.usefixtures("small")
@@ -59,7 +59,7 @@ def test_the_recipe_goes_on_where_it_stopped_and_ends_in_a_checkpoint(tmp_path: 
     painter.run(plan(tmp_path, 2))
     _everything_is_restored(tmp_path)
     painter.run(plan(tmp_path, 3))
-    assert painter.Run(plan(tmp_path, 3)).step == 3
+    assert painter.PainterRun(plan(tmp_path, 3)).step == 3
 
     guidance.run(plan(tmp_path, 1))
     before = autoencoder.load(tmp_path).state_dict()
@@ -89,7 +89,7 @@ def _everything_is_restored(folder: Path) -> None:
     """Weights, averages, both optimisers' moments and the count of scenes are those of the file."""
     state = checkpointing.load(folder / "painter.pt")
     assert state is not None
-    run = painter.Run(plan(folder, 3))
+    run = painter.PainterRun(plan(folder, 3))
     assert run.step == state["step"] == 2
     assert any(p.any() for p in run.painter.transformer.proj_out.parameters()), "it has learnt something"
     for module, saved in ((run.painter, state["painter"]), (run.average, state["average"])):
@@ -114,7 +114,7 @@ def test_a_stage_without_what_it_builds_on_says_so(
     shutil.copytree(TRAINED / "vae", tmp_path / "vae")
     assert ended(["guidance", *folder, "--steps", "1"]) == 1
     assert "painter.pt is missing" in capsys.readouterr().err
-    painter.Run(plan(tmp_path, 2)).save()
+    painter.PainterRun(plan(tmp_path, 2)).save()
     assert ended(["export", *folder]) == 1
     assert "stopped at step 0 of 2" in capsys.readouterr().err
     assert ended(["all", *folder, "--start", str(TRAINED)]) == 2
@@ -125,13 +125,13 @@ def test_a_stage_without_what_it_builds_on_says_so(
 def test_learning_on_begins_with_the_checkpoints_weights(tmp_path: Path) -> None:
     """And compiles on request: what is compiled is the same module, under the same names."""
     shutil.copytree(TRAINED / "vae", tmp_path / "vae")
-    run = painter.Run(replace(plan(tmp_path, 1), start=TRAINED, compiled=True))
+    run = painter.PainterRun(replace(plan(tmp_path, 1), start=TRAINED, compiled=True))
     shipped = FluxFillPipeline.from_pretrained(TRAINED, dtype=torch.float32)
     torch.testing.assert_close(
         run.painter.transformer.state_dict(), shipped.transformer.state_dict(), rtol=0, atol=0
     )
     assert run.painter.transformer._compiled_call_impl is not None
-    assert painter.Run(plan(tmp_path, 1)).painter.transformer._compiled_call_impl is None
+    assert painter.PainterRun(plan(tmp_path, 1)).painter.transformer._compiled_call_impl is None
 
 
 @pytest.mark.slow
@@ -159,7 +159,7 @@ def _same_as_the_pipeline(folder: Path, side: int) -> None:
         pipeline.vae.encoder.conv_out.weight[8:] = 0
         pipeline.vae.encoder.conv_out.bias[8:] = -30
     scene = sample(np.random.default_rng(1), side, Task.ADD, 24.0)
-    run = painter.Run(plan(folder, 1), guidance.GUIDANCE)
+    run = painter.PainterRun(plan(folder, 1), guidance.GUIDANCE)
     run.average.transformer.load_state_dict(pipeline.transformer.state_dict())
     run.average.clip.load_state_dict(pipeline.text_encoder.state_dict())
     run.average.t5.load_state_dict(pipeline.text_encoder_2.state_dict())

@@ -15,7 +15,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from giornata_tools.doors.edits import StepCount, Told
+from giornata_tools.doors.edits import EditProgress, StepCount
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
 @contextmanager
 def edit_steps(
     pictures: int, console: Console | None = None, *, shown: bool = True
-) -> Iterator[Callable[[Told], bool]]:
+) -> Iterator[Callable[[EditProgress], bool]]:
     """A bar over the steps of all `pictures`; call what it yields with all that is told of an edit.
 
     That returns whether there is a bar.
@@ -62,7 +62,7 @@ def edit_steps(
     count = StepCount(pictures)
     with drawn(count.state, None, console, shown=shown) as update:
 
-        def tell(told: Told) -> bool:
+        def tell(told: EditProgress) -> bool:
             count.hear(told)
             if update:
                 update(count.done, count.total or None, count.state)

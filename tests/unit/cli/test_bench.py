@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from giornata_tools.baseline.program import Options
+from giornata_tools.baseline.program import BaselineOptions
 from giornata_tools.checkout import TRAINED
 from giornata_tools.cli.app import cli
 from giornata_tools.cli.bench import values as bench_values
@@ -161,7 +161,7 @@ def test_the_baseline_takes_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
         "device": "auto",
         "dtype": "auto",
     }
-    assert ran == [("baseline", Options(model=str(TRAINED), batch=2, torch_threads=1, **usual))]  # type: ignore[arg-type]  # of several types
+    assert ran == [("baseline", BaselineOptions(model=str(TRAINED), batch=2, torch_threads=1, **usual))]  # type: ignore[arg-type]  # of several types
 
 
 def test_the_load_generator_imports_nothing_that_computes_tensors() -> None:

@@ -29,9 +29,9 @@ def test_python_is_new_enough() -> None:
     assert (old.verdict, "3.10.14" in old.sentence) == (Verdict.FAIL, True)
 
 
-def test_all_seven_distributions_are_wanted_and_here() -> None:
+def test_all_eight_distributions_are_wanted_and_here() -> None:
     want = packages.wanted(ROOT)
-    assert len(want) == 7
+    assert len(want) == 8
     assert packages.distributions(want).verdict is Verdict.OK
     assert packages.requirements(want).verdict is Verdict.OK
 

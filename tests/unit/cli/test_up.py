@@ -18,7 +18,7 @@ from giornata_tools.cli.app import cli
 from giornata_tools.launcher import program
 from giornata_tools.launcher.demo.demo import DemoOptions
 from giornata_tools.launcher.up import UpOptions
-from giornata_tools.quality.evaluation import Options as QualityOptions
+from giornata_tools.quality.evaluation import QualityOptions
 
 
 @pytest.fixture

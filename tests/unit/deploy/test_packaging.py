@@ -61,14 +61,12 @@ def _parts(folder: Path, extra: str) -> list[Path]:
     """The sources that an extra is for."""
     if folder == SHARED:
         return [SHARED / "giornata" / extra]
-    tools = TOOLS / "giornata_tools"
-    return {
-        "bench": [tools / "loadgen" / "drawing.py"],
-        "local": [tools / name for name in ("baseline", "launcher", "model", "quality")],
-    }[extra]
+    if extra == "bench":
+        return [path for name in ("drawing", "scatter") for path in folder.rglob(f"{name}.py")]
+    return [folder / "giornata_tools" / name for name in ("baseline", "launcher", "model", "quality")]
 
 
-EXTRAS = [(folder, name) for folder in (SHARED, TOOLS) for name in _extras(folder)]
+EXTRAS = [(folder, name) for folder in FOLDERS for name in _extras(folder)]
 
 
 def _names(items: Collection[str]) -> set[str]:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from giornata_tools.bars import edit_steps
-from giornata_tools.doors.edits import Order, Told
+from giornata_tools.doors.edits import EditOrder, EditProgress
 from giornata_tools.doors.http_door import open_http
 from giornata_tools.launcher.demo.client import ask
 from giornata_tools.launcher.demo.demo import told_to
@@ -24,15 +24,15 @@ async def test_a_gateway_that_hangs_up_is_told_in_a_sentence() -> None:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with open_http(url, None) as door:
             with pytest.raises(LaunchError, match=rf"^The gateway at {url} stopped answering: .+\."):
-                await ask(door, Order(b"i", b"m", {"prompt": "p"}), lambda _: None)
+                await ask(door, EditOrder(b"i", b"m", {"prompt": "p"}), lambda _: None)
 
 
 def test_a_dumb_terminal_gets_a_line_per_step() -> None:
     out = StringIO()
     with told_to(Console(file=out, force_terminal=False)) as tell:
-        tell(Told("preparing", 1))
+        tell(EditProgress("preparing", 1))
         for step in (1, 2):
-            tell(Told("running", 1, 0, step, 2))
+            tell(EditProgress("running", 1, 0, step, 2))
     assert out.getvalue().splitlines() == ["  preparing", "  running: step 1 of 2", "  running: step 2 of 2"]
 
 
@@ -40,5 +40,5 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     out = StringIO()
     with edit_steps(1, Console(file=out, force_terminal=True, width=100)) as draw:
-        assert draw(Told("running", 1, 0, 2, 2)), "it says that there is a bar"
+        assert draw(EditProgress("running", 1, 0, 2, 2)), "it says that there is a bar"
     assert "2/2" in out.getvalue()

@@ -12,16 +12,16 @@ from giornata.config import ServiceConfig, load
 from giornata.families import Family
 from giornata.wire.workers import ServiceName
 from giornata_tools.cli.local.up import up
-from giornata_tools.launcher.commands import Surroundings, environment, gateway_flags, service_command
+from giornata_tools.launcher.commands import ServiceSurroundings, environment, gateway_flags, service_command
 from giornata_tools.launcher.model import DOWNLOAD_S, Model, builder_digest, choose, publish
-from giornata_tools.launcher.plan import DRAIN_ORDER, MAX_RESTART_DELAY_S, Plan, restart_delay_s
+from giornata_tools.launcher.plan import DRAIN_ORDER, MAX_RESTART_DELAY_S, StackPlan, restart_delay_s
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import NatsServer, nats_config, valkey_config
 from giornata_tools.launcher.up import UpOptions, plan
 from giornata_tools.launcher.warden import remaining
 
-AROUND = Surroundings(
-    Plan(
+AROUND = ServiceSurroundings(
+    StackPlan(
         state=Path("state"),
         logs=Path("logs"),
         model="/models/fill",
@@ -70,7 +70,7 @@ def test_one_torch_thread_per_process() -> None:
 
 
 def test_a_model_without_a_name_gets_none() -> None:
-    unnamed = Surroundings("n", None, 1, "r", "m", None, 1, 1)
+    unnamed = replace(AROUND, plan=replace(AROUND.plan, model_name=None))
     assert "GIORNATA_MODEL_NAME" not in environment({}, unnamed)
 
 
@@ -212,4 +212,4 @@ def test_of_two_builds_at_a_time_the_first_stays(tmp_path: Path) -> None:
 
 
 def test_a_plan_has_one_of_each_service() -> None:
-    assert Plan(state=Path("s"), logs=Path("l"), model="m").replicas == dict.fromkeys(ServiceName, 1)
+    assert StackPlan(state=Path("s"), logs=Path("l"), model="m").replicas == dict.fromkeys(ServiceName, 1)

@@ -12,8 +12,8 @@ from giornata.wire.times import StageTimes
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.demo.report import (
     ORACLE_LIMIT,
+    DemoReport,
     EditReport,
-    Report,
     ServiceReport,
     failings,
     max_abs_diff,
@@ -41,8 +41,8 @@ def edit(**changes: object) -> EditReport:
     ).model_copy(update=changes)
 
 
-def report(*edits: EditReport) -> Report:
-    return Report(
+def report(*edits: EditReport) -> DemoReport:
+    return DemoReport(
         model="tiny-flux-fill",
         edits=edits or (edit(),),
         services={"gateway": ServiceReport(instances=1, version="0.1.0")},

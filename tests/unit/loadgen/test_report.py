@@ -14,21 +14,21 @@ from rich.console import Console
 
 from giornata_tools.loadgen.charts import Chart, Drawn
 from giornata_tools.loadgen.drawing import figure, svg
-from giornata_tools.loadgen.outcomes import Answer, Outcome, judged
+from giornata_tools.loadgen.outcomes import Outcome, ServerAnswer, judged
 from giornata_tools.loadgen.plots import charts
-from giornata_tools.loadgen.report import WIDTH, Run, notes, table, value
+from giornata_tools.loadgen.report import WIDTH, MeasuredRun, notes, table, value
 from giornata_tools.loadgen.statistics import Figures, figures, spread
-from giornata_tools.loadgen.workload import Request, Shape
+from giornata_tools.loadgen.workload import MaskShape, Request
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def request(at_s: float, n: int = 1) -> Request:
-    return Request(at_s, 0, 0.25, 8, n, round(at_s * 1000), Shape.BLOB)
+    return Request(at_s, 0, 0.25, 8, n, round(at_s * 1000), MaskShape.BLOB)
 
 
 def ended(at_s: float, latency_s: float, code: str | None = None, late_s: float = 0.0) -> Outcome:
-    answer = Answer(code=code, message="why") if code else Answer(1)
+    answer = ServerAnswer(code=code, message="why") if code else ServerAnswer(1)
     return Outcome(request(at_s), at_s + latency_s, answer, at_s + late_s, 1)
 
 
@@ -55,15 +55,17 @@ def test_an_answer_is_judged_by_status_and_form(status: int, body: Any, answer: 
 
 
 def test_what_is_no_json_is_told_as_it_is() -> None:
-    assert judged(502, b"<html>\xff", 1) == Answer(0, "http_502", "<html>\ufffd")
+    assert judged(502, b"<html>\xff", 1) == ServerAnswer(0, "http_502", "<html>\ufffd")
     assert judged(200, b"\x89PNG", 1).code == "not_an_image_answer"
 
 
 def test_fewer_pictures_than_asked_for_are_an_error_with_the_servers_code() -> None:
     told: dict[str, Any] = {"data": [{"b64_json": "x"}]}
-    assert judged(200, json.dumps(told).encode(), 2) == Answer(1, "pictures_missing", "1 of 2 pictures came")
+    assert judged(200, json.dumps(told).encode(), 2) == ServerAnswer(
+        1, "pictures_missing", "1 of 2 pictures came"
+    )
     told["giornata"] = {"errors": [{"index": 1, "error": {"code": "row_poisoned", "message": "bad"}}]}
-    assert judged(200, json.dumps(told).encode(), 2) == Answer(1, "row_poisoned", "bad")
+    assert judged(200, json.dumps(told).encode(), 2) == ServerAnswer(1, "row_poisoned", "bad")
     told["giornata"] = {"errors": ["?"]}
     assert judged(200, json.dumps(told).encode(), 2).code == "pictures_missing"
 
@@ -73,9 +75,7 @@ def test_percentiles_are_those_of_numpy(values: list[float]) -> None:
     found = spread(values)
     assert found is not None
     expected = [np.mean(values), *np.percentile(values, [50, 95, 99]), max(values)]
-    assert [found.mean, found.p50, found.p95, found.p99, found.most] == pytest.approx(
-        expected, rel=1e-12, abs=1e-9
-    )
+    assert [found.mean, found.p50, found.p95, found.p99, found.most] == pytest.approx(expected, abs=1e-9)
 
 
 def test_there_are_no_percentiles_of_nothing() -> None:
@@ -104,7 +104,7 @@ def test_errors_count_by_code_and_against_the_goodput_and_not_in_latencies() -> 
             ended(15.0, 0.1, "queue_full"),
             ended(16.0, 0.1, "timeout"),
             ended(17.0, 0.1, "queue_full"),
-            Outcome(request(18.0), 18.0, Answer(code="too_many_in_flight")),
+            Outcome(request(18.0), 18.0, ServerAnswer(code="too_many_in_flight")),
         ]
     )
     assert found.errors == {"queue_full": 2, "timeout": 1, "too_many_in_flight": 1}
@@ -125,7 +125,7 @@ def test_throughput_counts_until_the_last_answer() -> None:
 
 
 def test_lateness_is_of_what_was_sent() -> None:
-    found = figures_of([ended(10.0, 1.0, late_s=0.5), Outcome(request(11.0), 11.0, Answer(code="x"))])
+    found = figures_of([ended(10.0, 1.0, late_s=0.5), Outcome(request(11.0), 11.0, ServerAnswer(code="x"))])
     assert found.late_s is not None
     assert found.late_s.mean == 0.5
 
@@ -138,12 +138,12 @@ def test_what_did_not_end_is_counted_apart() -> None:
     assert (found.slo_share, found.goodput_per_s) == (None, None)
 
 
-def run(target: str, rate: float | None, *latencies: float, slo_s: float | None = 2.0) -> Run:
+def run(target: str, rate: float | None, *latencies: float, slo_s: float | None = 2.0) -> MeasuredRun:
     outcomes = [ended(10.0 + place, latency) for place, latency in enumerate(latencies)]
-    return Run(target, rate, 10.0, tuple(outcomes), figures_of(outcomes, slo_s=slo_s))
+    return MeasuredRun(target, rate, 10.0, tuple(outcomes), figures_of(outcomes, slo_s=slo_s))
 
 
-def printed(runs: list[Run]) -> str:
+def printed(runs: list[MeasuredRun]) -> str:
     console = Console(width=WIDTH)
     with console.capture() as capture:
         console.print(table(runs))
@@ -168,7 +168,7 @@ def test_notes_tell_errors_with_a_reason_and_a_slow_generator() -> None:
     outcomes = [ended(10.0, 1.0, late_s=0.9), ended(11.0, 1.0, "queue_full")]
     planned = [*(outcome.request for outcome in outcomes), request(13.0)]
     found = figures(planned, outcomes, warmup_s=10.0, seconds=20.0, slo_s=None)
-    told = notes([Run("ours", 3.0, 10.0, tuple(outcomes), found)])
+    told = notes([MeasuredRun("ours", 3.0, 10.0, tuple(outcomes), found)])
     assert told == [
         "ours, 3/s: 1 x queue_full: why",
         "ours, 3/s: 1 requests were given up without an answer or not sent.",
@@ -196,7 +196,7 @@ def test_one_rate_has_two_charts_and_several_have_five() -> None:
 
 def test_without_an_answer_there_is_no_chart() -> None:
     outcomes = [ended(10.0, 1.0, "timeout")]
-    assert charts([Run("ours", 1.0, 10.0, tuple(outcomes), figures_of(outcomes))]) == {}
+    assert charts([MeasuredRun("ours", 1.0, 10.0, tuple(outcomes), figures_of(outcomes))]) == {}
 
 
 def test_the_last_point_of_a_cdf_is_the_slowest_request() -> None:

@@ -20,10 +20,10 @@ from giornata_tools.quality.checker import Found
 from giornata_tools.quality.evaluation import assess
 from giornata_tools.quality.metrics import PSNR_CEILING_DB
 from giornata_tools.quality.page import outlined, page, panels
-from giornata_tools.quality.report import Gate, MaskBlur, Report, Run
+from giornata_tools.quality.report import Gate, MaskBlur, QualityReport, QualityRun
 from giornata_tools.quality.scoring import Addition, Removal, Scored, score, strayed_px
 
-RUN = Run(
+RUN = QualityRun(
     model="fresco",
     model_digest="0123456789abcdef",
     family="flux-fill",
@@ -160,7 +160,7 @@ def test_a_feather_may_change_its_own_pixels(additions: list[Case]) -> None:
 def test_numbers_survive_their_file(additions: list[Case], removals: list[Case]) -> None:
     found = assess(RUN, perfect([*additions, *removals]), None)
     text = found.model_dump_json()
-    assert Report.model_validate_json(text) == found
+    assert QualityReport.model_validate_json(text) == found
     assert [gate["holds"] for gate in json.loads(text)["gates"]] == [True] * 4
 
 

@@ -14,7 +14,7 @@ from giornata_tools.baseline.server import Baseline, serving
 
 
 @dataclass(frozen=True)
-class Options:
+class BaselineOptions:
     """Flags of ``giornata bench baseline``."""
 
     model: str
@@ -28,7 +28,7 @@ class Options:
     torch_threads: int
 
 
-async def serve(options: Options) -> int:
+async def serve(options: BaselineOptions) -> int:
     """Load the checkpoint, print the address, serve until cancelled."""
     gpu = options.device != "cpu" and torch.cuda.is_available()
     device = torch.device(("cuda" if gpu else "cpu") if options.device == "auto" else options.device)

@@ -33,7 +33,7 @@ class Commands(click.Group):
     """A group that knows its commands by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """In the order in which a newcomer meets them."""
+        """Names in the order in which a newcomer meets them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature

@@ -7,6 +7,8 @@ from importlib import metadata
 
 import click
 
+from giornata_tools.provenance import installed
+
 DISTRIBUTION = "giornata-tools"
 
 
@@ -17,17 +19,9 @@ def require(extra: str) -> None:
         click.ClickException: names what is missing and says how to get it.
     """
     named = [item for item in metadata.requires(DISTRIBUTION) or () if f'extra == "{extra}"' in item]
-    missing = [name for item in named if not _installed(name := re.split(r"[^\w.-]", item)[0])]
+    missing = [name for item in named if installed(name := re.split(r"[^\w.-]", item)[0]) is None]
     if missing:
         raise click.ClickException(
             f"This command needs {', '.join(missing)}: run `make setup` in the checkout, or "
             f"`pip install --constraint constraints.txt --editable 'deploy/tools[{extra}]'` there."
         )
-
-
-def _installed(name: str) -> bool:
-    try:
-        metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True

@@ -65,7 +65,7 @@ def choose_door(
 
     Args:
         url: of a gateway, typed or from the environment.
-        nats_url: likewise, of NATS.
+        nats_url: of NATS servers, typed or from the environment.
         url_typed: whether `url` was typed.
         nats_typed: whether `nats_url` was typed.
 

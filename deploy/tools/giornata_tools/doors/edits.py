@@ -10,7 +10,7 @@ from giornata.wire.errors import ErrorBody, from_body
 
 
 @dataclass(frozen=True)
-class Order:
+class EditOrder:
     """An edit to hand in."""
 
     image: bytes
@@ -20,13 +20,13 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Told:
+class EditProgress:
     """A job entered a state, or one of its pictures finished a step."""
 
     state: str
     attempt: int
     index: int = 0
-    """Of the picture."""
+    """The picture's index."""
     step: int = 0
     """Steps computed; 0 for a state."""
     steps: int = 0
@@ -37,19 +37,19 @@ class Preview:
     """A picture so far: small, to be scaled up to `box`."""
 
     index: int
-    """Of the picture."""
+    """The picture's index."""
     number: int
     """0 for the picture's first one."""
     step: int
     box: tuple[int, ...]
     """Left, top, width and height of the part that it covers, in pixels of the output."""
     suffix: str
-    """By which a file of its format ends."""
+    """Ending of a file of its format."""
     data: bytes
 
 
 @dataclass(frozen=True)
-class Painted:
+class PaintedPicture:
     """One finished picture."""
 
     index: int
@@ -67,24 +67,24 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EditOutcome:
     """What became of an order: at least one picture."""
 
     job_id: str
     size: str
     """WIDTHxHEIGHT of the pictures."""
-    pictures: tuple[Painted, ...]
+    pictures: tuple[PaintedPicture, ...]
     failures: tuple[Failure, ...] = ()
 
 
-Tell = Callable[[Told | Preview], None]
-"""Takes what is told while an edit runs."""
+Tell = Callable[[EditProgress | Preview], None]
+"""Called with what is told while an edit runs."""
 
 
 class Door(Protocol):
-    """A way in."""
+    """A way to hand in an edit."""
 
-    async def edit(self, order: Order, tell: Tell) -> Outcome:
+    async def edit(self, order: EditOrder, tell: Tell) -> EditOutcome:
         """Carry out `order`; when cancelled, cancel the job and raise :class:`Stopped`.
 
         Raises:
@@ -103,7 +103,7 @@ class Refused(Exception):
 
 
 class Unreachable(Refused):
-    """Nobody listens at the address."""
+    """No server listens at the address."""
 
 
 class Stopped(Exception):
@@ -111,7 +111,7 @@ class Stopped(Exception):
 
 
 def sentence(body: ErrorBody) -> str:
-    """An error for a person: what happened, what was received, what is accepted, when to come again, and the code."""
+    """Tell an error to a person: what happened, what was received and is accepted, when to come again, and the code."""
     again = "" if body.retry_after_s is None else f" Try again in {body.retry_after_s:g} s."
     return f"{from_body(body)}{again} [{body.code}]"
 
@@ -132,7 +132,7 @@ class StepCount:
         """Steps computed."""
         return sum(self._done.values())
 
-    def hear(self, told: Told) -> None:
+    def hear(self, told: EditProgress) -> None:
         """Take in one message."""
         self.state = told.state
         if told.steps and told.attempt >= self._attempts.get(told.index, 0):

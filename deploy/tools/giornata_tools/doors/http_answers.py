@@ -5,14 +5,14 @@ from __future__ import annotations
 from pydantic import Base64Bytes, BaseModel, ConfigDict
 
 from giornata.wire.errors import ErrorBody
-from giornata_tools.doors.edits import Painted, Preview, Told
+from giornata_tools.doors.edits import EditProgress, PaintedPicture, Preview
 
 
 class _Answer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Progress(_Answer):
+class ProgressEvent(_Answer):
     """Data of ``image_edit.progress``."""
 
     job_id: str
@@ -22,9 +22,9 @@ class Progress(_Answer):
     step: int = 0
     steps: int = 0
 
-    def told(self) -> Told:
-        """As both doors tell it."""
-        return Told(self.state, self.attempt, self.index, self.step, self.steps)
+    def told(self) -> EditProgress:
+        """The value that both doors tell."""
+        return EditProgress(self.state, self.attempt, self.index, self.step, self.steps)
 
 
 class PartialImage(_Answer):
@@ -38,12 +38,12 @@ class PartialImage(_Answer):
     b64_json: Base64Bytes
 
     def preview(self) -> Preview:
-        """As both doors tell it."""
+        """The value that both doors tell."""
         suffix = f".{self.media_type.removeprefix('image/')}"
         return Preview(self.index, self.partial_image_index, self.step, self.box, suffix, self.b64_json)
 
 
-class Completed(_Answer):
+class CompletedEvent(_Answer):
     """Data of ``image_edit.completed``."""
 
     job_id: str
@@ -52,12 +52,12 @@ class Completed(_Answer):
     size: str
     b64_json: Base64Bytes
 
-    def painted(self) -> Painted:
-        """As both doors tell it."""
-        return Painted(self.index, self.seed, self.b64_json)
+    def painted(self) -> PaintedPicture:
+        """The value that both doors tell."""
+        return PaintedPicture(self.index, self.seed, self.b64_json)
 
 
-class ErrorDetail(_Answer):
+class AnsweredError(_Answer):
     """What went wrong."""
 
     code: str
@@ -67,12 +67,12 @@ class ErrorDetail(_Answer):
     accepted: str | None = None
 
 
-class Failed(_Answer):
+class FailedEvent(_Answer):
     """Body of a refusal, and data of ``error``."""
 
-    error: ErrorDetail
+    error: AnsweredError
     index: int | None = None
-    """Of the picture that failed, where others may have succeeded."""
+    """Index of the picture that failed, where others may have succeeded."""
 
     def body(self, retry_after: str = "") -> ErrorBody:
         """The error as it travels elsewhere; `retry_after` is the header of that name, in seconds."""
@@ -86,22 +86,22 @@ class Failed(_Answer):
         )
 
 
-class JobStatus(_Answer):
+class JobStateAnswer(_Answer):
     """What is read of a job's status."""
 
     state: str
 
 
-EVENTS: dict[str, type[Progress | PartialImage | Completed | Failed]] = {
-    "image_edit.progress": Progress,
+EVENTS: dict[str, type[ProgressEvent | PartialImage | CompletedEvent | FailedEvent]] = {
+    "image_edit.progress": ProgressEvent,
     "image_edit.partial_image": PartialImage,
-    "image_edit.completed": Completed,
-    "error": Failed,
+    "image_edit.completed": CompletedEvent,
+    "error": FailedEvent,
 }
-"""By type; those of a newer gateway are passed over."""
+"""Events by type; unknown types of a newer gateway are passed over."""
 
 
-def read_event(kind: str, data: str) -> Progress | PartialImage | Completed | Failed | None:
+def read_event(kind: str, data: str) -> ProgressEvent | PartialImage | CompletedEvent | FailedEvent | None:
     """An event of an edit's stream, or None for one that this version does not know.
 
     Raises:

@@ -13,8 +13,24 @@ from pydantic import TypeAdapter, ValidationError
 
 from giornata.wire.errors import ErrorBody
 from giornata_tools.doors.addresses import without_password
-from giornata_tools.doors.edits import Failure, Order, Outcome, Painted, Refused, Stopped, Tell, Unreachable
-from giornata_tools.doors.http_answers import Completed, Failed, JobStatus, PartialImage, Progress, read_event
+from giornata_tools.doors.edits import (
+    EditOrder,
+    EditOutcome,
+    Failure,
+    PaintedPicture,
+    Refused,
+    Stopped,
+    Tell,
+    Unreachable,
+)
+from giornata_tools.doors.http_answers import (
+    CompletedEvent,
+    FailedEvent,
+    JobStateAnswer,
+    PartialImage,
+    ProgressEvent,
+    read_event,
+)
 from giornata_tools.doors.sse import events
 
 SILENCE_S: Final = 60.0
@@ -25,7 +41,7 @@ CANCEL_S: Final = 10.0
 _OBJECT: Final[TypeAdapter[dict[str, Any]]] = TypeAdapter(dict[str, Any])
 
 
-class HttpDoor:
+class HttpClient:
     """A gateway. Make it with :func:`open_http`."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
@@ -33,7 +49,7 @@ class HttpDoor:
         self._url = url
         self._job_id: str | None = None
 
-    async def edit(self, order: Order, tell: Tell) -> Outcome:
+    async def edit(self, order: EditOrder, tell: Tell) -> EditOutcome:
         """Carry out `order` by ``POST /v1/images/edits``; see :class:`giornata_tools.doors.edits.Door`."""
         try:
             with _told_as_refused(self._url):
@@ -45,7 +61,7 @@ class HttpDoor:
         """Status and JSON object of ``GET path``; a status of the gateway's own, such as 503, is no error here.
 
         Raises:
-            Refused: nobody answers, or not as a gateway would.
+            Refused: no gateway answers there.
         """
         with _told_as_refused(self._url):
             async with self._session.get(self._url + path) as answer:
@@ -75,29 +91,29 @@ class HttpDoor:
                 async for event in events(answer.content):
                     yield _OBJECT.validate_json(event.data)
 
-    async def _streamed(self, order: Order, tell: Tell) -> Outcome:
-        pictures: list[Painted] = []
+    async def _streamed(self, order: EditOrder, tell: Tell) -> EditOutcome:
+        pictures: list[PaintedPicture] = []
         failures: list[Failure] = []
         size = ""
         async with self._session.post(f"{self._url}/v1/images/edits", data=_form(order)) as answer:
             await _check(answer)
             async for frame in events(answer.content):
                 match read_event(frame.kind, frame.data):
-                    case Progress() as progress:
+                    case ProgressEvent() as progress:
                         self._job_id = progress.job_id
                         tell(progress.told())
                     case PartialImage() as partial:
                         tell(partial.preview())
-                    case Completed() as completed:
+                    case CompletedEvent() as completed:
                         size = completed.size
                         pictures.append(completed.painted())
-                    case Failed(index=None) as failed:
+                    case FailedEvent(index=None) as failed:
                         raise Refused(failed.body())
-                    case Failed(index=index) as failed:
+                    case FailedEvent(index=index) as failed:
                         failures.append(Failure(failed.error.message, failed.error.code, index))
         if not pictures or self._job_id is None:
             raise Refused(ErrorBody(code="failed", message="The gateway ended the stream without a picture."))
-        return Outcome(self._job_id, size, tuple(pictures), tuple(failures))
+        return EditOutcome(self._job_id, size, tuple(pictures), tuple(failures))
 
     async def _cancelled(self) -> str:
         """Cancel the job, if there is one, and tell what became of it. Closing the stream has already asked for it."""
@@ -111,7 +127,7 @@ class HttpDoor:
                     self._session.delete(f"{self._url}/v1/jobs/{self._job_id}") as answer,
                 ):
                     await _check(answer)
-                    state = JobStatus.model_validate_json(await answer.read()).state
+                    state = JobStateAnswer.model_validate_json(await answer.read()).state
         except Refused:
             return f"Stopped waiting. The gateway has not confirmed that {job} is cancelled."
         if state in {"completed", "failed"}:
@@ -120,12 +136,12 @@ class HttpDoor:
 
 
 @asynccontextmanager
-async def open_http(url: str, api_key: str | None) -> AsyncIterator[HttpDoor]:
+async def open_http(url: str, api_key: str | None) -> AsyncIterator[HttpClient]:
     """The gateway at `url` while inside; nothing is connected before it is asked something."""
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
     async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
-        yield HttpDoor(session, url)
+        yield HttpClient(session, url)
 
 
 @contextmanager
@@ -147,7 +163,7 @@ def _told_as_refused(url: str) -> Iterator[None]:
         raise Refused(ErrorBody(code="schema_mismatch", message=message)) from error
 
 
-def _form(order: Order) -> aiohttp.FormData:
+def _form(order: EditOrder) -> aiohttp.FormData:
     form = aiohttp.FormData()
     form.add_field("image", order.image, filename="image", content_type="application/octet-stream")
     if order.mask is not None:
@@ -161,5 +177,5 @@ def _form(order: Order) -> aiohttp.FormData:
 async def _check(answer: aiohttp.ClientResponse) -> None:
     """Raises the refusal that an answer is, if it is one."""
     if not answer.ok:
-        failed = Failed.model_validate_json(await answer.read())
+        failed = FailedEvent.model_validate_json(await answer.read())
         raise Refused(failed.body(answer.headers.get("Retry-After", "")))

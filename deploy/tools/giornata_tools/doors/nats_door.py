@@ -10,20 +10,30 @@ from typing import Any, Final
 from giornata import client, runtime
 from giornata.wire.errors import GiornataError
 from giornata.wire.events import DoneEvent, PreviewEvent, StateEvent, StepEvent
-from giornata_tools.doors.edits import Failure, Order, Outcome, Painted, Preview, Refused, Stopped, Tell, Told
+from giornata_tools.doors.edits import (
+    EditOrder,
+    EditOutcome,
+    EditProgress,
+    Failure,
+    PaintedPicture,
+    Preview,
+    Refused,
+    Stopped,
+    Tell,
+)
 
 CANCEL_S: Final = 10.0
-"""How long the acceptance of an edit that is given up, and then its cancelling, are waited for."""
+"""How long to wait for the acceptance of an edit that is given up, and then for its cancelling."""
 
 
-class NatsDoor:
+class NatsClient:
     """A connection to NATS. Make it with :func:`open_nats`."""
 
     def __init__(self, connected: client.Client, timeout_s: float) -> None:
         self._client = connected
         self._timeout_s = timeout_s
 
-    async def edit(self, order: Order, tell: Tell) -> Outcome:
+    async def edit(self, order: EditOrder, tell: Tell) -> EditOutcome:
         """Carry out `order` as one request to ``giornata.edit``; see :class:`giornata_tools.doors.edits.Door`."""
         parameters: dict[str, Any] = dict(order.parameters)
         submitting = asyncio.ensure_future(
@@ -45,10 +55,10 @@ class NatsDoor:
             raise Stopped(await _cancelled(submitting)) from None
         except GiornataError as error:
             raise Refused(error.body()) from error
-        return Outcome(
+        return EditOutcome(
             job_id=result.job_id,
             size=f"{result.width}x{result.height}",
-            pictures=tuple(Painted(p.index, p.seed, p.data) for p in result.pictures),
+            pictures=tuple(PaintedPicture(p.index, p.seed, p.data) for p in result.pictures),
             failures=tuple(Failure(sentence) for sentence in result.errors),
         )
 
@@ -56,7 +66,7 @@ class NatsDoor:
 @asynccontextmanager
 async def open_nats(
     url: str, redis_url: str | None, api_key: str | None, tenant: str, timeout_s: float
-) -> AsyncIterator[NatsDoor]:
+) -> AsyncIterator[NatsClient]:
     """Connected while inside; arguments as of :func:`giornata.client.connect`, and the time allowed for an edit.
 
     Raises:
@@ -69,14 +79,14 @@ async def open_nats(
             url, redis_url=redis_url, api_key=api_key, tenant=tenant, name="giornata-cli"
         ) as connected:
             entered = True
-            yield NatsDoor(connected, timeout_s)
+            yield NatsClient(connected, timeout_s)
     except GiornataError as error:
         if entered:
             raise
         raise Refused(error.body()) from error
 
 
-def _told(progress: StateEvent | StepEvent | PreviewEvent) -> Told | Preview:
+def _told(progress: StateEvent | StepEvent | PreviewEvent) -> EditProgress | Preview:
     if isinstance(progress, PreviewEvent):
         return Preview(
             index=progress.index,
@@ -87,8 +97,8 @@ def _told(progress: StateEvent | StepEvent | PreviewEvent) -> Told | Preview:
             data=progress.image,
         )
     if isinstance(progress, StateEvent):
-        return Told(progress.state, progress.attempt)
-    return Told("running", progress.attempt, progress.index, progress.step, progress.steps)
+        return EditProgress(progress.state, progress.attempt)
+    return EditProgress("running", progress.attempt, progress.index, progress.step, progress.steps)
 
 
 async def _cancelled(submitting: asyncio.Future[client.Edit]) -> str:

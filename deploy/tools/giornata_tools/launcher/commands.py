@@ -10,7 +10,7 @@ from typing import Final
 
 from giornata.config import ENV_PREFIX
 from giornata.wire.workers import ServiceName
-from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import Command
 
 MODULES: Final[Mapping[ServiceName, str]] = {
@@ -21,22 +21,22 @@ MODULES: Final[Mapping[ServiceName, str]] = {
     ServiceName.CONTROLNET: "giornata_controlnet",
     ServiceName.LORA_STORE: "giornata_lora_store",
 }
-"""Started as ``python -m <module>``."""
+"""The module of each service, which starts as ``python -m <module>``."""
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ServiceSurroundings:
     """What every service is told."""
 
-    plan: Plan
+    plan: StackPlan
     nats_url: str
     nats_password_file: Path | None
-    """Of this service's user; None where the address holds user and password, or none are asked for."""
+    """The password of this service's user; None where the address holds user and password, or none are asked for."""
     redis_url: str
 
 
-def environment(base: Mapping[str, str], around: Surroundings) -> dict[str, str]:
-    """`base` with the addresses, the model and the thread count.
+def environment(base: Mapping[str, str], around: ServiceSurroundings) -> dict[str, str]:
+    """Add the addresses, the model and the thread count to `base`.
 
     These are no flags, because addresses may hold passwords and everybody can read a command line.
     """
@@ -62,10 +62,10 @@ def environment(base: Mapping[str, str], around: Surroundings) -> dict[str, str]
 
 
 def service_command(service: ServiceName, instance: str, env: Mapping[str, str], *flags: str) -> Command:
-    """One instance of `service`."""
+    """The command that starts one instance of `service`."""
     return Command(instance, (sys.executable, "-m", MODULES[service], "--instance", instance, *flags), env)
 
 
 def gateway_flags(host: str, port: int, port_file: Path) -> tuple[str, ...]:
-    """Where a gateway listens; with port 0 it takes a free one and writes its number to `port_file`."""
+    """Say where a gateway listens; with port 0 it takes a free one and writes its number to `port_file`."""
     return "--host", host, "--port", str(port), "--port-file", str(port_file)

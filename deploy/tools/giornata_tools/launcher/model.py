@@ -24,12 +24,12 @@ SEED: Final = 0
 READY_S: Final = 120.0
 """How long the services may take to load the built-in model."""
 DOWNLOAD_S: Final = 4 * 3600.0
-"""How long they may take with any other, whose tens of gigabytes may have to come over the network first."""
+"""How long the services may take with any other model: tens of gigabytes may have to come over the network first."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What the services are told."""
+    """The model that the services are told to load."""
 
     source: str
     """Local folder or hub id."""
@@ -109,7 +109,7 @@ async def _build(family: Family, folder: Path) -> None:
 
 
 def publish(unfinished: Path, folder: Path) -> None:
-    """Give a finished build its name; where somebody else was faster, theirs stays."""
+    """Give a finished build its name; a build that another process has named first stays."""
     try:
         unfinished.rename(folder)
     except OSError:  # "directory not empty" has no class of its own

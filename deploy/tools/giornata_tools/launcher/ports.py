@@ -8,7 +8,7 @@ from giornata_tools.launcher import commands
 
 
 class GatewayPorts:
-    """The port of one that ended goes to its successor.
+    """Ports by gateway; the port of a gateway that ended goes to its successor.
 
     Args:
         host: that all gateways listen on.
@@ -32,7 +32,7 @@ class GatewayPorts:
         return f"http://{self._host}:{port}" if port else None
 
     def vacate(self, instance: str) -> None:
-        """An instance has ended, which may have been a gateway."""
+        """Give the port of `instance` away, which has ended; other services than gateways have none."""
         if instance in self._requested:
             self._vacant.append(self._port(instance) or self._requested[instance])
 

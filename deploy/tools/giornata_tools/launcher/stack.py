@@ -21,33 +21,33 @@ from giornata.wire.workers import ServiceName
 from giornata_tools.launcher import commands, servers
 from giornata_tools.launcher.folders import empty, locked
 from giornata_tools.launcher.nats import EmbeddedNats
-from giornata_tools.launcher.plan import DRAIN_ORDER, Plan, restart_delay_s
+from giornata_tools.launcher.plan import DRAIN_ORDER, StackPlan, restart_delay_s
 from giornata_tools.launcher.ports import GatewayPorts
 from giornata_tools.launcher.process import Command, LaunchError, Process, single_error
 from giornata_tools.launcher.warden import Warden
-from giornata_tools.launcher.watch import FleetWatch, answers_200, missing
+from giornata_tools.launcher.watch import TelemetryWatch, answers_200, missing
 
 SERVER_LIMIT_S: Final = 15.0
 GRACE_S: Final = 15.0
-"""Beyond its own drain limit a process gets this long to exit."""
+"""A process gets this long to exit beyond its own drain limit."""
 
 
 class Stack:
     """A running stack. Make it with :func:`running`."""
 
     def __init__(
-        self, plan: Plan, tasks: asyncio.TaskGroup, warden: Warden, say: Callable[[str], None]
+        self, plan: StackPlan, tasks: asyncio.TaskGroup, warden: Warden, say: Callable[[str], None]
     ) -> None:
         self.plan: Final = plan
-        self.watch: Final = FleetWatch()
+        self.watch: Final = TelemetryWatch()
         self.nats_url = plan.nats_url or ""
-        """Also for applications, which bring no password to embedded servers."""
+        """Address of NATS, also for applications, which bring no password to embedded servers."""
         self._nats: EmbeddedNats | None = None
         self.redis_url = plan.redis_url or ""
         self.keep_up = False
-        """Start again, with growing delays, what ends unasked."""
+        """Whether a process that ends unasked is started again, after growing delays."""
         self.obituaries: Final[list[str]] = []
-        """What ended unasked and was not started again, or did not drain."""
+        """Why each process ended that ended unasked and was not started again, or did not drain."""
         self._tasks = tasks
         self._warden = warden
         self._say = say
@@ -91,17 +91,17 @@ class Stack:
         return [name for name in self._processes if self._services.get(name) is service]
 
     async def start(self, service: ServiceName, n: int = 1) -> list[str]:
-        """Start `n` more instances of `service`; their names. Then see :meth:`wait_ready`."""
+        """Start `n` more instances of `service` and return their names. Then see :meth:`wait_ready`."""
         return [(await self._launch(partial(self._service_command, service))).name for _ in range(n)]
 
     async def kill(self, instance: str) -> None:
-        """SIGKILL to an instance and its children, as a crash; returns when it has ended."""
+        """Send SIGKILL to an instance and its children, as a crash; return when it has ended."""
         process = self._processes[instance]
         process.kill()
         await process.ended.wait()
 
     async def terminate(self, instance: str) -> int:
-        """SIGTERM to an instance; its exit status after the drain, -9 where it had to be killed."""
+        """Send SIGTERM to an instance; return its exit status after the drain, -9 where it had to be killed."""
         return await self._processes[instance].stop(self.plan.drain_s + GRACE_S)
 
     async def bring_up(self) -> None:
@@ -122,7 +122,7 @@ class Stack:
         await self.wait_ready()
 
     async def wait_ready(self, limit_s: float | None = None) -> None:
-        """Until every instance says *ready*, every service has one that takes work, and the gateway agrees.
+        """Wait until every instance says *ready*, every service has one that takes work, and the gateway agrees.
 
         Raises:
             LaunchError: a process ended, or something is still missing after `limit_s` (default the plan's).
@@ -133,7 +133,7 @@ class Stack:
             await answers_200(f"{self.url}/readyz", limit_s)
 
     async def wait_whole(self, servers: int, limit_s: float) -> None:
-        """Until, after faults, as many instances as planned are ready, with `servers` servers, and all gateways agree.
+        """Wait after faults until all planned instances are ready, `servers` servers run, and all gateways agree.
 
         Raises:
             LaunchError: something is still missing after `limit_s`.
@@ -194,7 +194,7 @@ class Stack:
         return self._nats.password_file(user) if self._nats else None
 
     def _service_command(self, service: ServiceName) -> Command:
-        around = commands.Surroundings(
+        around = commands.ServiceSurroundings(
             self.plan, self.nats_url, self.nats_password_file(User(service)), self.redis_url
         )
         instance = new_instance(service)
@@ -245,7 +245,7 @@ class Stack:
         self.watch.lose(name)
 
     async def _drain(self) -> None:
-        """Stop the services in order; their obituaries where they did not end with status 0."""
+        """Stop the services in order; a service that does not end with status 0 gets an obituary."""
         self._draining.set()
         for tier in DRAIN_ORDER:
             names = [name for service in tier for name in self.instances(service)]
@@ -263,15 +263,15 @@ class Stack:
         self.obituaries.extend(process.obituary() for process, status in ended if status != 0)
 
     def end_now(self) -> None:
-        """SIGKILL to everything that is left, without waiting."""
+        """Send SIGKILL to everything that is left, without waiting."""
         self._draining.set()
         for process in self._processes.values():
             process.kill()
 
 
 @asynccontextmanager
-async def running(plan: Plan, say: Callable[[str], None] = print) -> AsyncIterator[Stack]:
-    """Start the servers, for :meth:`Stack.bring_up`; on leaving, drain and stop everything, whatever happened.
+async def running(plan: StackPlan, say: Callable[[str], None] = print) -> AsyncIterator[Stack]:
+    """Start the servers, for :meth:`Stack.bring_up`; on leaving, drain and stop everything, also after an error.
 
     Args:
         plan: what to run.

@@ -16,7 +16,7 @@ from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import MODELS, PROFILE, STATE
 from giornata_tools.doors.addresses import without_password
 from giornata_tools.launcher import environment, model
-from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import Stack, running
 
@@ -38,7 +38,7 @@ class UpOptions:
 
 
 async def up(options: UpOptions, say: Say) -> int:
-    """Start, print the addresses, stay until cancelled, drain; 1 where something did not end in order."""
+    """Start, print the addresses, stay until cancelled, drain; return 1 where something did not end in order."""
     chosen = await model.choose(os.environ, options.family, MODELS, say)
     asked = plan(options, chosen)
     say("Starting; this takes some seconds.")
@@ -54,7 +54,7 @@ async def up(options: UpOptions, say: Say) -> int:
     return 1 if stack.obituaries else 0
 
 
-def plan(options: UpOptions, chosen: model.Model) -> Plan:
+def plan(options: UpOptions, chosen: model.Model) -> StackPlan:
     """The stack that the flags and the environment ask for.
 
     Raises:
@@ -86,7 +86,7 @@ def plan(options: UpOptions, chosen: model.Model) -> Plan:
 def profile_env(
     path: Path, chosen: model.Model, torch_threads: int, env: Mapping[str, str]
 ) -> dict[str, str]:
-    """What tells denoisers of the profile in `path`: nothing if `env` names one, or this one is of something else."""
+    """Variables that tell denoisers of the profile in `path`: none if `env` names one, or it is of another model."""
     if env.get("GIORNATA_PROFILE") or not path.is_file() or not Path(chosen.source).is_dir():
         return {}
     try:

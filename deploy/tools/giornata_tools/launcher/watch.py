@@ -19,7 +19,7 @@ from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.launcher.process import LaunchError
 
 
-class FleetWatch:
+class TelemetryWatch:
     """The fleet as its telemetry draws it, while :meth:`listening`."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class FleetWatch:
         self.wake()
 
     def wake(self) -> None:
-        """Let everybody who waits look again."""
+        """Have every waiting task look again."""
         self._news.set()
         self._news = asyncio.Event()
 

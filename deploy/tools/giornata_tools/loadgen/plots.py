@@ -8,14 +8,14 @@ from functools import partial
 from operator import attrgetter
 
 from giornata_tools.loadgen.charts import Chart, Drawn, Points, distribution, thinned
-from giornata_tools.loadgen.report import Run
+from giornata_tools.loadgen.report import MeasuredRun
 from giornata_tools.loadgen.statistics import Figures
 
 LEAST_S = 1e-4
 """A latency below it is drawn there: the axis is logarithmic."""
 
 
-def charts(runs: Sequence[Run]) -> dict[str, Chart]:
+def charts(runs: Sequence[MeasuredRun]) -> dict[str, Chart]:
     """Charts by file name: of every run, and where there are several rates, figures against the rate.
 
     Lines without points are left out, and charts without lines.
@@ -45,7 +45,7 @@ def _with_points(lines: Mapping[str, Points]) -> dict[str, Points]:
     return {name: points for name, points in lines.items() if points}
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
+def _names(runs: Sequence[MeasuredRun]) -> list[str]:
     """What each run is called: by what it differs in from others."""
     several = len({run.target for run in runs}) > 1
     return [
@@ -54,7 +54,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _latencies(run: Run) -> Points:
+def _latencies(run: MeasuredRun) -> Points:
     """(seconds after the warm-up, latency) of what succeeded."""
     return [
         (outcome.request.at_s - run.warmup_s, max(LEAST_S, outcome.latency_s))
@@ -67,7 +67,7 @@ def _cdf(points: Points) -> Points:
     return thinned(distribution(latency for _, latency in points))
 
 
-def _percentiles(runs: Sequence[Run]) -> dict[str, Points]:
+def _percentiles(runs: Sequence[MeasuredRun]) -> dict[str, Points]:
     return {
         f"{target} {name.upper()}": _of(runs, target, partial(_percentile, name))
         for target in _targets(runs)
@@ -79,7 +79,7 @@ def _percentile(name: str, figures: Figures) -> float | None:
     return None if figures.latency_s is None else max(LEAST_S, getattr(figures.latency_s, name))
 
 
-def _served(runs: Sequence[Run]) -> dict[str, Points]:
+def _served(runs: Sequence[MeasuredRun]) -> dict[str, Points]:
     return {
         f"{target} {name}": _of(runs, target, attrgetter(f"{name}_per_s"))
         for target in _targets(runs)
@@ -87,14 +87,14 @@ def _served(runs: Sequence[Run]) -> dict[str, Points]:
     }
 
 
-def _shares(runs: Sequence[Run]) -> dict[str, Points]:
+def _shares(runs: Sequence[MeasuredRun]) -> dict[str, Points]:
     return {target: _of(runs, target, attrgetter("slo_share")) for target in _targets(runs)}
 
 
-def _targets(runs: Sequence[Run]) -> list[str]:
+def _targets(runs: Sequence[MeasuredRun]) -> list[str]:
     return list(dict.fromkeys(run.target for run in runs))
 
 
-def _of(runs: Sequence[Run], target: str, kind: Callable[[Figures], float | None]) -> Points:
+def _of(runs: Sequence[MeasuredRun], target: str, kind: Callable[[Figures], float | None]) -> Points:
     values = [(run.rate or 0.0, kind(run.figures)) for run in runs if run.target == target]
     return [(rate, value) for rate, value in sorted(values) if value is not None]

@@ -70,7 +70,7 @@ def train(learned: Examples, epochs: int, seed: int) -> Classifier:
 
 
 def accuracy(classifier: Classifier, tested: Examples) -> float:
-    """Part of the examples of which colour and shape are both right."""
+    """Share of the examples whose colour and shape are both right."""
     with torch.inference_mode():
         guesses = [logits.argmax(1).numpy() for logits in classifier(to_tensor(tested[0]))]
     return float((np.stack(guesses, axis=1) == tested[1]).all(1).mean())

@@ -10,7 +10,7 @@ from itertools import islice
 from giornata.scheduling.policies import Policy
 from giornata_tools.loadgen.arrivals import arrival_times
 from giornata_tools.loadgen.statistics import percentile
-from giornata_tools.loadgen.trace import Line, complete
+from giornata_tools.loadgen.trace import TraceLine, complete
 from giornata_tools.loadgen.workload import Workload, draw, faster
 from giornata_tools.simulation.bound import Bound
 from giornata_tools.simulation.jobs import EditedPicture, SimulatedJob, jobs_of, template_name
@@ -32,7 +32,7 @@ class Arrivals:
     """Jobs that arrive in it are left out of all figures but the workers'."""
     cv: float = 1.0
     """Coefficient of variation of the times between arrivals; 1 is Poisson."""
-    trace: tuple[Line, ...] = ()
+    trace: tuple[TraceLine, ...] = ()
     """Instead of chance."""
     speed: float = 1.0
     """By which the trace is faster."""

@@ -10,27 +10,27 @@ from typing import Any
 import click
 
 from giornata_tools.cli.bench import values as bench_values
-from giornata_tools.cli.bench.run import Plan, Target
+from giornata_tools.cli.bench.run import BenchPlan, Target
 from giornata_tools.cli.connecting import gateway_of
 from giornata_tools.doors.addresses import without_password
 from giornata_tools.loadgen import facts, trace
 from giornata_tools.loadgen.distributions import Mix, zipf
 from giornata_tools.loadgen.images_api import Api
-from giornata_tools.loadgen.material import Template, given
+from giornata_tools.loadgen.material import TemplatePicture, given
 from giornata_tools.loadgen.pictures import SUFFIXES
-from giornata_tools.loadgen.schedule import Arriving, Load, drawn, replayed
-from giornata_tools.loadgen.workload import Shape, Workload
+from giornata_tools.loadgen.schedule import Arrivals, OfferedLoad, drawn, replayed
+from giornata_tools.loadgen.workload import MaskShape, Workload
 
 Options = Mapping[str, Any]
-"""By name; :mod:`giornata_tools.cli.bench.values` reads some of them as `Given`."""
+"""Values by name; :mod:`giornata_tools.cli.bench.values` reads some of them as `Given`."""
 
 
-def plan_of(options: Options, typed: Collection[str]) -> Plan:
+def plan_of(options: Options, typed: Collection[str]) -> BenchPlan:
     """The plan; a trace that is to be saved is written.
 
     Args:
         options: of the command.
-        typed: names of those that were typed.
+        typed: names of the options that were typed.
 
     Raises:
         click.UsageError: options that contradict each other, or a file that cannot be read.
@@ -38,7 +38,7 @@ def plan_of(options: Options, typed: Collection[str]) -> Plan:
     loads = _loads(options, typed)
     if options["save_trace"]:
         _save(options["save_trace"], loads)
-    return Plan(
+    return BenchPlan(
         targets=_targets(options),
         api=Api(options["api"]),
         api_key=_api_key(options["api_key_file"]),
@@ -55,7 +55,7 @@ def plan_of(options: Options, typed: Collection[str]) -> Plan:
     )
 
 
-def _loads(options: Options, typed: Collection[str]) -> list[Load]:
+def _loads(options: Options, typed: Collection[str]) -> list[OfferedLoad]:
     bursty = options["arrivals"] == "bursty"
     if options["cv"] is not None and not bursty:
         raise click.UsageError("--cv belongs to --arrivals bursty.")
@@ -69,7 +69,7 @@ def _loads(options: Options, typed: Collection[str]) -> list[Load]:
     if "speed" in typed and not options["trace"]:
         raise click.UsageError("--speed belongs to --trace.")
     cv = options["cv"] if options["cv"] is not None else facts.BURSTS
-    arriving = Arriving(options["rate"].value, cv if bursty else 1.0, options["duration"])
+    arriving = Arrivals(options["rate"].value, cv if bursty else 1.0, options["duration"])
     shared = {"warmup_s": options["warmup"], "seed": options["seed"]}
     try:
         if options["trace"]:
@@ -86,7 +86,7 @@ def _workload(options: Options) -> Workload:
     popularity: Mix = zipf(pictures, options["zipf"])
     masks, steps, images = (options[name].value for name in ("masks", "steps", "n"))
     steps = None if options["api"] == Api.OPENAI else steps
-    return Workload(masks, steps, images, popularity, Shape(options["mask_shape"]))
+    return Workload(masks, steps, images, popularity, MaskShape(options["mask_shape"]))
 
 
 def _targets(options: Options) -> tuple[Target, ...]:
@@ -100,7 +100,7 @@ def _targets(options: Options) -> tuple[Target, ...]:
 
 
 def _api_key(path: Path | None) -> str | None:
-    """From the file, else from the environment; it is never an argument, which others on the machine could read."""
+    """The key in the file, else in the environment; it is never an argument, which others on the machine could read."""
     key = path.read_text(encoding="utf-8") if path else os.environ.get("GIORNATA_API_KEY", "")
     return key.strip() or None
 
@@ -121,7 +121,7 @@ def _files(folder: Path) -> list[Path]:
     return found
 
 
-def _given(folder: Path | None, loads: Sequence[Load]) -> dict[int, Template] | None:
+def _given(folder: Path | None, loads: Sequence[OfferedLoad]) -> dict[int, TemplatePicture] | None:
     if folder is None:
         return None
     try:
@@ -136,7 +136,7 @@ def _given(folder: Path | None, loads: Sequence[Load]) -> dict[int, Template] | 
     return found
 
 
-def _save(path: Path, loads: Sequence[Load]) -> None:
+def _save(path: Path, loads: Sequence[OfferedLoad]) -> None:
     if len(loads) > 1:
         raise click.UsageError("--save-trace writes one run; give one rate.")
     try:

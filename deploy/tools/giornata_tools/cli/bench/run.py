@@ -25,11 +25,11 @@ from giornata_tools.doors.edits import Refused
 from giornata_tools.interrupts import INTERRUPTED
 from giornata_tools.loadgen.driver import Record, drive
 from giornata_tools.loadgen.images_api import Api, ImagesApi, open_images_api
-from giornata_tools.loadgen.material import Material, Template, made, material
+from giornata_tools.loadgen.material import Material, TemplatePicture, made, material
 from giornata_tools.loadgen.outcomes import Outcome
 from giornata_tools.loadgen.plots import charts
-from giornata_tools.loadgen.report import WIDTH, Run, notes, table, value
-from giornata_tools.loadgen.schedule import Load
+from giornata_tools.loadgen.report import WIDTH, MeasuredRun, notes, table, value
+from giornata_tools.loadgen.schedule import OfferedLoad
 from giornata_tools.loadgen.statistics import figures
 from giornata_tools.loadgen.workload import Request
 
@@ -45,31 +45,31 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """What is measured, and how."""
 
     targets: tuple[Target, ...]
     api: Api
     api_key: str | None
-    loads: tuple[Load, ...]
-    templates: Mapping[int, Template] | None
+    loads: tuple[OfferedLoad, ...]
+    templates: Mapping[int, TemplatePicture] | None
     """None: they are generated."""
     size: tuple[int, int]
-    """Of generated ones, width and height in pixels."""
+    """Width and height of generated pictures, in pixels."""
     fields: Mapping[str, str]
-    """Of every request's form."""
+    """Fields of every request's form."""
     slo_s: float | None
     in_flight: int
     timeout_s: float
     seed: int
     out: Path
     options: Mapping[str, Any]
-    """As they were typed, for the report."""
+    """The options as typed, for the report."""
 
 
-async def run(plan: Plan) -> int:
+async def run(plan: BenchPlan) -> int:
     """Measure and report; the exit status: 1 where nothing succeeded or nothing could be written."""
-    runs: list[Run] = []
+    runs: list[MeasuredRun] = []
     interrupted = False
     try:
         _writable(plan.out)
@@ -87,7 +87,7 @@ async def run(plan: Plan) -> int:
     return 0 if any(run.figures.succeeded for run in runs) else 1
 
 
-async def _measure(plan: Plan, runs: list[Run]) -> None:
+async def _measure(plan: BenchPlan, runs: list[MeasuredRun]) -> None:
     """Fill `runs`, with the one that is cancelled too.
 
     Raises:
@@ -106,18 +106,18 @@ async def _measure(plan: Plan, runs: list[Run]) -> None:
                     runs.append(_ended(plan, target, load, outcomes))
 
 
-def _material(plan: Plan, requests: Sequence[Request]) -> Material:
+def _material(plan: BenchPlan, requests: Sequence[Request]) -> Material:
     templates = plan.templates or made(requests, *plan.size, plan.seed)
     return material(requests, templates)
 
 
-def _opened(plan: Plan, target: Target, files: Material) -> AbstractAsyncContextManager[ImagesApi]:
+def _opened(plan: BenchPlan, target: Target, files: Material) -> AbstractAsyncContextManager[ImagesApi]:
     return open_images_api(
         target.url, files, plan.fields, api=plan.api, api_key=plan.api_key, timeout_s=plan.timeout_s
     )
 
 
-async def _try(plan: Plan, request: Request) -> None:
+async def _try(plan: BenchPlan, request: Request) -> None:
     """Have every server answer one request."""
     files = await asyncio.to_thread(_material, plan, [request])
     for target in plan.targets:
@@ -128,13 +128,13 @@ async def _try(plan: Plan, request: Request) -> None:
             raise Refused(ErrorBody(code=answer.code, message=f"{said}{answer.message}"))
 
 
-def _ended(plan: Plan, target: Target, load: Load, outcomes: list[Outcome]) -> Run:
+def _ended(plan: BenchPlan, target: Target, load: OfferedLoad, outcomes: list[Outcome]) -> MeasuredRun:
     found = figures(load.requests, outcomes, warmup_s=load.warmup_s, seconds=load.seconds, slo_s=plan.slo_s)
-    return Run(target.name, load.rate, load.warmup_s, tuple(outcomes), found)
+    return MeasuredRun(target.name, load.rate, load.warmup_s, tuple(outcomes), found)
 
 
 @contextmanager
-def _recording(target: Target, load: Load, outcomes: list[Outcome]) -> Iterator[Record]:
+def _recording(target: Target, load: OfferedLoad, outcomes: list[Outcome]) -> Iterator[Record]:
     """Takes outcomes, and shows how many there are."""
     what = "trace" if load.rate is None else f"{load.rate:g}/s"
     with counting(f"{target.name} {what}", len(load.requests)) as count:
@@ -159,7 +159,7 @@ def _writable(out: Path) -> None:
         raise Refused(not_written(str(out), error)) from error
 
 
-def _report(plan: Plan, runs: list[Run], *, interrupted: bool) -> None:
+def _report(plan: BenchPlan, runs: list[MeasuredRun], *, interrupted: bool) -> None:
     told = {
         "workload": {**plan.options, "warmed_up": "one request ahead of the first run of each server"},
         "interrupted": interrupted,

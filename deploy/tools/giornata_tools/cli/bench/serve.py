@@ -31,7 +31,7 @@ from giornata_tools.cli.bench.workload_options import (
 from giornata_tools.cli.connecting import url_option
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.images_api import Api
-from giornata_tools.loadgen.workload import MAX_SEED, Shape
+from giornata_tools.loadgen.workload import MAX_SEED, MaskShape
 
 FILE: Final = click.Path(dir_okay=False, path_type=Path)
 
@@ -75,7 +75,9 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
 @duration_option(60.0, "Of each run, after the warm-up.")
 @warmup_option(10.0, "Requests due before it are sent and left out of all figures.")
 @masks_option
-@click.option("--mask-shape", type=click.Choice([str(shape) for shape in Shape]), default=str(Shape.BLOB))
+@click.option(
+    "--mask-shape", type=click.Choice([str(shape) for shape in MaskShape]), default=str(MaskShape.BLOB)
+)
 @steps_option("A number, production's mix, or server: the server's default.")
 @images_option("request")
 @click.option("--templates", type=COUNT, default=8, help="Distinct pictures, where they are generated.")
@@ -118,7 +120,7 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
 )
 @click.pass_context
 def serve(ctx: click.Context, /, **options: Any) -> None:
-    """Send edits to a server when they are due, whatever became of those before them, and measure.
+    """Send each edit when it is due, answered or not the ones before, and measure.
 
     Latencies count from when a request was due. A table is printed; FOLDER gets report.json, with every request, and
     charts. Ctrl-C ends the measurement and reports what there is.

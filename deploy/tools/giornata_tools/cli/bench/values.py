@@ -18,7 +18,7 @@ SERVER: Final = "server"
 OWN: Final = ("image", "mask", "n", "num_inference_steps", "prompt", "seed")
 """Fields that options of their own stand for, or that requests differ in."""
 SIDES: Final = range(16, 4097)
-"""Of a generated picture, in pixels."""
+"""Accepted width and height of a generated picture, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Given:
     """An option's value."""
 
     text: str
-    """As it was typed."""
+    """The text that was typed."""
     value: Any
 
     def __str__(self) -> str:

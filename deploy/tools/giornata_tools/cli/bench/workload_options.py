@@ -49,17 +49,17 @@ def trace_option(text: str) -> Option:
 
 
 def duration_option(default: float, text: str) -> Option:
-    """Of a run."""
+    """How long a run takes."""
     return click.option("--duration", type=ABOVE_0, default=default, metavar="SECONDS", help=text)
 
 
 def warmup_option(default: float, text: str) -> Option:
-    """Of its beginning, which is not counted."""
+    """How long a run's beginning takes, which is not counted."""
     return click.option("--warmup", type=AT_LEAST_0, default=default, metavar="SECONDS", help=text)
 
 
 def steps_option(text: str) -> Option:
-    """Of an edit."""
+    """Denoising steps of an edit."""
     return click.option(
         "--steps",
         default=bench_values.PRODUCTION,
@@ -70,7 +70,7 @@ def steps_option(text: str) -> Option:
 
 
 def images_option(what: str) -> Option:
-    """Of an edit."""
+    """How many pictures an edit asks for."""
     return click.option(
         "-n",
         "n",

@@ -102,6 +102,6 @@ def judge(found: Torch, gpus: str | None) -> Finding:
 
 
 def _last_line(error: Exception) -> str:
-    """Of what the process said before it ended."""
+    """The last line that the process wrote before it ended."""
     said = getattr(error, "stderr", None) or str(error)
     return str(said).strip().splitlines()[-1][:300] if str(said).strip() else type(error).__name__

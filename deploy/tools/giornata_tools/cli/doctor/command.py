@@ -20,22 +20,23 @@ from giornata_tools import checkout, interrupts
 from giornata_tools.cli.connecting import gateway_of, nats_option, redis_option, url_option
 from giornata_tools.cli.doctor import accelerator, machine, packages, servers
 from giornata_tools.cli.doctor.finding import Finding, Verdict, fail, worst
+from giornata_tools.provenance import installed
 
 STYLES: Final = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 
 Check = tuple[str, Callable[[], Awaitable[Finding]]]
-"""Its name, and what it does."""
+"""A check's name, and what it does."""
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class CheckedSystem:
     """What there is to look at."""
 
     root: Path | None
     """The checkout."""
     gateway_url: str
     gateway_named: bool
-    """Whether somebody has named it; the local one need not run."""
+    """Whether the user has named it; the local one need not run."""
     nats_url: str | None
     redis_url: str | None
     model: str | None
@@ -70,11 +71,11 @@ def doctor(
 
     Exit status 1 if something essential is missing. Warnings are no failure.
     """
-    around = Surroundings(checkout.find(), gateway_of(url), url is not None, nats_url, redis_url, model)
+    around = CheckedSystem(checkout.find(), gateway_of(url), url is not None, nats_url, redis_url, model)
     ctx.exit(interrupts.run(lambda: run(around, as_json=as_json)))
 
 
-async def run(around: Surroundings, *, as_json: bool) -> int:
+async def run(around: CheckedSystem, *, as_json: bool) -> int:
     """Check everything at once, print, and tell by the exit status."""
     runtime.configure_logs("critical", "console", "giornata")  # what servers refuse or fail at is a finding
     findings = await examine(around)
@@ -86,7 +87,7 @@ async def run(around: Surroundings, *, as_json: bool) -> int:
     return 1 if verdict is Verdict.FAIL else 0
 
 
-async def examine(around: Surroundings) -> list[Finding]:
+async def examine(around: CheckedSystem) -> list[Finding]:
     """Every finding, in the order in which problems are mended.
 
     Without a checkout nothing can be started here: then what a system needs is not looked at, and a gateway is needed.
@@ -104,7 +105,7 @@ async def examine(around: Surroundings) -> list[Finding]:
         number = place.port or (443 if place.scheme == "https" else 80)
         return await asyncio.to_thread(machine.port, place.hostname or "", number, answered=answered)
 
-    want = packages.wanted(around.root) if around.root else {"giornata": packages.installed("giornata") or ""}
+    want = packages.wanted(around.root) if around.root else {"giornata": installed("giornata") or ""}
     client: list[Check] = [
         ("Python", _threaded(packages.python)),
         ("Distributions", _threaded(lambda: packages.distributions(want))),
@@ -120,7 +121,7 @@ async def examine(around: Surroundings) -> list[Finding]:
     return await asyncio.gather(*(_guarded(name, check) for name, check in checks))
 
 
-def _system(around: Surroundings, root: Path, port: Callable[[], Awaitable[Finding]]) -> list[Check]:
+def _system(around: CheckedSystem, root: Path, port: Callable[[], Awaitable[Finding]]) -> list[Check]:
     """What the checkout `root` needs of this machine to run everything."""
     return [
         ("torch", _threaded(accelerator.torch)),

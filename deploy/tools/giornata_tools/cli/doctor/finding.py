@@ -21,7 +21,7 @@ class Finding:
     """One line of the doctor's report."""
 
     name: str
-    """Of what was looked at."""
+    """What was looked at."""
     verdict: Verdict
     sentence: str
     remedy: str | None = None

@@ -50,7 +50,7 @@ def runs(name: str, binary: Path, *, needed: bool) -> Finding:
 def _program(name: str, find: Callable[[], Path], *, needed: bool) -> Finding:
     try:
         binary = find()
-    except Exception as error:  # noqa: BLE001 - whatever another package raises: it has no server for us
+    except Exception as error:  # noqa: BLE001 - an error of another package means that it has no server for us
         return (fail if needed else warn)(name, f"There is none: {error}", SETUP)
     return runs(name, binary, needed=needed)
 
@@ -118,7 +118,7 @@ def browser() -> Finding:
 
 
 def _memory_bytes() -> int:
-    """Of the machine, or of the container if that has less."""
+    """Memory of the machine, or of the container if that has less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()

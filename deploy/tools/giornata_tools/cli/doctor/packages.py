@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from giornata_tools.cli.doctor.finding import Finding, fail, ok
+from giornata_tools.provenance import installed
 
 OLDEST: Final = (3, 11)
 SETUP: Final = "Run `make setup` in the checkout."
@@ -33,14 +34,6 @@ def python(version: tuple[int, int, int] = sys.version_info[:3]) -> Finding:
     return ok("Python", f"{shown}, {sys.executable}")
 
 
-def installed(name: str) -> str | None:
-    """The version of a distribution in this environment, or None."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def needs(name: str) -> list[str]:
     """What an installed distribution requires, as it says it."""
     return metadata.requires(name) or []
@@ -48,7 +41,8 @@ def needs(name: str) -> list[str]:
 
 def wanted(root: Path) -> dict[str, str]:
     """Name → version of the distributions of the checkout `root`."""
-    files = [root / "shared" / "pyproject.toml", *sorted(root.glob("services/*/pyproject.toml"))]
+    places = ("shared", "deploy/tools", "services/*")
+    files = [file for place in places for file in sorted(root.glob(f"{place}/pyproject.toml"))]
     projects = [tomllib.loads(file.read_text(encoding="utf-8"))["project"] for file in files]
     return {project["name"]: project["version"] for project in projects}
 

@@ -65,7 +65,7 @@ async def nats_server(url: str | None) -> Finding:
 async def _jetstream(jetstream: JetStreamContext) -> str:
     try:
         await jetstream.account_info()
-    except RefusedError:  # as a server of `giornata up` answers to whoever brings no password
+    except RefusedError:  # a server of `giornata up` answers so to a client without a password
         return "which lets us in as an application"
     return "JetStream"
 

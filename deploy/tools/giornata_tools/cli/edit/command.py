@@ -20,21 +20,21 @@ from giornata_tools.bars import edit_steps
 from giornata_tools.cli.connecting import api_key_option, door_of, nats_option, redis_option, url_option
 from giornata_tools.cli.edit import outputs
 from giornata_tools.cli.edit.parameters import options, validated
-from giornata_tools.cli.edit.report import Report, not_written
+from giornata_tools.cli.edit.report import EditDelivery, not_written
 from giornata_tools.doors.addresses import Http, Nats
-from giornata_tools.doors.edits import Door, Order, Outcome, Preview, Refused, Stopped, Told
+from giornata_tools.doors.edits import Door, EditOrder, EditOutcome, EditProgress, Preview, Refused, Stopped
 
 NATS_TIMEOUT_S: Final = 120.0
 """What the NATS door allows unless told otherwise; over HTTP the gateway decides."""
 PROBE_BYTES: Final = 1 << 20
-"""About a picture."""
+"""About the size of a picture."""
 
 SOURCE: Final = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Whom to ask, and how long to wait."""
+    """The door to ask at, and how long to wait."""
 
     door: Http | Nats
     redis_url: str | None
@@ -128,8 +128,8 @@ def edit(
     if image == mask == outputs.STDOUT:
         raise click.UsageError("Standard input holds one picture, not IN and the mask.")
     reach = Reach(door_of(ctx, url, nats_url), redis_url, api_key, tenant, timeout_s)
-    order = Order(_read(image), None if mask is None else _read(mask), given)
-    report = Report(files, as_json, quiet)
+    order = EditOrder(_read(image), None if mask is None else _read(mask), given)
+    report = EditDelivery(files, as_json, quiet)
     ctx.exit(interrupts.run(lambda: run(reach, order, report, progress=progress and not quiet)))
 
 
@@ -137,7 +137,7 @@ FIRST: Final = ("image", "prompt", "mask", "out")
 edit.params.sort(key=lambda parameter: FIRST.index(parameter.name) if parameter.name in FIRST else len(FIRST))
 
 
-async def run(reach: Reach, order: Order, report: Report, *, progress: bool) -> int:
+async def run(reach: Reach, order: EditOrder, report: EditDelivery, *, progress: bool) -> int:
     """Hand the order in, write its pictures, report; the exit status."""
     started_s = time.monotonic()
     try:
@@ -157,10 +157,12 @@ async def run(reach: Reach, order: Order, report: Report, *, progress: bool) -> 
     return report.finished(outcome, time.monotonic() - started_s)
 
 
-async def _carried_out(reach: Reach, order: Order, report: Report, *, progress: bool) -> Outcome:
+async def _carried_out(
+    reach: Reach, order: EditOrder, report: EditDelivery, *, progress: bool
+) -> EditOutcome:
     with edit_steps(len(report.files), shown=progress) as draw:
 
-        def tell(told: Told | Preview) -> None:
+        def tell(told: EditProgress | Preview) -> None:
             if isinstance(told, Preview):
                 report.preview(told)
             else:

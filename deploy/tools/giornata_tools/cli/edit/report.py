@@ -13,18 +13,18 @@ import click
 
 from giornata.wire.errors import ErrorBody, JobCancelled
 from giornata_tools.cli.edit import outputs
-from giornata_tools.doors.edits import Failure, Outcome, Painted, Preview, sentence
+from giornata_tools.doors.edits import EditOutcome, Failure, PaintedPicture, Preview, sentence
 
 NOT_WRITTEN: Final = "output_not_written"
 """Code of a file that cannot be written: the command line's own, since no service answers it."""
 
 
 @dataclass(frozen=True)
-class Report:
+class EditDelivery:
     """Where pictures go, and how it is told."""
 
     files: tuple[str, ...]
-    """By index of the picture; ``-`` is standard output."""
+    """File names by index of the picture; ``-`` is standard output."""
     as_json: bool = False
     quiet: bool = False
     previews: dict[str, Preview] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Report:
         if self._write(name, preview.index, preview.data):
             self.previews[name] = preview
 
-    def finished(self, outcome: Outcome, elapsed_s: float) -> int:
+    def finished(self, outcome: EditOutcome, elapsed_s: float) -> int:
         """Write the pictures, every one that can be, and tell; 1 where a file is missing."""
         written = [p for p in outcome.pictures if self._write(self.files[p.index], p.index, p.data)]
         failures = (*outcome.failures, *self.lost.values())
@@ -75,7 +75,7 @@ class Report:
         click.echo(text, err=True)
 
     def _write(self, name: str, index: int, data: bytes) -> bool:
-        """Whether it could be."""
+        """Write a file; whether that succeeded."""
         try:
             if name == outputs.STDOUT:
                 sys.stdout.buffer.write(data)
@@ -89,7 +89,11 @@ class Report:
         return True
 
     def _value(
-        self, outcome: Outcome, written: Sequence[Painted], failures: Sequence[Failure], elapsed_s: float
+        self,
+        outcome: EditOutcome,
+        written: Sequence[PaintedPicture],
+        failures: Sequence[Failure],
+        elapsed_s: float,
     ) -> dict[str, Any]:
         return {
             "job_id": outcome.job_id,

@@ -17,7 +17,7 @@ torch_threads_option = click.option(
     type=COUNT,
     default=1,
     metavar="N",
-    help="Threads of each process, whatever OMP_NUM_THREADS says.",
+    help="Threads of each process; OMP_NUM_THREADS does not count.",
 )
 family_option = click.option(
     "--family",

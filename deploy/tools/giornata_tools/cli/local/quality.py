@@ -80,6 +80,6 @@ def quality(ctx: click.Context, /, **given: Any) -> None:
     """Measure the model's edits: fixed held-out scenes through the whole system, an independent checker, gates."""
     require_system()
     from giornata_tools.launcher import program
-    from giornata_tools.quality.evaluation import Options, evaluate
+    from giornata_tools.quality.evaluation import QualityOptions, evaluate
 
-    ctx.exit(program.run("quality", partial(evaluate, Options(**given))))
+    ctx.exit(program.run("quality", partial(evaluate, QualityOptions(**given))))

@@ -56,7 +56,7 @@ def limit_options(command: Command) -> Command:
 def keys() -> None:
     """Make, list and revoke the API keys that gateways ask for.
 
-    Gateways read the file anew when it has changed; it holds no keys, only their hashes.
+    Gateways read the file again when it has changed; it holds no keys, only their hashes.
     """
 
 
@@ -69,8 +69,8 @@ def create(
 ) -> None:
     """Make a key and print it, this once.
 
-    Limits are the tenant's, whichever of its keys is used; those that are not named stay as they are, or as the
-    gateway's configuration says.
+    Limits are the tenant's and hold for all of its keys. A limit that is not named stays as it is, or as the gateway's
+    configuration says.
     """
     key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
     limits = TenantLimits(in_progress=in_progress, per_minute=per_minute, weight=weight)

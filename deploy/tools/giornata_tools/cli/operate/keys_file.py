@@ -13,7 +13,7 @@ from typing import Final
 from giornata.api_keys import KeysFile, KeysFileError, parse, render
 
 MODE: Final = 0o600
-"""Of a new file; one that exists keeps its own, and its owner."""
+"""Mode of a new file; a file that exists keeps its mode and its owner."""
 
 
 def read(path: Path) -> KeysFile:
@@ -33,7 +33,7 @@ def read(path: Path) -> KeysFile:
 
 
 def change(path: Path, changed: Callable[[KeysFile], KeysFile]) -> None:
-    """Replace the file by what `changed` makes of it. Whoever reads it meanwhile reads the old one or the new one.
+    """Replace the file by what `changed` makes of it. A reader sees the old file or the new one.
 
     Raises:
         KeysFileError: it cannot be read or written, or `changed` refuses.

@@ -17,7 +17,7 @@ from giornata_tools import interrupts
 from giornata_tools.cli.connecting import api_key_option, gateway_of, url_option
 from giornata_tools.cli.operate.fleet_table import fleet_table
 from giornata_tools.doors.edits import Refused
-from giornata_tools.doors.http_door import HttpDoor, open_http
+from giornata_tools.doors.http_door import HttpClient, open_http
 
 PATH = "/v1/fleet"
 
@@ -56,7 +56,7 @@ async def run(url: str, api_key: str | None, *, watch: bool, as_json: bool) -> i
     return 0
 
 
-async def _watch(door: HttpDoor, *, as_json: bool) -> int:
+async def _watch(door: HttpClient, *, as_json: bool) -> int:
     try:
         if as_json:
             async for told in door.follow(PATH):

@@ -81,7 +81,7 @@ def _policies(text: str) -> list[str]:
     "--template-gb", type=AT_LEAST_0, default=0.0, help="Of one template; 0: all of them fit anywhere."
 )
 @click.option("--memory-gb", type=ABOVE_0, default=64.0, help="For templates, of each worker.")
-@click.option("--disk-gb", type=AT_LEAST_0, default=0.0, help="Likewise on disk.")
+@click.option("--disk-gb", type=AT_LEAST_0, default=0.0, help="For templates on disk, of each worker.")
 @click.option("--disk-gb-per-s", type=ABOVE_0, default=2.0, help="At which templates are read from disk.")
 @click.option(
     "--step-gb",
@@ -122,7 +122,10 @@ def _policies(text: str) -> list[str]:
 )
 @click.option("--prepost", type=COUNT, default=8, help="Servers that encode, and as many that finish.")
 @click.option(
-    "--hops-ms", type=AT_LEAST_0, default=0.0, help="Of messages and files, a job, while nobody computes."
+    "--hops-ms",
+    type=AT_LEAST_0,
+    default=0.0,
+    help="Time that messages and files of a job take, in which no worker computes.",
 )
 @click.option(
     "--relay-ms",

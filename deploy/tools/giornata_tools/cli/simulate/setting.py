@@ -1,4 +1,4 @@
-"""From the options of ``giornata simulate`` to what is simulated. Pure but for the files that it is given to read."""
+"""What ``giornata simulate`` simulates, made from its options and the files that they name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from giornata_tools.loadgen import trace
 from giornata_tools.loadgen.distributions import zipf
-from giornata_tools.loadgen.workload import Shape, Workload
+from giornata_tools.loadgen.workload import MaskShape, Workload
 from giornata_tools.simulation import cluster
 from giornata_tools.simulation.jobs import EditedPicture, template_name
 from giornata_tools.simulation.machines import Machine, Storage
@@ -29,7 +29,7 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
     names = frozenset(map(template_name, weights))
     return Scenario(
         machines=tuple(_machines(given)),
-        workload=Workload(given["masks"], given["steps"], given["n"], weights, Shape.SQUARE),
+        workload=Workload(given["masks"], given["steps"], given["n"], weights, MaskShape.SQUARE),
         arriving=_arriving(given),
         picture=EditedPicture(given["text_tokens"], given["tokens"], given["halo"], given["corrects"]),
         templates=TemplateSetting(
@@ -78,7 +78,7 @@ def _machines(given: Mapping[str, Any]) -> list[Machine]:
 
 
 def _arriving(given: Mapping[str, Any]) -> Arrivals:
-    lines: tuple[trace.Line, ...] = ()
+    lines: tuple[trace.TraceLine, ...] = ()
     path: Path | None = given["trace"]
     if path is not None:
         if path.suffix not in trace.SUFFIXES:

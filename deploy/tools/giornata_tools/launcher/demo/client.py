@@ -12,12 +12,12 @@ from pydantic import BaseModel
 
 from giornata.wire.fleet import FleetView, InstanceView
 from giornata.wire.times import StageTimes
-from giornata_tools.doors.edits import Order, Refused, Stopped, Tell
-from giornata_tools.doors.http_door import HttpDoor
+from giornata_tools.doors.edits import EditOrder, Refused, Stopped, Tell
+from giornata_tools.doors.http_door import HttpClient
 from giornata_tools.launcher.process import LaunchError
 
 
-class JobStatus(BaseModel):
+class JobFigures(BaseModel):
     """What the demo reads of ``GET /v1/jobs/{id}``."""
 
     model: str
@@ -27,18 +27,18 @@ class JobStatus(BaseModel):
 
 
 @dataclass(frozen=True)
-class Answer:
+class DemoEdit:
     """One edit, and what the system measured of it."""
 
     job_id: str
     picture: bytes
-    """As it was sent: a PNG file."""
+    """The PNG file that was sent."""
     latency_s: float
-    """From sending the request to having the picture."""
-    status: JobStatus
+    """Seconds from sending the request to having the picture."""
+    status: JobFigures
 
 
-async def ask(door: HttpDoor, order: Order, tell: Tell) -> Answer:
+async def ask(door: HttpClient, order: EditOrder, tell: Tell) -> DemoEdit:
     """Have one picture edited, and ask what was measured.
 
     Raises:
@@ -48,11 +48,11 @@ async def ask(door: HttpDoor, order: Order, tell: Tell) -> Answer:
     with _as_launch_error():
         outcome = await door.edit(order, tell)
         latency_s = time.monotonic() - started_s
-        status = JobStatus.model_validate(await door.read(f"/v1/jobs/{outcome.job_id}"))
-    return Answer(outcome.job_id, outcome.pictures[0].data, latency_s, status)
+        status = JobFigures.model_validate(await door.read(f"/v1/jobs/{outcome.job_id}"))
+    return DemoEdit(outcome.job_id, outcome.pictures[0].data, latency_s, status)
 
 
-async def fleet(door: HttpDoor) -> list[InstanceView]:
+async def fleet(door: HttpClient) -> list[InstanceView]:
     """Every living instance.
 
     Raises:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
 from typing import Final
@@ -24,31 +22,32 @@ from giornata.wire.fleet import InstanceView
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.times import StageTimes
 from giornata_prepost.images.masks import Alpha, edited_region, effective_alpha
-from giornata_tools import checkout
+from giornata_tools import checkout, provenance
 from giornata_tools.bars import edit_steps
-from giornata_tools.doors.edits import Order, Preview, Tell, Told
-from giornata_tools.doors.http_door import HttpDoor, open_http
+from giornata_tools.doors.edits import EditOrder, EditProgress, Preview, Tell
+from giornata_tools.doors.http_door import HttpClient, open_http
 from giornata_tools.launcher import environment, model
 from giornata_tools.launcher.demo import client, comparison
 from giornata_tools.launcher.demo.exhibits import Exhibit, exhibits
 from giornata_tools.launcher.demo.report import (
+    DemoReport,
     EditReport,
     Pixels,
-    Report,
     failings,
     max_abs_diff,
     mean_abs_diff,
     services_of,
 )
-from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import running
+from giornata_tools.loadgen.pictures import png
 
 MODEL_PIXELS: Final = 1024 * 1024
-"""Told to prepost and to the oracle alike, so that both compute at one size."""
+"""Prepost and the oracle are both told this, so that both compute at one size."""
 SHEET_HEIGHT: Final = 360
-"""Of a picture in the comparison."""
+"""Height of a picture in the comparison, in pixels."""
 VERSIONS: Final = (
     "giornata",
     "torch",
@@ -80,8 +79,8 @@ class Done:
 
     exhibit: Exhibit
     parameters: EditParameters
-    """As asked, with steps and seed."""
-    answer: client.Answer
+    """What was asked for, with steps and seed."""
+    answer: client.DemoEdit
 
     @property
     def before(self) -> Pixels:
@@ -102,7 +101,7 @@ class Done:
 
 
 async def demo(options: DemoOptions) -> int:
-    """Run, write pictures and report into ``options.out``; 0 only if everything is as it should be."""
+    """Run, write pictures and report into ``options.out``; the exit status is 0 only if all is as it should be."""
     console = Console(soft_wrap=True)
     shown = exhibits()
     for name in (*(exhibit.name for exhibit in shown), "comparison.png", "report.json"):
@@ -114,16 +113,12 @@ async def demo(options: DemoOptions) -> int:
         _write(edit, options.out / edit.exhibit.name)
     comparison.stacked([_row(edit) for edit in done]).save(options.out / "comparison.png")
     expected, oracle = await _expected(options, chosen, done, console)
-    report = Report(
+    report = DemoReport(
         model=done[0].answer.status.model,
         edits=tuple(edit_report(d, e, oracle) for d, e in zip(done, expected, strict=True)),
         services=services_of(fleet),
-        versions=versions(VERSIONS),
-        machine={
-            "platform": platform.platform(),
-            "python": platform.python_version(),
-            "cpus": os.cpu_count() or 0,
-        },
+        versions=provenance.versions(VERSIONS),
+        machine=provenance.machine(),
     )
     (options.out / "report.json").write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return _conclude(report, options.out, console)
@@ -154,25 +149,25 @@ async def _through_the_system(
     return done, fleet
 
 
-async def _edit(door: HttpDoor, exhibit: Exhibit, options: DemoOptions, console: Console) -> Done:
+async def _edit(door: HttpClient, exhibit: Exhibit, options: DemoOptions, console: Console) -> Done:
     # What is computed in full equals diffusers' own pictures; reuse has its own comparison, `make quality`.
     parameters = exhibit.parameters.model_copy(
         update={"num_inference_steps": options.steps, "seed": options.seed, "reuse": Reuse.OFF}
     )
     console.print(f'{exhibit.name}: "{parameters.prompt}"', highlight=False)
     fields = parameters.model_dump(mode="json", exclude_defaults=True)
-    order = Order(png(exhibit.picture), png(exhibit.mask), fields)
+    order = EditOrder(png(exhibit.picture), png(exhibit.mask), fields)
     with told_to(console) as tell:
         return Done(exhibit, parameters, await client.ask(door, order, tell))
 
 
 @contextmanager
 def told_to(console: Console) -> Iterator[Tell]:
-    """Takes what is told of an edit: a bar on a terminal, else a line each time."""
+    """Show what is told of an edit: a bar on a terminal, else a line each time."""
     with edit_steps(1, console) as draw:
 
-        def tell(told: Told | Preview) -> None:
-            if isinstance(told, Told) and not draw(told):
+        def tell(told: EditProgress | Preview) -> None:
+            if isinstance(told, EditProgress) and not draw(told):
                 step = f": step {told.step} of {told.steps}" if told.steps else ""
                 console.print(f"  {told.state}{step}", highlight=False)
 
@@ -187,16 +182,16 @@ async def _expected(
         return [None] * len(done), None
     console.print("The same edits by diffusers' own pipeline, for comparison.")
     os.environ.update(TRANSFORMERS_VERBOSITY="error", TQDM_DISABLE="1")  # read when they are imported
-    from giornata_tools.launcher.demo.oracle import Oracle, Setting  # noqa: PLC0415 - imports torch and diffusers, seconds that the start does not need
+    from giornata_tools.launcher.demo.oracle import Oracle, OracleSetting  # noqa: PLC0415 - imports torch and diffusers, seconds that the start does not need
 
     def compute() -> tuple[list[Pixels | None], str | None]:
-        oracle = Oracle(chosen.source, Setting(MODEL_PIXELS, options.torch_threads))
+        oracle = Oracle(chosen.source, OracleSetting(MODEL_PIXELS, options.torch_threads))
         return [oracle.edit(d.before, d.alpha, d.parameters) for d in done], oracle.name
 
     return await asyncio.to_thread(compute)
 
 
-def plan(options: DemoOptions, chosen: model.Model, state: Path) -> Plan:
+def plan(options: DemoOptions, chosen: model.Model, state: Path) -> StackPlan:
     """One instance of every service, float32 where diffusers is compared with, open to everyone."""
     exact = {} if options.no_oracle else {"GIORNATA_DTYPE": "float32"}
     asked = environment.plan(chosen, state, options.out / "logs", options.torch_threads)
@@ -225,24 +220,6 @@ def edit_report(done: Done, expected: Pixels | None, oracle: str | None) -> Edit
         oracle=oracle,
         oracle_max_abs_diff=None if expected is None else max_abs_diff(after, expected),
     )
-
-
-def versions(distributions: Sequence[str]) -> dict[str, str]:
-    """Installed versions."""
-    found = {}
-    for name in distributions:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
-def png(picture: Image.Image) -> bytes:
-    """A PNG file."""
-    buffer = BytesIO()
-    picture.save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def _forget(path: Path) -> None:
@@ -274,7 +251,7 @@ def _scaled(picture: Image.Image) -> Image.Image:
     return picture.convert("RGB").resize((width, SHEET_HEIGHT), Image.Resampling.LANCZOS)
 
 
-def _conclude(report: Report, out: Path, console: Console) -> int:
+def _conclude(report: DemoReport, out: Path, console: Console) -> int:
     for edit in report.edits:
         stages = ", ".join(f"{name} {ms:.0f} ms" for name, ms in edit.stage_ms.model_dump().items())
         console.print(

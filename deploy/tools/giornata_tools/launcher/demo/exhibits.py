@@ -39,7 +39,7 @@ class Exhibit:
     """One edit of the demo."""
 
     name: str
-    """Of its folder below ``out/demo``."""
+    """Name of its folder below ``out/demo``."""
     picture: Image.Image
     """RGB."""
     mask: Image.Image

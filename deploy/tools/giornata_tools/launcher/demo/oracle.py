@@ -27,19 +27,19 @@ PIPELINES: Final[dict[str, type[Any]]] = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class OracleSetting:
     """What all edits share; everything else is the request's or the model's default."""
 
     budget_pixels: int
     """Most pixels that the model computes."""
     torch_threads: int
-    """Those of the services: another count rounds differently, by up to one 8-bit step."""
+    """The services' number: another one rounds differently, by up to one 8-bit step."""
 
 
 class Oracle:
     """The checkpoint's pipeline in float32 on the CPU."""
 
-    def __init__(self, source: str, setting: Setting) -> None:
+    def __init__(self, source: str, setting: OracleSetting) -> None:
         """Load `source`, a folder or a hub id whose files the services have fetched already."""
         set_num_threads(setting.torch_threads)
         folder = checkpoint_folder(source)
@@ -50,11 +50,11 @@ class Oracle:
 
     @property
     def name(self) -> str:
-        """The pipeline's."""
+        """The name of the pipeline's class."""
         return type(self._pipeline).__name__
 
     def edit(self, original: Pixels, alpha: Alpha, parameters: EditParameters) -> Pixels:
-        """The edited picture, pasted as the system pastes.
+        """Edit the picture, and paste as the system pastes.
 
         Args:
             original: (height, width, 3) uint8.

@@ -40,7 +40,7 @@ class EditReport(BaseModel):
     mask_ratio: float
     """Share of the image tokens that the mask touches."""
     latency_s: float
-    """From sending the request to having the picture."""
+    """Seconds from sending the request to having the picture."""
     stage_ms: StageTimes
     outside_mask_max_abs_diff: float
     """Output against input where the effective alpha is 0."""
@@ -51,7 +51,7 @@ class EditReport(BaseModel):
     oracle_max_abs_diff: float | None
 
 
-class Report(BaseModel):
+class DemoReport(BaseModel):
     """``out/demo/report.json``."""
 
     model: str
@@ -87,7 +87,7 @@ def mean_abs_diff(one: Pixels, other: Pixels, where: npt.NDArray[np.bool_]) -> f
     return float(_gaps(one, other)[where].mean())
 
 
-def failings(report: Report) -> list[str]:
+def failings(report: DemoReport) -> list[str]:
     """What is wrong with the edits, a sentence each; empty when all are as they should be."""
     return [f"{edit.name}: {sentence}" for edit in report.edits for sentence in _failings(edit)]
 

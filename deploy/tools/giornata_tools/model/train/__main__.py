@@ -19,11 +19,11 @@ import torch
 from giornata_tools.checkout import TRAINED
 from giornata_tools.model.train import autoencoder, decoder, export, guidance, painter
 from giornata_tools.model.train.checkpointing import Unusable
-from giornata_tools.model.train.plan import Plan
+from giornata_tools.model.train.plan import StagePlan
 from giornata_tools.model.train.ranks import joined
 
 STEPS: Final = {"autoencoder": 1600, "painter": 20_000, "guidance": 500, "decoder": 400}
-"""Of the shipped weights."""
+"""Steps of the shipped weights."""
 STAGES: Final = {
     "autoencoder": autoencoder.run,
     "painter": painter.run,
@@ -85,7 +85,7 @@ def main(
             ranks.meet()
             for name, run in STAGES.items():
                 if stage in {"all", name}:
-                    run(Plan(folder, steps or STEPS[name], seed, place, start, ranks, compiled))
+                    run(StagePlan(folder, steps or STEPS[name], seed, place, start, ranks, compiled))
                     ranks.meet()
             if ranks.first and stage in {"all", "export"}:
                 export.run(folder, checkpoint)

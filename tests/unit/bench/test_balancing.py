@@ -7,10 +7,10 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_tools.loadgen.balancing import LeastInFlight
 from giornata_tools.loadgen.driver import drive
-from giornata_tools.loadgen.outcomes import Answer, Outcome
+from giornata_tools.loadgen.outcomes import Outcome, ServerAnswer
 from giornata_tools.loadgen.workload import Request
+from tests.bench.balancing import LeastInFlight
 from tests.fakes import virtual_time
 from tests.unit.loadgen.test_driver import due
 
@@ -23,14 +23,14 @@ class Server:
         self.seen: list[float] = []
         self.in_flight = 0
 
-    async def send(self, request: Request) -> Answer:
+    async def send(self, request: Request) -> ServerAnswer:
         self.seen.append(request.at_s)
         self.in_flight += 1
         try:
             await asyncio.sleep(self.seconds)
         finally:
             self.in_flight -= 1
-        return Answer(1)
+        return ServerAnswer(1)
 
 
 def served(servers: list[Server], *times: float) -> None:
@@ -59,7 +59,7 @@ def test_nobody_has_more_than_one_more_than_another_when_it_is_chosen(
     servers = [Server(seconds), Server(2 * seconds)]
     balanced = LeastInFlight([server.send for server in servers])
 
-    async def checked(request: Request) -> Answer:
+    async def checked(request: Request) -> ServerAnswer:
         before = [server.in_flight for server in servers]
         sending = asyncio.ensure_future(balanced.send(request))
         await asyncio.sleep(0)

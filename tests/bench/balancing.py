@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from giornata_tools.loadgen.driver import Send
-from giornata_tools.loadgen.outcomes import Answer
+from giornata_tools.loadgen.outcomes import ServerAnswer
 from giornata_tools.loadgen.workload import Request
 
 
@@ -23,8 +23,8 @@ class LeastInFlight:
         """When each was last used."""
         self._turn = 0
 
-    async def send(self, request: Request) -> Answer:
-        """As one of the servers does."""
+    async def send(self, request: Request) -> ServerAnswer:
+        """Have one of the servers answer."""
         place = min(range(len(self._servers)), key=lambda at: (self._in_flight[at], self._turns[at]))
         self._turn += 1
         self._turns[place] = self._turn
