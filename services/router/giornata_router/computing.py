@@ -34,20 +34,13 @@ log = structlog.get_logger(__name__)
 class Computing:
     """Make it once the job is encoded, then await :meth:`run` once.
 
-    Args:
-        tools: of the router.
-        progress: of the job.
-        sheet: told how long it waited and was denoised.
-        deadline: of the job.
-        inspection: of its pictures.
-        encoding: of its rows.
-        fetching: the worker that was told to read their template from disk.
+    `fetching` is the worker that was told to read the rows' template from disk.
     """
 
     def __init__(
         self,
         tools: Tools,
-        progress: LiveRecord,
+        live: LiveRecord,
         sheet: TimeSheet,
         deadline: Deadline,
         *,
@@ -56,10 +49,10 @@ class Computing:
         fetching: str | None = None,
     ) -> None:
         self._tools, self._dispatch = tools, tools.dispatch
-        self._live, self._sheet, self._deadline = progress, sheet, deadline
+        self._live, self._sheet, self._deadline = live, sheet, deadline
         self._inspection, self._encoding, self._fetching = inspection, encoding, fetching
-        self._job = progress.job
-        self._numbers = itertools.count(progress.record.attempt + 1)
+        self._job = live.job
+        self._numbers = itertools.count(live.record.attempt + 1)
         self._tasks = asyncio.TaskGroup()
 
     async def run(self) -> None:
@@ -80,7 +73,7 @@ class Computing:
         """Ask the workers that have rows whether they do, and place the other rows."""
         by_index = {row.index: row for row in rows}
         for assignment in assignments(by_index.values()):
-            # they may not have been sent yet, or be done: who assigned them may have died at any moment
+            # they may not have been sent yet, or be done: the router that assigned them may have died at any moment
             held = [by_index[index] for index in assignment.rows]
             self._tasks.create_task(self._attempt(assignment, held, adopted=True), name="attempt")
         free = [row for row in by_index.values() if row.worker is None]

@@ -27,18 +27,12 @@ class EndedError(Exception):
 
 
 class LiveRecord:
-    """A job's record, and the events that tell of it.
-
-    Args:
-        bus: carries events.
-        records: holds the record.
-        record: as it stands.
-    """
+    """A job's record, and the events that tell of it."""
 
     def __init__(self, bus: Bus, records: Records, record: JobRecord) -> None:
         self._bus, self._records = bus, records
         self.record = record
-        """As it was seen last; where several tasks change it at once, the answer of :meth:`change` is newer."""
+        """The record as last seen; where several tasks change it at once, the answer of :meth:`change` is newer."""
         self.doing = "waiting in the queue"
         """What the job was at, for the error that says that its time is over."""
 

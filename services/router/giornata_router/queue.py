@@ -34,14 +34,6 @@ _MESSAGES_EXCEEDED = 10077
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    """An accepted job in the queue."""
-
-    job: Job
-    since_s: float
-
-
 @dataclass
 class _CarriedJob:
     """A queue message whose job is being carried out here."""
@@ -59,8 +51,8 @@ class Queue:
     def __init__(self, tools: Tools, walks: asyncio.TaskGroup) -> None:
         self._tools = tools
         self._walks = walks
-        self._accepted: dict[str, _Waiting] = {}
-        """By job: jobs that were not pulled from the queue yet."""
+        self._accepted: dict[str, tuple[Job, float]] = {}
+        """Jobs that were not pulled from the queue yet, by id, and when they were accepted."""
         self._carried: dict[str, _CarriedJob] = {}
         self._limits: dict[Priority, int] = {}
         self._in_hand: Counter[Priority] = Counter()
@@ -92,7 +84,7 @@ class Queue:
                 subjects.jobs(job.priority), codec.encode(job), headers={"Nats-Msg-Id": job.job_id}
             )
             if not stored.duplicate:
-                self._accepted[job.job_id] = _Waiting(job, time.monotonic())
+                self._accepted[job.job_id] = job, time.monotonic()
             await self._tools.records.create(transitions.accepted(job))
         except nats.errors.Error as error:
             if isinstance(error, APIError) and error.err_code == _MESSAGES_EXCEEDED:
@@ -115,7 +107,7 @@ class Queue:
         """Accepted jobs that neither wait for a worker nor have one."""
         line, placement = self._tools.dispatch.line, self._tools.dispatch.placement
         carried = [c.job for c in self._carried.values() if c.walk is None or c.walk.preparing]
-        waiting = [waiting.job for waiting in self._accepted.values()]
+        waiting = [job for job, _ in self._accepted.values()]
         return [
             job
             for job in (*carried, *waiting)
@@ -202,9 +194,9 @@ class Queue:
             del self._carried[job.job_id]
 
     async def _walk(self, job: Job, carried: _CarriedJob) -> None:
-        waiting = self._accepted.pop(job.job_id, None)
-        waited_ms = 0.0 if waiting is None else (time.monotonic() - waiting.since_s) * 1000
-        carried.walk = Walk(self._tools, await self._record(job), waited_ms)
+        now = time.monotonic()
+        _, since_s = self._accepted.pop(job.job_id, (job, now))
+        carried.walk = Walk(self._tools, await self._record(job), (now - since_s) * 1e3)
         if carried.cancelled:
             carried.walk.cancel()
         record = await carried.walk.to_the_end()

@@ -98,18 +98,18 @@ class Walk:
         return DeadlineExceeded(message, accepted=f"{self._job.budget_ms} ms")
 
     async def _walk(self) -> None:
-        progress = self._live
-        progress.check()
-        if progress.record.state is JobState.QUEUED:
+        live = self._live
+        live.check()
+        if live.record.state is JobState.QUEUED:
             await self._enter(JobState.PREPARING)
-        inspection = progress.record.inspection or await self._inspect()
-        demand = transitions.demand(progress.record, inspection, progress.record.pending_rows, None)
+        inspection = live.record.inspection or await self._inspect()
+        demand = transitions.demand(live.record, inspection, live.record.pending_rows, None)
         self._tools.forecasting.learn(demand)
-        if progress.record.pending_rows:
+        if live.record.pending_rows:
             await self._denoise(inspection, demand)
         await self._enter(JobState.FINISHING)
         rows = await self._finish(inspection)
-        await progress.end(lambda record: transitions.ended(record, rows, self._sheet.times()))
+        await live.end(lambda record: transitions.ended(record, rows, self._sheet.times()))
 
     async def _inspect(self) -> Inspection:
         self._live.doing = "inspecting its pictures"

@@ -52,7 +52,7 @@ def plan_batch(rows: Sequence[BatchRow], link: Link, base_ms: float = 0.0) -> Ba
     Args:
         rows: with one number of blocks.
         link: over which all of them load.
-        base_ms: of every block, whatever the rows do: rows without a template, and what a block costs by itself.
+        base_ms: time of every block beside these rows: rows without a template, and the base of a block.
 
     Raises:
         ValueError: rows differ in their number of blocks.
@@ -145,13 +145,13 @@ def _rank(plan: BatchPlan) -> tuple[float, int]:
 
 
 Entries = dict[tuple[Hashable, Mode], int]
-"""Slabs by template and form: `HIDDEN` for the hidden state, whichever mode reads it, and `KV`."""
+"""Slabs by template and form: `HIDDEN` for the hidden state, which two modes read, and `KV`."""
 
 
 def _beside(
     rows: Sequence[BatchRow], modes: Sequence[Modes], left_out: int | None
 ) -> list[tuple[float, Entries]]:
-    """By block: what all rows but one compute, in ms, and load."""
+    """What all rows but one compute, in ms, and load, block by block."""
     sums: list[tuple[float, Entries]] = [(0.0, {}) for _ in rows[0].blocks]
     for index, (row, chosen) in enumerate(zip(rows, modes, strict=True)):
         if index == left_out:

@@ -45,9 +45,9 @@ class CostModel:
         self._compute, self._load = _FollowedFit(compute), _FollowedFit(load)
         self._loads: deque[tuple[int, float]] = deque(maxlen=QUEUED)
         self.costs: StepCosts = StepCosts(compute.weights, load.weights)
-        """As of the latest refit."""
+        """The costs of the latest refit."""
         self.state: WorkerCosts = WorkerCosts(compute=self._compute.state, load=self._load.state)
-        """As of the latest refit, for telemetry."""
+        """The state of the latest refit, for telemetry."""
 
     @classmethod
     def of(cls, profile: Profile) -> CostModel:

@@ -31,7 +31,7 @@ class Work:
     tokens: float = 0.0
     """Text and image tokens whose queries, feed-forward and residuals are computed."""
     projected: float = 0.0
-    """Tokens of which only keys and values are projected, from a hidden state."""
+    """Tokens whose keys and values alone are projected, from a hidden state."""
     pairs: float = 0.0
     """Queries times keys."""
 
@@ -84,9 +84,9 @@ class StepCosts:
     """Weights of the linear model, in milliseconds a unit; none is negative."""
 
     compute: tuple[float, ...]
-    """By :data:`COMPUTE`."""
+    """Weights in the order of :data:`COMPUTE`."""
     load: tuple[float, ...] = (0.0, 0.0)
-    """By :data:`LOAD`."""
+    """Weights in the order of :data:`LOAD`."""
 
     def __post_init__(self) -> None:
         if (len(self.compute), len(self.load)) != (len(COMPUTE), len(LOAD)):

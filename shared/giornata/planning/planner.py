@@ -33,7 +33,7 @@ class Choices(NamedTuple):
     by_kv: Flags
     """Into GONE: by keys and values, not by the hidden state."""
     from_live: Flags
-    """By the hidden state: it was at hand, not loaded."""
+    """The hidden state was at hand, not loaded."""
     gone_first: Flags
     """Before the block, by its own slabs: GONE ended earlier than LIVE."""
 
@@ -95,7 +95,7 @@ def _advance(block: Block, gone: Times, live: Times, arrival: Times) -> tuple[Ti
 
 
 def _shifted(times: Times, slabs: int) -> Times:
-    """By slabs after loading `slabs` more."""
+    """The times after loading `slabs` more."""
     if not slabs:
         return times
     moved = np.full_like(times, np.inf)

@@ -28,7 +28,7 @@ class Profile(BaseModel):
     model: str
     model_digest: str
     device: str
-    """As torch names it: a GPU's name, or the processor's."""
+    """Torch's name of it: a GPU's name, or the processor's."""
     dtype: str
     versions: dict[str, str]
     measured_on: str

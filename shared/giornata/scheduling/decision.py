@@ -22,11 +22,13 @@ class Placed(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What happens now. Who asked applies it, in this order, before the next decision."""
+    """What happens now. The caller applies it, in this order, before it asks again."""
 
     placements: tuple[Placed, ...] = ()
     preemptions: tuple[Attempt, ...] = ()
-    """Attempts that their workers drop; the rows join the line again and count as not lost."""
+    """Attempts that their workers drop: the rows join the line again, and no failure is counted. An attempt whose rows
+    were not sent yet stays in the placement.
+    """
     wake_at: float | None = None
     """When to ask again though nothing has happened, in seconds, after `now`; None: only when something has."""
 

@@ -19,7 +19,7 @@ class Pace:
 
     costs: StepCosts = UNIT
     blocks: int = 1
-    """Of the transformer; costs are those of one block, but for a step's own."""
+    """Blocks of the transformer; all costs but the base of a step are costs of one block."""
     reused: Mode = Mode.KV
     """How rows take from templates there."""
     slowness: float = 1.0

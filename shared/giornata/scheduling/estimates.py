@@ -35,7 +35,7 @@ class _Worker:
     reused: Mode
     slowness: float = 1.0
     excess: UnitTime = field(default_factory=UnitTime)
-    """By how much loads lengthen steps, per millisecond of the least computing of rows that reuse."""
+    """Time by which loads lengthen steps, per millisecond of the least computing of rows that reuse."""
 
 
 class Estimates:
@@ -88,7 +88,7 @@ class Estimates:
     def fetch_ms(self, instance: str, size_bytes: float) -> float:
         """Time that a worker takes to read so much of a template from disk; 0 while it is unknown."""
         worker = self._workers.get(instance)
-        return 0.0 if worker is None else self._kinds[worker.kind].fetch_ms(size_bytes)
+        return 0.0 if worker is None else self._kinds[worker.kind].disk.ms(size_bytes)
 
     def kinds(self) -> Iterator[KindCosts]:
         """The costs of each kind, and how good they are."""
@@ -104,7 +104,7 @@ class _KindModel:
         begun = {"samples": 0, "outliers": 0}
         compute, load = (fit.model_copy(update=begun) for fit in (costs.compute, costs.load))
         self.compute = CostModel(compute, load)
-        self._disk = UnitTime()
+        self.disk = UnitTime()
         self._paces: dict[tuple[int, Mode, float, float], Pace] = {}
         """With the present costs."""
 
@@ -129,11 +129,8 @@ class _KindModel:
         """Take in a load."""
         if sample.tier is Tier.MEMORY:
             self.compute.observe_load(sample.size_bytes, sample.load_ms)
-            return
-        self._disk.observe(sample.size_bytes, sample.load_ms)
-
-    def fetch_ms(self, size_bytes: float) -> float:
-        return self._disk.ms(size_bytes)
+        else:
+            self.disk.observe(sample.size_bytes, sample.load_ms)
 
 
 def work_of(sample: StepSample, blocks: int) -> Work:

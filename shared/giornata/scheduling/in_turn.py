@@ -17,9 +17,7 @@ from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, Policy, PolicyName
 
 LOOKED_AT: Final = 16
-"""Of many workers, a policy is asked about so many, those with least to compute, and about as many that have the
-template.
-"""
+"""How many of many workers a policy is asked about: so many with least to compute, and as many with the template."""
 MAX_PASSED: Final = 32
 """Rows served before an older job that needs more room than they; after these a worker is kept free for it."""
 MAX_CHOOSY: Final = 16
@@ -41,7 +39,7 @@ class InTurn:
     policy: Policy
     """Chooses among workers with room."""
     looked_at: int = LOOKED_AT
-    """Of many workers, how many the policy is asked about."""
+    """How many of many workers the policy is asked about."""
     spreads: bool = True
     """Rows of one job may go to several workers; else all go to one, as in the simulator's baselines."""
 
@@ -72,9 +70,9 @@ class _Deciding:
     excluded: set[str] = field(default_factory=set)
     """Workers that are kept free."""
     left: dict[str, Key] = field(default_factory=dict)
-    """By model, the first job that there is no room for, though there may be for a row."""
+    """The first job of each model that finds no room, though there may be room for a row."""
     too_many: dict[str, int] = field(default_factory=dict)
-    """By model, rows that there is no room for together: fewer places cannot help those that follow."""
+    """How many rows of each model found no room together: jobs that ask for as many find none either."""
 
     def serve(self, entry: QueuedRows) -> bool:
         """Place as many of the rows as can be; False when no other job is to be asked."""

@@ -36,7 +36,7 @@ class Claim:
     priority: Priority = Priority.INTERACTIVE
     tenant: str = ""
     weight: float = 1.0
-    """Of the tenant, above 0: with twice the weight, twice the share."""
+    """Weight of the tenant, above 0: with twice the weight, twice the share."""
     finish_by_s: float | None = None
     """When its rows should be computed, by the clock of `now`; None for no wish."""
     takes_s: float = 0.0
@@ -59,7 +59,7 @@ class QueuedRows:
     passed: int = 0
     """Rows of later jobs of the same model that were served first, since they needed less room."""
     fetching: str | None = None
-    """The worker that was told to read the job's template from disk, as the likely one."""
+    """The worker that was told to read the job's template from disk, since it is the likely one."""
 
     @property
     def job_id(self) -> str:
@@ -89,8 +89,8 @@ class Line:
     """Jobs that are prepared, with rows that no worker has taken yet.
 
     Args:
-        by_deadline: among jobs of a class, those that wish to end by a time come first, the earliest first, as long as
-            they can; a job that cannot any more has no claim and takes its turn. Jobs that take their turn come every
+        by_deadline: jobs of a class that wish to end by a time come first, the earliest first, as long as they can;
+            a job that cannot any more has no claim and takes its turn. Jobs that take their turn come every
             so often, however many others are urgent.
         ageing_s: after which a batch job comes as if it were interactive.
     """
@@ -103,7 +103,7 @@ class Line:
         self._tickets = itertools.count()
         self._virtual = 0.0
         self._ends: dict[str, float] = {}
-        """By tenant: where its last job ends, in virtual time; those of the past are forgotten."""
+        """Where each tenant's last job ends, in virtual time; ends in the past are forgotten."""
         self._favoured = 0
         """Jobs that were served for their deadline, one after the other."""
 

@@ -24,7 +24,7 @@ from giornata.scheduling.weighing import Weighing
 from giornata.wire.workers import ServiceState
 
 SAMPLED: Final = 64
-"""Of many workers, how many a forecast is made of."""
+"""How many of many workers a forecast looks at."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Patience:
     """How long a step may take before its worker counts as stalled: longer than both."""
 
     factor: float = 10.0
-    """Of the predicted time."""
+    """Factor on the predicted time."""
     least_ms: float = 10_000.0
 
 
@@ -67,7 +67,7 @@ class Placement:
         self._listed = Heard[Attempt]()
         """When a booking was made, or its worker listed it last."""
         self._attempts: dict[str, set[int]] = {}
-        """By job: attempts that are booked now."""
+        """The attempts of each job that are booked now."""
         self._workers: dict[str, Occupancy] = {}
         self._rosters: dict[Served, Roster] = {}
         self._refused: set[str] = set()
@@ -272,7 +272,7 @@ class Placement:
         return worker.sum_up(self.estimates.pace(worker.name), self._demanded(worker))
 
     def _demanded(self, worker: Occupancy) -> dict[Attempt, Demand]:
-        """By attempt, what was asked for where the worker knows no more: the rows' inputs are not there yet."""
+        """What was asked for by attempts that the worker has no inputs of yet."""
         found = {}
         for key, rows in worker.listed.items():
             booking = None if rows[0].text_tokens else self._bookings.get(key)

@@ -109,12 +109,8 @@ class PolicyName(StrEnum):
 
 POLICIES: Final[Mapping[PolicyName, Policy]] = MappingProxyType(
     {
-        PolicyName.ROUND_ROBIN: round_robin,
-        PolicyName.REQUEST_LEVEL: request_level,
-        PolicyName.TOKEN_LEVEL: token_level,
-        PolicyName.MASK_AWARE: mask_aware,
-        PolicyName.FINISH_TIME: finish_time,
-        PolicyName.DEADLINE_AWARE: deadline_aware,
+        PolicyName(policy.__name__): policy
+        for policy in (round_robin, request_level, token_level, mask_aware, finish_time, deadline_aware)
     }
 )
 

@@ -62,7 +62,7 @@ class Roster:
         self._changed: set[str] = set()
         self._work, self._crowding = _Order(), _Order()
         self._having: dict[str, set[str]] = {}
-        """By template: the workers that have it."""
+        """The workers that have each template."""
 
     def __len__(self) -> int:
         return len(self._members)

@@ -20,7 +20,7 @@ class AtArrival:
 
     policy: Policy
     looked_at: int
-    """Of many workers, how many the policy is asked about."""
+    """How many of many workers the policy is asked about."""
 
     def decide(self, line: Line, placement: Placement, now: float) -> Decision:
         """See :class:`giornata.scheduling.decision.Scheduler`."""

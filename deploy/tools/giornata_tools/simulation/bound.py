@@ -1,18 +1,18 @@
 """How good any schedule could be: a clairvoyant relaxation. Pure.
 
-Asked is the least x such that a share of all jobs (95 %) may end within x of their arrival. Relaxed is everything
-that makes it hard: all workers are pooled into one machine that serves one job after the other at their summed speed,
-knows what will arrive, may leave any job undone, and may interrupt (which it never needs to).
+The bound is the least x such that a share of all jobs (95 %) can end within x of their arrival. Everything that makes
+scheduling hard is relaxed: all workers are pooled into one machine that serves one job after the other at their summed
+speed, knows what will arrive, may leave any job undone, and may interrupt (which it never needs to).
 
-What a job costs the pool, for a given x: a step of k rows takes a base time and what each of its rows adds, so that a
-row which adds r to a step of length D is charged its share of it, r * D / (D - base). Over the steps of a row that is
-on time the lengths sum to x at most, and so by Cauchy and Schwarz the charges to at least
-sum(r) + base * sum(sqrt(r))² / (x - steps * base): who is fast pays for steps that few share. And since no more than
-`places` rows share a step, none is charged less than r + base * r / (places * the largest r).
+A job costs the pool as follows, for a given x. A step of k rows takes a base time and what each of its rows adds; a
+row that adds r to a step of length D is charged its share, r * D / (D - base). The steps of a row that is on time are
+at most x long together, and so by Cauchy and Schwarz the charges sum to at least
+sum(r) + base * sum(sqrt(r))² / (x - steps * base): a fast row pays for steps that few share. Since no more than
+`places` rows share a step, no row is charged less than r + base * r / (places * the largest r).
 
 With deadlines in the order of arrivals the most jobs on time follow from the rule of Kise, Ibaraki and Mine
-(Operations Research 26, 1978), which is Moore's and Hodgson's with release times: jobs join in order; whenever the last
-one is late, the job goes whose absence lets the others end soonest.
+(Operations Research 26, 1978), which is Moore's and Hodgson's with release times: jobs join in order; when the last
+one is late, the job leaves whose absence lets the others end soonest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PooledTask:
     released_s: float
     due_s: float
     seconds: float
-    """Of the pool."""
+    """Time of the pool."""
 
 
 def most_on_time(tasks: Sequence[PooledTask]) -> int:
@@ -59,14 +59,14 @@ def most_on_time(tasks: Sequence[PooledTask]) -> int:
 
 
 class _Kept:
-    """Tasks that are on time, in order; those that ended before the machine last idled are only counted."""
+    """Tasks that are on time, in order; tasks that ended before the machine last idled are only counted."""
 
     def __init__(self) -> None:
         self._settled = 0
         self._settled_s = 0.0
-        """When the last of those ends."""
+        """When the last counted task ends."""
         self._tasks: list[PooledTask] = []
-        """Without a pause between them."""
+        """Tasks without a pause between them."""
         self._starts: list[float] = []
         self.ends_s = 0.0
 
@@ -83,7 +83,7 @@ class _Kept:
         self.ends_s = start + task.seconds
 
     def drop(self) -> None:
-        """The task without which the others end soonest."""
+        """Drop the task without which the others end soonest."""
         best, gain, room = len(self._tasks) - 1, -math.inf, math.inf
         for place in reversed(range(len(self._tasks))):
             task = self._tasks[place]
@@ -113,7 +113,7 @@ class _Kind:
     released_s: float
     """When it may be denoised."""
     rows: tuple[tuple[int, float, float], ...]
-    """Of each row: steps, seconds that its steps add, sum of the roots of these."""
+    """For each row: its steps, the seconds that they add, and the sum of the roots of these."""
 
 
 class Bound:
@@ -121,9 +121,9 @@ class Bound:
 
     Args:
         jobs: in the order of their arrival.
-        machines: of the cluster; where they differ, each counts by the most that it is faster than the first.
-        encode_ms: before denoising.
-        finish_ms: after it, of one picture at least.
+        machines: workers of the cluster; where they differ, each counts by the most that it is faster than the first.
+        encode_ms: time before denoising.
+        finish_ms: time after it, for one picture at least.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Bound:
         return low
 
     def mean(self, *, warmup_s: float = 0.0) -> float:
-        """Seconds: no schedule has a smaller mean than that of all rows alone on the fastest worker."""
+        """Seconds: no schedule has a smaller mean than all rows alone on the fastest worker."""
         shortest = [job.shortest_s for job in self._jobs if job.at_s >= warmup_s]
         return sum(shortest) / max(1, len(shortest))
 
@@ -191,7 +191,7 @@ class Bound:
 
 
 def _faster(first: Machine, machine: Machine, jobs: Sequence[SimulatedJob]) -> float:
-    """The most by which `machine` is faster than `first`, of all rows' steps."""
+    """The most by which `machine` is faster than `first`, over the steps of all rows."""
     shapes = {shape for job in jobs for shape in job.demand.shapes}
     ratios = [1.0] if machine == first else []
     for shape in shapes if not ratios else ():
@@ -217,6 +217,6 @@ def _kind(
 
 
 def _alone_ms(job: SimulatedJob, machine: Machine) -> float:
-    """Each of its rows on a machine of its own."""
+    """Time of the job with each row on a machine of its own."""
     loads = job.demand.loads(machine.pace, reuses=True)
     return max(load.steps * machine.pace.base_ms + load.work_ms for load in loads)

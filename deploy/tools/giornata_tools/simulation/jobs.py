@@ -1,4 +1,4 @@
-"""What the simulated clients ask for: requests of the load generator as rows of tokens. Pure."""
+"""What simulated clients ask for: requests of the load generator as rows of tokens. Pure."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class EditedPicture:
     corrects: bool = False
     """Rows compute their first step in full and correct what they take by it; FlashPS does not."""
     default_steps: int = 30
-    """Of requests that do not say."""
+    """Steps of requests that name none."""
 
     def computed(self, mask_ratio: float) -> int:
-        """Tokens that a square mask with its halo touches, at least one."""
+        """Tokens that a square mask touches with its halo, at least one."""
         side = math.sqrt(self.image * mask_ratio) + 2 * self.halo
         return max(1, min(self.image, round(side * side)))
 
@@ -42,10 +42,10 @@ class SimulatedJob:
 
     job_id: str
     at_s: float
-    """When it arrives."""
+    """Time of its arrival."""
     demand: Demand
     slo_s: float | None = None
-    """After its arrival it should have ended."""
+    """Time from its arrival in which it should end."""
     priority: Priority = Priority.INTERACTIVE
     tenant: str = "tenant"
 
@@ -78,11 +78,11 @@ class Piece:
 def jobs_of(
     requests: Sequence[Request], picture: EditedPicture, *, reuse: bool = True, slo_s: float | None = None
 ) -> list[SimulatedJob]:
-    """A job of every request, in the order of their times.
+    """Make a job of every request, in the order of their times.
 
     Args:
         requests: of the load generator.
-        picture: that they edit.
+        picture: what they edit.
         reuse: whether they may take from templates.
         slo_s: of all of them.
     """
@@ -102,5 +102,5 @@ def jobs_of(
 
 
 def template_name(number: int) -> str:
-    """As telemetry tells it."""
+    """The name of a template in telemetry."""
     return f"t{number}"

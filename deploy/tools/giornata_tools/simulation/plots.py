@@ -25,7 +25,7 @@ class Simulated:
     summary: Summary
     bound_p95_s: float | None
     bound_mean_s: float | None
-    """Bound of the same jobs; None: not asked for."""
+    """Bounds for the same jobs; None: not asked for."""
 
 
 def charts(runs: Sequence[Simulated], warmup_s: float) -> dict[str, Chart]:
@@ -68,7 +68,7 @@ def _by_rate(runs: Sequence[Simulated]) -> dict[str, Chart]:
 
 
 def _means(runs: Sequence[Simulated], value: Callable[[Simulated], float]) -> dict[str, Points]:
-    """The mean of `value` over seeds against the rate, by policy."""
+    """The mean of `value` over seeds against the rate, for each policy."""
     return {
         policy: [
             (rate, fmean(value(run) for run in runs if (run.policy, run.rate) == (policy, rate)))

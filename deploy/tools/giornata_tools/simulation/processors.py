@@ -1,4 +1,4 @@
-"""Processors that simulated processes share where there are fewer of them than processes. Pure."""
+"""Processors that simulated processes share. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from giornata_tools.simulation.clock import Action, Clock
 
 EPSILON_S: Final = 1e-9
-"""So little work is none."""
+"""Work below this is done."""
 
 
 @dataclass(slots=True, eq=False)
@@ -19,11 +19,11 @@ class _Task:
 
 
 class Processors:
-    """One machine's processors. All who compute share them evenly at every moment, and nobody has more than one.
+    """One machine's processors, which all tasks share evenly at every moment; no task has more than one.
 
     Args:
-        clock: on which it computes.
-        cores: infinite: everyone has one.
+        clock: tells the time.
+        cores: number of processors; infinite: every task has one.
     """
 
     def __init__(self, clock: Clock, cores: float = math.inf) -> None:
@@ -31,15 +31,15 @@ class Processors:
         self._tasks: list[_Task] = []
         self._since_s = 0.0
         self._plans = 0
-        """Made so far; the latest one is in force."""
+        """Plans made so far; the latest one is in force."""
 
     @property
     def crowded(self) -> bool:
-        """Whether processes may slow each other down, so that nobody knows when he will be done."""
+        """Whether tasks may slow each other down, so that their ends are unknown when they begin."""
         return math.isfinite(self._cores)
 
     def compute(self, seconds: float, now: float, then: Action) -> None:
-        """Run `then` when somebody has computed what takes so long alone."""
+        """Run `then` when a task has ended that takes so long alone."""
         if not self.crowded:
             self._clock.at(now + seconds, then)
             return
@@ -58,7 +58,7 @@ class Processors:
         self._since_s = now
 
     def _plan(self, now: float) -> None:
-        """For the first one to be done, if nobody else comes before that."""
+        """Plan for the end of the first task, if no other begins before."""
         self._plans = number = self._plans + 1
         if self._tasks:
             soonest_s = max(0.0, min(task.left_s for task in self._tasks)) / self._pace

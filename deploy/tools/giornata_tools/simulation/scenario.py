@@ -33,9 +33,9 @@ class Arrivals:
     cv: float = 1.0
     """Coefficient of variation of the times between arrivals; 1 is Poisson."""
     trace: tuple[TraceLine, ...] = ()
-    """Instead of chance."""
+    """Requests to replay instead of random ones."""
     speed: float = 1.0
-    """By which the trace is faster."""
+    """How many times faster the trace is replayed."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Scenario:
     reuse: bool = True
     slo_s: float | None = None
     cores: float = math.inf
-    """That workers and stages share, a thread each; infinite: everyone has one."""
+    """Processors that workers and stages share, a thread each; infinite: each has one."""
 
     def jobs(self, rate: float, seed: int) -> list[SimulatedJob]:
-        """At `rate` a second; equal seeds make equal jobs.
+        """Jobs that arrive at `rate` a second; equal seeds make equal jobs.
 
         Raises:
             ValueError: none arrives after the warm-up.
@@ -92,7 +92,7 @@ class Scenario:
         return made.run(progress)
 
     def summary(self, run: SimulatedRun) -> Summary:
-        """Of what arrived after the warm-up."""
+        """Sum up the jobs that arrived after the warm-up."""
         return summary(run, self.arriving.warmup_s)
 
     def bound(self, jobs: Sequence[SimulatedJob]) -> Bound:
@@ -118,9 +118,9 @@ class FewestWorkers:
     """How many workers are enough."""
 
     workers: int | None
-    """None: not even the most that were asked for."""
+    """None: even the most that may be tried are too few."""
     tried: Mapping[int, float]
-    """By number of workers: the worst percentile over the seeds, in seconds."""
+    """The worst percentile over the seeds for each number of workers, in seconds."""
 
 
 def fewest_workers(

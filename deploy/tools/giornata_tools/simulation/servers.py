@@ -9,7 +9,7 @@ from giornata_tools.simulation.processors import Processors
 
 
 class Servers:
-    """First come, first served, by whichever server is free first.
+    """First come, first served, by the first server that is free.
 
     Args:
         servers: at least 1.
@@ -21,7 +21,7 @@ class Servers:
         self._waiting: deque[tuple[float, Action]] = deque()
 
     def serve(self, seconds: float, now: float, then: Action) -> None:
-        """Run `then` when a server has done what takes so long alone; at once where that is nothing."""
+        """Run `then` when a server has done work that takes so long alone; at once where there is none."""
         if not seconds:
             then(now)
         elif self._free:

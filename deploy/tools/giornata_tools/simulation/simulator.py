@@ -49,27 +49,25 @@ class Binding(StrEnum):
     """When a job is given to a worker."""
 
     LATE = "late"
-    """When one has a place for it; until then it waits in the router's line, as live."""
+    """When a worker has a place for it; until then it waits in the router's line, as live."""
     ARRIVAL = "arrival"
     """At once: it waits at its worker, as in FlashPS."""
 
 
 @dataclass(frozen=True)
 class Stages:
-    """Beside denoising."""
+    """Times beside denoising."""
 
     encode_ms: float = 0.0
-    """A job."""
+    """Encoding of a job."""
     finish_ms: float = 0.0
-    """A picture, one after the other on one server."""
+    """Decoding and pasting of a picture; a server does one after the other."""
     servers: int = 8
-    """That encode, and as many that finish."""
+    """Servers that encode, and as many that finish."""
     hops_ms: float = 0.0
-    """Of messages and files, a job, while nobody computes."""
+    """Messages and files of a job, in which no process computes."""
     relay_ms: float = 0.0
-    """That gateway, router and message servers compute, a job; half at its arrival, half at its end, one job after the
-    other.
-    """
+    """Computing of gateway, router and message servers for a job, half of it at each end, one job after the other."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +80,11 @@ class RunOptions:
     """Whether rows of one job may go to several workers where jobs are bound late."""
     telemetry_hz: float = 4.0
     looked_at: int = LOOKED_AT
-    """Of many workers, how many the policy is asked about."""
+    """How many of many workers the policy is asked about."""
     by_deadline: bool = False
-    """The line, of jobs with an SLO."""
+    """Whether jobs with an SLO come in the line by their deadlines."""
     seed: int = 0
-    """Of noise."""
+    """Seed of noise."""
 
     def scheduler(self, policy: Policy | None = None) -> Scheduler:
         """The scheduler that these options name; `policy` instead of theirs, to try one out."""
@@ -128,7 +126,7 @@ class Simulation:
         templates: that workers keep.
         stages: beside denoising.
         scheduler: instead of the one that `options` name, to try one out.
-        cores: that workers and stages share, a thread each; infinite: everyone has one.
+        cores: processors that workers and stages share, a thread each; infinite: each has one.
     """
 
     def __init__(
@@ -192,7 +190,7 @@ class Simulation:
         self._clock.at(0.0, self._look)
 
     def _arrive(self, number: int, now: float) -> None:
-        """The next job, and the plan for the one after it."""
+        """A job arrives; plan the arrival of the next one."""
         job = self._jobs[number]
         self._counts.arrived += 1
         if number + 1 < len(self._jobs):
@@ -260,7 +258,7 @@ class Simulation:
             )
 
     def _finished(self, carried: _CarriedHere, now: float) -> None:
-        """One of its pictures."""
+        """A picture of the job is finished."""
         carried.unfinished -= 1
         if not carried.unfinished:
             self._relay.serve(self._stages.relay_ms / 2e3, now, lambda then: self._end(carried, then))
@@ -272,7 +270,7 @@ class Simulation:
         self._ended.append(EndedJob(job, assigned_s, carried.denoised_s, now, "+".join(carried.workers)))
 
     def _ticking(self, worker: SimWorker, period: float) -> Action:
-        """Telemetry of `worker`, again and again."""
+        """An action that hears `worker` once and plans itself again."""
 
         def tick(now: float) -> None:
             self._clock.at(now + period, tick)
@@ -289,7 +287,7 @@ class Simulation:
         return True
 
     def _look(self, now: float) -> None:
-        """Once a second."""
+        """Note the state of the cluster, once a second."""
         unfinished = self._counts.arrived - self._counts.ended
         self._counts.moments.append(Moment(now, len(self._line), unfinished))
         self._clock.at(now + 1.0, self._look)

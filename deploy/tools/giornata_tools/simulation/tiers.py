@@ -1,4 +1,4 @@
-"""TemplateSetting of one worker, in memory and on disk; the least recently used is given up first. Pure."""
+"""Templates of one worker, in memory and on disk; the least recently used is given up first. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from giornata.wire.workers import Tier
 
 TOLD: Final = 256
-"""TemplateSetting of a tier that telemetry tells, as :class:`giornata.wire.workers.WorkerState` says."""
+"""Templates of a tier that telemetry tells, as :class:`giornata.wire.workers.WorkerState` says."""
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,15 @@ class TemplateSetting:
     """How all workers keep templates."""
 
     size_bytes: float = 0.0
-    """Of each."""
+    """Size of a template."""
     kv_bytes: float = 0.0
-    """That a row takes a step from memory; 0: loads are neglected."""
+    """Keys and values that a row takes from memory a step; 0: loads are neglected."""
     levels: int = 6
-    """Steps of a run that records one."""
+    """Steps of a run that records a template."""
     registered: frozenset[str] = frozenset()
-    """Are recorded at their first edit on a worker; others at their second."""
+    """Templates that are recorded at their first edit on a worker; others at their second."""
     preloaded: tuple[str, ...] = ()
-    """In memory of every worker from the start, the most popular first, as far as there is room."""
+    """Templates in memory of every worker from the start, the most popular first, as far as there is room."""
 
 
 class Tiers:
@@ -42,7 +42,7 @@ class Tiers:
         self._here: dict[Tier, OrderedDict[str, None]] = {tier: OrderedDict() for tier in Tier}
 
     def find(self, template: str) -> Tier | None:
-        """The fastest tier that has it; this is a use."""
+        """The fastest tier that has `template`, which counts as used."""
         found = None
         for tier in (Tier.DISK, Tier.MEMORY):
             if template in self._here[tier]:
@@ -51,16 +51,16 @@ class Tiers:
         return found
 
     def put(self, template: str) -> None:
-        """Recorded: into memory and onto disk."""
+        """Keep a recorded template, in memory and on disk."""
         self._put(Tier.DISK, template)
         self.fetched(template)
 
     def fetched(self, template: str) -> None:
-        """Read from disk: into memory."""
+        """Keep a template in memory that was read from disk."""
         self._put(Tier.MEMORY, template)
 
     def resident(self) -> dict[Tier, tuple[str, ...]]:
-        """By tier, lately used first, as telemetry tells it."""
+        """Templates by tier, lately used first, as telemetry tells them."""
         return {tier: tuple(islice(reversed(here), TOLD)) for tier, here in self._here.items()}
 
     def _put(self, tier: Tier, template: str) -> None:

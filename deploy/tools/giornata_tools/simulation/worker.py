@@ -27,24 +27,14 @@ from giornata_tools.simulation.steps import SimRow, StepTimes, row_of
 from giornata_tools.simulation.tiers import TemplateSetting, Tiers
 
 SAMPLES = 16
-"""Of steps that one telemetry message carries."""
+"""Most samples of steps in one telemetry message."""
 
 
 Done = Callable[[Piece, float], None]
 
 
 class SimWorker:
-    """One denoiser.
-
-    Args:
-        name: its instance.
-        machine: what it is.
-        templates: that it keeps.
-        clock: on which it runs.
-        done: told when the rows that it got together are computed.
-        seed: of noise.
-        host: on whose processors it computes.
-    """
+    """One denoiser; `done` is called when the rows of a piece are computed, `seed` is that of noise."""
 
     def __init__(
         self,
@@ -89,7 +79,7 @@ class SimWorker:
         self._pausing = False
 
     def take(self, piece: Piece, now: float) -> None:
-        """Rows are assigned: their template is looked for, they join as soon as they can."""
+        """Take assigned rows: look for their template; they join as soon as they can."""
         self._changed = True
         self._pieces[piece.key], self._unfinished[piece.key] = piece, len(piece.rows)
         template = piece.job.demand.template
@@ -120,7 +110,7 @@ class SimWorker:
         return self._pieces.pop(key)
 
     def state(self, now: float) -> WorkerState | None:
-        """Telemetry; None where nothing has changed since the last."""
+        """Telemetry; None where nothing has changed since the last message."""
         if not (self._changed or self._pieces or self._segment):
             return None
         self._changed = False
@@ -178,7 +168,7 @@ class SimWorker:
             self._cut(self._segment, now)
 
     def _cut(self, segment: Segment, now: float) -> None:
-        """Something may join at the end of the step that is being computed."""
+        """End the segment with the present step, since rows may join or leave."""
         if segment.steps == 1:
             return
         steps = min(segment.steps, math.ceil((now - segment.began_s - EPSILON_S) / segment.step_s))
@@ -187,7 +177,7 @@ class SimWorker:
             self._plan_end(segment)
 
     def _begin(self, now: float) -> None:
-        """The next steps."""
+        """Begin the next steps."""
         paused = next((until for since, until in self.machine.busy if since <= now < until), None)
         if paused is not None:
             if not self._pausing:
@@ -247,7 +237,7 @@ class SimWorker:
             self._done(piece, now)
 
     def _left(self, row: SimRow) -> Piece | None:
-        """The piece that ends with this row."""
+        """The piece that ends with this row, if one does."""
         if row.background:
             self._runs.discard(row.key.job_id)
             self._tiers.put(row.key.job_id)

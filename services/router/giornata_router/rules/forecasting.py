@@ -30,7 +30,7 @@ class Forecasting:
     def __init__(self, placement: Placement, line: Line, max_wait_s: float = math.inf) -> None:
         self._placement, self._line, self._max_wait_s = placement, line, max_wait_s
         self._latest: dict[str, Demand] = {}
-        """By digest of the model."""
+        """The latest demand of each model, by its digest."""
         self.stages = StageEstimates()
 
     def learn(self, demand: Demand) -> None:
@@ -108,7 +108,7 @@ class Forecasting:
         return self.stages.finish_ms(demand.model_digest, demand.tokens)
 
     def _next_wait_ms(self) -> float | None:
-        """How long one more picture would wait; None while it is unknown, and of which model several are served."""
+        """How long one more picture would wait; None while it is unknown, and where several models are served."""
         served = {c.digest: c for s in self._placement.fleet.ready(ServiceName.DENOISER) for c in s.models}
         if len(served) != 1:
             return None
