@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,16 +29,10 @@ FORMAT: Final = 1
 """Version of the files; a file of another version is not read."""
 SUFFIX: Final = ".template.safetensors"
 PART: Final = ".template.part"
-"""Of files that are being written."""
+"""Ends the names of files that are being written."""
 TENSORS: Final = ("data", "scale", "low")
-
-
-class Stamp(NamedTuple):
-    """Tells a file from the one that later has its name."""
-
-    inode: int
-    size_bytes: int
-    mtime_ns: int
+Stamp = tuple[int, int, int]
+"""Tells a file from a later file of its name: inode, bytes, and time of the last change in nanoseconds."""
 
 
 class NotARecording(Exception):
@@ -77,7 +71,7 @@ def write(recording: Recording, path: Path) -> int:
 def stamp(path: Path) -> Stamp:
     """Which file `path` is now; OSError if there is none."""
     found = path.stat()
-    return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def read_ahead(path: Path) -> None:
