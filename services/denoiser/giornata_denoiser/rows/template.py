@@ -53,7 +53,7 @@ class Kept:
 class Entry:
     """One noise level of a template run."""
 
-    sigma: float
+    level: float
     blocks: tuple[Kept, ...]
 
     def pinned(self) -> Entry:
@@ -74,7 +74,7 @@ class Recording:
     grid: tuple[int, int]
     """Height and width in tokens."""
     entries: tuple[Entry, ...]
-    """In the order of the run, sigma falling."""
+    """In the order of the run, level falling."""
 
     @property
     def size_bytes(self) -> int:
@@ -85,7 +85,7 @@ class Recording:
         """The same in pinned host memory; see :meth:`giornata_denoiser.rows.stored.Stored.pinned`."""
         return replace(self, entries=tuple(entry.pinned() for entry in self.entries))
 
-    def at(self, sigma: float, tolerance: float = 1.0) -> Entry | None:
+    def at(self, level: float, tolerance: float = 1.0) -> Entry | None:
         """The entry of the nearest noise level; None if none lies within `tolerance`."""
-        nearest = min(self.entries, key=lambda entry: abs(entry.sigma - sigma), default=None)
-        return None if nearest is None or abs(nearest.sigma - sigma) > tolerance else nearest
+        nearest = min(self.entries, key=lambda entry: abs(entry.level - level), default=None)
+        return None if nearest is None or abs(nearest.level - level) > tolerance else nearest

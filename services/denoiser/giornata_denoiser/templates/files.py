@@ -50,7 +50,7 @@ def write(recording: Recording, path: Path) -> int:
         "format": str(FORMAT),
         "id": recording.id,
         "grid": json.dumps(recording.grid),
-        "sigmas": json.dumps([entry.sigma for entry in recording.entries]),
+        "sigmas": json.dumps([entry.level for entry in recording.entries]),
         "blocks": json.dumps([len(entry.blocks) for entry in recording.entries]),
     }
     header["checksum"] = str(_checksum(header, tensors))
@@ -135,11 +135,11 @@ def _recording(header: dict[str, str], tensors: dict[str, Tensor]) -> Recording:
         stored = Stored(**{name.rpartition(".")[2]: tensors[name] for name in names})
         kept.setdefault((int(number), int(block)), {})[part] = stored
     height, width = json.loads(header["grid"])
-    sigmas: list[float] = json.loads(header["sigmas"])
+    levels: list[float] = json.loads(header["sigmas"])
     blocks: list[int] = json.loads(header["blocks"])
     entries = tuple(
-        Entry(sigma, tuple(Kept(**kept.get((number, block), {})) for block in range(count)))
-        for number, (sigma, count) in enumerate(zip(sigmas, blocks, strict=True))
+        Entry(level, tuple(Kept(**kept.get((number, block), {})) for block in range(count)))
+        for number, (level, count) in enumerate(zip(levels, blocks, strict=True))
     )
     return Recording(header["id"], (int(height), int(width)), entries)
 
