@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 import nats.errors
@@ -36,11 +36,7 @@ from giornata.wire.messages import (
     RunReply,
     RunRequest,
 )
-from giornata.wire.workers import (
-    ServiceName,
-    ServiceState,
-    WorkerState,
-)
+from giornata.wire.workers import ServiceName, ServiceState, WorkerState
 from giornata_denoiser.attempts.carrying import Carrier
 from giornata_denoiser.attempts.inputs import rows_of
 from giornata_denoiser.attempts.outcomes import Outcomes
@@ -105,7 +101,10 @@ class Denoiser:
         config, bus = self._config, self._bus
         registrations = Registrations(await TemplateRecords.open(bus.jetstream), config.instance)
         async with AsyncExitStack() as stack:
-            engine = stack.enter_context(self._make_engine())
+            told = self._reporter.loaded
+            engine = stack.enter_context(
+                engine_of(config, self._checkpoint, self._profile, self._costs, told=told)
+            )
             self._engine = stack.enter_context(self._engine_loop(engine, stop))
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self._make_templates(registrations, tasks)
@@ -120,7 +119,7 @@ class Denoiser:
             await self._drain()
 
     async def _hear(self, stack: AsyncExitStack) -> None:
-        """Subscriptions first, so that whoever is answered can also cancel."""
+        """Subscribe to cancels first, so that accepted rows can be cancelled."""
         bus, instance = self._bus, self._config.instance
         for listening in (
             bus.listen(subjects.worker_cancel(instance), CancelRows, self._drop),
@@ -133,11 +132,6 @@ class Denoiser:
             ),
         ):
             await stack.enter_async_context(listening)
-
-    def _make_engine(self) -> AbstractContextManager[Engine]:
-        return engine_of(
-            self._config, self._checkpoint, self._profile, self._costs, told=self._reporter.loaded
-        )
 
     def _engine_loop(self, engine: Engine, stop: asyncio.Event) -> EngineLoop:
         loop = asyncio.get_running_loop()
@@ -212,11 +206,11 @@ class Denoiser:
         self._carrier.drop((message.job_id, message.attempt))
 
     def _drop_job(self, message: CancelRows) -> None:
-        """Subscription ``giornata.cancel.<job>``: whatever the attempt."""
+        """Subscription ``giornata.cancel.<job>``: every attempt."""
         self._carrier.drop_job(message.job_id)
 
     async def _relay(self) -> None:
-        """Tell what the engine did, in order; runs for ever."""
+        """Tell what the engine did, in order; runs until it is cancelled."""
         while True:
             report = await self._reports.get()
             self._reporter.stepped(report)
@@ -228,7 +222,7 @@ class Denoiser:
                     self._previews.put_nowait((attempt.request, preview))
 
     async def _show(self) -> None:
-        """Encode and tell previews, one at a time and in order, beside the engine's work; runs for ever."""
+        """Encode and tell previews, one at a time and in order, beside the engine's work; until it is cancelled."""
         while True:
             request, preview = await self._previews.get()
             try:

@@ -108,7 +108,7 @@ class _DeviceClock:
         self._began_s = clock()
 
     def mark(self) -> Mark:
-        """On the current stream."""
+        """A moment of the current stream."""
         event = self._event()
         return lambda: self._began_s + self._base.elapsed_time(event) / 1e3
 

@@ -1,4 +1,4 @@
-"""From configuration and profile to a running engine's parts."""
+"""Parts of a running engine, from configuration and profile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from giornata_denoiser.trace import Trace
 
 MIB: Final = 20
 SPARED: Final = 0.9
-"""Of a GPU's free memory, where no budget is configured."""
+"""Share of a GPU's free memory that rows may fill where no budget is configured."""
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def engine_of(
 
 
 def budget_of(config: DenoiserConfig, profile: Profile, device: torch.device) -> Budget:
-    """Of one step, by time and memory; call it once the model is on the device."""
+    """The limits of one step, by time and memory; call it once the model is on the device."""
     unlimited = Budget()
     return Budget(
         step_ms=config.step_limit_ms or unlimited.step_ms,
@@ -83,7 +83,7 @@ def budget_of(config: DenoiserConfig, profile: Profile, device: torch.device) ->
 def reusing_of(
     config: DenoiserConfig, model: CostModel, loader: Loader, device: torch.device
 ) -> ReuseOptions:
-    """How templates are taken from."""
+    """How rows take from templates."""
     return ReuseOptions(
         loader=loader,
         model=model,

@@ -41,7 +41,7 @@ class Taken:
     """What a sequence takes from a template: its region is computed, all other tokens are taken."""
 
     modes: tuple[Mode, ...]
-    """Of every block."""
+    """The mode of every block."""
     source: Source
 
 
@@ -55,5 +55,5 @@ class Use:
 
 
 def by_sequence(of_rows: Sequence[Sequence[Use]]) -> tuple[Use, ...]:
-    """In the order of a batch's sequences: the positive ones of all rows, then the negative ones."""
+    """The uses in the order of a batch's sequences: the positive ones of all rows, then the negative ones."""
     return (*(uses[0] for uses in of_rows), *(uses[1] for uses in of_rows if len(uses) > 1))

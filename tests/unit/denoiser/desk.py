@@ -150,7 +150,7 @@ class Desk:
         tokens = torch.zeros(row.image_tokens, WIDTH)
         block = Kept(*(store(tokens, row.records.bits) for _ in range(2)))
         kept = tuple(Kept() if number < row.records.first_block else block for number in range(FAMILY.depth))
-        entries = tuple(Entry(float(sigma), kept) for sigma in row.track.levels[:-1])
+        entries = tuple(Entry(float(level), kept) for level in row.track.levels[:-1])
         self.engine.batch.settle([], [row.key])
         self.runs.advance(StepReport(0.0, 1.0, (replace(row, step=row.steps, entries=entries),)))
 

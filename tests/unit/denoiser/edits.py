@@ -100,7 +100,7 @@ def expected(of: Family, row: Row, taken: Recording, modes: tuple[Mode, ...], *,
     place = row.region
     assert place is not None
     while not row.done:
-        entry = min(taken.entries, key=lambda entry: abs(entry.sigma - row.level))
+        entry = min(taken.entries, key=lambda entry: abs(entry.level - row.level))
         if corrected and not seen:
             everything = [Everything() for _ in row.prompts]
             seen = [(entry, each) for each in everything]

@@ -16,14 +16,14 @@ def template(name: str, bits: int = 8, tokens: int = 6, seed: int = 0) -> Record
 
     entries = tuple(
         Entry(
-            sigma,
+            level,
             (
                 Kept(key=store(random(), bits), value=store(random(), bits)),
                 Kept(hidden=store(random(), bits)),
                 Kept(),
             ),
         )
-        for sigma in (1.0, 0.51234567891)
+        for level in (1.0, 0.51234567891)
     )
     return Recording(name, (2, tokens // 2), entries)
 
@@ -38,10 +38,10 @@ def same(one: Recording, other: Recording) -> bool:
         ]
         for t in (one, other)
     ]
-    return (one.id, one.grid, [e.sigma for e in one.entries]) == (
+    return (one.id, one.grid, [e.level for e in one.entries]) == (
         other.id,
         other.grid,
-        [e.sigma for e in other.entries],
+        [e.level for e in other.entries],
     ) and all(
         (a is None and b is None)
         or (

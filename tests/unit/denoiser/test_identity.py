@@ -137,8 +137,8 @@ def test_a_recording_is_as_large_as_was_reckoned_with_its_file(tmp_path: Path, f
 
     empty = (Kept(),) * found.first_block
     entries = tuple(
-        Entry(sigma, (*empty, *(kept() for _ in range(6 - found.first_block))))
-        for sigma in found.track.levels[:-1].tolist()
+        Entry(level, (*empty, *(kept() for _ in range(6 - found.first_block))))
+        for level in found.track.levels[:-1].tolist()
     )
     size = files.write(Recording(found.recording_id, (8, 8), entries), tmp_path / "f")
     assert 0.7 * (1 << 20) < size <= 1 << 20

@@ -26,8 +26,8 @@ from tests.fakes.tiny_flux import Spec
 BLOCKS = 4
 
 
-def entry(sigma: float = 0.5, blocks: int = BLOCKS) -> Entry:
-    recorder = EntryRecorder(sigma, blocks, [Form.KV], 8)
+def entry(level: float = 0.5, blocks: int = BLOCKS) -> Entry:
+    recorder = EntryRecorder(level, blocks, [Form.KV], 8)
     for block in range(blocks):
         recorder.keys_values(block, torch.randn(6, 4, 16), torch.randn(6, 4, 16))
     return recorder.entry()

@@ -37,7 +37,7 @@ EXTENT = Extent(
 PREVIEW_MAP = PreviewMap(torch.zeros(16, 3), torch.zeros(3))
 
 
-class KnownMachine:
+class KnownMachine(Meter):
     """Stands for a meter: its times follow `TRUE`, but for what `disturb` makes of them."""
 
     def __init__(self, disturb: Callable[[float], float] = lambda ms: ms) -> None:

@@ -89,8 +89,8 @@ def test_what_is_stored_is_a_copy() -> None:
 
 
 def test_the_nearest_noise_level_serves_within_the_tolerance() -> None:
-    template = Recording("t", (1, 1), tuple(Entry(sigma, ()) for sigma in (1.0, 0.6, 0.2)))
-    assert [entry.sigma for s in (0.9, 0.79, 0.1) if (entry := template.at(s))] == [1.0, 0.6, 0.2]
+    template = Recording("t", (1, 1), tuple(Entry(level, ()) for level in (1.0, 0.6, 0.2)))
+    assert [entry.level for s in (0.9, 0.79, 0.1) if (entry := template.at(s))] == [1.0, 0.6, 0.2]
     assert template.at(0.7, tolerance=0.05) is None
     assert Recording("t", (1, 1), ()).at(0.5) is None
 

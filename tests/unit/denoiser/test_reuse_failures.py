@@ -73,7 +73,7 @@ def test_a_template_that_cannot_be_loaded_is_a_miss() -> None:
     taken = template(of)
     spec = Spec("edit", grid=GRID, steps=4)
     broken = Entry(
-        taken.entries[0].sigma, tuple(replace(kept, value=None) for kept in taken.entries[0].blocks)
+        taken.entries[0].level, tuple(replace(kept, value=None) for kept in taken.entries[0].blocks)
     )
     rows = [edit(of, Recording("t", GRID, (broken,)), spec), edit(of, None, spec)]
     latents = []

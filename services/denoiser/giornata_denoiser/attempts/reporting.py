@@ -31,14 +31,7 @@ MAX_SAMPLES: Final = 16
 
 
 class Reporter:
-    """Gathers what happens between two messages. Loads may be added in any thread.
-
-    Args:
-        config: of the worker.
-        checkpoint: that it serves.
-        profile: that its cost model began with.
-        costs: the cost model.
-    """
+    """Gathers what happens between two messages. Loads may be added in any thread."""
 
     def __init__(
         self, config: DenoiserConfig, checkpoint: Checkpoint, profile: Profile, costs: CostModel
@@ -76,10 +69,10 @@ class Reporter:
 
         Args:
             running: rows in the batch, as of the engine's last step.
-            rows: of all accepted attempts, until they are reported, so that nobody believes them lost.
+            rows: rows of all accepted attempts, until they are reported: the router takes unlisted rows for lost.
             stepping_ms: since the step that is being computed began; 0 where none is.
-            templates: what they have done.
-            resident: where which are.
+            templates: what templates have done.
+            resident: pictures that have recordings here, by tier.
         """
         joined = set(running)
         told = [(row, RowKey(row.job_id, row.attempt, row.index) in joined) for row in rows]

@@ -16,7 +16,7 @@ class TierLedger:
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self._sizes: dict[str, int] = {}
-        """In order of use, the oldest first."""
+        """Sizes in order of use, the oldest first."""
         self._pins: Counter[str] = Counter()
 
     @property
@@ -49,7 +49,7 @@ class TierLedger:
         return self._evicted(keep=name)
 
     def use(self, name: str) -> None:
-        """`name`, which is here, is used now."""
+        """Note that `name`, which is here, is used now."""
         self._sizes[name] = self._sizes.pop(name)
 
     def pin(self, name: str) -> None:

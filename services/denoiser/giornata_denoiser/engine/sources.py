@@ -28,7 +28,7 @@ class StepPlan:
     """What one step takes and records."""
 
     uses: tuple[Use, ...]
-    """By sequence of the batch; positive sequences come first."""
+    """The use of each sequence of the batch; positive sequences come first."""
     work: Work
     """What the step computes, over all blocks."""
     predicted_ms: float
@@ -159,7 +159,7 @@ class Sources:
         if found is None:
             found = Slabs(
                 entry,
-                row.region.on(self._family.device),
+                row.region,
                 own,
                 self._family,
                 device=self._options.device,
@@ -173,7 +173,7 @@ class Sources:
 
 
 def _loads(rows: Sequence[Running]) -> Iterator[SlabLoad]:
-    """In the order of their use: this step's, what it did without and the next step can use, later ones."""
+    """Loads in the order of their use: this step's, what it did without and the next step can use, later ones."""
     now = [each.served for each in rows if each.served is not None]
     yield from _in_order(now)
     yield from _in_order(

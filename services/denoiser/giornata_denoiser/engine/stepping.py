@@ -17,27 +17,14 @@ from giornata_denoiser.rows.row import Row
 
 
 class Stepped(NamedTuple):
-    """What a step made of the rows, one of each a row."""
+    """What a step made of the rows, by row."""
 
     latents: tuple[Tensor, ...]
     """(tokens, channels) each, after the step."""
     clean: tuple[Tensor | None, ...]
-    """As `latents`, of the picture that the step predicts as the end; None for rows that are not shown after it."""
+    """Latents of the pictures that the step predicts as the end; None for rows that are not shown after it."""
     memory: tuple[tuple[Tensor, ...], ...]
     """What the solver remembers of each row: as its latent each, 0 outside of its region."""
-
-
-class _Numbers(NamedTuple):
-    """What the step reads of the rows' tracks, float32 on the network's device."""
-
-    times: Tensor
-    """(rows,)"""
-    now: Tensor
-    """(rows, n): the schedule's numbers before the step."""
-    then: Tensor
-    """(rows, n): the schedule's numbers after the step."""
-    end: Tensor
-    """(rows, n): the schedule's numbers after the last step."""
 
 
 def denoise_step(
@@ -59,41 +46,41 @@ def denoise_step(
         trace: told of every block.
     """
     schedule, lengths = family.schedule, list(assembly.computed_lengths)
-    numbers = _numbers(rows, family.device)
-    latents = [row.latent.to(family.device) for row in rows]  # only those of rows that join are elsewhere
-    seen = [schedule.scaled(latent, now) for latent, now in zip(latents, numbers.now, strict=True)]
+    times, numbers = _numbers(rows, family.device)
+    latents = [row.latent.to(family.device) for row in rows]  # only rows that join have theirs elsewhere
+    seen = [schedule.scaled(latent, now) for latent, now in zip(latents, numbers[:, 0], strict=True)]
     predict = partial(family.network.predict, uses=uses, trace=trace)
-    output = _output(assembly, torch.cat(seen), numbers.times, family.network, predict)
+    output = _output(assembly, torch.cat(seen), times, family.network, predict)
     computed = _taken(assembly, latents)
-    width = numbers.now.shape[1]
-    of_cells = torch.cat((numbers.now, numbers.then), 1).index_select(0, assembly.row_of_computed)
-    stepped, memory = schedule.step(
-        computed, output, _memory(family, assembly, rows), of_cells[:, :width], of_cells[:, width:]
-    )
+    now, then = numbers.index_select(0, assembly.row_of_computed).unbind(1)
+    stepped, memory = schedule.step(computed, output, _memory(family, assembly, rows), now, then)
     completed = tuple(
-        _completed(family, assembly, index, part, numbers.then)
+        _completed(family, assembly, index, part, numbers[index, 1])
         for index, part in enumerate(torch.split(stepped, lengths))
     )
     clean: list[Tensor | None] = [None] * len(rows)
     for index, row in enumerate(rows):
         if row.next_preview is not None:
             was, predicted = (torch.split(packed, lengths)[index] for packed in (computed, output))
-            end = schedule.clean(was, predicted, numbers.now[index])
-            clean[index] = _completed(family, assembly, index, end, numbers.end)
+            end = schedule.clean(was, predicted, numbers[index, 0])
+            last = row.track.numbers[-1].to(family.device)
+            clean[index] = _completed(family, assembly, index, end, last)
     return Stepped(completed, tuple(clean), _remembered(assembly, rows, memory))
 
 
-def _numbers(rows: Sequence[Row], device: torch.device) -> _Numbers:
-    """One transfer for all rows."""
-    tracks = [(row.track, row.step) for row in rows]
-    parts = (
-        torch.stack([track.times[step] for track, step in tracks]).unsqueeze(1),
-        torch.stack([track.numbers[step] for track, step in tracks]),
-        torch.stack([track.numbers[step + 1] for track, step in tracks]),
-        torch.stack([track.numbers[-1] for track, _ in tracks]),
-    )
-    times, *numbers = torch.split(torch.cat(parts, 1).to(device), [part.shape[1] for part in parts], dim=1)
-    return _Numbers(times.squeeze(1), *numbers)
+def _numbers(rows: Sequence[Row], device: torch.device) -> tuple[Tensor, Tensor]:
+    """What the step reads of the rows' tracks, in one transfer to `device`.
+
+    Returns:
+        Times, (rows,), and the schedule's numbers before and after the step, (rows, 2, n); float32.
+    """
+    packed = torch.stack(
+        [
+            torch.cat((row.track.times[row.step, None], row.track.numbers[row.step : row.step + 2].flatten()))
+            for row in rows
+        ]
+    ).to(device)
+    return packed[:, 0], packed[:, 1:].reshape(len(rows), 2, -1)
 
 
 def _taken(assembly: Assembly, whole: Sequence[Tensor]) -> Tensor:
@@ -102,7 +89,7 @@ def _taken(assembly: Assembly, whole: Sequence[Tensor]) -> Tensor:
     return packed if assembly.computed is None else packed.index_select(0, assembly.computed)
 
 
-def _completed(family: Family, assembly: Assembly, index: int, computed: Tensor, numbers: Tensor) -> Tensor:
+def _completed(family: Family, assembly: Assembly, index: int, computed: Tensor, at: Tensor) -> Tensor:
     """A row's whole latent, (tokens, channels), from what was computed of it.
 
     Args:
@@ -110,12 +97,12 @@ def _completed(family: Family, assembly: Assembly, index: int, computed: Tensor,
         assembly: of the batch.
         index: of the row.
         computed: (computed, channels), the tokens of its region.
-        numbers: (rows, n), of the noise level that `computed` has.
+        at: (n,), the schedule's numbers of the noise level that `computed` has.
     """
     region, conditioning = assembly.regions[index], assembly.conditioning[index]
     if region is None and not family.network.blends:
         return computed
-    outside = family.schedule.noised(conditioning["image_latents"], conditioning["noise"], numbers[index])
+    outside = family.schedule.noised(conditioning["image_latents"], conditioning["noise"], at)
     latent = computed
     if region is not None:
         latent = outside.clone() if family.network.blends else outside
@@ -144,7 +131,7 @@ def _memory(family: Family, assembly: Assembly, rows: Sequence[Row]) -> tuple[Te
 def _remembered(
     assembly: Assembly, rows: Sequence[Row], memory: tuple[Tensor, ...]
 ) -> tuple[tuple[Tensor, ...], ...]:
-    """By row: `memory`, (computed_tokens, channels) each, with 0 outside of its region."""
+    """`memory`, (computed_tokens, channels) each, by row and with 0 outside of its region."""
     parts = [torch.split(packed, list(assembly.computed_lengths)) for packed in memory]
     return tuple(
         tuple(_scattered(part[index], assembly.regions[index], row.image_tokens) for part in parts)

@@ -66,7 +66,7 @@ class Accelerator(Device):
         self._lock = threading.Lock()
         self._ledger = TierLedger(budget_bytes)
         self._here: dict[str, tuple[Stored, Stored]] = {}
-        """By name: on the host, which keeps the name its own, and on the device."""
+        """Tensors by name: on the host, which keeps the name its own, and on the device."""
         self.counters: Counter[str] = Counter()
 
     def bring(self, stored: Stored) -> Stored:

@@ -29,7 +29,7 @@ LIMIT_S: Final = 1.0
 REPEATS: Final = 2
 RATIO: Final = 0.2
 SIDES: Final = (8, 16)
-"""Of pictures, in tokens."""
+"""Sides of pictures in tokens."""
 T = TypeVar("T")
 
 
@@ -92,7 +92,7 @@ def proportional(samples: Sequence[fitting.Sample], per_unit: Array) -> Fit:
 
 
 def _steps(blocks: int, text: int) -> tuple[Mixture, ...]:
-    """From the cheapest on, since the last ones may be left out."""
+    """The steps to measure, the cheapest first, since the last ones may be left out."""
     small, large = SIDES
     full, kv, hidden = ((mode,) * blocks for mode in (Mode.FULL, Mode.KV, Mode.HIDDEN))
     whole, masked = RowSize(large, large, text, full), RowSize(large, large, text, kv, RATIO)

@@ -41,7 +41,7 @@ class Predicted(NamedTuple):
 
     @property
     def error(self) -> float:
-        """As a share of the measured time; positive where the fit says more."""
+        """The error as a share of the measured time; positive where the fit says more."""
         return self.predicted_ms / self.measured_ms - 1
 
 
@@ -56,7 +56,7 @@ def load_fit(samples: Sequence[Sample]) -> Fit:
 
 
 def predictions(found: Fit, samples: Iterable[Sample]) -> list[Predicted]:
-    """Of `samples`, in their order."""
+    """What a fit says of `samples`, in their order."""
     return [Predicted(found.predict(sample.features), sample.ms) for sample in samples]
 
 
@@ -76,7 +76,7 @@ def unseen(names: Sequence[str], samples: Sequence[Sample]) -> Fit:
 
 
 def caps(measured: Iterable[tuple[int, int, float]]) -> tuple[BatchCap, ...]:
-    """For every size of row the smallest batch whose throughput reaches :data:`ENOUGH` of the best.
+    """The smallest batch of every size of row whose throughput reaches :data:`ENOUGH` of the best.
 
     Args:
         measured: tokens that a row computes, rows of that size, ms of their step.

@@ -70,7 +70,7 @@ class Workpieces:
         return region(touched)
 
     def uses(self, sizes: tuple[RowSize, ...], rows: tuple[Row, ...]) -> tuple[Use, ...]:
-        """By sequence, positive ones first: all that the modes take, on the device already."""
+        """What each sequence takes in its modes, on the device already; positive sequences first."""
         return by_sequence([self._uses_of(size, row) for size, row in zip(sizes, rows, strict=True)])
 
     def entry(self, height: int, width: int, text: int) -> Entry:
@@ -85,9 +85,8 @@ class Workpieces:
         return self._entries[height, width]
 
     def slabs(self, entry: Entry, where: Region, own: int) -> Slabs:
-        """Of a sequence that computes `own` tokens; nothing loaded yet."""
-        family = self.checkpoint.family
-        return Slabs(entry, where.on(family.device), own, family, device=self._device)
+        """Slabs of a sequence that computes `own` tokens; nothing is loaded yet."""
+        return Slabs(entry, where, own, self.checkpoint.family, device=self._device)
 
     def _uses_of(self, size: RowSize, row: Row) -> tuple[Use, ...]:
         if row.region is None:

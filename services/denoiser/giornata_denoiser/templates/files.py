@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,16 +29,10 @@ FORMAT: Final = 1
 """Version of the files; a file of another version is not read."""
 SUFFIX: Final = ".template.safetensors"
 PART: Final = ".template.part"
-"""Of files that are being written."""
+"""Ends the names of files that are being written."""
 TENSORS: Final = ("data", "scale", "low")
-
-
-class Stamp(NamedTuple):
-    """Tells a file from the one that later has its name."""
-
-    inode: int
-    size_bytes: int
-    mtime_ns: int
+Stamp = tuple[int, int, int]
+"""Tells a file from a later file of its name: inode, bytes, and time of the last change in nanoseconds."""
 
 
 class NotARecording(Exception):
@@ -56,7 +50,7 @@ def write(recording: Recording, path: Path) -> int:
         "format": str(FORMAT),
         "id": recording.id,
         "grid": json.dumps(recording.grid),
-        "sigmas": json.dumps([entry.sigma for entry in recording.entries]),
+        "sigmas": json.dumps([entry.level for entry in recording.entries]),
         "blocks": json.dumps([len(entry.blocks) for entry in recording.entries]),
     }
     header["checksum"] = str(_checksum(header, tensors))
@@ -77,7 +71,7 @@ def write(recording: Recording, path: Path) -> int:
 def stamp(path: Path) -> Stamp:
     """Which file `path` is now; OSError if there is none."""
     found = path.stat()
-    return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def read_ahead(path: Path) -> None:
@@ -141,11 +135,11 @@ def _recording(header: dict[str, str], tensors: dict[str, Tensor]) -> Recording:
         stored = Stored(**{name.rpartition(".")[2]: tensors[name] for name in names})
         kept.setdefault((int(number), int(block)), {})[part] = stored
     height, width = json.loads(header["grid"])
-    sigmas: list[float] = json.loads(header["sigmas"])
+    levels: list[float] = json.loads(header["sigmas"])
     blocks: list[int] = json.loads(header["blocks"])
     entries = tuple(
-        Entry(sigma, tuple(Kept(**kept.get((number, block), {})) for block in range(count)))
-        for number, (sigma, count) in enumerate(zip(sigmas, blocks, strict=True))
+        Entry(level, tuple(Kept(**kept.get((number, block), {})) for block in range(count)))
+        for number, (level, count) in enumerate(zip(levels, blocks, strict=True))
     )
     return Recording(header["id"], (int(height), int(width)), entries)
 

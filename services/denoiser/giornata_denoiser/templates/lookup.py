@@ -38,17 +38,7 @@ class Reusing:
 
 
 class Lookup:
-    """Finds recordings for edits.
-
-    Args:
-        config: policy, form, bits and noise levels of recordings.
-        checkpoint: computes the edits.
-        store: keeps recordings.
-        runs: told of every miss.
-        registrations: told that a registered template was found.
-        costs: what steps cost, as it is known now.
-        tasks: owns prefetches and what is told.
-    """
+    """Finds recordings for edits; tells `runs` of misses and `registrations` of registered templates that it finds."""
 
     def __init__(
         self,

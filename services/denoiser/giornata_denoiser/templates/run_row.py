@@ -27,18 +27,12 @@ class RunInputs:
     inspection: Inspection
     empty_text: BlobRef
     conditioning: BlobRef
-    """Of any edit of the picture."""
+    """The conditioning of any edit of the picture."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunRows:
-    """Makes background rows.
-
-    Args:
-        config: form and bits of recordings.
-        checkpoint: computes the rows.
-        blobs: where inputs are.
-    """
+    """Makes background rows."""
 
     config: DenoiserConfig
     checkpoint: Checkpoint

@@ -33,7 +33,7 @@ class _Run:
     """A run. A picture that is removed and edited again meanwhile has two runs; the first one no longer counts."""
 
     key: RowKey
-    """Of its row: the recording's id, and the number of the run in this process as the attempt."""
+    """The key of its row: the recording's id, and the number of the run in this process as the attempt."""
     outcome: asyncio.Future[Recording | GiornataError]
     """Resolves when the run has ended."""
     followed: set[Registered] = field(default_factory=set)
@@ -41,15 +41,7 @@ class _Run:
 
 
 class Runs:
-    """The runs of one worker.
-
-    Args:
-        rows: makes the rows of runs.
-        store: keeps recordings.
-        engine: takes runs as background rows.
-        registrations: told how the recording of a registered template has ended.
-        tasks: owns the tasks that begin and end runs.
-    """
+    """The runs of one worker: background rows of its engine, begun and ended by `tasks`."""
 
     def __init__(
         self,
@@ -65,7 +57,7 @@ class Runs:
         self._policy = rows.config.template_policy
         self._admission = RecordingRule(1 if self._policy is TemplatePolicy.INLINE else 2)
         self._runs: dict[str, _Run] = {}
-        """By recording: the runs that count."""
+        """The runs that count, by recording."""
         self._numbers = count(1)
         self._recorded = self._failed = 0
 

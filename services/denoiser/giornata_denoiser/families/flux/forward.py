@@ -1,4 +1,4 @@
-"""One forward of `FluxTransformer2DModel` over packed sequences, some of which take part of it from a template.
+"""One forward of `FluxTransformer2DModel` over packed sequences; some take part of it from a template.
 
 Its sub-modules are called as they are; only what mixes tokens or sequences is written here: the modulation, computed
 per sequence and gathered per token, and the attention, over each sequence's own keys. Without templates it equals the
