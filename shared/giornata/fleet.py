@@ -13,7 +13,7 @@ SILENCE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Member:
+class LastHeard:
     """An instance's latest state and when it was heard, in seconds of the observer's monotonic clock."""
 
     state: ServiceState
@@ -32,11 +32,11 @@ class Fleet:
 
     def __init__(self, silence_s: float = SILENCE_S) -> None:
         self._silence_s = silence_s
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, LastHeard] = {}
 
     def observe(self, state: ServiceState, now: float) -> None:
         """Take in one telemetry message."""
-        self._members[state.instance] = Member(state, now)
+        self._members[state.instance] = LastHeard(state, now)
 
     def expire(self, now: float) -> list[ServiceState]:
         """Forget and return the instances that have been silent for too long."""

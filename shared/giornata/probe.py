@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 from pathlib import Path
 
 import click
@@ -53,9 +52,9 @@ def main(service: str, timeout_s: float, nats_url: str, nats_password_file: Path
     try:
         ready = asyncio.run(is_ready(nats_url, ServiceName(service), timeout_s, nats_password_file))
     except GiornataError as error:
-        sys.exit(str(error))
+        raise click.ClickException(str(error)) from error
     if not ready:
-        sys.exit(f"No {service} on this host says that it is ready.")
+        raise click.ClickException(f"No {service} on this host says that it is ready.")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from giornata.families import read_model_card
 from giornata.packed.region import Region, region
 from giornata.scheduling.batch import Capacity, RowKey
-from giornata.wire.models import read_model_card
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint, load
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.options import ReuseOptions
@@ -21,10 +21,10 @@ from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.noise import shared_noise, template_noise
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Recording
-from giornata_prepost.encoding import ImageModel
-from giornata_prepost.geometry import Size
-from giornata_prepost.masks import effective_alpha, model_mask
-from giornata_prepost.pictures import Pixels
+from giornata_prepost.checkpoint import FAMILIES
+from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.masks import effective_alpha, model_mask
+from giornata_prepost.images.pictures import Pixels
 from giornata_tools.quality import cases
 from tests.bench import engines
 from tests.fakes.masks import grown
@@ -48,7 +48,7 @@ class BenchModel:
     def __init__(self, folder: Path, *, steps: int, guidance: float) -> None:
         card = read_model_card(folder, None)
         device = torch.device("cpu")
-        self.images = ImageModel(folder, card, device, torch.float32)
+        self.images = FAMILIES[card.family](folder, card, device, torch.float32)
         self.checkpoint: Checkpoint = load(folder, dtype=torch.float32, device=device)
         self.family = self.checkpoint.family
         self.steps, self.guidance = steps, guidance

@@ -26,10 +26,10 @@ import uvloop
 
 from giornata import tensors
 from giornata.blobs import RedisBlobs
+from giornata.families import Family
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import finish_time
-from giornata.wire.models import Family
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from giornata_tools.launcher.plan import Plan
 from giornata_tools.launcher.stack import running

@@ -21,7 +21,7 @@ from diffusers.hooks import FirstBlockCacheConfig
 from PIL import Image
 
 from giornata_denoiser.rows.row import RecordingSpec
-from giornata_prepost.pictures import Pixels
+from giornata_prepost.images.pictures import Pixels
 from giornata_tools.quality import metrics
 from tests.bench.bench_model import BenchModel, Request, box_of, held_out
 from tests.bench.report import write
@@ -52,7 +52,8 @@ class Diffusers:
         family: Any = model.checkpoint.family
         self.transformer = family.network.transformer
         kind: Any = FluxFillPipeline
-        self._pipeline = kind(**{**model.images.pipeline.components, "transformer": self.transformer})
+        images: Any = model.images
+        self._pipeline = kind(**{**images.pipeline.components, "transformer": self.transformer})
         self._pipeline.set_progress_bar_config(disable=True)
         self._model = model
         self._runs = 0

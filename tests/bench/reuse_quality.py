@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Form, Recording
-from giornata_prepost.pictures import Pixels
+from giornata_prepost.images.pictures import Pixels
 from giornata_tools.quality import metrics
 from tests.bench.bench_model import BenchModel, Request, box_of, held_out
 from tests.bench.pareto import pareto

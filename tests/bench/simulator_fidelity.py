@@ -20,11 +20,12 @@ from typing import Any, Final
 
 import psutil
 
+from giornata.families import read_model_card
 from giornata.planning.costs import COMPUTE
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.wire.models import ModelCard, read_model_card
+from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
-from giornata_prepost.inspection import PixelLimits, inspect
+from giornata_prepost.images.inspection import PixelLimits, inspect
 from giornata_tools.launcher.model import TRAINED
 from giornata_tools.launcher.stack import Stack
 from giornata_tools.loadgen.arrivals import arrival_times

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from giornata.wire.models import Family
+from giornata.families import Family
 from giornata_tools.launcher.model import choose
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.up import MODELS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
+from giornata.families import Family
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DenoisedEvent, DoneEvent, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import (
@@ -41,7 +42,7 @@ from giornata.wire.messages import (
     SubmitRequest,
     TemplateRequest,
 )
-from giornata.wire.models import Family, ModelCard
+from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, OutputFormat, Reuse
 from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState
 from giornata.wire.times import StageTimes
@@ -99,6 +100,7 @@ INSPECTION = Inspection(
     compute_set={1: CellMap(height=3, width=4, bits=b"\xee\xe0")},
     template_key="tt",
     prepared=REF,
+    alpha=REF,
     crop=(8, 4, 48, 40),
 )
 ENCODING = Encoding(text=REF, text_tokens=48, rows=(REF,), empty_text=REF)
@@ -108,6 +110,7 @@ CARD = ModelCard(
     family=Family.FLUX_FILL,
     digest="dd",
     vae_scale_factor=8,
+    mask_grain=8,
     latent_channels=16,
     max_text_tokens=48,
     takes_guidance=True,

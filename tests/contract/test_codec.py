@@ -52,14 +52,16 @@ def test_what_was_sent_before_previews_crops_and_reuse_is_understood() -> None:
     for newer in ("partial_images", "padding_mask_crop", "reuse", "halo"):
         del job["parameters"][newer]
     inspection = codec.unpack(codec.encode(INSPECTION))
-    del inspection["crop"]
+    del inspection["crop"], inspection["alpha"], inspection["compute_set"]
     card = codec.unpack(codec.encode(CARD))
-    del card["native_size"]
+    del card["native_size"], card["token_latents"], card["mask_grain"]
     earlier = codec.decode(Job, msgpack.packb(job)).parameters
     assert (earlier.partial_images, earlier.padding_mask_crop) == (0, None)
     assert (earlier.reuse, earlier.halo) == ("auto", 1)
-    assert codec.decode(Inspection, msgpack.packb(inspection)).painted_box == (0, 0, 64, 48)
-    assert codec.decode(ModelCard, msgpack.packb(card)).native_size == 1024
+    found = codec.decode(Inspection, msgpack.packb(inspection))
+    assert (found.painted_box, found.alpha, found.compute_set) == ((0, 0, 64, 48), None, None)
+    model = codec.decode(ModelCard, msgpack.packb(card))
+    assert (model.native_size, model.pixel_multiple, model.mask_grain) == (1024, 16, 1)
 
 
 def test_a_job_from_before_weights_and_idempotency_keys_is_understood() -> None:

@@ -22,8 +22,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser
 
+from giornata.families import Family
 from giornata.fleet import Fleet
-from giornata.wire.models import Family
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.model import choose

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from giornata.wire.models import read_model_card
+from giornata.families import read_model_card
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.quality.__main__ import parser
 from giornata_tools.quality.evaluation import Options, evaluate

@@ -14,6 +14,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 from giornata import __version__
 from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import telemetry
+from giornata.families import Family
 from giornata.records.jobs import Records
 from giornata.wire import subjects
 from giornata.wire.errors import ErrorBody
@@ -34,7 +35,7 @@ from giornata.wire.messages import (
     TemplateRequest,
     question,
 )
-from giornata.wire.models import Family, ModelCard
+from giornata.wire.models import ModelCard
 from giornata.wire.templates import TemplateInputs
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerCosts, WorkerState
 from tests.fakes.news import News

@@ -23,7 +23,7 @@ from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionInpaintPipeli
 from PIL import Image
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from giornata.wire.models import Family, read_model_card
+from giornata.families import Family, read_model_card
 from giornata_tools.baseline.batching import Rule
 from giornata_tools.baseline.pipeline import Alike, Pipeline, Row
 from giornata_tools.baseline.server import Baseline, Paints, serving

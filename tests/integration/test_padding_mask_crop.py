@@ -14,18 +14,19 @@ import torch
 from diffusers import FluxInpaintPipeline
 from PIL import Image
 
+from giornata.families import Family, read_model_card
 from giornata.scheduling.batch import Capacity, RowKey
-from giornata.wire.models import Family, ModelCard, read_model_card
+from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, resolve
 from giornata_denoiser.checkpoints.checkpoint import load
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
-from giornata_prepost import pictures
-from giornata_prepost.encoding import ImageModel
-from giornata_prepost.finishing import finish
-from giornata_prepost.geometry import Box, Size
-from giornata_prepost.inspection import PixelLimits, inspect
-from giornata_prepost.pictures import Pixels
+from giornata_prepost.families.flux.images import InpaintImages
+from giornata_prepost.images import pictures
+from giornata_prepost.images.finishing import finish
+from giornata_prepost.images.geometry import Box, Size
+from giornata_prepost.images.inspection import PixelLimits, inspect
+from giornata_prepost.images.pictures import Pixels
 from giornata_tools.model.random.build import build
 
 NATIVE = 64
@@ -56,7 +57,7 @@ def ours(folder: Path, card: ModelCard, image: bytes, mask: bytes, parameters: E
     """The edit by the services' own functions, in the order of a job."""
     found = inspect(image, mask, parameters, card, LIMITS)
     prepost, denoiser = (
-        ImageModel(folder, card, CPU, torch.float32),
+        InpaintImages(folder, card, CPU, torch.float32),
         load(folder, dtype=torch.float32, device=CPU),
     )
     prepared = safetensors.numpy.load(found.prepared)
@@ -85,7 +86,9 @@ def ours(folder: Path, card: ModelCard, image: bytes, mask: bytes, parameters: E
         latent = report.advanced[0].latent
     assert latent is not None
     painted = prepost.decode(latent, Size(found.model_width, found.model_height))
-    return pictures.decode(finish(image, mask, parameters, LIMITS, painted, found.crop), 1 << 20).pixels
+    return pictures.decode(
+        finish(image, found.alpha, parameters, LIMITS, painted, found.crop), 1 << 20
+    ).pixels
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from click.testing import CliRunner
 
 from giornata import probe
 from giornata.bus import bus as buses
@@ -71,13 +72,12 @@ async def test_the_probe_sees_what_the_fleet_sees(
         assert await probe.is_ready(nats_url, ServiceName.CONTROLNET, 0.5) is ready
 
 
-def test_the_probe_says_in_a_sentence_what_it_lacks(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["probe", "lora-store", "--timeout", "0.3"])
-    monkeypatch.setenv("GIORNATA_NATS_URL", nats_url)
-    assert probe.main() == 1
-    assert "No lora-store on this host" in capsys.readouterr().err
-    monkeypatch.setenv("GIORNATA_NATS_URL", "nats://127.0.0.1:1")
-    assert probe.main() == 1
-    assert "GIORNATA_NATS_URL" in capsys.readouterr().err
+def test_the_probe_says_in_a_sentence_what_it_lacks(nats_url: str) -> None:
+    for url, sentence in (
+        (nats_url, "No lora-store on this host"),
+        ("nats://127.0.0.1:1", "GIORNATA_NATS_URL"),
+    ):
+        arguments = ["lora-store", "--timeout", "0.3"]
+        result = CliRunner().invoke(probe.main, arguments, env={"GIORNATA_NATS_URL": url})
+        assert result.exit_code == 1
+        assert sentence in result.stderr

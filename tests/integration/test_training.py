@@ -14,7 +14,7 @@ from PIL import Image
 from torch import distributed
 from torch.multiprocessing.spawn import spawn
 
-from giornata.wire.models import Family, read_model_card
+from giornata.families import Family, read_model_card
 from giornata_tools.launcher.model import TRAINED
 from giornata_tools.model.architecture import TEXT_TOKENS
 from giornata_tools.model.painter import denoise
@@ -64,7 +64,7 @@ def test_the_recipe_goes_on_where_it_stopped_and_ends_in_a_checkpoint(tmp_path: 
 
     assert main(["export", "--folder", str(tmp_path), "--checkpoint", str(tmp_path / "checkpoint")]) == 0
     card = read_model_card(tmp_path / "checkpoint")
-    assert card.family is Family.FLUX_FILL
+    assert card.family == Family.FLUX_FILL
     assert (card.native_size, card.default_steps, card.max_text_tokens) == (256, 20, TEXT_TOKENS)
     for side in (128, 256):
         _same_as_the_pipeline(tmp_path, side)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from giornata.wire.models import SAMPLE_BYTES, Family, digest, read_model_card
+from giornata.families import KINDS, SAMPLE_BYTES, Family, Kind, digest, read_model_card
 
 
 def checkpoint(
@@ -31,7 +31,12 @@ def checkpoint(
 def test_a_fill_checkpoint(tmp_path: Path) -> None:
     card = read_model_card(checkpoint(tmp_path / "fill"))
     assert (card.name, card.family) == ("fill", Family.FLUX_FILL)
-    assert (card.vae_scale_factor, card.pixel_multiple, card.latent_channels) == (8, 16, 16)
+    assert (card.vae_scale_factor, card.pixel_multiple, card.latent_channels, card.mask_grain) == (
+        8,
+        16,
+        16,
+        1,
+    )
     assert (card.default_steps, card.default_guidance_scale, card.default_strength) == (50, 30.0, 1.0)
     assert not card.takes_true_cfg
 
@@ -41,6 +46,7 @@ def test_a_text_to_image_checkpoint_edits_as_inpainting_does(tmp_path: Path, pip
     card = read_model_card(checkpoint(tmp_path, pipeline), "named")
     assert (card.name, card.family, card.default_strength) == ("named", Family.FLUX_INPAINT, 0.6)
     assert card.takes_true_cfg
+    assert card.mask_grain == 8, "it tells edited from kept by whole latent pixels"
 
 
 def test_a_timestep_distilled_checkpoint_takes_no_guidance_and_few_steps(tmp_path: Path) -> None:
@@ -58,6 +64,20 @@ def test_text_is_padded_as_the_tokenizer_says_and_to_512_at_most(
 def test_another_pipeline_is_refused_with_those_that_are_served(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"StableDiffusionPipeline; served are: FluxPipeline"):
         read_model_card(checkpoint(tmp_path, "StableDiffusionPipeline"))
+
+
+def test_a_family_more_is_a_row_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = Kind(
+        "toy", takes_true_cfg=True, steps=9, guidance_scale=5.0, strength=0.5, token_latents=1,
+        network="unet", tokenizer="tokenizer", max_text_tokens=77,
+    )  # fmt: skip
+    monkeypatch.setitem(KINDS, "ToyPipeline", toy)
+    folder = checkpoint(tmp_path, "ToyPipeline")
+    (folder / "transformer").rename(folder / "unet")
+    (folder / "tokenizer_2").rename(folder / "tokenizer")
+    card = read_model_card(folder)
+    assert (card.family, card.pixel_multiple, card.max_text_tokens) == ("toy", 8, 48)
+    assert (card.default_steps, card.default_guidance_scale, card.default_strength) == (9, 5.0, 0.5)
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:

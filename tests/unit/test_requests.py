@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from giornata.families import Family
 from giornata.wire.errors import GiornataError, InvalidField, NotSupported, UnknownField
-from giornata.wire.models import Family
 from giornata.wire.requests import MAX_SEED, EditParameters, OutputFormat, request_error, resolve
 from tests.fakes.fleet import CARD
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import msgpack
 import pytest
 from pydantic import ValidationError
 
@@ -43,9 +42,3 @@ def test_a_compute_set_travels_by_grain() -> None:
     assert set(codec.unpack(data)["compute_set"]) == {"1", "2"}
     assert codec.decode(Inspection, data) == inspection
     assert Inspection.model_validate(json.loads(inspection.model_dump_json())) == inspection
-
-
-def test_an_inspection_from_before_compute_sets_is_understood() -> None:
-    fields = codec.unpack(codec.encode(INSPECTION))
-    fields.pop("compute_set", None)
-    assert codec.decode(Inspection, msgpack.packb(fields)).compute_set is None

@@ -21,8 +21,8 @@ def main() -> int:
         from giornata.bus import bus  # noqa: PLC0415
         from giornata.wire.permissions import User  # noqa: PLC0415
         from giornata_prepost.checkpoint import open_model  # noqa: PLC0415
-        from giornata_prepost.pool import ImagePool  # noqa: PLC0415
         from giornata_prepost.service import Prepost  # noqa: PLC0415
+        from giornata_prepost.work.pool import ImagePool  # noqa: PLC0415
 
         async with (
             bus.connect(

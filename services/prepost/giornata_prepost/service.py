@@ -36,12 +36,12 @@ from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.encoding import ImageModel
-from giornata_prepost.finishing import finish
-from giornata_prepost.geometry import Box, Size
-from giornata_prepost.inspection import PixelLimits, inspect, inspect_template
-from giornata_prepost.model_thread import ModelThread, Turn
-from giornata_prepost.pool import ImagePool
+from giornata_prepost.families.protocol import ImageModel, rehearse
+from giornata_prepost.images.finishing import finish
+from giornata_prepost.images.geometry import Box, Size
+from giornata_prepost.images.inspection import Inspected, PixelLimits, inspect, inspect_template
+from giornata_prepost.work.model_thread import ModelThread, Precedence
+from giornata_prepost.work.pool import ImagePool
 
 Q = TypeVar("Q", bound=Question)
 R = TypeVar("R", bound=BaseModel)
@@ -92,7 +92,7 @@ class Prepost:
         )
         async with AsyncExitStack() as stack:
             stack.callback(self._thread.close)
-            await self._thread.timed(Turn.BEGIN, self._model.rehearse)
+            await self._thread.timed(Precedence.BEGIN, rehearse, self._model)
             await stack.enter_async_context(bus.serve("prepost", *endpoints, instance=self._config.instance))
             await stack.enter_async_context(telemetry(bus, self._config.telemetry_hz, self._state))
             log.info("ready", model=name, digest=self._model.card.digest[:12])
@@ -108,11 +108,11 @@ class Prepost:
         job = request.job
         job.check_model(self._model.card)
         async with self._held:
-            image, mask = await self._pictures(job)
-            edit = (image, mask, job.parameters, self._model.card, self._limits)
-            found, compute_ms = await self._pool.timed(inspect, *edit, limit_s=self._config.image_timeout_s)
-        prepared = await self._store(job.job_id, "prepared", found.prepared, job.intermediate_ttl_s)
-        return Inspection.model_validate({**vars(found), "prepared": prepared, "compute_ms": compute_ms})
+            found, compute_ms = await self._inspected(job)
+        ttl_s = job.intermediate_ttl_s
+        prepared = await self._store(job.job_id, "prepared", found.prepared, ttl_s)
+        alpha = await self._store(job.job_id, "alpha", found.alpha, ttl_s)
+        return _inspection(found, prepared, alpha, compute_ms)
 
     async def encode(self, request: EncodeRequest) -> Encoding:
         """Conditioning of the job and of each of its rows."""
@@ -120,7 +120,7 @@ class Prepost:
         job.check_model(self._model.card)
         prepared = await self._blobs.get(request.inspection.prepared)
         (text, text_tokens, rows), compute_ms = await self._thread.timed(
-            Turn.BEGIN, self._encode, job, prepared
+            Precedence.BEGIN, self._encode, job, prepared
         )
         ttl_s = job.intermediate_ttl_s
         reuses = job.parameters.reuse is not Reuse.OFF
@@ -138,11 +138,11 @@ class Prepost:
         job.check_model(self._model.card)
         size = Size(request.inspection.model_width, request.inspection.model_height)
         latents = _latents(await self._blobs.get(request.latents), request)
-        painted, decode_ms = await self._thread.timed(Turn.FINISH, self._model.decode, latents, size)
+        painted, decode_ms = await self._thread.timed(Precedence.FINISH, self._model.decode, latents, size)
         async with self._held:
-            image, mask = await self._pictures(job)
+            image, alpha = await self._blobs.get(job.image), await self._alpha(job, request.inspection)
             crop = request.inspection.crop and Box(*request.inspection.crop)
-            edit = (image, mask, job.parameters, self._limits, painted, crop)
+            edit = (image, alpha, job.parameters, self._limits, painted, crop)
             file, paste_ms = await self._pool.timed(finish, *edit, limit_s=self._config.image_timeout_s)
         return FinishReply(
             image=await self._store(job.job_id, f"image-{request.index}", file, job.result_ttl_s),
@@ -160,12 +160,10 @@ class Prepost:
             found, compute_ms = await self._pool.timed(
                 inspect_template, *edit, limit_s=self._config.image_timeout_s
             )
-        row, _ = await self._thread.timed(Turn.BEGIN, self._encode_template, found.prepared)
+        row, _ = await self._thread.timed(Precedence.BEGIN, self._encode_template, found.prepared)
         prepared = await self._keep_input(template, "prepared", found.prepared)
         return TemplateInputs(
-            inspection=Inspection.model_validate(
-                {**vars(found), "prepared": prepared, "compute_ms": compute_ms}
-            ),
+            inspection=_inspection(found, prepared, None, compute_ms),
             empty_text=await self._keep_empty_text(),
             conditioning=await self._keep_input(template, "row", row),
         )
@@ -190,12 +188,12 @@ class Prepost:
         rows = self._model.encode_rows(
             pixels["image"].numpy(), pixels["mask"].numpy(), seeds, sampled=parameters.reuse is Reuse.OFF
         )
-        return tensors.pack(text), text["prompt_embeds"].shape[0], [tensors.pack(row) for row in rows]
+        return tensors.pack(text), self._model.text_tokens(text), [tensors.pack(row) for row in rows]
 
     async def _keep_empty_text(self) -> BlobRef:
         """The empty prompt's conditioning, encoded once and kept for all jobs."""
         if self._empty_text is None:
-            text, _ = await self._thread.timed(Turn.BEGIN, self._model.encode_text, "")
+            text, _ = await self._thread.timed(Precedence.BEGIN, self._model.encode_text, "")
             self._empty_text = await asyncio.to_thread(tensors.pack, text)
         if self._empty_text_ref is None or not await self._blobs.has(self._empty_text_ref):
             key = f"shared/{self._config.instance}/empty-text"
@@ -220,8 +218,19 @@ class Prepost:
 
         return handle
 
-    async def _pictures(self, job: Job) -> tuple[bytes, bytes | None]:
-        return await self._blobs.get(job.image), await self._blobs.get(job.mask) if job.mask else None
+    async def _inspected(self, job: Job) -> tuple[Inspected, float]:
+        """What the job's pictures are, and the milliseconds that took in a process of the pool."""
+        image = await self._blobs.get(job.image)
+        mask = await self._blobs.get(job.mask) if job.mask else None
+        edit = (image, mask, job.parameters, self._model.card, self._limits)
+        return await self._pool.timed(inspect, *edit, limit_s=self._config.image_timeout_s)
+
+    async def _alpha(self, job: Job, inspection: Inspection) -> bytes:
+        """The effective alpha, packed; from the pictures where an older version inspected them and did not keep it."""
+        if inspection.alpha is not None:
+            return await self._blobs.get(inspection.alpha)
+        found, _ = await self._inspected(job)
+        return found.alpha
 
     async def _store(self, owner: str, name: str, data: bytes, ttl_s: int) -> BlobRef:
         """Keep a result of a job or template under a key that no other call has.
@@ -238,6 +247,13 @@ class Prepost:
             models=(self._model.card,),
             answering=tuple(self._answering.values()),
         )
+
+
+def _inspection(found: Inspected, prepared: BlobRef, alpha: BlobRef | None, compute_ms: float) -> Inspection:
+    """What the router is told: measures, and claim checks instead of blobs."""
+    return Inspection.model_validate(
+        {**vars(found), "prepared": prepared, "alpha": alpha, "compute_ms": compute_ms}
+    )
 
 
 def _latents(data: bytes, request: FinishRequest) -> torch.Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import redis.asyncio
 import redis.exceptions
@@ -53,46 +53,41 @@ class RedisBlobs:
         return ref
 
     async def get(self, ref: BlobRef) -> bytes:
-        try:
+        with _answering():
             data = await self._client.get(PREFIX + ref.key)
-        except redis.exceptions.RedisError as error:
-            raise _unavailable() from error
         return await verify(ref, data if isinstance(data, bytes) else None)
 
     async def has(self, ref: BlobRef) -> bool:
-        try:
+        with _answering():
             return bool(await self._client.exists(PREFIX + ref.key))
-        except redis.exceptions.RedisError as error:
-            raise _unavailable() from error
 
     async def renew(self, ref: BlobRef, ttl_s: int) -> bool:
-        try:
+        with _answering():
             return bool(await self._client.expire(PREFIX + ref.key, ttl_s))
-        except redis.exceptions.RedisError as error:
-            raise _unavailable() from error
 
     async def delete(self, *refs: BlobRef) -> None:
         if not refs:
             return
-        try:
+        with _answering():
             await self._client.delete(*(PREFIX + ref.key for ref in refs))
-        except redis.exceptions.RedisError as error:
-            raise _unavailable() from error
 
     async def ping(self) -> None:
-        try:
+        with _answering():
             await self._client.ping()
-        except redis.exceptions.RedisError as error:
-            raise _unavailable() from error
 
     async def _set(self, key: str, data: bytes, ttl_s: int) -> None:
-        try:
+        with _answering(data):
             await self._client.set(PREFIX + key, data, ex=ttl_s)
-        except redis.exceptions.OutOfMemoryError as error:
-            raise BlobStoreFull(received=f"{len(data)} bytes", retry_after_s=10) from error
-        except redis.exceptions.RedisError as error:
-            raise _unavailable() from error
 
 
-def _unavailable() -> ServiceUnavailable:
-    return ServiceUnavailable("The blob store does not answer; is GIORNATA_REDIS_URL right?", retry_after_s=2)
+@contextmanager
+def _answering(stored: bytes = b"") -> Iterator[None]:
+    """Errors of the client as errors of the tree."""
+    try:
+        yield
+    except redis.exceptions.OutOfMemoryError as error:
+        raise BlobStoreFull(received=f"{len(stored)} bytes", retry_after_s=10) from error
+    except redis.exceptions.RedisError as error:
+        raise ServiceUnavailable(
+            "The blob store does not answer; is GIORNATA_REDIS_URL right?", retry_after_s=2
+        ) from error

@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import nats.errors
 import structlog
@@ -15,40 +16,20 @@ from giornata import __version__
 from giornata.bus.bus import Bus
 from giornata.bus.subscriptions import barrier
 from giornata.wire import subjects
-from giornata.wire.models import ModelCard
-from giornata.wire.workers import QueueState, ServiceName, ServiceState, WorkerState
+from giornata.wire.workers import ServiceName, ServiceState
 
 Report = Callable[[], ServiceState]
 
 log = structlog.get_logger(__name__)
 
 
-def state_of(
-    service: ServiceName,
-    instance: str,
-    *,
-    ready: bool = True,
-    draining: bool = False,
-    active: bool = True,
-    models: tuple[ModelCard, ...] = (),
-    worker: WorkerState | None = None,
-    queue: QueueState | None = None,
-    answering: tuple[str, ...] | None = None,
-) -> ServiceState:
-    """What an instance of this process tells of itself: its host and version, and what only it knows."""
-    return ServiceState(
-        service=service,
-        instance=instance,
-        host=socket.gethostname(),
-        version=__version__,
-        ready=ready,
-        draining=draining,
-        active=active,
-        models=models,
-        worker=worker,
-        queue=queue,
-        answering=answering,
-    )
+def state_of(service: ServiceName, instance: str, **told: Any) -> ServiceState:
+    """The state of an instance of this process: its host and version, and `told`, fields that only it knows.
+
+    It is ready unless `told` says otherwise.
+    """
+    own = {"service": service, "instance": instance, "host": socket.gethostname(), "version": __version__}
+    return ServiceState.model_validate(own | {"ready": True} | told)
 
 
 @asynccontextmanager

@@ -33,12 +33,16 @@ class RecordBucket(Generic[R]):
     Args:
         bucket: the key-value store.
         kind: what each entry is.
+        key_of: the key of a record.
         missing: raised where a key has no record; it names the last token of the key.
     """
 
-    def __init__(self, bucket: KeyValue, kind: type[R], missing: type[GiornataError]) -> None:
+    def __init__(
+        self, bucket: KeyValue, kind: type[R], key_of: Callable[[R], str], missing: type[GiornataError]
+    ) -> None:
         self._bucket = bucket
         self._kind = kind
+        self._key_of = key_of
         self._missing = missing
 
     async def read(self, key: str) -> tuple[R, int]:
@@ -51,17 +55,21 @@ class RecordBucket(Generic[R]):
             raise self._none(key)
         return codec.decode(self._kind, entry.value), entry.revision
 
-    async def create(self, key: str, record: R) -> bool:
-        """Write the first revision; False if the key has a record already."""
+    async def get(self, key: str) -> R:
+        """A record; `missing` where there is none."""
+        return (await self.read(key))[0]
+
+    async def create(self, record: R) -> bool:
+        """Write the first revision; False if there is one already."""
         try:
-            await written(lambda: self._bucket.create(key, codec.encode(record)))
+            await written(lambda: self._bucket.create(self._key_of(record), codec.encode(record)))
         except KeyWrongLastSequenceError:
             return False
         return True
 
-    async def put(self, key: str, record: R) -> None:
+    async def put(self, record: R) -> None:
         """Write a record, whether there is one or not."""
-        await written(lambda: self._bucket.put(key, codec.encode(record)))
+        await written(lambda: self._bucket.put(self._key_of(record), codec.encode(record)))
 
     async def change(self, key: str, change: Callable[[R], R | None]) -> R:
         """Apply `change` to the present record and write the result; start over if another writer was faster.

@@ -25,7 +25,12 @@ class TemplateRecords:
     """
 
     def __init__(self, bucket: KeyValue) -> None:
-        self._records = RecordBucket(bucket, TemplateRecord, TemplateNotFound)
+        self._records = RecordBucket(
+            bucket,
+            TemplateRecord,
+            lambda record: _key(record.tenant, record.template_id),
+            TemplateNotFound,
+        )
 
     @classmethod
     async def open(cls, jetstream: JetStreamContext) -> TemplateRecords:
@@ -34,11 +39,11 @@ class TemplateRecords:
 
     async def get(self, tenant: str, template_id: str) -> TemplateRecord:
         """A tenant's template."""
-        return (await self._records.read(_key(tenant, template_id)))[0]
+        return await self._records.get(_key(tenant, template_id))
 
     async def create(self, record: TemplateRecord) -> bool:
         """Write the first revision; False if the template has a record already."""
-        return await self._records.create(_key(record.tenant, record.template_id), record)
+        return await self._records.create(record)
 
     async def change(self, tenant: str, template_id: str, change: Change) -> TemplateRecord:
         """Apply `change` to the present record and write the result, again if another writer was faster.

@@ -95,14 +95,7 @@ class GiornataError(Exception):
 
     def body(self) -> ErrorBody:
         """The error as it travels."""
-        return ErrorBody(
-            code=self.code,
-            message=self.message,
-            field=self.field,
-            received=self.received,
-            accepted=self.accepted,
-            retry_after_s=self.retry_after_s,
-        )
+        return ErrorBody.model_validate({**vars(self), "code": self.code})
 
 
 class BadRequest(GiornataError, code="bad_request", status=400):
@@ -282,10 +275,4 @@ BY_CODE: dict[str, type[GiornataError]] = _leaves(GiornataError)
 
 def from_body(body: ErrorBody) -> GiornataError:
     """Raise-able error from its travelling form; a code of a newer version becomes :class:`Failed`."""
-    return BY_CODE.get(body.code, Failed)(
-        body.message,
-        field=body.field,
-        received=body.received,
-        accepted=body.accepted,
-        retry_after_s=body.retry_after_s,
-    )
+    return BY_CODE.get(body.code, Failed)(**body.model_dump(exclude={"code"}))

@@ -137,6 +137,8 @@ class Inspection(Wire):
     """Digest of model, family and the pixels that enter the autoencoder."""
     prepared: BlobRef
     """safetensors, uint8: `image` (model_height, model_width, 3), `mask` (model_height, model_width), 255 = edit."""
+    alpha: BlobRef | None = None
+    """The effective alpha, for prepost's `finish`; None from versions that computed it again there."""
     crop: Box | None = None
     """The part of the upright original that the model's picture shows, with `padding_mask_crop`; default all of it."""
     compute_ms: float = 0.0

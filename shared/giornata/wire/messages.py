@@ -6,37 +6,9 @@ from enum import StrEnum
 from typing import Final
 
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority, Row
-from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, OutputFormat
 from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata.wire.values import Wire
-
-__all__ = [
-    "EVENT_HEADER",
-    "IDEMPOTENCY_HEADER",
-    "INLINE_BYTES",
-    "Accepted",
-    "AdapterRequest",
-    "CancelMessage",
-    "CancelRows",
-    "EditMessage",
-    "EditReply",
-    "EncodeRequest",
-    "FinishReply",
-    "FinishRequest",
-    "InspectRequest",
-    "ModelCard",
-    "OutputFormat",
-    "Picture",
-    "PrefetchTemplate",
-    "RecordRequest",
-    "RemoveTemplate",
-    "RunAnswer",
-    "RunReply",
-    "RunRequest",
-    "SubmitRequest",
-    "TemplateRequest",
-]
 
 
 class SubmitRequest(Wire):

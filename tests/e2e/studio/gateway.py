@@ -18,8 +18,8 @@ from playwright.async_api import Route
 from pydantic import BaseModel
 
 import giornata_gateway
+from giornata.families import Family
 from giornata.wire.jobs import JobState
-from giornata.wire.models import Family
 from giornata.wire.requests import OutputFormat
 from giornata.wire.times import StageTimes
 from giornata.wire.workers import ServiceName

@@ -17,9 +17,9 @@ from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
 from torch import Tensor
 
+from giornata import families
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import pack, unpack
-from giornata.wire import models
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint, load
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.flux.schedule import scheduler_config
@@ -241,8 +241,8 @@ def test_fill_equals_diffusers(fill: Model, edit: Edit) -> None:
 
 
 def test_the_checkpoint_knows_its_family(inpaint: Model, fill: Model) -> None:
-    assert inpaint.checkpoint.card.family is models.Family.FLUX_INPAINT
-    assert fill.checkpoint.card.family is models.Family.FLUX_FILL
+    assert inpaint.checkpoint.card.family == families.Family.FLUX_INPAINT
+    assert fill.checkpoint.card.family == families.Family.FLUX_FILL
     assert fill.checkpoint.family.network.conditioning == {
         "noise": 64,
         "image_latents": 64,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from giornata.families import Family
 from giornata.planning.costs import Work
 from giornata.planning.profile import Profile
 from giornata.wire.errors import Failed
-from giornata.wire.models import Family
 from giornata.wire.values import Mode
 from giornata_denoiser.__main__ import profile_of
 from giornata_denoiser.blocks.device import Device

@@ -26,6 +26,7 @@ from giornata.blobs import RedisBlobs
 from giornata.bus import bus, streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
+from giornata.families import Family
 from giornata.planning.batch import PlannerName
 from giornata.records.jobs import Records
 from giornata.wire import subjects
@@ -33,7 +34,6 @@ from giornata.wire.errors import InternalError, ServiceUnavailable
 from giornata.wire.events import PREVIEW_BYTES, DenoisedEvent, PreviewEvent, StepEvent
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, Row
 from giornata.wire.messages import CancelRows, RunAnswer, RunReply, RunRequest
-from giornata.wire.models import Family
 from giornata.wire.requests import EditParameters, resolve
 from giornata.wire.values import CellMap
 from giornata.wire.workers import ServiceName, ServiceState, StepSample

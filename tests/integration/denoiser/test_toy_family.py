@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from giornata.families import Family as FamilyName
 from giornata.packed.region import region
 from giornata.scheduling.batch import Capacity, RowKey
-from giornata.wire.models import Family as FamilyName
 from giornata_denoiser.checkpoints import checkpoint as checkpoints
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.engine.assembly import place

@@ -24,8 +24,10 @@ from transformers import (
     T5TokenizerFast,
 )
 
-from giornata.wire.models import Family, ModelCard, read_model_card
-from giornata_prepost.encoding import ImageModel
+from giornata.families import Family, read_model_card
+from giornata.wire.models import ModelCard
+from giornata_prepost.checkpoint import FAMILIES
+from giornata_prepost.families.protocol import ImageModel
 
 
 def _clip() -> tuple[CLIPTokenizer, CLIPTextModel]:
@@ -116,4 +118,4 @@ def card(checkpoint: Path) -> ModelCard:
 
 @pytest.fixture(scope="module")
 def model(checkpoint: Path, card: ModelCard) -> ImageModel:
-    return ImageModel(checkpoint, card, torch.device("cpu"), torch.float32)
+    return FAMILIES[card.family](checkpoint, card, torch.device("cpu"), torch.float32)

@@ -11,16 +11,18 @@ import torch
 from diffusers import FluxFillPipeline, FluxInpaintPipeline
 from PIL import Image
 
+from giornata.families import Family
 from giornata.wire.errors import RowPoisoned
-from giornata.wire.models import Family, ModelCard
-from giornata_prepost.encoding import ImageModel, Tensors
-from giornata_prepost.geometry import Size
+from giornata.wire.models import ModelCard
+from giornata_prepost.families.flux.images import FluxImages
+from giornata_prepost.families.protocol import Tensors
+from giornata_prepost.images.geometry import Size
 
 SIZE = Size(64, 48)
 SEEDS = (7, 8)
 PROMPT = "a red dress"
 NEGATIVE = "blurry"
-ORACLES: dict[Family, Any] = {Family.FLUX_INPAINT: FluxInpaintPipeline, Family.FLUX_FILL: FluxFillPipeline}
+ORACLES: dict[str, Any] = {Family.FLUX_INPAINT: FluxInpaintPipeline, Family.FLUX_FILL: FluxFillPipeline}
 CPU = torch.device("cpu")
 
 
@@ -41,7 +43,7 @@ def _mask() -> np.ndarray[Any, np.dtype[np.uint8]]:
     return mask
 
 
-def _run_oracle(oracle: Any, family: Family, seed: int, **options: Any) -> Any:
+def _run_oracle(oracle: Any, family: str, seed: int, **options: Any) -> Any:
     arguments: dict[str, Any] = {
         "prompt": PROMPT,
         "image": Image.fromarray(_picture()),
@@ -53,13 +55,13 @@ def _run_oracle(oracle: Any, family: Family, seed: int, **options: Any) -> Any:
         "max_sequence_length": 48,
         "generator": torch.Generator().manual_seed(seed),
     }
-    if family is Family.FLUX_INPAINT:
+    if family == Family.FLUX_INPAINT:
         arguments |= {"negative_prompt": NEGATIVE, "true_cfg_scale": 2.0}
     return oracle(**arguments, **options)
 
 
 def _what_the_oracle_prepares(
-    oracle: Any, family: Family, seed: int, monkeypatch: pytest.MonkeyPatch
+    oracle: Any, family: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> Tensors:
     """Tensors of a real call of the pipeline: results of its methods, and the transformer's arguments."""
     found: Tensors = {}
@@ -79,7 +81,7 @@ def _what_the_oracle_prepares(
     def spy_mask(*args: Any) -> Any:
         mask, masked = prepare_mask_latents(*args)
         found.update(
-            {"mask": mask} | ({"masked_image_latents": masked} if family is Family.FLUX_FILL else {})
+            {"mask": mask} | ({"masked_image_latents": masked} if family == Family.FLUX_FILL else {})
         )
         return mask, masked
 
@@ -99,7 +101,7 @@ def _what_the_oracle_prepares(
 
 
 def test_rows_equal_what_the_pipeline_prepares(
-    model: ImageModel, oracle: Any, card: ModelCard, monkeypatch: pytest.MonkeyPatch
+    model: FluxImages, oracle: Any, card: ModelCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = list(model.encode_rows(_picture(), _mask(), SEEDS))
     text = model.encode_text(PROMPT, NEGATIVE if card.takes_true_cfg else None)
@@ -116,11 +118,11 @@ def test_rows_equal_what_the_pipeline_prepares(
             torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-6, msg=name)
 
 
-def test_shapes_are_those_of_the_contract(model: ImageModel, card: ModelCard) -> None:
+def test_shapes_are_those_of_the_contract(model: FluxImages, card: ModelCard) -> None:
     row = next(model.encode_rows(_picture(), _mask(), SEEDS))
     tokens, packed = SIZE.pixels // card.pixel_multiple**2, 4 * card.latent_channels
     expected = {"noise": (tokens, packed), "image_latents": (tokens, packed)}
-    if card.family is Family.FLUX_FILL:
+    if card.family == Family.FLUX_FILL:
         expected |= {"masked_image_latents": (tokens, packed), "mask": (tokens, 4 * card.vae_scale_factor**2)}
     else:
         expected |= {"mask": (tokens, packed)}
@@ -131,7 +133,7 @@ def test_shapes_are_those_of_the_contract(model: ImageModel, card: ModelCard) ->
 
 
 def test_image_latents_are_what_strength_below_one_starts_from(
-    model: ImageModel, oracle: Any, card: ModelCard
+    model: FluxImages, oracle: Any, card: ModelCard
 ) -> None:
     """Both families mix noise and template in their first latents; that exposes Fill's image latents too."""
     row = next(model.encode_rows(_picture(), _mask(), SEEDS))
@@ -148,7 +150,7 @@ def test_image_latents_are_what_strength_below_one_starts_from(
     )
 
 
-def test_decoding_equals_the_pipelines(model: ImageModel, oracle: Any, card: ModelCard) -> None:
+def test_decoding_equals_the_pipelines(model: FluxImages, oracle: Any, card: ModelCard) -> None:
     latents = _run_oracle(oracle, card.family, 3, output_type="latent").images
     expected = np.asarray(_run_oracle(oracle, card.family, 3).images[0])
     decoded = model.decode(latents[0], SIZE)
@@ -156,17 +158,17 @@ def test_decoding_equals_the_pipelines(model: ImageModel, oracle: Any, card: Mod
     assert np.abs(decoded.astype(int) - expected.astype(int)).max() <= 1
 
 
-def test_the_pictures_grid_is_not_transposed(model: ImageModel) -> None:
+def test_the_pictures_grid_is_not_transposed(model: FluxImages) -> None:
     row = next(model.encode_rows(_picture(), _mask(), SEEDS))
     assert model.decode(row["image_latents"], SIZE).shape == (SIZE.height, SIZE.width, 3)
 
 
-def test_latents_that_are_not_finite_are_poison(model: ImageModel) -> None:
+def test_latents_that_are_not_finite_are_poison(model: FluxImages) -> None:
     row = next(model.encode_rows(_picture(), _mask(), SEEDS))
     row["noise"][3, 3] = torch.nan
     with pytest.raises(RowPoisoned):
         model.decode(row["noise"], SIZE)
 
 
-def test_the_transformer_is_not_loaded(model: ImageModel) -> None:
+def test_the_transformer_is_not_loaded(model: FluxImages) -> None:
     assert model.pipeline.transformer is None

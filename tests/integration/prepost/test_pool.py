@@ -17,13 +17,14 @@ import psutil
 import pytest
 from PIL import Image
 
+from giornata.families import Family
 from giornata.wire.errors import ImageTimeout, ImageUnreadable, InternalError, TooManyPixels
-from giornata.wire.models import Family, ModelCard
+from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
-from giornata_prepost.finishing import finish
-from giornata_prepost.inspection import PixelLimits, inspect
-from giornata_prepost.pictures import decode
-from giornata_prepost.pool import ImagePool
+from giornata_prepost.images.finishing import finish
+from giornata_prepost.images.inspection import PixelLimits, inspect
+from giornata_prepost.images.pictures import decode
+from giornata_prepost.work.pool import ImagePool
 
 LIMITS = PixelLimits(1_000_000, 64 * 64)
 
@@ -94,7 +95,7 @@ async def test_both_stages_run_without_torch(pool: ImagePool) -> None:
     parameters = EditParameters(prompt="a hat")
     result = await pool.run(inspect, target.getvalue(), None, parameters, card, LIMITS, limit_s=20)
     painted = np.full((result.model_height, result.model_width, 3), 7, np.uint8)
-    answer = await pool.run(finish, target.getvalue(), None, parameters, LIMITS, painted, limit_s=20)
+    answer = await pool.run(finish, target.getvalue(), result.alpha, parameters, LIMITS, painted, limit_s=20)
     assert (decode(answer, 10_000).pixels == 7).all()
     assert await pool.run(heavy_modules, limit_s=20) == []
 
@@ -167,7 +168,7 @@ async def test_no_process_is_left_and_nobody_waits_forever() -> None:
 
 OWNER = """
 import asyncio, os
-from giornata_prepost.pool import ImagePool
+from giornata_prepost.work.pool import ImagePool
 async def main():
     async with ImagePool(processes=2) as pool:
         print(await pool.run(os.getpid, limit_s=20), flush=True)

@@ -16,12 +16,12 @@ import torch
 
 from giornata import tensors
 from giornata.blobs.memory import MemoryBlobs
+from giornata.families import Family as FamilyName
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import GiornataError
 from giornata.wire.jobs import BlobRef, Encoding
 from giornata.wire.messages import RemoveTemplate, RunRequest
-from giornata.wire.models import Family as FamilyName
 from giornata.wire.requests import EditParameters, Reuse
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.protocol import StepReport

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from giornata.wire import models
+from giornata import families
 from giornata.wire.errors import Failed, RowPoisoned
+from giornata.wire.models import ModelCard
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from giornata_denoiser.families.preview_map import PreviewMap
 from tests.fakes import tiny_flux
 
-CARD = models.ModelCard(
-    name="m", family=models.Family.FLUX_FILL, digest="d", vae_scale_factor=8, latent_channels=16,
+CARD = ModelCard(
+    name="m", family=families.Family.FLUX_FILL, digest="d", vae_scale_factor=8, latent_channels=16,
     max_text_tokens=48, takes_guidance=True, takes_true_cfg=False, default_steps=4, default_guidance_scale=30.0,
     default_strength=1.0,
 )  # fmt: skip

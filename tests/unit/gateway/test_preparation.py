@@ -6,9 +6,10 @@ import pytest
 
 from giornata.blobs import MemoryBlobs
 from giornata.deadlines import Deadline
+from giornata.families import Family
 from giornata.wire.errors import BlobStoreFull
 from giornata.wire.jobs import BlobRef, Priority
-from giornata.wire.models import Family, ModelCard
+from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.fleet.watch import FleetWatch

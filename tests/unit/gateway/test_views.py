@@ -4,9 +4,10 @@ import base64
 
 import pytest
 
+from giornata.families import Family
 from giornata.wire.errors import InvalidField, JobCancelled, ModelNotFound, RowPoisoned, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, Row
-from giornata.wire.models import Family, ModelCard
+from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, OutputFormat
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from giornata_gateway.views.answers import background_of, error_detail, error_of, error_type, images_answer

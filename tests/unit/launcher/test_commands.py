@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from giornata.config import ServiceConfig, load
-from giornata.wire.models import Family
+from giornata.families import Family
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.__main__ import parser
 from giornata_tools.launcher.commands import Surroundings, environment, gateway_flags, service_command

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from giornata.wire import models
+from giornata import families
 from giornata_tools.launcher.model import TRAINED, Model
 from giornata_tools.launcher.up import profile_env
 from tests.fakes.profiles import PROFILE
 
 CHOSEN = Model(str(TRAINED), None)
-OURS = {"model_digest": models.digest(TRAINED), "device": "a processor, threads: 2"}
+OURS = {"model_digest": families.digest(TRAINED), "device": "a processor, threads: 2"}
 
 
 @pytest.mark.parametrize("device", ["a processor, threads: 2", "a GPU"])

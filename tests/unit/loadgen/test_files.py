@@ -12,8 +12,8 @@ from PIL import Image
 from scipy import ndimage
 
 from giornata.wire.requests import MaskMode
-from giornata_prepost.masks import edited_region
-from giornata_prepost.pictures import decode
+from giornata_prepost.images.masks import edited_region
+from giornata_prepost.images.pictures import decode
 from giornata_tools.loadgen.distributions import zipf
 from giornata_tools.loadgen.masks import mask, mask_file
 from giornata_tools.loadgen.material import given as templates_of

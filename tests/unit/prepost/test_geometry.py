@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from giornata.wire.errors import SizeMismatch, TooManyPixels
-from giornata_prepost.geometry import (
+from giornata_prepost.images.geometry import (
     ASPECT_TOLERANCE,
     Box,
     Size,
@@ -22,7 +22,7 @@ from giornata_prepost.geometry import (
     output_size,
     same_aspect,
 )
-from giornata_prepost.masks import bounds
+from giornata_prepost.images.masks import bounds
 
 SIDES = st.integers(1, 20_000)
 SIZES = st.builds(Size, SIDES, SIDES)

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import load
 
+from giornata.families import Family
 from giornata.wire.errors import MaskEmpty, SizeMismatch, TooManyPixels
-from giornata.wire.models import Family, ModelCard
+from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
-from giornata_prepost.finishing import finish
-from giornata_prepost.inspection import Inspected, PixelLimits, inspect, read_edit
-from giornata_prepost.pictures import Pixels, flatten
+from giornata_prepost.images.finishing import finish
+from giornata_prepost.images.geometry import Box
+from giornata_prepost.images.inspection import Inspected, PixelLimits, inspect, read_edit
+from giornata_prepost.images.pictures import Pixels, flatten
 
 LIMITS = PixelLimits(max_pixels=500_000, budget_pixels=128 * 128)
 SCENE = np.random.default_rng(3).integers(0, 256, (160, 240, 3), np.uint8)
@@ -27,7 +29,7 @@ def card(family: Family = Family.FLUX_FILL, digest: str = "d1") -> ModelCard:
     return ModelCard(
         name="tiny", family=family, digest=digest, vae_scale_factor=8, latent_channels=16,
         max_text_tokens=48, takes_guidance=True, takes_true_cfg=False, default_steps=4,
-        default_guidance_scale=30.0, default_strength=1.0,
+        default_guidance_scale=30.0, default_strength=1.0, mask_grain=8 if family is Family.FLUX_INPAINT else 1,
     )  # fmt: skip
 
 
@@ -51,6 +53,14 @@ def inspected(
     image: bytes = file(SCENE), mask: bytes | None = None, family: Family = Family.FLUX_FILL, **fields: Any
 ) -> Inspected:
     return inspect(image, mask, asked(**fields), card(family), LIMITS)
+
+
+def finished(
+    image: bytes, mask: bytes | None, parameters: EditParameters, painted: Pixels, crop: Box | None = None
+) -> bytes:
+    """What `finish` makes of an edit once it is inspected."""
+    alpha = inspect(image, mask, parameters, card(), LIMITS).alpha
+    return finish(image, alpha, parameters, LIMITS, painted, crop)
 
 
 def test_measures() -> None:
@@ -144,8 +154,8 @@ def test_finish_changes_the_edited_pixels_only(channels: int) -> None:
     random = np.random.default_rng(5)
     original = random.integers(0, 256, (160, 240, channels), np.uint8)
     painted = np.full((96, 144, 3), (10, 200, 30), np.uint8)
-    result = finish(
-        file(original), box(top=10, left=20, bottom=50, right=80), asked(mask_mode="white"), LIMITS, painted
+    result = finished(
+        file(original), box(top=10, left=20, bottom=50, right=80), asked(mask_mode="white"), painted
     )
     output = np.asarray(Image.open(BytesIO(result)))
     inside = np.zeros((160, 240), np.bool_)
@@ -157,8 +167,8 @@ def test_finish_changes_the_edited_pixels_only(channels: int) -> None:
 
 @pytest.mark.parametrize("form", ["png", "jpeg", "webp"])
 def test_finish_answers_in_the_format_and_size_asked_for(form: str) -> None:
-    result = finish(
-        file(SCENE), None, asked(output_format=form, size="120x80"), LIMITS, np.zeros((96, 144, 3), np.uint8)
+    result = finished(
+        file(SCENE), None, asked(output_format=form, size="120x80"), np.zeros((96, 144, 3), np.uint8)
     )
     with Image.open(BytesIO(result)) as image:
         assert image.format == form.upper()
@@ -168,7 +178,7 @@ def test_finish_answers_in_the_format_and_size_asked_for(form: str) -> None:
 def test_an_upright_answer_carries_no_orientation() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    result = finish(file(SCENE, "JPEG", exif=exif), None, asked(), LIMITS, np.zeros((144, 96, 3), np.uint8))
+    result = finished(file(SCENE, "JPEG", exif=exif), None, asked(), np.zeros((144, 96, 3), np.uint8))
     with Image.open(BytesIO(result)) as image:
         assert image.size == (160, 240)
         assert 0x0112 not in image.getexif()
@@ -251,9 +261,7 @@ def test_whatever_is_cropped_the_rest_of_the_picture_stays_exact(
     found = inspect(file(original), mask, fields, small(family=family), LIMITS)
     assert found.crop is not None
     painted = np.full((found.model_height, found.model_width, 3), (10, 200, 30), np.uint8)
-    output = np.asarray(
-        Image.open(BytesIO(finish(file(original), mask, fields, LIMITS, painted, found.crop)))
-    )
+    output = np.asarray(Image.open(BytesIO(finished(file(original), mask, fields, painted, found.crop))))
     _, alpha = read_edit(file(original), mask, fields, LIMITS)
     np.testing.assert_array_equal(output[alpha == 0], original[alpha == 0])
     assert (output[alpha == 1][:, :3] == (10, 200, 30)).all()
@@ -270,8 +278,8 @@ def test_a_crop_is_pasted_at_another_output_size_too(size: str, blur: float) -> 
     fields = asked(padding_mask_crop=0, mask_blur=blur, size=size)
     found = inspect(file(SCENE), mask, fields, small(), LIMITS)
     painted = np.full((found.model_height, found.model_width, 3), (10, 200, 30), np.uint8)
-    cropped = finish(file(SCENE), mask, fields, LIMITS, painted, found.crop)
-    whole = finish(file(SCENE), mask, fields, LIMITS, painted)  # of one colour: where it goes does not matter
+    cropped = finished(file(SCENE), mask, fields, painted, found.crop)
+    whole = finished(file(SCENE), mask, fields, painted)  # of one colour: where it goes does not matter
     np.testing.assert_array_equal(
         np.asarray(Image.open(BytesIO(cropped))), np.asarray(Image.open(BytesIO(whole)))
     )

@@ -14,8 +14,8 @@ from scipy import ndimage
 
 from giornata.wire.errors import GiornataError, MaskEmpty, MaskRejected, MaskSizeMismatch
 from giornata.wire.requests import MaskMode
-from giornata_prepost.geometry import Size
-from giornata_prepost.masks import (
+from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.masks import (
     MIN_ALPHA,
     REACH_PER_SIGMA,
     Region,
@@ -26,7 +26,7 @@ from giornata_prepost.masks import (
     model_mask,
     nearest,
 )
-from giornata_prepost.pictures import Pixels
+from giornata_prepost.images.pictures import Pixels
 
 OPAQUE = np.full((6, 8, 3), 90, np.uint8)
 BOX = np.zeros((6, 8), np.bool_)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from giornata_prepost.model_thread import ModelThread, Turn
+from giornata_prepost.work.model_thread import ModelThread, Precedence
 
 WAIT_S = 20.0
 
@@ -27,7 +27,7 @@ class Held:
         self._begun = asyncio.Event()
         self._gate = threading.Event()
         self._loop = asyncio.get_running_loop()
-        self.task = asyncio.create_task(thread.timed(Turn.BEGIN, self._hold))
+        self.task = asyncio.create_task(thread.timed(Precedence.BEGIN, self._hold))
 
     async def begun(self) -> None:
         async with asyncio.timeout(WAIT_S):
@@ -48,10 +48,10 @@ async def test_what_finishes_an_edit_goes_before_what_begins_one(thread: ModelTh
     calls = [
         asyncio.create_task(thread.timed(turn, order.append, name))
         for turn, name in (
-            (Turn.BEGIN, "encode 1"),
-            (Turn.FINISH, "decode 1"),
-            (Turn.BEGIN, "encode 2"),
-            (Turn.FINISH, "decode 2"),
+            (Precedence.BEGIN, "encode 1"),
+            (Precedence.FINISH, "decode 1"),
+            (Precedence.BEGIN, "encode 2"),
+            (Precedence.FINISH, "decode 2"),
         )
     ]
     await asyncio.sleep(0)  # each puts itself in the queue at its first step
@@ -66,8 +66,8 @@ async def test_a_call_that_is_cancelled_while_it_waits_never_runs(thread: ModelT
     await held.begun()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
-            await thread.timed(Turn.FINISH, ran.append, "cancelled")
-    other = asyncio.create_task(thread.timed(Turn.BEGIN, ran.append, "other"))
+            await thread.timed(Precedence.FINISH, ran.append, "cancelled")
+    other = asyncio.create_task(thread.timed(Precedence.BEGIN, ran.append, "other"))
     held.let_go()
     await asyncio.gather(held.task, other)
     assert ran == ["other"]
@@ -75,8 +75,8 @@ async def test_a_call_that_is_cancelled_while_it_waits_never_runs(thread: ModelT
 
 async def test_results_and_errors_come_back_to_their_caller(thread: ModelThread) -> None:
     results = await asyncio.gather(
-        thread.timed(Turn.BEGIN, divmod, 7, 2),
-        thread.timed(Turn.FINISH, divmod, 7, 0),
+        thread.timed(Precedence.BEGIN, divmod, 7, 2),
+        thread.timed(Precedence.FINISH, divmod, 7, 0),
         return_exceptions=True,
     )
     assert isinstance(results[0], tuple)

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from giornata_prepost.geometry import Box, Size
-from giornata_prepost.masks import Alpha
-from giornata_prepost.paste import paste, placed, resize, resize_alpha
-from giornata_prepost.pictures import Pixels
+from giornata_prepost.images.geometry import Box, Size
+from giornata_prepost.images.masks import Alpha
+from giornata_prepost.images.paste import paste, placed, resize, resize_alpha
+from giornata_prepost.images.pictures import Pixels
 
 
 @st.composite

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from giornata.checkpoints import checkpoint_folder
-from giornata.wire.models import read_model_card
+from giornata.families import read_model_card
 from giornata_tools.launcher.oracle import PIPELINES
 
 

@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from giornata.wire.models import Family
+from giornata.families import Family
 from giornata_tools.launcher import program
 from giornata_tools.launcher.demo import DemoOptions, demo
 from giornata_tools.launcher.program import count

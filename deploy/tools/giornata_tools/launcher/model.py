@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from giornata.wire.models import Family
+from giornata.families import Family
 from giornata_tools.launcher.process import LaunchError
 
 ROOT: Final = Path(__file__).parents[4]

@@ -11,15 +11,16 @@ from PIL import Image
 from torch import Generator, float32, set_num_threads
 
 from giornata.checkpoints import checkpoint_folder
-from giornata.wire.models import Family, ModelCard, read_model_card
+from giornata.families import Family, read_model_card
+from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
-from giornata_prepost.geometry import Box, Size, crop_size, model_size
-from giornata_prepost.inspection import cut_out, mask_grain, template
-from giornata_prepost.masks import Alpha, model_mask
-from giornata_prepost.paste import paste
-from giornata_prepost.pictures import Picture, Pixels
+from giornata_prepost.images.geometry import Box, Size, crop_size, model_size
+from giornata_prepost.images.inspection import cut_out, template
+from giornata_prepost.images.masks import Alpha, model_mask
+from giornata_prepost.images.paste import paste
+from giornata_prepost.images.pictures import DecodedPicture, Pixels
 
-PIPELINES: Final[dict[Family, type[Any]]] = {
+PIPELINES: Final[dict[str, type[Any]]] = {
     Family.FLUX_FILL: FluxFillPipeline,
     Family.FLUX_INPAINT: FluxInpaintPipeline,
 }
@@ -71,10 +72,10 @@ class Oracle:
         else:
             size = crop_size(crop.size, card.native_size, self._setting.budget_pixels, multiple)
         window = (crop or Box(0, 0, *whole)).window
-        mask = model_mask(alpha[window], size, mask_grain(card))
+        mask = model_mask(alpha[window], size, card.mask_grain)
         painted = self._pipeline(
             prompt=parameters.prompt,
-            image=Image.fromarray(template(Picture(original[window]), size)),
+            image=Image.fromarray(template(DecodedPicture(original[window]), size)),
             mask_image=Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0))),
             width=size.width,
             height=size.height,
@@ -89,4 +90,4 @@ class Oracle:
 
 def _family_arguments(card: ModelCard) -> dict[str, float]:
     arguments = {"guidance_scale": card.default_guidance_scale} if card.takes_guidance else {}
-    return arguments if card.family is Family.FLUX_FILL else {**arguments, "strength": card.default_strength}
+    return arguments if card.family == Family.FLUX_FILL else {**arguments, "strength": card.default_strength}

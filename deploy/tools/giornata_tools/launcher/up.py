@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from giornata.wire import models
-from giornata.wire.models import Family
+from giornata import families
+from giornata.families import Family
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher import environment, model
 from giornata_tools.launcher.plan import Plan
@@ -100,7 +100,7 @@ def profile_env(
     except (ValueError, TypeError, KeyError):
         return {}
     threads = device.partition("threads: ")[2]
-    ours = digest == models.digest(Path(chosen.source)) and threads in {"", str(torch_threads)}
+    ours = digest == families.digest(Path(chosen.source)) and threads in {"", str(torch_threads)}
     return {"GIORNATA_PROFILE": str(path)} if ours else {}
 
 

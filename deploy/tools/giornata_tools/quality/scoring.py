@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from giornata_prepost.masks import effective_alpha
+from giornata_prepost.images.masks import effective_alpha
 from giornata_tools.model.scenes import Task
 from giornata_tools.quality.cases import Case
 from giornata_tools.quality.checker import Found, check

@@ -10,13 +10,14 @@ from functools import partial
 from itertools import count
 from typing import Final
 
+from giornata.families import Family
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Line, Turn
 from giornata.scheduling.pieces import Pieces
 from giornata.scheduling.placement import LOOKED_AT, Placement
 from giornata.scheduling.policies import POLICIES, Candidate, Policy, PolicyName
 from giornata.scheduling.serving import anybody, serve
-from giornata.wire.models import Family, ModelCard
+from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.simulation.clock import Action, Clock
 from giornata_tools.simulation.host import Host

@@ -64,7 +64,7 @@ class Slabs:
 
     Args:
         entry: of the template.
-        region: of the rows, its indices on the family's device.
+        region: of the rows.
         own: tokens that a sequence computes where it takes keys and values: text, and the region's.
         family: gives the slabs their heads, dtype and device.
         device: how they get there.
@@ -87,7 +87,7 @@ class Slabs:
     ) -> None:
         self.entry = entry
         self._correction = correction
-        self._index = region.outside
+        self._index = region.on(family.device).outside
         self._own, self._family, self._device = own, family, device or Device()
         self._waits, self._trace = waits or Waits(lambda: 0.0), trace
         self._slabs: dict[tuple[int, Mode], Future[tuple[Slab, Arrival]]] = {}

@@ -9,18 +9,19 @@ from typing import Final
 
 import torch
 
+from giornata import families
 from giornata.checkpoints import checkpoint_folder
-from giornata.wire import models
+from giornata.families import read_model_card
 from giornata.wire.errors import Failed
-from giornata.wire.models import ModelCard, read_model_card
+from giornata.wire.models import ModelCard
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.flux.loading import load_fill, load_inpaint
 from giornata_denoiser.families.preview_map import PreviewMap, fit_autoencoder
 from giornata_denoiser.families.protocol import Family
 
-LOADERS: Final[Mapping[models.Family, Callable[[Path, torch.dtype, torch.device], Family]]] = {
-    models.Family.FLUX_INPAINT: load_inpaint,
-    models.Family.FLUX_FILL: load_fill,
+LOADERS: Final[Mapping[str, Callable[[Path, torch.dtype, torch.device], Family]]] = {
+    families.Family.FLUX_INPAINT: load_inpaint,
+    families.Family.FLUX_FILL: load_fill,
 }
 """What loads the family of a checkpoint's folder."""
 

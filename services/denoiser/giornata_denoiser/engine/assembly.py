@@ -21,7 +21,7 @@ class Placed:
     conditioning: Mapping[str, Tensor]
     """(tokens, channels) each."""
     source: Mapping[str, Tensor]
-    """The row's own conditioning, of which the other is a copy: every row is built with its own."""
+    """The row's own conditioning; `conditioning` is a copy of it. Every row is built with its own."""
 
 
 def place(row: Row, device: torch.device) -> Placed:
@@ -55,7 +55,7 @@ class Assembly:
     batch: object
     """What the network predicts over."""
     conditioning: tuple[Mapping[str, Tensor], ...]
-    """By sequence; the rows' own come first."""
+    """Conditioning by sequence; positive sequences come first."""
     computed: Tensor | None
     """(computed_tokens,) int64: the tokens of the rows' regions among all tokens; None where that is all of them."""
     regions: tuple[Tensor | None, ...]

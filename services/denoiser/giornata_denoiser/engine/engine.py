@@ -2,7 +2,7 @@
 
 A step has three parts, so that the thread which owns the engine holds its lock only around the short ones:
 :meth:`Engine.plan` decides, :meth:`Engine.compute` computes, :meth:`Engine.settle` takes the results in. Rows
-are values: a row that is cancelled while a step runs is simply no longer there when the results arrive.
+are values: a row that is cancelled while a step runs is no longer there when the results arrive.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Engine:
     """Continuous batching over one checkpoint. Not thread-safe; :mod:`giornata_denoiser.engine.loop` makes it so.
 
     Args:
-        family: the checkpoint's.
+        family: computes the rows.
         capacity: of one step, by counts.
         clock: monotonic seconds.
-        preview_map: what previews are seen through; without it rows are not shown, whatever they ask for.
+        preview_map: makes pictures of latents; without it no row is shown.
         budget: of one step, by predicted time and memory.
         joining: when waiting rows may join.
         reusing: how templates are taken from.

@@ -44,12 +44,12 @@ class StepReport:
     began_s: float
     ended_s: float
     advanced: tuple[Row, ...] = ()
-    """Rows as they are now; those that are `done` have left."""
+    """Rows as they are now; rows that are `done` have left."""
     failed: tuple[FailedRow, ...] = ()
     sample: StepSample | None = None
     """None for a step that had to be taken apart, whose times say nothing."""
     previews: tuple[RowPreview, ...] = ()
-    """Of the rows that are shown after this step."""
+    """Previews of the rows that are shown after this step."""
 
 
 OnReport = Callable[[StepReport], object]

@@ -159,7 +159,7 @@ class Sources:
         if found is None:
             found = Slabs(
                 entry,
-                row.region.on(self._family.device),
+                row.region,
                 own,
                 self._family,
                 device=self._options.device,

@@ -17,12 +17,12 @@ from giornata_denoiser.rows.row import Row
 
 
 class Stepped(NamedTuple):
-    """What a step made of the rows, one of each a row."""
+    """What a step made of the rows, by row."""
 
     latents: tuple[Tensor, ...]
     """(tokens, channels) each, after the step."""
     clean: tuple[Tensor | None, ...]
-    """As `latents`, of the picture that the step predicts as the end; None for rows that are not shown after it."""
+    """Latents of the pictures that the step predicts as the end; None for rows that are not shown after it."""
     memory: tuple[tuple[Tensor, ...], ...]
     """What the solver remembers of each row: as its latent each, 0 outside of its region."""
 
@@ -144,7 +144,7 @@ def _memory(family: Family, assembly: Assembly, rows: Sequence[Row]) -> tuple[Te
 def _remembered(
     assembly: Assembly, rows: Sequence[Row], memory: tuple[Tensor, ...]
 ) -> tuple[tuple[Tensor, ...], ...]:
-    """By row: `memory`, (computed_tokens, channels) each, with 0 outside of its region."""
+    """`memory`, (computed_tokens, channels) each, by row and with 0 outside of its region."""
     parts = [torch.split(packed, list(assembly.computed_lengths)) for packed in memory]
     return tuple(
         tuple(_scattered(part[index], assembly.regions[index], row.image_tokens) for part in parts)

@@ -86,8 +86,7 @@ class Workpieces:
 
     def slabs(self, entry: Entry, where: Region, own: int) -> Slabs:
         """Slabs of a sequence that computes `own` tokens; nothing is loaded yet."""
-        family = self.checkpoint.family
-        return Slabs(entry, where.on(family.device), own, family, device=self._device)
+        return Slabs(entry, where, own, self.checkpoint.family, device=self._device)
 
     def _uses_of(self, size: RowSize, row: Row) -> tuple[Use, ...]:
         if row.region is None:

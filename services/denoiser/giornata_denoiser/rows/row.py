@@ -74,7 +74,7 @@ class Row:
     partial_images: int = 0
     """Previews asked for."""
     region: Region | None = None
-    """What of the picture is computed; None for all of it. Outside, the latent is the noised template's."""
+    """What of the picture is computed; None for all of it. Outside, the latent is the noised picture's."""
     template: Recording | None = None
     """What the outside tokens' activations are taken from; without one, or an entry of this noise level, everything is
     computed. Read only where there is a region."""
@@ -83,9 +83,9 @@ class Row:
     begun: bool = False
     """Whether it has made a step here: with a template, the first one is computed in full."""
     records: RecordingSpec | None = None
-    """Of a template run: what its steps leave behind."""
+    """What the steps of a template run leave behind; None for an edit."""
     entries: tuple[Entry, ...] = ()
-    """What they have left so far."""
+    """What the steps of a template run have left so far."""
     skipped: bool = False
     """Whether its template was here and not worth taking from."""
 

@@ -8,7 +8,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 from giornata.wire.errors import InvalidField, ModelNotFound, ServiceUnavailable
-from giornata.wire.models import Family, ModelCard
+from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName
 
 NEEDED: Final = (ServiceName.ROUTER, ServiceName.PREPOST, ServiceName.DENOISER)
@@ -56,7 +56,7 @@ class ModelView(_View):
     object: Literal["model"] = "model"
     created: int = 0
     owned_by: str = "giornata"
-    family: Family
+    family: str
     digest: str
     default_steps: int
     default_strength: float

@@ -14,8 +14,8 @@ from nats.js import JetStreamContext
 
 from giornata.bus import bus
 from giornata.bus.connection import RefusedError
+from giornata.families import read_model_card
 from giornata.wire.errors import GiornataError
-from giornata.wire.models import read_model_card
 from giornata_tools.cli.addresses import nats_urls, without_password
 from giornata_tools.cli.checks import hub
 from giornata_tools.cli.checks.finding import Finding, fail, ok, warn

@@ -30,7 +30,7 @@ from transformers import (
     T5TokenizerFast,
 )
 
-from giornata.wire.models import Family
+from giornata.families import Family
 from giornata_tools.model.tokenizers import CLIP_TOKENS, clip_tokenizer, t5_tokenizer
 
 LATENT_CHANNELS: Final = 16

@@ -25,8 +25,8 @@ Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
 PRELOADED: Final = [
-    "giornata_prepost.inspection",
-    "giornata_prepost.finishing",
+    "giornata_prepost.images.inspection",
+    "giornata_prepost.images.finishing",
     "PIL.JpegImagePlugin",
     "PIL.PngImagePlugin",
     "PIL.WebPImagePlugin",

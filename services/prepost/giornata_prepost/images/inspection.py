@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from safetensors.numpy import save
 
-from giornata.wire.models import Family, ModelCard
+from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.values import CellMap
-from giornata_prepost.geometry import Box, Size, crop_box, crop_size, model_size, output_size
-from giornata_prepost.masks import (
+from giornata_prepost.images.alpha import pack
+from giornata_prepost.images.geometry import Box, Size, crop_box, crop_size, model_size, output_size
+from giornata_prepost.images.masks import (
     Alpha,
     bounds,
     cells,
@@ -22,8 +23,8 @@ from giornata_prepost.masks import (
     effective_alpha,
     model_mask,
 )
-from giornata_prepost.paste import resize
-from giornata_prepost.pictures import Picture, Pixels, decode, flatten
+from giornata_prepost.images.paste import resize
+from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, flatten
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class Inspected:
     """What of the upright original the model's picture shows; None for all of it."""
     prepared: bytes
     """safetensors, uint8, at the model's size: `image` (height, width, 3), `mask` (height, width), 255 = edit."""
+    alpha: bytes
+    """The effective alpha, by :func:`giornata_prepost.images.alpha.pack`."""
 
 
 def inspect(
@@ -75,7 +78,7 @@ def inspect(
 
     Raises:
         BadRequest: one of its leaves, see :func:`read_edit` and
-            :func:`~giornata_prepost.geometry.output_size`.
+            :func:`~giornata_prepost.images.geometry.output_size`.
     """
     original, alpha = read_edit(image, mask, parameters, limits)
     return measured(original, alpha, parameters, card, limits)
@@ -93,8 +96,8 @@ def inspect_template(
         limits: on pixels.
 
     Raises:
-        BadRequest: one of its leaves, see :func:`~giornata_prepost.pictures.decode` and
-            :func:`~giornata_prepost.geometry.output_size`.
+        BadRequest: one of its leaves, see :func:`~giornata_prepost.images.pictures.decode` and
+            :func:`~giornata_prepost.images.geometry.output_size`.
     """
     original = decode(image, limits.max_pixels, "image")
     nothing = np.zeros(original.pixels.shape[:2], np.float32)
@@ -102,7 +105,7 @@ def inspect_template(
 
 
 def measured(
-    original: Picture, alpha: Alpha, parameters: EditParameters, card: ModelCard, limits: PixelLimits
+    original: DecodedPicture, alpha: Alpha, parameters: EditParameters, card: ModelCard, limits: PixelLimits
 ) -> Inspected:
     """Measures of an edit, or of a template, whose alpha is 0 everywhere.
 
@@ -124,8 +127,8 @@ def measured(
     else:
         model = crop_size(crop.size, card.native_size, limits.budget_pixels, card.pixel_multiple)
     window = (crop or Box(0, 0, *size)).window
-    seen = template(Picture(original.pixels[window]), model)
-    edited = model_mask(alpha[window], model, mask_grain(card))
+    seen = template(DecodedPicture(original.pixels[window]), model)
+    edited = model_mask(alpha[window], model, card.mask_grain)
     tokens = model.pixels // card.pixel_multiple**2
     touched = cells(edited, card.pixel_multiple)
     compute_tokens = int(np.count_nonzero(touched))
@@ -146,17 +149,18 @@ def measured(
         template_key=template_key(seen, card),
         crop=crop,
         prepared=save({"image": np.ascontiguousarray(seen), "mask": edited.astype(np.uint8) * np.uint8(255)}),
+        alpha=pack(alpha),
     )
 
 
 def read_edit(
     image: bytes, mask: bytes | None, parameters: EditParameters, limits: PixelLimits
-) -> tuple[Picture, Alpha]:
+) -> tuple[DecodedPicture, Alpha]:
     """The upright original and the effective alpha at its size.
 
     Raises:
-        BadRequest: one of the leaves that :func:`~giornata_prepost.pictures.decode` and
-            :func:`~giornata_prepost.masks.edited_region` name.
+        BadRequest: one of the leaves that :func:`~giornata_prepost.images.pictures.decode` and
+            :func:`~giornata_prepost.images.masks.edited_region` name.
     """
     original = decode(image, limits.max_pixels, "image")
     marks = None if mask is None else decode(mask, limits.max_pixels, "mask").pixels
@@ -184,14 +188,9 @@ def requested_size(picture: Size, parameters: EditParameters, limits: PixelLimit
     return output_size(picture, None if requested is None else Size(*requested), limits.max_pixels)
 
 
-def template(original: Picture, size: Size) -> Pixels:
+def template(original: DecodedPicture, size: Size) -> Pixels:
     """What enters the autoencoder: (size.height, size.width, 3) uint8 RGB, transparency seen on white."""
     return resize(flatten(original.pixels), size)
-
-
-def mask_grain(card: ModelCard) -> int:
-    """Cells in which the family tells edited from kept, in model pixels a side; see :func:`model_mask`."""
-    return card.vae_scale_factor if card.family is Family.FLUX_INPAINT else 1
 
 
 def template_key(pixels: Pixels, card: ModelCard) -> str:

@@ -73,7 +73,7 @@ _DECODER_ERRORS: Final = (
 
 
 @dataclass(frozen=True)
-class Picture:
+class DecodedPicture:
     """A decoded picture, upright."""
 
     pixels: Pixels
@@ -96,7 +96,7 @@ class Picture:
         return int(self.pixels.shape[2]) == 4
 
 
-def decode(data: bytes, max_pixels: int, field: str = "image") -> Picture:
+def decode(data: bytes, max_pixels: int, field: str = "image") -> DecodedPicture:
     """Decode an untrusted file.
 
     Args:
@@ -117,7 +117,7 @@ def decode(data: bytes, max_pixels: int, field: str = "image") -> Picture:
             _check_header(image, max_pixels, field)
             image.load()
             pixels = _to_pixels(image, data)
-            return Picture(_turn(image, pixels), _icc_profile(image))
+            return DecodedPicture(_turn(image, pixels), _icc_profile(image))
     except _DECODER_ERRORS as error:
         raise ImageUnreadable(
             f"The {field} looks like {form} but cannot be decoded; it may be truncated or damaged.",
@@ -127,7 +127,7 @@ def decode(data: bytes, max_pixels: int, field: str = "image") -> Picture:
         ) from error
 
 
-def encode(picture: Picture, form: OutputFormat, compression: int | None = None) -> bytes:
+def encode(picture: DecodedPicture, form: OutputFormat, compression: int | None = None) -> bytes:
     """Encode a picture.
 
     PNG is lossless. JPEG has no alpha: it is flattened over white; from quality 90 on colour is not
@@ -244,7 +244,7 @@ def _grey(values: Pixels) -> Pixels:
 
 
 def _with_key(pixels: Pixels, stored: npt.NDArray[np.generic], image: Image.Image, data: bytes) -> Pixels:
-    """Turn a PNG's transparent colour (tRNS of a picture without palette) into an alpha channel.
+    """Precedence a PNG's transparent colour (tRNS of a picture without palette) into an alpha channel.
 
     Pillow leaves the colour in the file's own depth while it widens or narrows the samples.
     """

@@ -16,8 +16,8 @@ from scipy.ndimage import distance_transform_edt, maximum_filter
 from giornata.wire.errors import MaskEmpty, MaskRejected, MaskSizeMismatch
 from giornata.wire.requests import MaskMode
 from giornata.wire.values import CellMap
-from giornata_prepost.geometry import Box, Size, same_aspect
-from giornata_prepost.pictures import Pixels
+from giornata_prepost.images.geometry import Box, Size, same_aspect
+from giornata_prepost.images.pictures import Pixels
 
 Region: TypeAlias = npt.NDArray[np.bool_]
 """(height, width): True where something is edited."""

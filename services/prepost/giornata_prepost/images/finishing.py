@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from giornata.wire.requests import EditParameters
-from giornata_prepost.geometry import Box, Size
-from giornata_prepost.inspection import PixelLimits, read_edit, requested_size
-from giornata_prepost.paste import paste
-from giornata_prepost.pictures import Picture, Pixels, encode
+from giornata_prepost.images.alpha import unpack
+from giornata_prepost.images.geometry import Box, Size
+from giornata_prepost.images.inspection import PixelLimits, requested_size
+from giornata_prepost.images.paste import paste
+from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, encode
 
 
 def finish(  # noqa: PLR0917 - the pool passes by position
     image: bytes,
-    mask: bytes | None,
+    alpha: bytes,
     parameters: EditParameters,
     limits: PixelLimits,
     painted: Pixels,
@@ -19,20 +20,17 @@ def finish(  # noqa: PLR0917 - the pool passes by position
 ) -> bytes:
     """The finished file.
 
-    The effective alpha is made again from the mask: it is cheaper to compute than to store at the original's
-    size.
-
     Args:
         image: the original file.
-        mask: the mask's file, if there was one.
-        parameters: reads `size`, `output_format`, `output_compression` and the mask's options.
+        alpha: the effective alpha, as the inspection packed it.
+        parameters: reads `size`, `output_format` and `output_compression`.
         limits: the same as at the inspection.
         painted: (h, w, 3) uint8, the decoded picture at the model's size.
         crop: what of the upright original it shows, as at the inspection; None for all of it.
     """
-    original, alpha = read_edit(image, mask, parameters, limits)
+    original = decode(image, limits.max_pixels, "image")
     size = requested_size(Size(original.width, original.height), parameters, limits)
-    pixels = paste(original.pixels, alpha, painted, size, crop)
+    pixels = paste(original.pixels, unpack(alpha), painted, size, crop)
     return encode(
-        Picture(pixels, original.icc_profile), parameters.output_format, parameters.output_compression
+        DecodedPicture(pixels, original.icc_profile), parameters.output_format, parameters.output_compression
     )

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from giornata_prepost.geometry import Box, Size
-from giornata_prepost.masks import MIN_ALPHA, Alpha
-from giornata_prepost.pictures import Pixels
+from giornata_prepost.images.geometry import Box, Size
+from giornata_prepost.images.masks import MIN_ALPHA, Alpha
+from giornata_prepost.images.pictures import Pixels
 
 
 def paste(

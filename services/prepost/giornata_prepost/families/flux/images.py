@@ -12,9 +12,10 @@ edits of a picture; the noise is then drawn first.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,39 +25,28 @@ from diffusers.pipelines.flux.pipeline_flux_inpaint import retrieve_latents
 from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
 
-from giornata.wire.errors import Failed, RowPoisoned
-from giornata.wire.models import Family, ModelCard
-from giornata_prepost.geometry import Size
-from giornata_prepost.pictures import Pixels
-
-Tensors = dict[str, torch.Tensor]
-
-PIPELINES: Final[dict[Family, Any]] = {
-    Family.FLUX_INPAINT: FluxInpaintPipeline,
-    Family.FLUX_FILL: FluxFillPipeline,
-}
-
+from giornata.wire.errors import RowPoisoned
+from giornata.wire.models import ModelCard
+from giornata_prepost.families.protocol import Tensors
+from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import Pixels
 
 SAMPLED: Final = "sample"
 MODE: Final = "argmax"
 """How `retrieve_latents` takes latents from a posterior."""
-REHEARSAL_TOKENS: Final = 16
-"""A side of the rehearsal's picture: 256 pixels for Flux."""
+
+Condition = Callable[[torch.Generator], Tensors]
+"""What a family adds to a row, batched by one; draws from the row's generator, after the noise."""
 
 
-class ImageModel:
-    """Autoencoder and text encoders of one checkpoint. To be used from one thread at a time."""
+class FluxImages:
+    """See :class:`giornata_prepost.families.protocol.ImageModel`; tensors are packed as the pipeline packs them."""
+
+    kind: ClassVar[Any]
+    """The diffusers pipeline."""
 
     def __init__(self, folder: Path, card: ModelCard, device: torch.device, dtype: torch.dtype) -> None:
-        """Load everything but the transformer.
-
-        Args:
-            folder: diffusers checkpoint with safetensors weights.
-            card: of that checkpoint.
-            device: where encoders and autoencoder run.
-            dtype: their weights' and results' type; diffusers' is that of the text encoder.
-        """
-        pipeline = PIPELINES[card.family].from_pretrained(
+        pipeline = self.kind.from_pretrained(
             folder, transformer=None, dtype=dtype, use_safetensors=True, local_files_only=True
         )
         self.card = card
@@ -66,43 +56,33 @@ class ImageModel:
 
     @torch.no_grad()
     def encode_text(self, prompt: str, negative_prompt: str | None = None) -> Tensors:
-        """Conditioning of a job.
+        """`prompt_embeds` (text_tokens, joint_dim) and `pooled_prompt_embeds` (pooled_dim,).
 
-        Returns:
-            `prompt_embeds` (text_tokens, joint_dim) and `pooled_prompt_embeds` (pooled_dim,) of the loaded
-            dtype; with a negative prompt (true classifier-free guidance) also `negative_prompt_embeds`,
-            `negative_pooled_prompt_embeds`.
+        With a negative prompt (true classifier-free guidance) also `negative_prompt_embeds` and
+        `negative_pooled_prompt_embeds`.
         """
         tensors = self._encode_prompt(prompt, "")
         if negative_prompt is not None:
             tensors |= self._encode_prompt(negative_prompt, "negative_")
         return tensors
 
+    def text_tokens(self, text: Tensors) -> int:
+        """Prompts are padded: as many in every row."""
+        return text["prompt_embeds"].shape[0]
+
     @torch.no_grad()
     def encode_rows(
         self, image: Pixels, mask: npt.NDArray[np.uint8], seeds: Sequence[int], *, sampled: bool = True
     ) -> Iterator[Tensors]:
-        """Conditioning of each row of a job, in the order of the seeds; the picture is encoded once.
-
-        Args:
-            image: (height, width, 3) uint8 at the model's size.
-            mask: (height, width) uint8, 255 = edit, 0 = keep.
-            seeds: one a row.
-            sampled: whether latents are drawn from their posteriors, as the pipeline does, or are the modes.
-
-        Yields:
-            Packed, row-major, of the loaded dtype: `noise` and `image_latents` (tokens, 4 * latent_channels)
-            and for flux-inpaint `mask` (tokens, 4 * latent_channels), for flux-fill `masked_image_latents`
-            (tokens, 4 * latent_channels) and `mask` (tokens, 4 * vae_scale_factor ** 2).
-        """
+        """`noise` and `image_latents` (tokens, 4 * latent_channels), and what the pipeline's condition adds."""
         height, width = mask.shape
         picture = self.pipeline.image_processor.preprocess(Image.fromarray(image), height=height, width=width)
         holes = self.pipeline.mask_processor.preprocess(Image.fromarray(mask), height=height, width=width)
         picture = picture.to(torch.float32)
         config = self.pipeline.vae.config
         how = SAMPLED if sampled else MODE
-        posterior = self.posterior(picture)
-        condition = CONDITIONS[self.card.family](self, picture, holes, how)
+        posterior = self._posterior(picture)
+        condition = self._condition(picture, holes, how)
         for seed in seeds:
             generator = torch.Generator("cpu").manual_seed(seed)
             sample = retrieve_latents(posterior, generator=generator, sample_mode=how)
@@ -117,18 +97,7 @@ class ImageModel:
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor, size: Size) -> Pixels:
-        """The picture of one row's final latents, as the pipeline decodes and rounds it.
-
-        Args:
-            latents: (tokens, 4 * latent_channels), packed, row-major.
-            size: of the model's picture.
-
-        Returns:
-            (height, width, 3) uint8.
-
-        Raises:
-            RowPoisoned: latents or picture are not finite.
-        """
+        """`latents` is (tokens, 4 * latent_channels)."""
         config = self.pipeline.vae.config
         packed = latents[None].to(self.device, self.dtype)
         unpacked = self.pipeline._unpack_latents(  # noqa: SLF001 - the pipeline's own packing
@@ -140,21 +109,15 @@ class ImageModel:
             raise RowPoisoned("The denoised latents do not decode to a picture: values are not finite.")
         return np.asarray(self.pipeline.image_processor.postprocess(picture, output_type="pil")[0])
 
-    def rehearse(self) -> None:
-        """Encode and decode an empty picture, so that no edit waits for kernels to be loaded.
+    @abstractmethod
+    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, how: str) -> Condition:
+        """What the pipeline adds to every row of a job.
 
-        Raises:
-            Failed: this model does not decode what it has encoded.
+        Args:
+            picture: (1, 3, height, width) float32 in -1..1.
+            holes: (1, 1, height, width) float32, 1 = edit.
+            how: :data:`SAMPLED` or :data:`MODE`.
         """
-        side = REHEARSAL_TOKENS * self.card.pixel_multiple
-        self.encode_text("")
-        (row,) = self.encode_rows(
-            np.zeros((side, side, 3), np.uint8), np.full((side, side), 255, np.uint8), [0]
-        )
-        try:
-            self.decode(row["image_latents"], Size(side, side))
-        except RowPoisoned as error:
-            raise Failed("The model cannot decode a picture; is its dtype right?") from error
 
     def _encode_prompt(self, prompt: str, prefix: str) -> Tensors:
         embeds, pooled, _ = self.pipeline.encode_prompt(
@@ -162,7 +125,7 @@ class ImageModel:
         )
         return {f"{prefix}prompt_embeds": embeds[0].cpu(), f"{prefix}pooled_prompt_embeds": pooled[0].cpu()}
 
-    def posterior(self, picture: torch.Tensor) -> Any:
+    def _posterior(self, picture: torch.Tensor) -> Any:
         """Distribution of the latents of (1, 3, height, width) pixels in -1..1."""
         return self.pipeline.vae.encode(picture.to(self.device, self.dtype))
 
@@ -174,9 +137,9 @@ class ImageModel:
         )
         return packed
 
-    def mask_latents(
+    def _mask_latents(
         self, holes: torch.Tensor, masked: torch.Tensor, generator: torch.Generator
-    ) -> tuple[Any, Any]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The pipeline's `prepare_mask_latents`, batched by one: packed mask and packed masked picture.
 
         Args:
@@ -192,37 +155,35 @@ class ImageModel:
         return mask, masked_latents
 
 
-Condition = Callable[[torch.Generator], Tensors]
-"""What a family adds to a row, batched by one; draws from the row's generator, after the noise."""
+class InpaintImages(FluxImages):
+    """`FluxInpaintPipeline`: adds `mask` (tokens, 4 * latent_channels), one value a latent pixel, repeated."""
+
+    kind = FluxInpaintPipeline
+
+    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, how: str) -> Condition:  # noqa: ARG002 - as Fill
+        """The pipeline encodes the masked picture too, which is read by no step: zeros spare that where it lets us."""
+        shape = (1, 16, *(side // self.card.vae_scale_factor for side in holes.shape[-2:]))
+        taken_as_encoded = self.card.latent_channels == 16
+        unread = torch.zeros(shape) if taken_as_encoded else picture
+        mask, _ = self._mask_latents(holes, unread, torch.Generator("cpu"))
+        return lambda _generator: {"mask": mask}
 
 
-def _inpaint_condition(
-    model: ImageModel,
-    picture: torch.Tensor,
-    holes: torch.Tensor,
-    how: str,  # noqa: ARG001 - as the other
-) -> Condition:
-    """FluxInpaintPipeline: the mask at latent size. It encodes the masked picture too; nobody reads that."""
-    shape = (1, 16, *(side // model.card.vae_scale_factor for side in holes.shape[-2:]))
-    taken_as_encoded = model.card.latent_channels == 16
-    unread = torch.zeros(shape) if taken_as_encoded else picture
-    mask, _ = model.mask_latents(holes, unread, torch.Generator("cpu"))
-    return lambda _generator: {"mask": mask}
+class FillImages(FluxImages):
+    """`FluxFillPipeline`: adds `masked_image_latents` (tokens, 4 * latent_channels) and the mask in pixels.
 
+    `mask` is (tokens, 4 * vae_scale_factor ** 2).
+    """
 
-def _fill_condition(model: ImageModel, picture: torch.Tensor, holes: torch.Tensor, how: str) -> Condition:
-    """FluxFillPipeline: a posterior sample, or the mode, of the masked picture, and the mask in pixels."""
-    posterior = model.posterior(picture * (1 - holes))
+    kind = FluxFillPipeline
 
-    def condition(generator: torch.Generator) -> Tensors:
-        sample = retrieve_latents(posterior, generator=generator, sample_mode=how)
-        mask, masked_image_latents = model.mask_latents(holes, sample, generator)
-        return {"masked_image_latents": masked_image_latents, "mask": mask}
+    def _condition(self, picture: torch.Tensor, holes: torch.Tensor, how: str) -> Condition:
+        """A posterior sample, or the mode, of the masked picture."""
+        posterior = self._posterior(picture * (1 - holes))
 
-    return condition
+        def condition(generator: torch.Generator) -> Tensors:
+            sample = retrieve_latents(posterior, generator=generator, sample_mode=how)
+            mask, masked_image_latents = self._mask_latents(holes, sample, generator)
+            return {"masked_image_latents": masked_image_latents, "mask": mask}
 
-
-CONDITIONS: Final[dict[Family, Callable[[ImageModel, torch.Tensor, torch.Tensor, str], Condition]]] = {
-    Family.FLUX_INPAINT: _inpaint_condition,
-    Family.FLUX_FILL: _fill_condition,
-}
+        return condition

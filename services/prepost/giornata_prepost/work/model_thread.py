@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
 
-class Turn(IntEnum):
+class Precedence(IntEnum):
     """Who goes first among those who wait; equals in order of arrival.
 
     Nobody starves: there is no more to finish than has been begun.
@@ -31,11 +31,11 @@ class ModelThread:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="model")
-        self._waiting: PriorityQueue[tuple[Turn, int, Future[Any], Callable[[], Any]]] = PriorityQueue()
+        self._waiting: PriorityQueue[tuple[Precedence, int, Future[Any], Callable[[], Any]]] = PriorityQueue()
         self._tickets = count()
 
     async def timed(
-        self, turn: Turn, function: Callable[[*Arguments], Result], *args: *Arguments
+        self, turn: Precedence, function: Callable[[*Arguments], Result], *args: *Arguments
     ) -> tuple[Result, float]:
         """`function(*args)` in the thread, and the milliseconds it took there.
 

@@ -1,0 +1,1 @@
+"""Flux and Flux Fill checkpoints."""

@@ -1,0 +1,79 @@
+"""What prepost asks of a model family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from giornata.wire.errors import Failed, RowPoisoned
+from giornata.wire.models import ModelCard
+from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import Pixels
+
+Tensors: TypeAlias = dict[str, torch.Tensor]
+"""By the names under which the denoiser's twin of the family reads them; of the loaded dtype, on the CPU."""
+
+REHEARSAL_TOKENS = 16
+"""A side of the rehearsal's picture: 256 pixels for Flux."""
+
+
+class ImageModel(Protocol):
+    """Autoencoder and text encoders of one checkpoint. To be used from one thread at a time."""
+
+    @property
+    def card(self) -> ModelCard:
+        """The checkpoint's."""
+
+    def encode_text(self, prompt: str, negative_prompt: str | None = None) -> Tensors:
+        """Conditioning of a job; with a negative prompt, of its unguided half too."""
+
+    def text_tokens(self, text: Tensors) -> int:
+        """Text tokens that one row of the job brings into the network."""
+
+    def encode_rows(
+        self, image: Pixels, mask: npt.NDArray[np.uint8], seeds: Sequence[int], *, sampled: bool = True
+    ) -> Iterator[Tensors]:
+        """Conditioning of each row of a job, in the order of the seeds; the picture is encoded once.
+
+        Args:
+            image: (height, width, 3) uint8 at the model's size.
+            mask: (height, width) uint8, 255 = edit, 0 = keep.
+            seeds: one a row.
+            sampled: whether latents are drawn from their posteriors, as the pipeline does, or are the modes.
+
+        Yields:
+            (tokens, channels) each, row-major; `noise` and `image_latents` are among them.
+        """
+
+    def decode(self, latents: torch.Tensor, size: Size) -> Pixels:
+        """The picture of one row's final latents, as the pipeline decodes and rounds it.
+
+        Args:
+            latents: (tokens, channels), as `image_latents`.
+            size: of the model's picture.
+
+        Returns:
+            (height, width, 3) uint8.
+
+        Raises:
+            RowPoisoned: latents or picture are not finite.
+        """
+
+
+def rehearse(model: ImageModel) -> None:
+    """Encode and decode an empty picture, so that no edit waits for kernels to be loaded.
+
+    Raises:
+        Failed: this model does not decode what it has encoded.
+    """
+    side = REHEARSAL_TOKENS * model.card.pixel_multiple
+    model.encode_text("")
+    (row,) = model.encode_rows(np.zeros((side, side, 3), np.uint8), np.full((side, side), 255, np.uint8), [0])
+    try:
+        model.decode(row["image_latents"], Size(side, side))
+    except RowPoisoned as error:
+        raise Failed("The model cannot decode a picture; is its dtype right?") from error
