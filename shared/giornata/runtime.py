@@ -1,8 +1,8 @@
-"""What every process does the same way: logs, uvloop, signals, exit status.
+"""How every process runs: logs, uvloop, signals, exit status.
 
 A service's ``main`` opens what it needs on one :class:`~contextlib.AsyncExitStack` and awaits ``stop``. Leaving the
-stack is the drain order, last opened first: telemetry says *draining*, endpoints finish what was delivered to
-them, work ends, connections drain.
+stack drains in order, last opened first: telemetry says *draining*, endpoints finish delivered requests, work ends,
+connections drain.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ async def _supervise(main: Main) -> None:
 
 
 def configure_logs(level: str, form: str, instance: str) -> None:
-    """structlog to standard error, as lines for people or JSON; every line names the instance."""
+    """Log to standard error, in lines for people or JSON; every line names the instance."""
     structlog.contextvars.bind_contextvars(instance=instance)
     renderer = (
         structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer(colors=False)

@@ -14,19 +14,20 @@ from torch import Tensor
 from giornata.families import read_model_card
 from giornata.packed.region import Region, region
 from giornata.scheduling.batch import Capacity, RowKey
-from giornata_denoiser.checkpoint import Checkpoint, load
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint, load
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.options import ReuseOptions
+from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.noise import shared_noise, template_noise
-from giornata_denoiser.rows.row import Recording, Row, build_row
-from giornata_denoiser.rows.sigmas import sigma_grid
-from giornata_denoiser.rows.template import Template
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.template import Recording
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.masks import effective_alpha, model_mask
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.quality import cases
 from tests.bench import engines
+from tests.fakes.masks import grown
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,15 +54,15 @@ class BenchModel:
         self.steps, self.guidance = steps, guidance
         self._empty = self.images.encode_text("")
 
-    def template(self, request: Request, recording: Recording, steps: int) -> Template:
+    def template(self, request: Request, recording: RecordingSpec, steps: int) -> Recording:
         """A run over the request's picture with an empty mask and an empty prompt, recorded at each of its steps."""
         (tensors,) = self.images.encode_rows(
             request.image, np.zeros(request.mask.shape, np.uint8), [0], sampled=False
         )
         tensors = {**tensors, "noise": template_noise(*tensors["noise"].shape)}
         row = self._row(request, self._empty, tensors, steps)
-        (done,) = self.run([replace(row, recording=recording)])
-        return Template(request.name, row.grid, done.entries)
+        (done,) = self.run([replace(row, records=recording)])
+        return Recording(request.name, row.grid, done.entries)
 
     def edit(self, request: Request, halo: int) -> Row:
         """A row that shares its template's noise outside of its region, which is not set: it computes everything."""
@@ -78,7 +79,7 @@ class BenchModel:
 
     def region(self, row: Row, halo: int) -> Region | None:
         """The compute set of a row."""
-        return region(self.family.touched(row.conditioning).view(row.grid), halo)
+        return region(grown((row.conditioning["mask"].amax(dim=1) > 0).view(row.grid), halo))
 
     def run(self, rows: Iterable[Row], how: ReuseOptions | None = None) -> list[Row]:
         """The rows when they are done, in order."""
@@ -101,9 +102,7 @@ class BenchModel:
             self.family,
             RowKey(request.name, 1, 0),
             grid=(height, width),
-            sigmas=sigma_grid(
-                self.checkpoint.scheduler, steps=steps, strength=1.0, image_tokens=height * width
-            ),
+            track=self.family.schedule.track(steps=steps, strength=1.0, cells=height * width),
             text=text,
             conditioning=tensors,
             guidance_scale=self.guidance,

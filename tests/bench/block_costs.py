@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from giornata.packed.tracing import Lane
-from giornata.packed.uses import Reuse
+from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
@@ -40,7 +40,8 @@ def measured(family: Family, row: Row, slabs: Slabs, repeats: int) -> Costs:
         for mode in Mode:
             trace = Trace(family.device)
             with trace.span(Lane.STEP, "step"):
-                denoise_step(family, assembly, [row], [Reuse((mode,) * family.blocks, slabs)], trace)
+                use = Use(Taken((mode,) * family.depth, slabs))
+                denoise_step(family, assembly, [row], [use], trace)
             wait_for(family.device)
             spans = trace.spans()
             times = [(span[3] - span[2]) * 1e3 for span in spans if span[0] is Lane.COMPUTE]

@@ -14,19 +14,21 @@ import torch
 from giornata.packed.region import region
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.batch import Capacity, RowKey
-from giornata_denoiser.checkpoint import Checkpoint, load
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint, load
 from giornata_denoiser.engine.assembly import Assembly, assemble
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.sources import Reuses
-from giornata_denoiser.rows.row import Recording, Row, build_row
-from giornata_denoiser.rows.sigmas import sigma_grid
-from giornata_denoiser.rows.template import Template
+from giornata_denoiser.engine.sources import StepPlan
+from giornata_denoiser.families.flux.transformer import FluxBatch
+from giornata_denoiser.families.rows import build_row, text_shapes
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.template import Recording
 from giornata_tools.loadgen.distributions import at_percentile
 from tests.bench import engines
 from tests.bench.loading_engine import Known
 from tests.bench.report import Measured, measured
 from tests.bench.setting import DEFAULT
 from tests.bench.workload import PERCENTILES
+from tests.fakes.masks import grown
 
 GRIDS = ((32, 32), (24, 32), (32, 24), (16, 32), (32, 16), (24, 24), (28, 20), (20, 28))
 """Token grids of the eight rows: pictures of 256 to 512 pixels a side."""
@@ -71,12 +73,12 @@ def _bookkeeping_ms(engine: Engine) -> float:
     decide = sources.step
     took_s = 0.0
 
-    def timed(rows: Sequence[Row]) -> Reuses:
+    def timed(rows: Sequence[Row]) -> StepPlan:
         nonlocal took_s
         began = time.perf_counter()
-        reuses = decide(rows)
+        plan = decide(rows)
         took_s += time.perf_counter() - began
-        return reuses
+        return plan
 
     began = time.perf_counter()
     rows = engine.plan()
@@ -122,7 +124,7 @@ def _masked_times(checkpoint: Checkpoint, seed: int) -> dict[str, Measured]:
         assembly = assemble(family, rows)
         _layouts(assembly, 1)
         made = time.perf_counter()
-        _layouts(assembly, family.blocks)
+        _layouts(assembly, family.depth)
         first.append((made - began) * 1e3)
         steady.append((time.perf_counter() - made) * 1e3)
     warm = LAYOUT_REPEATS // 6
@@ -134,7 +136,9 @@ def _masked_times(checkpoint: Checkpoint, seed: int) -> dict[str, Measured]:
 
 def _layouts(assembly: Assembly, blocks: int) -> None:
     """What the blocks of a forward ask for: everything where tokens enter, regions alone, and what lies outside."""
-    sequences = assembly.sequences
+    if not isinstance(assembly.batch, FluxBatch):
+        raise TypeError(f"expected a batch of Flux, received {type(assembly.batch).__name__}")
+    sequences = assembly.batch.sequences
     count = sequences.layout.sequences
     for _ in range(blocks):
         sequences.live((True,) * count)
@@ -145,10 +149,10 @@ def _layouts(assembly: Assembly, blocks: int) -> None:
 def _reusing(checkpoint: Checkpoint, index: int, seed: int) -> Row:
     """A masked row with a template of its own, in the benchmarks' setting."""
     recorded = _row(checkpoint, index, 0, seed, steps=DEFAULT.levels)
-    recording = Recording(frozenset({DEFAULT.form}), DEFAULT.bits)
+    recording = RecordingSpec(frozenset({DEFAULT.form}), DEFAULT.bits)
     with engines.engine_with(checkpoint.family) as engine:
-        (done,) = engines.drained(engine, [replace(recorded, recording=recording)])
-    template = Template(f"template{index}", done.grid, done.entries)
+        (done,) = engines.drained(engine, [replace(recorded, records=recording)])
+    template = Recording(f"template{index}", done.grid, done.entries)
     row = _masked(_row(checkpoint, index, 0, seed, steps=MASKED_STEPS), index)
     return replace(row, template=template)
 
@@ -159,26 +163,25 @@ def _masked(row: Row, index: int) -> Row:
     side = max(1, round((height * width * at_percentile(PERCENTILES, (index + 0.5) / len(GRIDS))) ** 0.5))
     touched = torch.zeros(row.grid, dtype=torch.bool)
     touched[:side, :side] = True
-    return replace(row, region=region(touched, DEFAULT.halo))
+    return replace(row, region=region(grown(touched, DEFAULT.halo)))
 
 
 def _row(checkpoint: Checkpoint, index: int, repeat: int, seed: int, steps: int = STEPS) -> Row:
     """A row of noise; its values do not matter, its shapes do."""
     generator = torch.Generator().manual_seed(seed + index)
     height, width = GRIDS[index]
-    joint_dim, pooled_dim = checkpoint.family.prompt_channels
     conditioning = {
         name: torch.randn(height * width, channels, generator=generator)
-        for name, channels in checkpoint.family.conditioning.items()
+        for name, channels in checkpoint.family.network.conditioning.items()
     }
     return build_row(
         checkpoint.family,
         RowKey(f"job{repeat}", 1, index),
         grid=(height, width),
-        sigmas=sigma_grid(checkpoint.scheduler, steps=steps, strength=1.0, image_tokens=height * width),
+        track=checkpoint.family.schedule.track(steps=steps, strength=1.0, cells=height * width),
         text={
-            "prompt_embeds": torch.randn(TEXT_TOKENS, joint_dim, generator=generator),
-            "pooled_prompt_embeds": torch.randn(pooled_dim, generator=generator),
+            name: torch.randn(*shape, generator=generator)
+            for name, shape in text_shapes(checkpoint.family, TEXT_TOKENS).items()
         },
         conditioning=conditioning,
         guidance_scale=30.0,

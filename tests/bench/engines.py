@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from giornata.planning.batch import PLANNERS, PlannerName
 from giornata.scheduling.batch import Capacity, Joining, RowKey
-from giornata_denoiser.blocks.accelerator import device_for
-from giornata_denoiser.blocks.loader import Loader
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.options import CostModel, ReuseOptions
+from giornata_denoiser.engine.options import CostFollower, ReuseOptions
 from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.loading.accelerator import device_for
+from giornata_denoiser.loading.loader import Loader
 from giornata_denoiser.rows.row import Row
 from tests.bench.setting import DEFAULT, Setting
 
@@ -30,7 +30,7 @@ def engine_with(
     rows: int = ROWS,
     joining: Joining = Joining.STEP,
     setting: Setting = DEFAULT,
-    model: CostModel | None = None,
+    model: CostFollower | None = None,
     planner: PlannerName = PlannerName.EXACT,
     rate_bytes_s: float | None = None,
 ) -> Iterator[Engine]:

@@ -21,6 +21,7 @@ from typing import Any, Final
 import click
 import torch
 
+from giornata.packed.uses import Use
 from giornata.planning.blocks import Block, Link, sequential
 from giornata.planning.planner import BlockPlan, Planner, always, exact, greedy
 from giornata.wire.values import Mode
@@ -104,8 +105,9 @@ def _scene(rows: Rows, options: SimpleNamespace) -> Scene:
     forms = [Form(name) for name in options.forms]
     entries = []
     for _ in range(options.steps):
-        recorder = EntryRecorder(row.sigma, rows.family.blocks, forms, DEFAULT.bits)
-        (latent,), _clean = denoise_step(rows.family, assemble(rows.family, [row]), [row], [recorder])
+        recorder = EntryRecorder(row.level, rows.family.depth, forms, DEFAULT.bits)
+        use = Use(recorder=recorder)
+        (latent,) = denoise_step(rows.family, assemble(rows.family, [row]), [row], [use]).latents
         entries.append(recorder.entry())
         row = row.advanced(latent)
     return Scene(rows, rows.masked(edit), tuple(entries))

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from giornata.planning.batch import PlannerName
 from giornata.planning.costs import Shape, StepCosts, Work
 from giornata.wire.values import Mode
-from giornata_denoiser.rows.template import Template
+from giornata_denoiser.rows.template import Recording
 from tests.bench.block_costs import Costs
 from tests.bench.engines import engine_with
 from tests.bench.loading_run import Scene
@@ -69,7 +69,7 @@ def picture(scene: Scene, planner: PlannerName, costs: StepCosts, rate_bytes_s: 
         costs: that it plans with.
         rate_bytes_s: of its loader.
     """
-    template = Template("loading", scene.row.grid, scene.entries)
+    template = Recording("loading", scene.row.grid, scene.entries)
     row = replace(scene.row, template=template)
     predicted_ms = 0.0
     with engine_with(

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from giornata.packed.uses import Reuse
+from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.accelerator import device_for
 from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.blocks.loader import Loader
-from giornata_denoiser.blocks.loads import Load
+from giornata_denoiser.blocks.loads import SlabLoad
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.loading.accelerator import device_for
+from giornata_denoiser.loading.loader import Loader
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Entry
 from tests.bench.options import wait_for
@@ -33,7 +33,7 @@ class Scene:
     @property
     def blocks(self) -> int:
         """Of the transformer."""
-        return self.rows.family.blocks
+        return self.rows.family.depth
 
     def slabs(self, entry: Entry) -> Slabs:
         """Nothing loaded yet."""
@@ -70,20 +70,20 @@ def picture_ms(scene: Scene, modes: Sequence[Mode], rate_bytes_s: float, *, ahea
             if not ahead:
                 for _, block, mode in loads(slabs[step], chosen):
                     _wait(slabs[step], block, mode)
-            (latent,), _ = denoise_step(family, assembly, [row], [Reuse(chosen, slabs[step])])
+            (latent,) = denoise_step(family, assembly, [row], [Use(Taken(chosen, slabs[step]))]).latents
             row = row.advanced(latent)
         wait_for(family.device)
         return (time.perf_counter() - began) * 1e3
 
 
-def loads(slabs: Slabs, modes: Sequence[Mode]) -> Iterator[Load]:
+def loads(slabs: Slabs, modes: Sequence[Mode]) -> Iterator[SlabLoad]:
     """What a step with these modes loads, in the order in which its blocks ask."""
     live = True
     for block, mode in enumerate(modes):
         if mode is Mode.KV:
-            yield Load(slabs, block, Mode.KV)
+            yield SlabLoad(slabs, block, Mode.KV)
         elif not live:
-            yield Load(slabs, block, Mode.HIDDEN)
+            yield SlabLoad(slabs, block, Mode.HIDDEN)
         live = mode is Mode.FULL
 
 

@@ -10,6 +10,9 @@ from diffusers import AutoencoderKL
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 
 from giornata_denoiser.families.flux.inpaint import FluxInpaint
+from giornata_denoiser.families.flux.transformer import PackedFlux
+from giornata_denoiser.families.protocol import Family
+from tests.fakes import tiny_flux
 
 LATENT_CHANNELS: Final = 16
 CHANNELS: Final = 4 * LATENT_CHANNELS
@@ -52,7 +55,7 @@ TINY: Final[Mapping[str, Any]] = {
 SHAPES: Final = {"mid": MID_SIZE, "real": REAL, "tiny": TINY}
 
 
-def flux(shape: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> FluxInpaint:
+def flux(shape: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> Family:
     """A family over a transformer of `shape` with random weights, made where it runs."""
     torch.manual_seed(0)
     kind: Any = FluxTransformer2DModel
@@ -63,13 +66,21 @@ def flux(shape: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> 
             model = kind(patch_size=1, in_channels=CHANNELS, guidance_embeds=True, **shape)
     finally:
         torch.set_default_dtype(usual)
-    return FluxInpaint(model.eval().requires_grad_(requires_grad=False))
+    return tiny_flux.family(FluxInpaint(model.eval().requires_grad_(requires_grad=False)))
 
 
-def described(family: FluxInpaint) -> str:
+def transformer_of(family: Family) -> Any:
+    """diffusers' module under a family of Flux."""
+    if not isinstance(family.network, PackedFlux):
+        raise TypeError(f"expected a family of Flux, received {type(family.network).__name__}")
+    return family.network.transformer
+
+
+def described(family: Family) -> str:
     """For JSON."""
-    config = family.transformer.config
-    count = sum(weight.numel() for weight in family.transformer.parameters())
+    transformer = transformer_of(family)
+    config = transformer.config
+    count = sum(weight.numel() for weight in transformer.parameters())
     width = config.num_attention_heads * config.attention_head_dim
     return (
         f"Flux of {count / 1e6:.0f} M random weights, {config.num_layers} double and {config.num_single_layers} "

@@ -20,7 +20,7 @@ from diffusers import FluxFillPipeline
 from diffusers.hooks import FirstBlockCacheConfig
 from PIL import Image
 
-from giornata_denoiser.rows.row import Recording
+from giornata_denoiser.rows.row import RecordingSpec
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.quality import metrics
 from tests.bench.bench_model import BenchModel, Request, box_of, held_out
@@ -55,7 +55,7 @@ class Diffusers:
 
     def __init__(self, model: BenchModel) -> None:
         family: Any = model.checkpoint.family
-        self.transformer = family.transformer
+        self.transformer = family.network.transformer
         kind: Any = FluxFillPipeline
         images: Any = model.images
         self._pipeline = kind(**{**images.pipeline.components, "transformer": self.transformer})
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _reuse(model: BenchModel, requests: Sequence[Request]) -> dict[str, Any]:
-    recording = Recording(frozenset({DEFAULT.form}), DEFAULT.bits)
+    recording = RecordingSpec(frozenset({DEFAULT.form}), DEFAULT.bits)
     templates = [model.template(request, recording, DEFAULT.levels) for request in requests]
     full = [model.edit(request, DEFAULT.halo) for request in requests]
     masked = [

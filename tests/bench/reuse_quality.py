@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from giornata_denoiser.engine.options import ReuseOptions
-from giornata_denoiser.rows.row import Recording, Row
-from giornata_denoiser.rows.template import Form, Template
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.template import Form, Recording
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.loadgen.drawing import svg
 from giornata_tools.quality import metrics
@@ -79,7 +79,7 @@ class Comparison:
     def __init__(self, model: BenchModel, requests: Sequence[Request]) -> None:
         self._model, self._requests = model, requests
         self._full: dict[int, list[Reference]] = {}
-        self._templates: tuple[object, list[Template]] = None, []
+        self._templates: tuple[object, list[Recording]] = None, []
 
     def row(self, switches: Setting) -> dict[str, Any]:
         """Of the table."""
@@ -108,11 +108,11 @@ class Comparison:
             ]
         return self._full[halo]
 
-    def _recorded(self, switches: Setting) -> list[Template]:
+    def _recorded(self, switches: Setting) -> list[Recording]:
         """The latest stay, so that variants in order of them record little."""
         key = (switches.form, switches.bits, switches.levels)
         if self._templates[0] != key:
-            recording = Recording(frozenset({switches.form}), switches.bits)
+            recording = RecordingSpec(frozenset({switches.form}), switches.bits)
             steps = switches.levels or self._model.steps
             self._templates = key, [self._model.template(r, recording, steps) for r in self._requests]
         return self._templates[1]
@@ -144,7 +144,7 @@ def _scores(pictures: Sequence[Pixels], full: Sequence[Reference]) -> dict[str, 
 
 def _cost(row: Row, switches: Setting) -> float:
     """Tokens that the edit computes, text included, over those of full computation; the same for every form."""
-    text = len(row.prompt.embeds)
+    text = row.prompts[0].joint_tokens
     masked = (text + row.computed_tokens) / (text + row.image_tokens)
     return (1 + masked * (row.steps - 1)) / row.steps if switches.corrected else masked
 

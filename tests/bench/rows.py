@@ -10,16 +10,16 @@ from torch import Tensor
 
 from giornata.packed.region import region
 from giornata.scheduling.batch import RowKey
-from giornata_denoiser.families.flux.inpaint import FluxInpaint
+from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.noise import shared_noise, template_noise
-from giornata_denoiser.rows.row import Recording, Row, build_row
-from giornata_denoiser.rows.sigmas import sigma_grid
-from giornata_denoiser.rows.template import Template
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.template import Recording
 from tests.bench import engines
 from tests.bench.models import CHANNELS
 from tests.bench.setting import DEFAULT, Setting
 from tests.bench.workload import Edit, square
-from tests.fakes.tiny_flux import SCHEDULER
+from tests.fakes.masks import grown
 
 
 class Rows:
@@ -32,7 +32,7 @@ class Rows:
         setting: how they reuse.
     """
 
-    def __init__(self, family: FluxInpaint, side: int, text_tokens: int, setting: Setting = DEFAULT) -> None:
+    def __init__(self, family: Family, side: int, text_tokens: int, setting: Setting = DEFAULT) -> None:
         self.family, self.side, self.text_tokens, self.setting = family, side, text_tokens, setting
         self.template = lru_cache(maxsize=None)(self._template)
         """The template of a number; recorded when it is asked for first."""
@@ -58,15 +58,15 @@ class Rows:
 
     def masked(self, edit: Edit, picture: Tensor | None = None) -> Row:
         """The row of `edit` with its region and no template yet; in full where its mask leaves nothing outside."""
-        where = region(square(edit, self.side), self.setting.halo, self.family.device)
+        where = region(grown(square(edit, self.side), self.setting.halo))
         if where is None:
             return self._edited(edit, self._noise(edit), picture)
-        noise = shared_noise(self._noise(edit).to(self.family.device), where)
+        noise = shared_noise(self._noise(edit), where)
         return replace(self._edited(edit, noise, picture), region=where)
 
     def computed(self, edit: Edit) -> int:
         """Tokens of its picture that are computed with reuse, the halo's among them."""
-        where = region(square(edit, self.side), self.setting.halo)
+        where = region(grown(square(edit, self.side), self.setting.halo))
         return self.tokens if where is None else len(where.computed)
 
     def _noise(self, edit: Edit) -> Tensor:
@@ -77,22 +77,21 @@ class Rows:
         mask = square(edit, self.side).view(-1, 1).expand(-1, CHANNELS).float()
         return self._built(edit.index, edit.steps, edit.template, latents, noise, mask)
 
-    def _template(self, index: int) -> Template:
+    def _template(self, index: int) -> Recording:
         setting = self.setting
         noise = template_noise(self.tokens, CHANNELS)
         mask = torch.zeros(self.tokens, CHANNELS)
         row = self._built(-1, setting.levels, index, self.picture(index), noise, mask)
-        recording = Recording(frozenset({setting.form}), setting.bits)
+        recording = RecordingSpec(frozenset({setting.form}), setting.bits)
         with engines.engine_with(self.family) as engine:
-            (done,) = engines.drained(engine, [replace(row, recording=recording)])
-        return Template(f"template{index}", row.grid, done.entries)
+            (done,) = engines.drained(engine, [replace(row, records=recording)])
+        return Recording(f"template{index}", row.grid, done.entries)
 
     def _text(self, index: int) -> dict[str, Tensor]:
-        joint_dim, pooled_dim = self.family.prompt_channels
         generator = torch.Generator().manual_seed(index)
         return {
-            "prompt_embeds": torch.randn(self.text_tokens, joint_dim, generator=generator),
-            "pooled_prompt_embeds": torch.randn(pooled_dim, generator=generator),
+            name: torch.randn(*shape, generator=generator)
+            for name, shape in text_shapes(self.family, self.text_tokens).items()
         }
 
     def _picture(self, index: int) -> Tensor:
@@ -105,7 +104,7 @@ class Rows:
             self.family,
             RowKey(f"edit{index}", 1, 0),
             grid=(self.side, self.side),
-            sigmas=sigma_grid(SCHEDULER, steps=steps, strength=1.0, image_tokens=self.tokens),
+            track=self.family.schedule.track(steps=steps, strength=1.0, cells=self.tokens),
             text=self.text(template),
             conditioning={"noise": noise, "image_latents": latents, "mask": mask},
             guidance_scale=3.5,

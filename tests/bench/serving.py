@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from giornata.scheduling.batch import Joining, RowKey
-from giornata_denoiser.engine.engine import Engine, StepReport
+from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
+from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import Row
 from tests.bench import engines
 from tests.bench.prepost import Array

@@ -19,11 +19,8 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import psutil
-import torch
-from safetensors.numpy import load
 
 from giornata.families import read_model_card
-from giornata.packed.region import region
 from giornata.planning.costs import COMPUTE
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.wire.models import ModelCard
@@ -94,11 +91,7 @@ def _tokens(image: bytes, mask: bytes, card: ModelCard) -> tuple[int, int]:
     """Of the picture; and of its region, halo included."""
     parameters = EditParameters(prompt=PROMPT)
     found = inspect(image, mask, parameters, card, LIMITS)
-    touched, side = load(found.prepared)["mask"] > 0, card.pixel_multiple
-    height, width = touched.shape[0] // side, touched.shape[1] // side
-    cells = torch.from_numpy(touched.reshape(height, side, width, side).any((1, 3)))
-    where = region(cells, parameters.halo)
-    return found.tokens, found.tokens if where is None else len(where.computed)
+    return found.tokens, found.tokens if found.compute_set is None else found.compute_set[1].count
 
 
 def check_work(jobs: Sequence[SimulatedJob], heard: Heard) -> int:

@@ -11,7 +11,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, FluxInpaintPipeline
 from diffusers.hooks import FirstBlockCacheConfig
 from torch import Tensor
 
-from tests.bench.models import TOKEN_PIXELS
+from tests.bench.models import TOKEN_PIXELS, transformer_of
 from tests.bench.rows import Rows
 from tests.bench.workload import Edit, square
 from tests.fakes.tiny_flux import SCHEDULER
@@ -37,7 +37,7 @@ class StaticBatching:
             tokenizer=None,
             text_encoder_2=None,
             tokenizer_2=None,
-            transformer=rows.family.transformer,
+            transformer=transformer_of(rows.family),
         )
         self._pipeline.set_progress_bar_config(disable=True)
         self._runs = 0
@@ -54,7 +54,7 @@ class StaticBatching:
     @contextmanager
     def first_block_cache(self, threshold: float) -> Iterator[None]:
         """Inside, the transformer skips all blocks but the first where that one's output changed by less."""
-        transformer = self._rows.family.transformer
+        transformer = transformer_of(self._rows.family)
         transformer.enable_cache(FirstBlockCacheConfig(threshold=threshold))
         try:
             yield
@@ -68,7 +68,7 @@ class StaticBatching:
             {"masked_image_latents": images.to(family.device, family.dtype)} if output == "latent" else {}
         )
         self._runs += 1
-        with family.transformer.cache_context(f"batch {self._runs}"):
+        with transformer_of(family).cache_context(f"batch {self._runs}"):
             found: Tensor = self._pipeline(
                 image=images,
                 mask_image=torch.stack([_pixel_mask(edit, rows.side) for edit in edits]),
@@ -91,7 +91,7 @@ class StaticBatching:
         return found
 
     def _unpacked(self, latents: Tensor) -> Tensor:
-        return self._rows.family.unpacked(latents, (self._rows.side, self._rows.side))
+        return self._rows.family.network.unpacked(latents, (self._rows.side, self._rows.side))
 
 
 def skipped_share(transformer: Any, run: Callable[[], object]) -> float:

@@ -15,15 +15,15 @@ from typing import Any, Final
 
 import torch
 
-from giornata.packed.uses import Reuse
-from giornata_denoiser.blocks.accelerator import device_for
+from giornata.packed.uses import Taken, Use
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.served import preferred
 from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.loading.accelerator import device_for
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.template import Form, Template
+from giornata_denoiser.rows.template import Form, Recording
 from tests.bench.models import described
 from tests.bench.options import clock_of, rows_of, shared, wait_for
 from tests.bench.report import write
@@ -62,9 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         FULL: lambda: denoise_step(family, assembly, [whole])
     }
     for form in Form:
-        recorder = EntryRecorder(whole.sigma, family.blocks, [form], options.bits)
-        denoise_step(family, assembly, [whole], [recorder])
-        template = Template(form, whole.grid, (recorder.entry(),))
+        recorder = EntryRecorder(whole.level, family.depth, [form], options.bits)
+        denoise_step(family, assembly, [whole], [Use(recorder=recorder)])
+        template = Recording(form, whole.grid, (recorder.entry(),))
         for ratio in RATIOS:
             steps[str(form), ratio] = _prepared(rows, replace(rows.masked(_edit(ratio)), template=template))
     times = _measured(steps, options.repeats, family.device, clock_of(options))
@@ -90,7 +90,7 @@ def _prepared(rows: Rows, row: Row) -> Callable[[], object]:
         raise ValueError("the row takes from no template")
     (entry,) = row.template.entries
     slabs = Slabs(entry, row.region, row.own_tokens[0], family, device=device_for(family.device, 0))
-    use = Reuse(preferred(entry), slabs)
+    use = Use(Taken(preferred(entry), slabs))
     assembly = assemble(family, [row])
     return lambda: denoise_step(family, assembly, [row], [use])
 

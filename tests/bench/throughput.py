@@ -18,7 +18,7 @@ import click
 
 from giornata.scheduling.batch import Joining
 from tests.bench import engines
-from tests.bench.models import autoencoder, described
+from tests.bench.models import autoencoder, described, transformer_of
 from tests.bench.options import clock_of, rows_of, shared, wait_for
 from tests.bench.report import write
 from tests.bench.rows import Rows
@@ -112,7 +112,7 @@ def _equal(rows: Rows, static: StaticBatching, options: SimpleNamespace) -> list
         limits,
     )
     with static.first_block_cache(options.threshold):
-        share = skipped_share(rows.family.transformer, lambda: static.denoised(drawn, options.steps))
+        share = skipped_share(transformer_of(rows.family), lambda: static.denoised(drawn, options.steps))
     skips = f"skips {share:.0%} of the steps; with random weights that says nothing"
     lines[1]["note"] = _noted(lines[1]["note"], skips)
     return lines

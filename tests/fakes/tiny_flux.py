@@ -12,9 +12,10 @@ from torch import Tensor
 from giornata.scheduling.batch import RowKey
 from giornata_denoiser.families.flux.fill import FluxFill
 from giornata_denoiser.families.flux.inpaint import FluxInpaint
+from giornata_denoiser.families.flux.schedule import FlowMatching
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.rows.row import Row, Snapshot, build_row
-from giornata_denoiser.rows.sigmas import sigma_grid
+from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.rows.row import Row, Snapshot
 
 JOINT_DIM = 24
 POOLED_DIM = 20
@@ -62,12 +63,18 @@ def transformer(*, fill: bool = False, guidance: bool = True, seed: int = 0) -> 
 
 
 def family(
-    *, fill: bool = False, guidance: bool = True, dtype: torch.dtype = torch.float32
-) -> FluxInpaint | FluxFill:
-    """A family over a tiny transformer."""
-    model = transformer(fill=fill, guidance=guidance)
-    torch.nn.Module.to(model, dtype)
-    return FluxFill(model) if fill else FluxInpaint(model)
+    network: FluxInpaint | FluxFill | None = None,
+    *,
+    fill: bool = False,
+    guidance: bool = True,
+    dtype: torch.dtype = torch.float32,
+) -> Family:
+    """The family of `network`; default one over a tiny transformer."""
+    if network is None:
+        model = transformer(fill=fill, guidance=guidance)
+        torch.nn.Module.to(model, dtype)
+        network = FluxFill(model) if fill else FluxInpaint(model)
+    return Family(network.text, FlowMatching(SCHEDULER), network)
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,7 @@ def inputs(of: Family, spec: Spec) -> tuple[dict[str, Tensor], dict[str, Tensor]
         text["negative_prompt_embeds"] = random(spec.text_tokens + 2, JOINT_DIM)
         text["negative_pooled_prompt_embeds"] = random(POOLED_DIM)
     tokens = spec.grid[0] * spec.grid[1]
-    tensors = {name: random(tokens, channels) for name, channels in of.conditioning.items()}
+    tensors = {name: random(tokens, channels) for name, channels in of.network.conditioning.items()}
     tensors["mask"] = (tensors["mask"] > 0).float()
     return text, tensors
 
@@ -111,9 +118,7 @@ def row(of: Family, spec: Spec, resume: Snapshot | None = None) -> Row:
         of,
         RowKey(spec.job_id, spec.attempt, spec.index),
         grid=spec.grid,
-        sigmas=sigma_grid(
-            SCHEDULER, steps=spec.steps, strength=spec.strength, image_tokens=spec.grid[0] * spec.grid[1]
-        ),
+        track=of.schedule.track(steps=spec.steps, strength=spec.strength, cells=spec.grid[0] * spec.grid[1]),
         text=text,
         conditioning=tensors,
         guidance_scale=spec.guidance_scale,

@@ -18,10 +18,9 @@ from giornata.families import Family, read_model_card
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, resolve
-from giornata_denoiser.checkpoint import load
+from giornata_denoiser.checkpoints.checkpoint import load
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.rows.row import build_row
-from giornata_denoiser.rows.sigmas import sigma_grid
+from giornata_denoiser.families.rows import build_row
 from giornata_prepost.families.flux.images import InpaintImages
 from giornata_prepost.images import pictures
 from giornata_prepost.images.finishing import finish
@@ -71,11 +70,10 @@ def ours(folder: Path, card: ModelCard, image: bytes, mask: bytes, parameters: E
                 denoiser.family,
                 RowKey("job", 1, 0),
                 grid=(found.model_height // 16, found.model_width // 16),
-                sigmas=sigma_grid(
-                    denoiser.scheduler,
+                track=denoiser.family.schedule.track(
                     steps=parameters.num_inference_steps or 0,
                     strength=parameters.strength or 0,
-                    image_tokens=found.tokens,
+                    cells=found.tokens,
                 ),
                 text=prepost.encode_text(parameters.prompt),
                 conditioning=row,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from giornata_denoiser.engine.options import ReuseOptions
-from giornata_denoiser.rows.row import Recording
+from giornata_denoiser.rows.row import RecordingSpec
 from giornata_tools.quality import cases, metrics
 from tests.bench.bench_model import BenchModel, Request, box_of
 from tests.bench.reuse_quality import MODEL
@@ -38,7 +38,7 @@ def requests() -> list[Request]:
 def inside(model: BenchModel, requests: list[Request], setting: Setting) -> list[float]:
     """SSIM of a hit to a miss in every mask's box."""
     missed = [model.edit(request, setting.halo) for request in requests]
-    recording = Recording(frozenset({setting.form}), setting.bits)
+    recording = RecordingSpec(frozenset({setting.form}), setting.bits)
     hits = [
         replace(
             row,

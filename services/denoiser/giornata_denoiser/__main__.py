@@ -13,10 +13,10 @@ from giornata.bus import bus, streams
 from giornata.planning.profile import Profile
 from giornata.records.jobs import Records
 from giornata.wire.workers import ServiceName
-from giornata_denoiser.blocks.accelerator import device_for
-from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.rehearsal import rehearse
+from giornata_denoiser.loading.accelerator import device_for
 from giornata_denoiser.profiling.calibration import calibrate
 from giornata_denoiser.profiling.profiles import read_profile
 from giornata_denoiser.service import Denoiser

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 import nats.errors
@@ -36,24 +36,23 @@ from giornata.wire.messages import (
     RunReply,
     RunRequest,
 )
-from giornata.wire.workers import (
-    ServiceName,
-    ServiceState,
-    WorkerState,
-)
+from giornata.wire.workers import ServiceName, ServiceState, WorkerState
 from giornata_denoiser.attempts.carrying import Carrier
 from giornata_denoiser.attempts.inputs import rows_of
 from giornata_denoiser.attempts.outcomes import Outcomes
-from giornata_denoiser.attempts.previews import RowPreview, preview_event
+from giornata_denoiser.attempts.previews import preview_event
 from giornata_denoiser.attempts.reporting import Reporter
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.engine import Engine, StepReport
+from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
+from giornata_denoiser.engine.protocol import RowEngine, RowPreview, StepReport
 from giornata_denoiser.rows.row import Row
+from giornata_denoiser.templates.lookup import Lookup
 from giornata_denoiser.templates.registered import Registrations
-from giornata_denoiser.templates.runs import Templates
-from giornata_denoiser.templates.store import TemplateStore
+from giornata_denoiser.templates.run_row import RunRows
+from giornata_denoiser.templates.runs import Runs
+from giornata_denoiser.templates.store import RecordingStore
 from giornata_denoiser.tuning import engine_of
 
 HAND_BACK_S: Final = 10.0
@@ -65,9 +64,11 @@ log = structlog.get_logger(__name__)
 class Denoiser:
     """One instance with one model."""
 
-    _engine: EngineLoop
+    _engine: RowEngine
     _carrier: Carrier
-    _templates: Templates
+    _store: RecordingStore
+    _runs: Runs
+    _lookup: Lookup
 
     def __init__(
         self,
@@ -100,11 +101,14 @@ class Denoiser:
         config, bus = self._config, self._bus
         registrations = Registrations(await TemplateRecords.open(bus.jetstream), config.instance)
         async with AsyncExitStack() as stack:
-            engine = stack.enter_context(self._make_engine())
+            told = self._reporter.loaded
+            engine = stack.enter_context(
+                engine_of(config, self._checkpoint, self._profile, self._costs, told=told)
+            )
             self._engine = stack.enter_context(self._engine_loop(engine, stop))
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            self._templates = self._make_templates(registrations, tasks)
-            stack.callback(self._templates.close)
+            self._make_templates(registrations, tasks)
+            stack.callback(self._runs.close)
             self._carrier = self._make_carrier(tasks)
             stack.callback(tasks.create_task(self._relay(), name="relay").cancel)
             stack.callback(tasks.create_task(self._show(), name="show").cancel)
@@ -115,25 +119,19 @@ class Denoiser:
             await self._drain()
 
     async def _hear(self, stack: AsyncExitStack) -> None:
-        """Subscriptions first, so that whoever is answered can also cancel."""
+        """Subscribe to cancels first, so that accepted rows can be cancelled."""
         bus, instance = self._bus, self._config.instance
-        prefetch = subjects.worker_prefetch(instance)
         for listening in (
             bus.listen(subjects.worker_cancel(instance), CancelRows, self._drop),
             bus.listen(subjects.ALL_CANCELS, CancelRows, self._drop_job),
-            bus.listen(prefetch, PrefetchTemplate, self._templates.prefetch),
-            bus.listen(subjects.TEMPLATE_REMOVED, RemoveTemplate, self._templates.remove),
+            bus.listen(subjects.worker_prefetch(instance), PrefetchTemplate, self._lookup.prefetch),
+            bus.listen(subjects.TEMPLATE_REMOVED, RemoveTemplate, self._runs.remove),
             bus.answer(
                 Endpoint(subjects.worker_run(instance), RunRequest, self._run_rows),
                 Endpoint(subjects.worker_record(instance), RecordRequest, self._record),
             ),
         ):
             await stack.enter_async_context(listening)
-
-    def _make_engine(self) -> AbstractContextManager[Engine]:
-        return engine_of(
-            self._config, self._checkpoint, self._profile, self._costs, told=self._reporter.loaded
-        )
 
     def _engine_loop(self, engine: Engine, stop: asyncio.Event) -> EngineLoop:
         loop = asyncio.get_running_loop()
@@ -148,29 +146,36 @@ class Denoiser:
             on_crash=lambda error: loop.call_soon_threadsafe(crashed, error),
         )
 
-    def _make_templates(self, registrations: Registrations, tasks: asyncio.TaskGroup) -> Templates:
-        config = self._config
-        store = TemplateStore(
+    def _make_templates(self, registrations: Registrations, tasks: asyncio.TaskGroup) -> None:
+        config, checkpoint = self._config, self._checkpoint
+        self._store = RecordingStore(
             config.template_memory_mb << 20,
             config.template_folder,
             config.template_disk_mb << 20,
-            pin=self._checkpoint.family.device.type == "cuda",
+            pin=checkpoint.family.device.type == "cuda",
+            told=self._reporter.loaded,
         )
-        return Templates(
-            config,
-            self._checkpoint,
-            store,
+        self._runs = Runs(
+            RunRows(config, checkpoint, self._blobs),
+            self._store,
             engine=self._engine,
-            blobs=self._blobs,
-            costs=lambda: self._costs.costs,
             registrations=registrations,
+            tasks=tasks,
+        )
+        self._lookup = Lookup(
+            config,
+            checkpoint,
+            self._store,
+            runs=self._runs,
+            registrations=registrations,
+            costs=lambda: self._costs.costs,
             tasks=tasks,
         )
 
     def _make_carrier(self, tasks: asyncio.TaskGroup) -> Carrier:
         @asynccontextmanager
         async def fetch(request: RunRequest) -> AsyncIterator[tuple[Row, ...]]:
-            async with self._templates.held(request) as reusing:
+            async with self._lookup.held(request) as reusing:
                 yield await rows_of(request, self._checkpoint, self._blobs, reusing)
 
         return Carrier(
@@ -193,7 +198,7 @@ class Denoiser:
         request.template.check_model(self._checkpoint.card)
         if self._draining:
             return RunReply(answer=RunAnswer.DRAINING)
-        await self._templates.record(request)
+        await self._runs.record(request)
         return RunReply(answer=RunAnswer.ACCEPTED)
 
     def _drop(self, message: CancelRows) -> None:
@@ -201,23 +206,23 @@ class Denoiser:
         self._carrier.drop((message.job_id, message.attempt))
 
     def _drop_job(self, message: CancelRows) -> None:
-        """Subscription ``giornata.cancel.<job>``: whatever the attempt."""
+        """Subscription ``giornata.cancel.<job>``: every attempt."""
         self._carrier.drop_job(message.job_id)
 
     async def _relay(self) -> None:
-        """Tell what the engine did, in order; runs for ever."""
+        """Tell what the engine did, in order; runs until it is cancelled."""
         while True:
             report = await self._reports.get()
             self._reporter.stepped(report)
-            self._templates.advance(report)
-            carried = [(self._carrier.assignments.get(preview.key), preview) for preview in report.previews]
+            self._runs.advance(report)
+            carried = [(self._carrier.attempt_of(preview.key), preview) for preview in report.previews]
             await self._carrier.advance(report)
-            for assignment, preview in carried:
-                if assignment is not None:
-                    self._previews.put_nowait((assignment.request, preview))
+            for attempt, preview in carried:
+                if attempt is not None:
+                    self._previews.put_nowait((attempt.request, preview))
 
     async def _show(self) -> None:
-        """Encode and tell previews, one at a time and in order, beside the engine's work; runs for ever."""
+        """Encode and tell previews, one at a time and in order, beside the engine's work; until it is cancelled."""
         while True:
             request, preview = await self._previews.get()
             try:
@@ -253,13 +258,11 @@ class Denoiser:
         )
 
     def _worker_state(self) -> WorkerState:
-        for read in self._templates.reads():
-            self._reporter.loaded(read)
         engine = self._engine.state()
         return self._reporter.state(
             [row.key for row in engine.running],
-            [row for assignment in self._carrier.assignments for row in assignment.progress()],
+            [row for attempt in self._carrier.attempts for row in attempt.progress()],
             stepping_ms=0.0 if engine.began_s is None else (time.perf_counter() - engine.began_s) * 1e3,
-            templates=self._templates.counters(),
-            resident=self._templates.resident(),
+            templates=self._runs.counters(),
+            resident=self._store.resident(),
         )

@@ -1,7 +1,8 @@
 """When blocks computed and when what they take was loaded, for Perfetto or chrome://tracing.
 
 On a CUDA device times are those of the streams, from events that are read when the trace is written: nothing waits for
-the device meanwhile.
+the device meanwhile. torch's profiler is no substitute: it keeps every operation of its own thread alone, in memory
+without a limit, and slows each of them down. The format is two kinds of JSON objects, which needs no library.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ Mark = Callable[[], float]
 
 
 @dataclass(frozen=True, eq=False)
-class Span:
-    """Something that took time."""
+class TracedSpan:
+    """What took time on a lane."""
 
     lane: Lane
     name: str
@@ -38,7 +39,7 @@ class Span:
 
 
 class Trace:
-    """Spans of the engine's and the loader's thread; safe to use from both.
+    """The spans of the engine's and the loader's thread, which may both add some.
 
     Args:
         device: whose streams are looked at.
@@ -49,7 +50,7 @@ class Trace:
         self, device: torch.device | str = "cpu", clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._lock = threading.Lock()
-        self._spans: deque[Span] = deque(maxlen=EVENTS)
+        self._spans: deque[TracedSpan] = deque(maxlen=EVENTS)
         self._clock = clock
         self._on_device = torch.device(device).type == "cuda"
         self._mark = _DeviceClock(clock).mark if self._on_device else self._host_mark
@@ -61,7 +62,7 @@ class Trace:
         try:
             yield
         finally:
-            span = Span(lane, name, began, self._mark(), arguments)
+            span = TracedSpan(lane, name, began, self._mark(), arguments)
             with self._lock:
                 self._spans.append(span)
 
@@ -76,28 +77,20 @@ class Trace:
 
     def chrome(self) -> dict[str, Any]:
         """The Trace Event Format's object: complete events in microseconds, a thread for every lane."""
-        lanes = {lane: number for number, lane in enumerate(Lane)}
+        lanes = {lane: {"pid": 0, "tid": number} for number, lane in enumerate(Lane)}
         names = [
-            {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": str(lane)}}
-            for lane, number in lanes.items()
+            {"ph": "M", "name": "thread_name", **where, "args": {"name": str(lane)}}
+            for lane, where in lanes.items()
         ]
         events = [
-            {
-                "ph": "X",
-                "name": name,
-                "cat": str(lane),
-                "pid": 0,
-                "tid": lanes[lane],
-                "ts": began * 1e6,
-                "dur": (ended - began) * 1e6,
-                "args": arguments,
-            }
+            {"ph": "X", "name": name, "cat": str(lane), **lanes[lane], "ts": began * 1e6}
+            | {"dur": (ended - began) * 1e6, "args": arguments}
             for lane, name, began, ended, arguments in self.spans()
         ]
         return {"traceEvents": names + events, "displayTimeUnit": "ms"}
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Write the trace as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(self.chrome()), encoding="utf-8")
 
@@ -115,7 +108,7 @@ class _DeviceClock:
         self._began_s = clock()
 
     def mark(self) -> Mark:
-        """On the current stream."""
+        """A moment of the current stream."""
         event = self._event()
         return lambda: self._began_s + self._base.elapsed_time(event) / 1e3
 

@@ -1,4 +1,4 @@
-"""From configuration and profile to a running engine's parts."""
+"""Parts of a running engine, from configuration and profile."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from giornata.planning.costing import CostModel
 from giornata.planning.profile import Profile
 from giornata.scheduling.batch import Capacity
 from giornata.wire.workers import LoadSample, Tier
-from giornata_denoiser.blocks.accelerator import device_for
-from giornata_denoiser.blocks.loader import Loader
 from giornata_denoiser.blocks.loads import Loaded
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.engine.weighing import Budget
+from giornata_denoiser.loading.accelerator import device_for
+from giornata_denoiser.loading.loader import Loader
 from giornata_denoiser.trace import Trace
 
 MIB: Final = 20
 SPARED: Final = 0.9
-"""Of a GPU's free memory, where no budget is configured."""
+"""Share of a GPU's free memory that rows may fill where no budget is configured."""
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def engine_of(
 
 
 def budget_of(config: DenoiserConfig, profile: Profile, device: torch.device) -> Budget:
-    """Of one step, by time and memory; call it once the model is on the device."""
+    """The limits of one step, by time and memory; call it once the model is on the device."""
     unlimited = Budget()
     return Budget(
         step_ms=config.step_limit_ms or unlimited.step_ms,
@@ -83,7 +83,7 @@ def budget_of(config: DenoiserConfig, profile: Profile, device: torch.device) ->
 def reusing_of(
     config: DenoiserConfig, model: CostModel, loader: Loader, device: torch.device
 ) -> ReuseOptions:
-    """How templates are taken from."""
+    """How rows take from templates."""
     return ReuseOptions(
         loader=loader,
         model=model,

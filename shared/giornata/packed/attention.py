@@ -111,7 +111,7 @@ def grouped(
 
 
 def _beside(key: Tensor, value: Tensor, outside: Outside | None) -> tuple[Tensor, Tensor]:
-    """As :func:`_extended`, in memory of its own: sequences of one kernel may share what lies outside."""
+    """What :func:`_extended` returns, in memory of its own: sequences of one kernel may share what lies outside."""
     if outside is None:
         return key, value
     return torch.cat((key, outside.key[outside.room :])), torch.cat((value, outside.value[outside.room :]))

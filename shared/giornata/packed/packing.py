@@ -66,8 +66,6 @@ class Layout:
     """(image_tokens,) sequence of each token of the image stream."""
     joint_sequence: Tensor
     """(joint_tokens,) sequence of each token of the joint order."""
-    to_joint: Tensor
-    """(joint_tokens,) gathers the joint order from cat(text stream, image stream)."""
     text_positions: Tensor
     """(text_tokens,) gathers the text stream from the joint order."""
     image_positions: Tensor
@@ -123,7 +121,6 @@ def layout(
         text_sequence=segment_index(text.lengths, device),
         image_sequence=segment_index(image.lengths, device),
         joint_sequence=segment_index(joint.lengths, device),
-        to_joint=to_joint.to(device),
         text_positions=from_joint[:text_tokens].to(device),
         image_positions=from_joint[text_tokens:].to(device),
     )

@@ -1,48 +1,52 @@
-"""The compute set: which tokens of a picture an edit computes, and which it takes from the template. Pure."""
+"""The compute set: which tokens of a picture an edit computes, and which it takes from a recording. Pure."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
+
+from giornata.wire.values import CellMap
 
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """A partition of a picture's tokens. Indices are int64, ascending, row-major, on the engine's device."""
+    """A partition of a picture's tokens. Indices are int64, ascending, row-major."""
 
     computed: Tensor
-    """(computed,): what the mask touches, and a halo around it."""
+    """(computed,): the compute set; at least one."""
     outside: Tensor
     """(outside,): all others; at least one."""
     digest: bytes
-    """Equal for equal partitions: rows that share one share what they take from a template."""
+    """Equal for equal partitions: rows that share one share what they take from a recording."""
+    _twins: dict[torch.device, Region] = field(default_factory=dict, init=False, repr=False)
+
+    def on(self, device: torch.device) -> Region:
+        """The same region with its indices on `device`; copied there once."""
+        if self.computed.device == device:
+            return self
+        if device not in self._twins:
+            self._twins[device] = Region(self.computed.to(device), self.outside.to(device), self.digest)
+        return self._twins[device]
 
 
-def region(touched: Tensor, halo: int, device: torch.device | str = "cpu") -> Region | None:
-    """The region of a mask; None where there is nothing to gain: nothing is left outside of it, or nothing is touched.
+def region(cells: Tensor) -> Region | None:
+    """The region of a compute set, on the CPU; None where there is nothing to gain: it holds every token or none.
 
     Args:
-        touched: (height, width) bool, in tokens: what the model's mask touches after grow and blur.
-        halo: tokens (of Chebyshev distance) around them that are computed too. FlashPS has none; it costs little and
-            most of the loss of reuse lies there.
-        device: of the indices.
-
-    Raises:
-        ValueError: `halo` is negative.
+        cells: (height, width) bool, in tokens.
     """
-    if halo < 0:
-        raise ValueError(f"a halo has 0 tokens or more, received {halo}")
-    side = 2 * halo + 1
-    grown = F.max_pool2d(touched.cpu().float()[None, None], side, stride=1, padding=halo)[0, 0] > 0
-    flat = grown.flatten()
+    flat = cells.cpu().flatten()
     if bool(flat.all()) or not bool(flat.any()):
         return None
-    return Region(
-        flat.nonzero().squeeze(1).to(device),
-        (~flat).nonzero().squeeze(1).to(device),
-        hashlib.blake2b(flat.numpy().tobytes(), digest_size=16).digest(),
-    )
+    digest = hashlib.blake2b(flat.numpy().tobytes(), digest_size=16).digest()
+    return Region(flat.nonzero().squeeze(1), (~flat).nonzero().squeeze(1), digest)
+
+
+def region_of(cells: CellMap) -> Region | None:
+    """:func:`region` of a compute set as an inspection carries it."""
+    packed = torch.frombuffer(bytearray(cells.bits), dtype=torch.uint8)
+    bits = packed.unsqueeze(1) >> torch.arange(7, -1, -1) & 1
+    return region(bits.flatten()[: cells.height * cells.width].bool())

@@ -20,7 +20,7 @@ class Live:
     """The tokens that a block computes: all text tokens and, of each sequence, all image tokens or its region's."""
 
     whole: tuple[bool, ...]
-    """By sequence: whether all of its image tokens are computed."""
+    """Whether all image tokens are computed, by sequence."""
     layout: Layout
     image: Tensor
     """(live_image_tokens,) int64: their positions in the image stream of all tokens."""
@@ -40,30 +40,24 @@ class Beyond:
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """What the transformer sees of every step of a batch besides latents and timesteps; packed by sequence.
+    """Where the tokens of a batch lie, and which of them are computed; packed by sequence.
 
     A row is one sequence, or two with true classifier-free guidance.
     """
 
     layout: Layout
-    """Of all tokens, whether computed or not."""
-    text: Tensor
-    """(text_tokens, joint_dim), the text stream."""
-    pooled: Tensor
-    """(sequences, pooled_dim)"""
-    guidance: Tensor
-    """(sequences,) float32, distilled guidance scale."""
+    """Layout of all tokens, computed or not."""
     rotary: Rotary
-    """In joint order, of all tokens."""
+    """Rotary embedding of all tokens, in joint order."""
     regions: tuple[Region | None, ...]
-    """By sequence: what of its picture is computed, None for all of it."""
+    """The part of each picture that is computed, by sequence; None for all of it. On the layout's device."""
     _live: dict[tuple[bool, ...], Live] = field(default_factory=dict, init=False)
     _beyond: dict[tuple[int, ...], Beyond] = field(default_factory=dict, init=False)
 
     def live(self, whole: tuple[bool, ...]) -> Live:
         """The tokens of a block that computes all image tokens of the sequences in `whole`, the regions of others.
 
-        A sequence without a region is whole, whatever is said. Kept while the batch stays as it is.
+        A sequence without a region is always whole. The result is kept with the batch.
         """
         whole = tuple(w or region is None for w, region in zip(whole, self.regions, strict=True))
         if whole not in self._live:
@@ -71,7 +65,7 @@ class Sequences:
         return self._live[whole]
 
     def beyond(self, of: Sequence[int]) -> Beyond:
-        """The outside tokens of the sequences `of`, which have regions. Kept likewise."""
+        """The outside tokens of the sequences `of`, which have regions; kept with the batch."""
         key = tuple(of)
         if key not in self._beyond:
             self._beyond[key] = self._outside(key)
@@ -79,7 +73,7 @@ class Sequences:
 
     def _selected(self, whole: tuple[bool, ...]) -> Live:
         full = self.layout
-        device = full.to_joint.device
+        device = full.joint.offsets.device
         if all(whole):
             return Live(whole, full, torch.arange(sum(full.image_lengths), device=device), self.rotary)
         chosen = [
@@ -110,7 +104,7 @@ class Sequences:
             parts.append(region.outside + (full.joint.bounds[sequence][0] + full.text_lengths[sequence]))
         lengths = tuple(len(part) for part in parts)
         return Beyond(
-            lengths, segment_index(lengths, full.to_joint.device), self._rotary_at(torch.cat(parts))
+            lengths, segment_index(lengths, full.joint.offsets.device), self._rotary_at(torch.cat(parts))
         )
 
     def _rotary_at(self, joint: Tensor) -> Rotary:

@@ -1,4 +1,4 @@
-"""What the engine tells of its time: spans on lanes. Pure; :mod:`giornata_denoiser.trace` takes them in."""
+"""What packed blocks tell of their time: spans on lanes. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Untraced:
     """Takes in nothing."""
 
     def span(self, lane: Lane, name: str, **arguments: object) -> AbstractContextManager[None]:  # noqa: ARG002 - protocol
-        """Of no interest."""
+        """Record nothing."""
         return nullcontext()
 
 

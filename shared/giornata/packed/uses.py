@@ -1,4 +1,4 @@
-"""What a sequence does with a template in one forward: takes from it, or records it."""
+"""What enters the blocks of one forward beside their tokens: what is taken from a template, and what is recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from giornata.wire.values import Mode
 
 
 class Source(Protocol):
-    """Where a sequence finds what a template run kept, of the tokens outside its compute set."""
+    """Where a sequence finds what a template run kept of the tokens outside its compute set."""
 
     def keys_values(self, block: int) -> Outside:
         """Keys, after norm and rotary embedding, and values, with room for the sequence's own or none."""
@@ -22,29 +22,38 @@ class Source(Protocol):
         """(outside, inner_dim): input of `block`, as its image stream."""
 
 
-class Recorder(Protocol):
-    """Takes in what later edits may need. What it is given is overwritten later: it keeps copies."""
+class ActivationRecorder(Protocol):
+    """Keeps what later edits may need. It copies what it is given, which later blocks overwrite.
+
+    `tokens` are the tokens of the picture that the block computes: all of them, or the region's where the block takes
+    the others from a template.
+    """
 
     def hidden(self, block: int, hidden: Tensor) -> None:
-        """(tokens, inner_dim): the image stream that enters `block`, all tokens of the picture."""
+        """(tokens, inner_dim): the image stream that enters `block`."""
 
     def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
-        """(tokens, heads, head_dim) each: of the picture's tokens, keys after norm and rotary embedding."""
+        """(tokens, heads, head_dim) each; keys after norm and rotary embedding."""
 
 
 @dataclass(frozen=True, eq=False)
-class Reuse:
-    """A sequence that computes its region and takes the rest from a template."""
+class Taken:
+    """What a sequence takes from a template: its region is computed, all other tokens are taken."""
 
     modes: tuple[Mode, ...]
-    """Of every block."""
+    """The mode of every block."""
     source: Source
 
 
-Use = Reuse | Recorder | None
-"""None computes all tokens and keeps nothing."""
+@dataclass(frozen=True, eq=False)
+class Use:
+    """All that one sequence uses beside its tokens, one field for each kind; any of them may come together."""
+
+    taken: Taken | None = None
+    """None computes all tokens."""
+    recorder: ActivationRecorder | None = None
 
 
 def by_sequence(of_rows: Sequence[Sequence[Use]]) -> tuple[Use, ...]:
-    """In the order of a batch's sequences: the positive ones of all rows, then the negative ones."""
+    """The uses in the order of a batch's sequences: the positive ones of all rows, then the negative ones."""
     return (*(uses[0] for uses in of_rows), *(uses[1] for uses in of_rows if len(uses) > 1))

@@ -20,11 +20,12 @@ from torch import Tensor
 from giornata import families
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import pack, unpack
-from giornata_denoiser.checkpoint import Checkpoint, load, scheduler_config
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint, load
 from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.families.flux.schedule import scheduler_config
 from giornata_denoiser.families.preview_map import board
-from giornata_denoiser.rows.row import Row, build_row
-from giornata_denoiser.rows.sigmas import sigma_grid
+from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_flux
 
 CPU = torch.device("cpu")
@@ -170,11 +171,8 @@ def row(model: Model, edit: Edit) -> Row:
         model.checkpoint.family,
         RowKey("job", 1, 0),
         grid=edit.grid,
-        sigmas=sigma_grid(
-            model.checkpoint.scheduler,
-            steps=edit.steps,
-            strength=edit.strength,
-            image_tokens=edit.grid[0] * edit.grid[1],
+        track=model.checkpoint.family.schedule.track(
+            steps=edit.steps, strength=edit.strength, cells=edit.grid[0] * edit.grid[1]
         ),
         text=text,
         conditioning=unpack(pack(conditioning(model, edit))),
@@ -245,7 +243,7 @@ def test_fill_equals_diffusers(fill: Model, edit: Edit) -> None:
 def test_the_checkpoint_knows_its_family(inpaint: Model, fill: Model) -> None:
     assert inpaint.checkpoint.card.family == families.Family.FLUX_INPAINT
     assert fill.checkpoint.card.family == families.Family.FLUX_FILL
-    assert fill.checkpoint.family.conditioning == {
+    assert fill.checkpoint.family.network.conditioning == {
         "noise": 64,
         "image_latents": 64,
         "masked_image_latents": 64,

@@ -14,6 +14,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -34,12 +35,15 @@ from giornata.wire.events import PREVIEW_BYTES, DenoisedEvent, PreviewEvent, Ste
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, Row
 from giornata.wire.messages import CancelRows, RunAnswer, RunReply, RunRequest
 from giornata.wire.requests import EditParameters, resolve
+from giornata.wire.values import CellMap
 from giornata.wire.workers import ServiceName, ServiceState, StepSample
-from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.flux.inpaint import FluxInpaint
+from giornata_denoiser.families.rows import text_shapes
 from giornata_denoiser.service import Denoiser
 from giornata_tools.model.random.build import build
+from tests.fakes.masks import grown
 from tests.fakes.profiles import PROFILE
 
 GRID = (3, 4)
@@ -56,18 +60,18 @@ def taken(record: JobRecord, attempt: int, worker: str, rows: Collection[int] = 
 
 
 class Gated(FluxInpaint):
-    """Computes a step for every permit; loses its device on demand."""
+    """A network that computes a step for every permit; loses its device on demand."""
 
     def __init__(self, transformer: Any, permits: int) -> None:
         super().__init__(transformer)
         self.permits = threading.Semaphore(permits)
         self.lost = False
 
-    def model_input(self, latent: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    def model_input(self, latents: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
         assert self.permits.acquire(timeout=WAIT_S)
         if self.lost:
             raise torch.AcceleratorError("the device is gone", 1)
-        return super().model_input(latent, conditioning)
+        return super().model_input(latents, conditioning)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +97,7 @@ class Bench:
 
     @asynccontextmanager
     async def worker(self, *, permits: int = 1000, **options: Any) -> AsyncIterator[Worker]:
-        family = Gated(self.checkpoint.family.transformer, permits)  # type: ignore[attr-defined]  # of the tiny checkpoint
+        network = Gated(self.checkpoint.family.network.transformer, permits)  # type: ignore[attr-defined]  # of the tiny checkpoint
         config = DenoiserConfig(
             model="tiny",
             nats_url=self.urls[0],
@@ -107,10 +111,10 @@ class Bench:
             self.bus,
             self.blobs,
             self.records,
-            replace(self.checkpoint, family=family),
+            replace(self.checkpoint, family=replace(self.checkpoint.family, network=network)),
             profile=PROFILE,
         )
-        worker = Worker(config.instance, family, asyncio.Event())
+        worker = Worker(config.instance, network, asyncio.Event())
         async with self.bus.listen(
             subjects.telemetry(ServiceName.DENOISER, config.instance), ServiceState, self.states.put_nowait
         ):
@@ -122,7 +126,7 @@ class Bench:
                 yield worker
             finally:
                 worker.stop.set()
-                family.permits.release(1000)
+                network.permits.release(1000)
                 await asyncio.wait([task])
             if not worker.may_fail:
                 task.result()
@@ -159,19 +163,23 @@ class Bench:
         record = JobRecord(job=job, state=JobState.RUNNING, attempt=1, rows=rows)
         assert await self.records.create(record)
         return RunRequest(
-            job=job, attempt=1, inspection=INSPECTION, encoding=encoding, rows=rows, remaining_ms=60_000
+            job=job,
+            attempt=1,
+            inspection=inspected(painted, asked.halo),
+            encoding=encoding,
+            rows=rows,
+            remaining_ms=60_000,
         )
 
     async def _encoding(self, job_id: str, n: int, painted: Sequence[int]) -> Encoding:
         generator = torch.Generator().manual_seed(0)
-        joint, pooled = self.checkpoint.family.prompt_channels
         text = {
-            "prompt_embeds": torch.randn(6, joint, generator=generator),
-            "pooled_prompt_embeds": torch.randn(pooled, generator=generator),
+            name: torch.randn(*shape, generator=generator)
+            for name, shape in text_shapes(self.checkpoint.family, 6).items()
         }
         refs = []
         for index in range(n):
-            channels = self.checkpoint.family.conditioning
+            channels = self.checkpoint.family.network.conditioning
             row = {name: torch.randn(12, width, generator=generator) for name, width in channels.items()}
             row["mask"] = (row["mask"] > 0).float()
             row["mask"][[token for token in range(12) if painted and token not in painted]] = 0
@@ -219,7 +227,7 @@ class Bench:
 @dataclass
 class Worker:
     instance: str
-    family: Gated
+    network: Gated
     stop: asyncio.Event
     ended: asyncio.Task[None] | None = None
     may_fail: bool = False
@@ -239,6 +247,15 @@ INSPECTION = Inspection(
     template_key="t",
     prepared=REF,
 )
+
+
+def inspected(painted: Sequence[int], halo: int) -> Inspection:
+    """The inspection of a picture whose mask touches the tokens `painted`; of none, where they are random."""
+    touched = torch.zeros(12, dtype=torch.bool)
+    touched[list(painted)] = True
+    cells = grown(touched.view(GRID), halo).numpy()
+    carried = CellMap(height=GRID[0], width=GRID[1], bits=np.packbits(cells).tobytes())
+    return INSPECTION.model_copy(update={"compute_set": {1: carried} if painted else None})
 
 
 @pytest.fixture
@@ -275,7 +292,7 @@ async def test_rows_are_computed_and_reported_once(bench: Bench) -> None:
         record = await bench.records.get(request.job.job_id)
         assert not record.assignments
         first, second = await bench.latents(request)
-        assert first.shape == (12, bench.checkpoint.family.conditioning["noise"])
+        assert first.shape == (12, bench.checkpoint.family.network.conditioning["noise"])
         assert first.dtype is torch.float32
         assert not torch.equal(first, second)
         await bench.idle()
@@ -307,7 +324,7 @@ async def test_the_same_request_twice_is_computed_once(bench: Bench) -> None:
         request = await bench.job(worker)
         assert await bench.run(worker, request) is RunAnswer.ACCEPTED
         assert await bench.run(worker, request) is RunAnswer.ACCEPTED
-        worker.family.permits.release(1000)
+        worker.network.permits.release(1000)
         await bench.report()
         assert [(await bench.step()).step for _ in range(STEPS)] == [1, 2, 3, 4]
         await bench.idle()
@@ -330,8 +347,8 @@ async def test_telemetry_lists_rows_from_acceptance_and_carries_samples(bench: B
         assert (state.capacity_rows, state.steps_total) == (1, 0)
         assert state.costs is not None
         assert state.costs.compute.weights == PROFILE.compute.weights
-        assert (state.costs.blocks, state.costs.device) == (worker.family.blocks, PROFILE.device)
-        worker.family.permits.release(1000)
+        assert (state.costs.blocks, state.costs.device) == (bench.checkpoint.family.depth, PROFILE.device)
+        worker.network.permits.release(1000)
         await bench.report()
         samples: list[StepSample] = []
         async with asyncio.timeout(WAIT_S):
@@ -366,7 +383,7 @@ async def test_a_cancelled_attempt_is_dropped_without_a_report(bench: Bench, bro
         await bench.idle()
         next_job = await bench.job(worker)
         assert await bench.run(worker, next_job) is RunAnswer.ACCEPTED
-        worker.family.permits.release(1000)
+        worker.network.permits.release(1000)
         assert (await bench.report()).job_id == next_job.job.job_id
         (assignment,) = (await bench.records.get(job_id)).assignments
         assert assignment.worker == worker.instance  # the router's to close
@@ -378,7 +395,7 @@ async def test_a_newer_attempt_replaces_the_older(bench: Bench) -> None:
         await bench.run(worker, request)
         await bench.records.change(request.job.job_id, lambda r: taken(r, 2, worker.instance))
         assert await bench.run(worker, request.model_copy(update={"attempt": 2})) is RunAnswer.ACCEPTED
-        worker.family.permits.release(1000)
+        worker.network.permits.release(1000)
         assert (await bench.report()).attempt == 2
         await bench.idle()
         assert bench.denoised.empty()
@@ -391,7 +408,7 @@ async def test_two_attempts_at_different_rows_of_a_job_are_computed_side_by_side
         await bench.records.change(both.job.job_id, lambda r: taken(r, 2, worker.instance, {1}))
         assert await bench.run(worker, first) is RunAnswer.ACCEPTED
         assert await bench.run(worker, second.model_copy(update={"attempt": 2})) is RunAnswer.ACCEPTED
-        worker.family.permits.release(1000)
+        worker.network.permits.release(1000)
         assert sorted([(await bench.report()).attempt, (await bench.report()).attempt]) == [1, 2]
         record = await bench.records.get(both.job.job_id)
         assert not record.assignments
@@ -403,7 +420,7 @@ async def test_a_void_attempt_is_not_reported(bench: Bench) -> None:
         request = await bench.job(worker)
         await bench.run(worker, request)
         await bench.records.change(request.job.job_id, lambda r: taken(r, 2, "another"))
-        worker.family.permits.release(1000)
+        worker.network.permits.release(1000)
         for _ in range(STEPS):
             await bench.step()
         await bench.idle()
@@ -444,7 +461,7 @@ async def test_draining_finishes_what_it_can_in_time(bench: Bench) -> None:
         worker.stop.set()
         other = await bench.job(worker)
         assert await bench.run(worker, other) is RunAnswer.DRAINING
-        worker.family.permits.release(1000)
+        worker.network.permits.release(1000)
         assert not (await bench.report()).handed_back
 
 
@@ -497,9 +514,9 @@ async def test_time_that_is_over_ends_the_assignment(bench: Bench) -> None:
 async def test_a_lost_device_ends_the_process_with_an_error(bench: Bench) -> None:
     async with bench.worker(permits=0) as worker:
         worker.may_fail = True
-        worker.family.lost = True
+        worker.network.lost = True
         await bench.run(worker, await bench.job(worker))
-        worker.family.permits.release(1)
+        worker.network.permits.release(1)
         assert worker.ended is not None
         await asyncio.wait([worker.ended], timeout=WAIT_S)
         with pytest.raises(ExceptionGroup) as group:

@@ -217,7 +217,7 @@ async def test_a_removed_template_leaves_both_tiers_and_rows_that_run_go_on(
         while not bench.steps.empty():
             bench.steps.get_nowait()
         assert len(files_in(tmp_path)) == 1
-        permits = worker.family.permits
+        permits = worker.network.permits
         while permits.acquire(blocking=False):
             pass
         permits.release(1)
@@ -242,7 +242,7 @@ async def test_a_template_that_is_removed_while_it_is_recorded_is_not_kept(
         await registry.records.delete(registry.record)
         await registry.remove()
         await registry.counters(worker, failed=1)
-        worker.family.permits.release(1000)
+        worker.network.permits.release(1000)
         assert await registry.edited(worker, registered=False) == (12, "miss")
         assert files_in(tmp_path) == []
         await registry.counters(worker, recorded=0, memory_bytes=0)

@@ -48,6 +48,6 @@ def test_the_engine_says_what_its_steps_take(scene: Scene, planner: PlannerName)
 
 
 def test_every_step_has_its_own_entry(scene: Scene) -> None:
-    levels = {entry.sigma for entry in scene.entries}
+    levels = {entry.level for entry in scene.entries}
     row = scene.row
-    assert levels == {replace(row, step=step).sigma for step in range(STEPS)}
+    assert levels == {replace(row, step=step).level for step in range(STEPS)}

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from giornata_denoiser.engine.engine import Engine, StepReport
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.protocol import StepReport
 from tests.bench.latency import served
 from tests.bench.models import TINY, flux
 from tests.bench.prepost import Array, Coder, CoderProcess

@@ -10,14 +10,15 @@ from typing import Any
 from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import JobRecord, JobState
+from giornata.wire.jobs import Row as JobRow
 from giornata.wire.messages import RunAnswer, RunRequest
-from giornata_denoiser.attempts.assignments import Assignment
+from giornata_denoiser.attempts.attempt import Attempt
 from giornata_denoiser.attempts.carrying import Carrier, Fetch
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
 from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_flux
-from tests.unit.denoiser.test_assignments import request
+from tests.unit.denoiser.test_attempt import request
 
 
 @asynccontextmanager
@@ -38,21 +39,23 @@ async def publish_nothing(*event: object) -> None:
 
 
 class Outcomes:
-    """Keeps assignments whose outcome is written; their attempts are void by then."""
+    """Keeps attempts whose outcome is written; they are void by then."""
 
     def __init__(self) -> None:
-        self.written: list[Assignment] = []
+        self.written: list[Attempt] = []
 
-    async def write(self, assignment: Assignment) -> JobRecord:
-        self.written.append(assignment)
-        return JobRecord(job=assignment.request.job, state=JobState.CANCELLED)
+    async def write(self, attempt: Attempt) -> JobRecord:
+        self.written.append(attempt)
+        return JobRecord(job=attempt.request.job, state=JobState.CANCELLED)
 
 
-def carrier(tasks: asyncio.TaskGroup, fetch: Fetch = fetch_for_ever, outcomes: Any = None) -> Carrier:
+def carrier(
+    tasks: asyncio.TaskGroup, fetch: Fetch = fetch_for_ever, outcomes: Any = None, capacity_rows: int = 2
+) -> Carrier:
     engine = Engine(tiny_flux.family(), Capacity(rows=2, tokens=1000), lambda: 0.0)
     return Carrier(
         "worker",
-        capacity_rows=2,
+        capacity_rows=capacity_rows,
         engine=EngineLoop(engine, lambda report: None, lambda error: None),
         fetch=fetch,
         outcomes=outcomes,
@@ -66,7 +69,7 @@ async def test_a_cancel_that_overtakes_the_tasks_first_step_leaves_nothing_behin
         made = carrier(tasks)
         assert made.take(request("a")) is RunAnswer.ACCEPTED
         made.drop_job("a")  # nothing has been awaited since
-    assert list(made.assignments) == []
+    assert made.attempts == ()
 
 
 async def test_a_newer_attempt_has_the_room_of_the_older_at_once() -> None:
@@ -76,9 +79,21 @@ async def test_a_newer_attempt_has_the_room_of_the_older_at_once() -> None:
         assert made.take(request("b")) is RunAnswer.FULL
         assert made.take(request("a", attempt=2)) is RunAnswer.ACCEPTED
         await asyncio.sleep(0)  # the older task ends
-        assert [assignment.key for assignment in made.assignments] == [("a", 2)]
+        assert [attempt.key for attempt in made.attempts] == [("a", 2)]
         made.drop_job("a")
-    assert list(made.assignments) == []
+    assert made.attempts == ()
+
+
+async def test_a_cancelled_job_leaves_with_every_attempt_and_no_other_job() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        made = carrier(tasks, capacity_rows=3)
+        for job_id, attempt, index in (("a", 1, 0), ("a", 2, 1), ("b", 1, 0)):
+            rows = (JobRow(index=index, seed=0),)
+            assert made.take(request(job_id, attempt, rows)) is RunAnswer.ACCEPTED
+        assert [attempt.key for attempt in made.attempts] == [("a", 1), ("a", 2), ("b", 1)]
+        made.drop_job("a")
+        assert [attempt.key for attempt in made.attempts] == [("b", 1)]
+        made.drop_job("b")
 
 
 async def test_a_dropped_attempt_is_forgotten_while_it_fetches() -> None:
@@ -87,7 +102,7 @@ async def test_a_dropped_attempt_is_forgotten_while_it_fetches() -> None:
         made.take(request("a"))
         await asyncio.sleep(0)
         made.drop(("a", 1))
-    assert list(made.assignments) == []
+    assert made.attempts == ()
 
 
 async def test_what_cannot_be_computed_is_answered_and_not_lost() -> None:
@@ -95,6 +110,6 @@ async def test_what_cannot_be_computed_is_answered_and_not_lost() -> None:
     async with asyncio.TaskGroup() as tasks:
         made = carrier(tasks, refuse, outcomes)
         assert made.take(request("a")) is RunAnswer.ACCEPTED
-    (assignment,) = outcomes.written
-    assert [error.code for error in assignment.errors.values()] == ["invalid_field"] * 2
-    assert list(made.assignments) == []
+    (attempt,) = outcomes.written
+    assert [error.code for error in attempt.errors.values()] == ["invalid_field"] * 2
+    assert made.attempts == ()

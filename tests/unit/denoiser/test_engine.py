@@ -12,11 +12,11 @@ from torch import Tensor
 
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire.errors import InternalError, RowPoisoned, SchemaMismatch
-from giornata_denoiser.engine.engine import Engine, StepReport
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.rows.row import build_row
-from giornata_denoiser.rows.sigmas import sigma_grid
+from giornata_denoiser.families.rows import build_row
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 
@@ -153,10 +153,10 @@ class Choking(FluxInpaint):
 
     error: Exception = ValueError("a detail that must not leak")
 
-    def model_input(self, latent: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
-        if (latent == MARK).any():
+    def model_input(self, latents: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        if (latents == MARK).any():
             raise self.error
-        return super().model_input(latent, conditioning)
+        return super().model_input(latents, conditioning)
 
 
 MARK = 12345.0
@@ -167,8 +167,9 @@ MARK = 12345.0
     [(ValueError("a detail"), RowPoisoned), (torch.OutOfMemoryError("a detail"), InternalError)],
 )
 def test_a_row_that_raises_fails_alone(cause: Exception, kind: type[Exception]) -> None:
-    of = Choking(tiny_flux.transformer())
-    of.error = cause
+    network = Choking(tiny_flux.transformer())
+    network.error = cause
+    of = tiny_flux.family(network)
     made = engine(of)
     culprit = tiny_flux.row(of, Spec("culprit"))
     made.batch.submit([tiny_flux.row(of, spec) for spec in MIXED[:2]])
@@ -186,8 +187,9 @@ def test_a_row_that_raises_fails_alone(cause: Exception, kind: type[Exception]) 
 
 
 def test_a_lost_device_is_nobodys_fault() -> None:
-    of = Choking(tiny_flux.transformer())
-    of.error = torch.AcceleratorError("the device is gone", 1)
+    network = Choking(tiny_flux.transformer())
+    network.error = torch.AcceleratorError("the device is gone", 1)
+    of = tiny_flux.family(network)
     made = engine(of)
     culprit = tiny_flux.row(of, Spec("culprit"))
     made.batch.submit([replace(culprit, latent=torch.full_like(culprit.latent, MARK))])
@@ -242,7 +244,7 @@ def test_tensors_that_do_not_fit_are_named(spoil: object, message: str) -> None:
             of,
             RowKey("job", 1, 0),
             grid=(3, 4),
-            sigmas=sigma_grid(tiny_flux.SCHEDULER, steps=4, strength=1.0, image_tokens=12),
+            track=of.schedule.track(steps=4, strength=1.0, cells=12),
             text=text,
             conditioning=tensors,
             guidance_scale=3.5,
@@ -263,6 +265,6 @@ def test_negative_prompt_without_scale_above_one_is_not_computed() -> None:
     assert len(row.shapes) == 2
     text, tensors = tiny_flux.inputs(of, Spec(true_cfg_scale=2.0))
     plain = build_row(
-        of, row.key, grid=row.grid, sigmas=row.sigmas, text=text, conditioning=tensors, guidance_scale=3.5
+        of, row.key, grid=row.grid, track=row.track, text=text, conditioning=tensors, guidance_scale=3.5
     )
     assert len(plain.prompts) == 1

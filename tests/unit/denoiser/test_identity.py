@@ -10,20 +10,37 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
+from giornata.planning.specs import BlockKind, BlockSpec
 from giornata.scheduling.recording import RecordingRule
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import picture_id
+from giornata.wire.values import Mode
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.families.flux.schedule import FlowMatching
 from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import FILE_BYTES, Entry, Form, Kept, Template
+from giornata_denoiser.rows.template import FILE_BYTES, Entry, Form, Kept, Recording
 from giornata_denoiser.templates import files
 from giornata_denoiser.templates.identity import ANYWHERE, SAME, Wanted, wanted
 from tests.contract.messages import CARD, INSPECTION
 
+SPEC = BlockSpec(
+    kind=BlockKind.ATTENTION,
+    grain=1,
+    heads=4,
+    parts=dict.fromkeys(("key", "value", "hidden"), 192),
+    modes=frozenset(Mode),
+    cell=12.0 * 192**2,
+    outside=2.0 * 192**2,
+    pair=2.0 * 192,
+)
 CHECKPOINT: Any = SimpleNamespace(
-    scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).config,
     card=CARD,
-    family=SimpleNamespace(blocks=6, width=192, dtype=torch.bfloat16),
+    family=SimpleNamespace(
+        schedule=FlowMatching(FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).config),
+        specs=(SPEC,) * 6,
+        depth=6,
+        dtype=torch.bfloat16,
+    ),
 )
 
 TOKENS = ((2 << 20) - 2 * 4 * 192 - FILE_BYTES) // 96
@@ -41,19 +58,19 @@ def of(tenant: str = "alice", parameters: EditParameters | None = None, **option
 
 def test_a_registration_and_an_edit_of_it_want_the_same() -> None:
     edit = EditParameters(prompt="x", reuse=Reuse.AUTO, num_inference_steps=3, strength=0.5)
-    assert of().id == of(parameters=edit).id
+    assert of().recording_id == of(parameters=edit).recording_id
     assert of(parameters=edit).tolerance == ANYWHERE
 
 
 def test_what_a_recording_follows_from_is_in_its_name() -> None:
     strict = EditParameters(prompt="x", reuse=Reuse.STRICT, num_inference_steps=3, strength=1.0)
     names = {
-        of().id,
-        of("bob").id,
-        of(template_bits=8).id,
-        of(template_form="hidden").id,
-        of(template_levels=3).id,
-        of(parameters=strict).id,
+        of().recording_id,
+        of("bob").recording_id,
+        of(template_bits=8).recording_id,
+        of(template_form="hidden").recording_id,
+        of(template_levels=3).recording_id,
+        of(parameters=strict).recording_id,
     }
     assert len(names) == 5, "three levels over all of the noise are those of three steps"
     assert of(parameters=strict).tolerance == SAME
@@ -62,9 +79,9 @@ def test_what_a_recording_follows_from_is_in_its_name() -> None:
 def test_all_recordings_of_a_picture_begin_alike_and_those_of_others_do_not() -> None:
     strict = EditParameters(prompt="x", reuse=Reuse.STRICT, num_inference_steps=3, strength=1.0)
     mine = picture_id("alice", INSPECTION.template_key)
-    assert of().id.startswith(mine)
-    assert of(parameters=strict).id.startswith(mine)
-    assert not of("bob").id.startswith(mine)
+    assert of().recording_id.startswith(mine)
+    assert of(parameters=strict).recording_id.startswith(mine)
+    assert not of("bob").recording_id.startswith(mine)
 
 
 def test_a_budget_of_bytes_drops_noise_levels_and_then_blocks() -> None:
@@ -72,20 +89,20 @@ def test_a_budget_of_bytes_drops_noise_levels_and_then_blocks() -> None:
         budget: wanted(config(template_levels=7, template_budget_mb=budget), CHECKPOINT, "alice", LARGE)
         for budget in (7 * 6 * 4, 7 * 6 * 4 - 1, 4 * 6 * 4, 4 * 3 * 4, 1)
     }
-    assert [(found.grid.steps, found.first_block) for found in kept.values()] == [
+    assert [(found.track.steps, found.first_block) for found in kept.values()] == [
         (7, 0),
         (6, 0),
         (4, 0),
         (4, 3),
         (4, 6),
     ]
-    assert len({found.id for found in kept.values()}) == 5
+    assert len({found.recording_id for found in kept.values()}) == 5
 
 
 def test_a_template_is_no_larger_than_the_largest_tier() -> None:
     def kept(parameters: EditParameters | None = None, **options: Any) -> tuple[int, int]:
         found = wanted(config(template_levels=7, **options), CHECKPOINT, "alice", LARGE, parameters)
-        return found.grid.steps, found.first_block
+        return found.track.steps, found.first_block
 
     whole = 7 * 6 * 4
     assert kept(template_memory_mb=whole) == (7, 0)
@@ -99,10 +116,10 @@ def test_a_template_is_no_larger_than_the_largest_tier() -> None:
 def test_an_edit_that_is_strict_keeps_its_levels_and_drops_blocks() -> None:
     strict = EditParameters(prompt="x", reuse=Reuse.STRICT, num_inference_steps=12, strength=1.0)
     found = wanted(config(template_memory_mb=12 * 2 * 4), CHECKPOINT, "alice", LARGE, strict)
-    assert (found.grid.steps, found.first_block) == (12, 4)
+    assert (found.track.steps, found.first_block) == (12, 4)
     short = strict.model_copy(update={"strength": 0.5})
     found = wanted(config(template_memory_mb=12 * 2 * 4), CHECKPOINT, "alice", LARGE, short)
-    assert (found.grid.steps, found.first_block) == (6, 2)
+    assert (found.track.steps, found.first_block) == (6, 2)
 
 
 @pytest.mark.parametrize("bits", [0, 4, 8])
@@ -120,10 +137,10 @@ def test_a_recording_is_as_large_as_was_reckoned_with_its_file(tmp_path: Path, f
 
     empty = (Kept(),) * found.first_block
     entries = tuple(
-        Entry(sigma, (*empty, *(kept() for _ in range(6 - found.first_block))))
-        for sigma in found.grid.sigmas[:-1].tolist()
+        Entry(level, (*empty, *(kept() for _ in range(6 - found.first_block))))
+        for level in found.track.levels[:-1].tolist()
     )
-    size = files.write(Template(found.id, (8, 8), entries), tmp_path / "f")
+    size = files.write(Recording(found.recording_id, (8, 8), entries), tmp_path / "f")
     assert 0.7 * (1 << 20) < size <= 1 << 20
 
 

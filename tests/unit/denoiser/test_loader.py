@@ -11,37 +11,37 @@ import torch
 from giornata.packed.region import region
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.loader import Loader
-from giornata_denoiser.blocks.loads import Load, Loaded
+from giornata_denoiser.blocks.loads import Loaded, SlabLoad
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.rows.row import Recording, Row
-from giornata_denoiser.rows.template import Entry, Form, Template
+from giornata_denoiser.loading.loader import Loader
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.template import Entry, Form, Recording
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 
 BLOCKS = 4
 
 
-def entry(sigma: float = 0.5, blocks: int = BLOCKS) -> Entry:
-    recorder = EntryRecorder(sigma, blocks, [Form.KV], 8)
+def entry(level: float = 0.5, blocks: int = BLOCKS) -> Entry:
+    recorder = EntryRecorder(level, blocks, [Form.KV], 8)
     for block in range(blocks):
         recorder.keys_values(block, torch.randn(6, 4, 16), torch.randn(6, 4, 16))
     return recorder.entry()
 
 
 def slabs(of: Entry) -> Slabs:
-    where = region(torch.tensor([[True, False, False], [False, False, False]]), 0)
+    where = region(torch.tensor([[True, False, False], [False, False, False]]))
     assert where is not None
     return Slabs(of, where, own=2, family=tiny_flux.family())
 
 
 def entry_of(of: Family) -> Entry:
     run = tiny_flux.row(of, Spec("t", grid=(4, 4), steps=1))
-    return done([replace(run, recording=Recording(frozenset({Form.KV}), 8))], None)["t"].entries[0]
+    return done([replace(run, records=RecordingSpec(frozenset({Form.KV}), 8))], None)["t"].entries[0]
 
 
 def done(rows: list[Row], loader: Loader | None) -> dict[str, Row]:
@@ -57,10 +57,10 @@ def done(rows: list[Row], loader: Loader | None) -> dict[str, Row]:
 def test_loading_ahead_changes_no_picture() -> None:
     of = tiny_flux.family()
     run = replace(
-        tiny_flux.row(of, Spec("t", grid=(4, 4), steps=3)), recording=Recording(frozenset({Form.KV}), 8)
+        tiny_flux.row(of, Spec("t", grid=(4, 4), steps=3)), records=RecordingSpec(frozenset({Form.KV}), 8)
     )
-    template = Template("t", (4, 4), done([run], None)["t"].entries)
-    where = region(torch.eye(4, dtype=torch.bool), 0)
+    template = Recording("t", (4, 4), done([run], None)["t"].entries)
+    where = region(torch.eye(4, dtype=torch.bool))
     rows = [
         replace(tiny_flux.row(of, spec), region=where, template=template)
         for spec in (
@@ -81,8 +81,8 @@ def test_loading_ahead_changes_no_picture() -> None:
 
 def test_equal_regions_share_slabs_where_nothing_is_corrected() -> None:
     of = tiny_flux.family()
-    taken = Template("t", (4, 4), (entry_of(of),))
-    where = region(torch.eye(4, dtype=torch.bool), 0)
+    taken = Recording("t", (4, 4), (entry_of(of),))
+    where = region(torch.eye(4, dtype=torch.bool))
     rows = [
         replace(tiny_flux.row(of, Spec(name, grid=(4, 4), steps=2, seed=seed)), region=where, template=taken)
         for seed, name in enumerate("ab")
@@ -108,7 +108,7 @@ def test_who_asks_waits_for_what_is_expected() -> None:
 
     found: list[object] = []
     with Loader(on_loaded=held) as loader:
-        loader.schedule(Load(of, block, Mode.KV) for block in (0, 1))
+        loader.schedule(SlabLoad(of, block, Mode.KV) for block in (0, 1))
         assert began.wait(10)
         waiting = threading.Thread(target=lambda: found.append(of.keys_values(1)))
         waiting.start()
@@ -121,15 +121,15 @@ def test_who_asks_waits_for_what_is_expected() -> None:
 def test_a_loader_that_stops_leaves_nobody_waiting() -> None:
     of = slabs(entry())
     with Loader(rate_bytes_s=1.0) as loader:  # hours for the first slab
-        loader.schedule(Load(of, block, Mode.KV) for block in range(BLOCKS))
-        loader.schedule(Load(of, block, Mode.KV) for block in range(BLOCKS))  # are expected already
+        loader.schedule(SlabLoad(of, block, Mode.KV) for block in range(BLOCKS))
+        loader.schedule(SlabLoad(of, block, Mode.KV) for block in range(BLOCKS))  # are expected already
     assert all(of.keys_values(block).room == 2 for block in range(BLOCKS))
 
 
 def test_what_cannot_be_loaded_is_told_to_who_asks() -> None:
     of = slabs(entry())
     with Loader() as loader:
-        loader.schedule([Load(of, 0, Mode.HIDDEN), Load(of, 1, Mode.KV)])
+        loader.schedule([SlabLoad(of, 0, Mode.HIDDEN), SlabLoad(of, 1, Mode.KV)])
         with pytest.raises(LookupError, match="does not hold"):
             of.hidden(0)
         assert of.keys_values(1).room == 2
@@ -145,9 +145,9 @@ def test_what_nobody_wants_any_more_is_not_loaded() -> None:
         assert hold.wait(10)
 
     with Loader(on_loaded=held) as loader:
-        loader.schedule([Load(other, 0, Mode.KV), Load(one, 0, Mode.KV), Load(other, 1, Mode.KV)])
+        loader.schedule([SlabLoad(other, 0, Mode.KV), SlabLoad(one, 0, Mode.KV), SlabLoad(other, 1, Mode.KV)])
         other.keys_values(0)
-        loader.schedule([Load(other, 1, Mode.KV)])
+        loader.schedule([SlabLoad(other, 1, Mode.KV)])
         assert not one.has(0, Mode.KV)
         hold.set()
         other.keys_values(1)

@@ -13,18 +13,20 @@ from torch import Tensor
 
 from giornata.packed.attention import Outside
 from giornata.packed.region import Region, region
-from giornata.packed.uses import Reuse, Use
+from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode
 from giornata_denoiser.engine.assembly import assemble
-from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.engine.stepping import blend, denoise_step
+from giornata_denoiser.families.flux.schedule import FlowMatching
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.sigmas import scale_noise
 from tests.fakes import tiny_flux
+from tests.fakes.masks import grown
 from tests.fakes.tiny_flux import Spec
 
 BLOCKS = 4
 FLOAT32 = 1e-5
+FLOW = FlowMatching(tiny_flux.SCHEDULER)
 
 
 class Everything:
@@ -60,17 +62,18 @@ class Recorded:
 
 def on_the_line(row: Row) -> Row:
     """`row` with the latent that its template's run has at its step."""
-    sigma = row.sigmas.sigmas[row.step : row.step + 1]
-    return replace(
-        row, latent=scale_noise(row.conditioning["image_latents"], sigma, row.conditioning["noise"])
-    )
+    return replace(row, latent=FLOW.noised(*picture_and_noise(row), row.track.numbers[row.step]))
+
+
+def picture_and_noise(row: Row) -> tuple[Tensor, Tensor]:
+    return row.conditioning["image_latents"], row.conditioning["noise"]
 
 
 def uses_of(rows: Sequence[Row], reuse: Mapping[int, Sequence[Use]]) -> list[Use]:
     """By sequence: the positive ones of all rows, then the negative ones."""
-    positive = [reuse.get(index, [None])[0] for index in range(len(rows))]
+    positive = [reuse.get(index, [Use()])[0] for index in range(len(rows))]
     return positive + [
-        reuse[i][1] if i in reuse else None for i, row in enumerate(rows) if row.negative is not None
+        reuse[i][1] if i in reuse else Use() for i, row in enumerate(rows) if len(row.prompts) > 1
     ]
 
 
@@ -81,15 +84,15 @@ def step(of: Family, rows: Sequence[Row], uses: Sequence[Use] = ()) -> tuple[Ten
 def recorded(of: Family, row: Row) -> tuple[Tensor, list[Everything]]:
     """The row's latent after a full step, and what each of its sequences was in it."""
     recorders = [Everything() for _ in row.prompts]
-    (latent,) = step(of, [row], recorders)
+    (latent,) = step(of, [row], [Use(recorder=recorder) for recorder in recorders])
     return latent, recorders
 
 
 def reusing(row: Row, recorders: list[Everything], modes: Sequence[Mode], *, room: bool) -> list[Use]:
     assert row.region is not None
-    lengths = [len(prompt.embeds) + len(row.region.computed) for prompt in row.prompts]
+    lengths = [prompt.joint_tokens + len(row.region.computed) for prompt in row.prompts]
     return [
-        Reuse(tuple(modes), Recorded(recorder, row.region, length if room else 0))
+        Use(Taken(tuple(modes), Recorded(recorder, row.region, length if room else 0)))
         for recorder, length in zip(recorders, lengths, strict=True)
     ]
 
@@ -99,7 +102,7 @@ def masked(of: Family, spec: Spec, tokens: list[int], halo: int = 0) -> Row:
     row = on_the_line(tiny_flux.row(of, spec))
     touched = torch.zeros(row.image_tokens, dtype=torch.bool)
     touched[tokens] = True
-    return replace(row, region=region(touched.view(row.grid), halo))
+    return replace(row, region=region(grown(touched.view(row.grid), halo)))
 
 
 @pytest.mark.parametrize("fill", [False, True])
@@ -112,8 +115,9 @@ def test_masked_equals_full_on_the_compute_set(mode: Mode, fill: bool, scale: fl
     whole, recorders = recorded(of, replace(row, region=None))
     (latent,) = step(of, [row], reusing(row, recorders, [mode] * BLOCKS, room=False))
     torch.testing.assert_close(latent[row.region.computed], whole[row.region.computed], atol=FLOAT32, rtol=0)
-    after = scale_noise(row.conditioning["image_latents"], row.sigmas.sigmas[1:2], row.conditioning["noise"])
-    after = of.after_step(after, row.conditioning, row.sigmas.sigmas[1:2])
+    after = FLOW.noised(*picture_and_noise(row), row.track.numbers[1])
+    if not fill:
+        after = blend(after, after, row.conditioning["mask"])
     torch.testing.assert_close(latent[row.region.outside], after[row.region.outside], atol=0, rtol=0)
 
 
@@ -161,3 +165,28 @@ def test_rows_that_differ_in_everything_equal_full_computation(data: st.DataObje
     for row, latent, whole in zip(rows, latents, wanted, strict=True):
         inside = slice(None) if row.region is None else row.region.computed
         torch.testing.assert_close(latent[inside], whole[inside], atol=FLOAT32, rtol=0)
+
+
+@pytest.mark.parametrize("modes", [[*list(Mode), Mode.KV], [Mode.KV, Mode.FULL, Mode.HIDDEN, Mode.FULL]])
+@pytest.mark.parametrize("scale", [1.0, 2.5])
+def test_a_sequence_takes_and_records_at_once(modes: list[Mode], scale: float) -> None:
+    """A recorder sees the tokens that a block computes; what it sees there is what a forward in full shows."""
+    of = tiny_flux.family()
+    row = masked(of, Spec(grid=(4, 5), true_cfg_scale=scale), [6, 7, 11])
+    assert row.region is not None
+    whole, recorders = recorded(of, replace(row, region=None))
+    beside = [Everything() for _ in recorders]
+    uses = reusing(row, recorders, modes, room=True)
+    both = [replace(use, recorder=each) for use, each in zip(uses, beside, strict=True)]
+    (latent,) = step(of, [row], both)
+    torch.testing.assert_close(latent[row.region.computed], whole[row.region.computed], atol=FLOAT32, rtol=0)
+    for seen, wanted in zip(beside, recorders, strict=True):
+        for block, mode in enumerate(modes):
+            tokens = slice(None) if mode is Mode.FULL else row.region.computed
+            pairs = zip(
+                (seen.inputs[block], *seen.heads[block]),
+                (wanted.inputs[block], *wanted.heads[block]),
+                strict=True,
+            )
+            for here, there in pairs:
+                torch.testing.assert_close(here, there[tokens], atol=FLOAT32, rtol=0)

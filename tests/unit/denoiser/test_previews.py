@@ -16,11 +16,13 @@ from PIL import Image
 
 from giornata.scheduling.batch import Capacity
 from giornata.wire.events import PREVIEW_BYTES, PREVIEW_JOB_BYTES
-from giornata_denoiser.attempts.previews import encode, limit_bytes, preview_steps
-from giornata_denoiser.engine.engine import Engine, StepReport
+from giornata_denoiser.attempts.previews import encode, limit_bytes
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.rows.sigmas import SigmaGrid
+from giornata_denoiser.rows.track import Track, preview_steps
 from tests.contract.messages import JOB, PARAMETERS
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
@@ -144,9 +146,10 @@ def test_a_preview_is_what_one_step_to_the_end_would_give(fill: bool) -> None:
     first = made.step()
     assert first is not None
     (preview,) = first.previews
-    jump = SigmaGrid(row.sigmas.sigmas[[0, -1]], row.sigmas.timesteps[:1])
+    ends = [0, -1]
+    jump = Track(row.track.times[:1], row.track.levels[ends], row.track.numbers[ends])
     leap = engine(of)
-    leap.batch.submit([replace(row, sigmas=jump)])
+    leap.batch.submit([replace(row, track=jump)])
     (end,) = run(leap)
     latent = end.advanced[0].latent
     unpacked = FluxPipeline._unpack_latents(latent[None], 48, 64, 8)[0]
@@ -169,14 +172,14 @@ def test_unpacking_is_diffusers_own(fill: bool) -> None:
     of = tiny_flux.family(fill=fill)
     latents = torch.randn(1, 16, 6, 10)
     packed = FluxPipeline._pack_latents(latents, 1, 16, 6, 10)[0]
-    assert torch.equal(of.unpacked(packed, (3, 5)), latents[0])
+    assert torch.equal(of.network.unpacked(packed, (3, 5)), latents[0])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_previews_on_a_gpu_are_those_of_the_cpu() -> None:
     pictures = []
     for device in (torch.device("cpu"), torch.device("cuda")):
-        of = type(tiny_flux.family())(tiny_flux.transformer().to(device))
+        of = tiny_flux.family(FluxInpaint(tiny_flux.transformer().to(device)))
         made = Engine(of, Capacity(rows=8, tokens=10_000), lambda: 0.0, SEEN.to(device))
         made.batch.submit([tiny_flux.row(of, Spec(partial_images=1))])
         pictures += [preview.pixels.astype(int) for report in run(made) for preview in report.previews]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 
 from giornata.planning.costs import StepCosts
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.device import Host
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.blocks.device import Device
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.profiling import fitting, making
 from giornata_denoiser.profiling.calibration import operations, proportional
@@ -36,7 +37,7 @@ EXTENT = Extent(
 PREVIEW_MAP = PreviewMap(torch.zeros(16, 3), torch.zeros(3))
 
 
-class KnownMachine:
+class KnownMachine(Meter):
     """Stands for a meter: its times follow `TRUE`, but for what `disturb` makes of them."""
 
     def __init__(self, disturb: Callable[[float], float] = lambda ms: ms) -> None:
@@ -57,7 +58,7 @@ class KnownMachine:
         return int(size.height * size.width * (1 - size.ratio)) * (2 if size.mode is Mode.KV else 1) * 256
 
 
-class Far(Host):
+class Far(Device):
     """Stands for a GPU: whole tensors move as they are stored, whatever is gathered of them, or cannot."""
 
     def __init__(self, *, broken: bool = False) -> None:
@@ -74,8 +75,8 @@ class Far(Host):
         return stored.size_bytes
 
 
-def meter_with(device: Host) -> Meter:
-    checkpoint = Checkpoint(CARD, tiny_flux.family(), tiny_flux.SCHEDULER, PREVIEW_MAP)
+def meter_with(device: Device) -> Meter:
+    checkpoint = Checkpoint(CARD, tiny_flux.family(), PREVIEW_MAP)
     ticks = iter(range(1000))
     return Meter(Workpieces(checkpoint, 8, device), lambda: float(next(ticks)))
 
@@ -196,11 +197,11 @@ def test_caps_are_those_of_sizes_measured_in_growing_numbers() -> None:
 
 
 def test_a_few_steps_and_the_number_of_operations_tell_the_costs() -> None:
-    per_unit = operations(64)
+    per_unit = operations(tiny_flux.family().network.blocks)
     true = StepCosts((5.0, 0.3, *(2e-7 * per_unit[2:])))
     rows = [RowSize(side, side, 6, (Mode.FULL,) * BLOCKS) for side in (8, 12, 16)]
     steps = [Mixture((row,)) for row in rows] + [Mixture((rows[0],) * 3)]
-    samples = [fitting.step_sample(step.work, true.step_ms(step.work)) for step in steps]
+    samples = [fitting.Sample(step.work.features, true.step_ms(step.work)) for step in steps]
     np.testing.assert_allclose(proportional(samples, per_unit).weights, true.compute, rtol=1e-5)
     (weight,) = {
         w / p for w, p in zip(proportional(samples[:1], per_unit).weights[2:], per_unit[2:], strict=True)
@@ -208,10 +209,10 @@ def test_a_few_steps_and_the_number_of_operations_tell_the_costs() -> None:
     assert weight > 0
 
 
-def test_the_report_names_weights_units_and_the_worst() -> None:
+def test_the_report_names_weights_units_and_the_worst(tmp_path: Path) -> None:
     found = measured(KnownMachine(), quick=True)
     profile = making.profile(
-        Checkpoint(CARD, tiny_flux.family(fill=True), tiny_flux.SCHEDULER, PREVIEW_MAP),
+        Checkpoint(CARD, tiny_flux.family(fill=True), PREVIEW_MAP),
         compute=fitting.compute_fit(found.step_samples),
         load=fitting.load_fit(found.load_samples),
         activation=2048.0,
@@ -221,6 +222,7 @@ def test_the_report_names_weights_units_and_the_worst() -> None:
     text = report(profile, found)
     for part in ("Computing: R² 1.0000", "ms a token and block", "worst: ", "2.0 KiB", "Batch caps"):
         assert part in text
-    picture = scatter("Steps", fitting.predictions(profile.compute, found.step_samples))
-    assert picture.count("<circle") == len(found.steps)
-    assert picture.startswith("<svg")
+    scatter(tmp_path / "fit.svg", "Steps", fitting.predictions(profile.compute, found.step_samples))
+    picture = (tmp_path / "fit.svg").read_text()
+    assert picture[picture.index('id="samples"') :].count("<use ") == len(found.steps)
+    assert ">measured, ms</text>" in picture

@@ -8,8 +8,9 @@ import torch
 from giornata import families
 from giornata.wire.errors import Failed, RowPoisoned
 from giornata.wire.models import ModelCard
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.engine.rehearsal import rehearse
+from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from giornata_denoiser.families.preview_map import PreviewMap
 from tests.fakes import tiny_flux
 
@@ -24,12 +25,12 @@ PREVIEW_MAP = PreviewMap(torch.zeros(16, 3), torch.zeros(3))
 
 @pytest.mark.parametrize("fill", [False, True])
 def test_a_model_that_computes_passes(fill: bool) -> None:
-    rehearse(Checkpoint(CARD, tiny_flux.family(fill=fill), tiny_flux.SCHEDULER, PREVIEW_MAP))
+    rehearse(Checkpoint(CARD, tiny_flux.family(fill=fill), PREVIEW_MAP))
 
 
 def test_a_model_whose_results_are_not_finite_is_refused() -> None:
-    family = tiny_flux.family()
-    family.transformer.proj_out.weight[0, 0] = torch.nan
+    network = FluxInpaint(tiny_flux.transformer())
+    network.transformer.proj_out.weight[0, 0] = torch.nan
     with pytest.raises(Failed, match="cannot compute a picture") as caught:
-        rehearse(Checkpoint(CARD, family, tiny_flux.SCHEDULER, PREVIEW_MAP))
+        rehearse(Checkpoint(CARD, tiny_flux.family(network), PREVIEW_MAP))
     assert isinstance(caught.value.__cause__, RowPoisoned)

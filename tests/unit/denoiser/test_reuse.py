@@ -9,37 +9,47 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from giornata.packed.region import region
+from giornata.packed.region import region, region_of
+from giornata.wire.values import CellMap
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.rows.stored import BITS, store
-from giornata_denoiser.rows.template import Entry, Form, Template
+from giornata_denoiser.rows.template import Entry, Form, Recording
 from tests.fakes import tiny_flux
 
 MASKS = st_numpy.arrays(bool, st_numpy.array_shapes(min_dims=2, max_dims=2, max_side=9))
 
 
-@given(MASKS, st.integers(0, 3))
-def test_a_region_is_the_mask_and_its_halo(mask: np.ndarray, halo: int) -> None:
-    height, width = mask.shape
-    wanted = {
-        y * width + x
-        for y in range(height)
-        for x in range(width)
-        if mask[max(0, y - halo) : y + halo + 1, max(0, x - halo) : x + halo + 1].any()
-    }
-    found = region(torch.from_numpy(mask), halo)
-    if not wanted or len(wanted) == height * width:
-        assert found is None
-    else:
-        assert found is not None
-        assert found.computed.tolist() == sorted(wanted)
-        assert found.outside.tolist() == sorted(set(range(height * width)) - wanted)
+@given(MASKS)
+def test_a_region_is_the_compute_set_and_the_rest(cells: np.ndarray) -> None:
+    """Also as an inspection carries it: packed, row-major, the most significant bit first."""
+    height, width = cells.shape
+    packed = CellMap(height=height, width=width, bits=np.packbits(cells).tobytes())
+    for found in (region(torch.from_numpy(cells)), region_of(packed)):
+        if not cells.any() or cells.all():
+            assert found is None
+        else:
+            assert found is not None
+            assert found.computed.tolist() == np.flatnonzero(cells).tolist()
+            assert found.outside.tolist() == np.flatnonzero(~cells).tolist()
 
 
-def test_a_negative_halo_is_refused() -> None:
-    with pytest.raises(ValueError, match="received -1"):
-        region(torch.ones(2, 2, dtype=torch.bool), -1)
+def test_equal_regions_have_equal_digests_and_others_do_not() -> None:
+    cells = torch.eye(3, dtype=torch.bool)
+    one, same, other = region(cells), region(cells.clone()), region(cells.roll(1))
+    assert one is not None
+    assert same is not None
+    assert other is not None
+    assert one.digest == same.digest != other.digest
+
+
+def test_a_region_is_copied_to_a_device_once() -> None:
+    made = region(torch.eye(2, dtype=torch.bool))
+    assert made is not None
+    assert made.on(torch.device("cpu")) is made
+    there = made.on(torch.device("meta"))
+    assert (there.computed.device.type, there.digest) == ("meta", made.digest)
+    assert made.on(torch.device("meta")) is there
 
 
 @given(st.integers(0, 2**31), st.sampled_from(BITS), st.floats(0.0, 1e3), st.integers(1, 9))
@@ -79,10 +89,10 @@ def test_what_is_stored_is_a_copy() -> None:
 
 
 def test_the_nearest_noise_level_serves_within_the_tolerance() -> None:
-    template = Template("t", (1, 1), tuple(Entry(sigma, ()) for sigma in (1.0, 0.6, 0.2)))
-    assert [entry.sigma for s in (0.9, 0.79, 0.1) if (entry := template.at(s))] == [1.0, 0.6, 0.2]
+    template = Recording("t", (1, 1), tuple(Entry(level, ()) for level in (1.0, 0.6, 0.2)))
+    assert [entry.level for s in (0.9, 0.79, 0.1) if (entry := template.at(s))] == [1.0, 0.6, 0.2]
     assert template.at(0.7, tolerance=0.05) is None
-    assert Template("t", (1, 1), ()).at(0.5) is None
+    assert Recording("t", (1, 1), ()).at(0.5) is None
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -92,7 +102,7 @@ def test_slabs_are_the_recorded_tokens_behind_room_for_the_others(bits: int) -> 
     for block in range(2):
         recorder.hidden(block, hidden[block])
         recorder.keys_values(block, heads[block, 0], heads[block, 1])
-    where = region(torch.tensor([[True, False, False], [True, False, False]]), 0)
+    where = region(torch.tensor([[True, False, False], [True, False, False]]))
     assert where is not None
     slabs = Slabs(recorder.entry(), where, own=5, family=tiny_flux.family())
     tolerance = {0: 0.0, 8: 0.03, 4: 0.4}[bits]
@@ -109,7 +119,7 @@ def test_what_was_not_recorded_is_not_made_up() -> None:
     recorder = EntryRecorder(0.5, 1, [Form.HIDDEN], 0)
     recorder.hidden(0, torch.zeros(2, 4))
     recorder.keys_values(0, torch.zeros(2, 4, 1), torch.zeros(2, 4, 1))
-    where = region(torch.tensor([[True, False]]), 0)
+    where = region(torch.tensor([[True, False]]))
     assert where is not None
     slabs = Slabs(recorder.entry(), where, own=1, family=tiny_flux.family())
     assert slabs.hidden(0).shape == (1, 4)

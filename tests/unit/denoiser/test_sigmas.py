@@ -13,16 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire.errors import InvalidField
-from giornata_denoiser.rows.sigmas import (
-    blend,
-    calculate_shift,
-    combine_guidance,
-    euler_step,
-    scale_noise,
-    sigma_grid,
-)
+from giornata_denoiser.engine.stepping import blend
+from giornata_denoiser.families.flux.schedule import FlowMatching, calculate_shift
+from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import SCHEDULER
 
+FLOW = FlowMatching(SCHEDULER)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 SHIFTED = {**SCHEDULER, "use_dynamic_shifting": False}
 
@@ -49,13 +45,13 @@ def diffusers_scheduler(config: dict[str, Any], steps: int, strength: float, tok
 def test_grid_is_that_of_the_pipeline(
     config: dict[str, Any], steps: int, strength: float, tokens: int
 ) -> None:
-    grid = sigma_grid(config, steps=steps, strength=strength, image_tokens=tokens)
+    track = FlowMatching(config).track(steps=steps, strength=strength, cells=tokens)
     scheduler = diffusers_scheduler(config, steps, strength, tokens)
     begin = scheduler.begin_index
-    assert torch.equal(grid.sigmas, scheduler.sigmas[begin:])
-    assert torch.equal(grid.timesteps, scheduler.timesteps[begin:])
-    assert grid.steps == len(grid.sigmas) - 1
-    assert grid.sigmas[-1] == 0
+    assert torch.equal(track.levels, scheduler.sigmas[begin:])
+    assert torch.equal(track.times, scheduler.timesteps[begin:])
+    assert track.steps == len(track.levels) - 1
+    assert track.levels[-1] == 0
 
 
 @given(st.integers(1, 16384))
@@ -65,7 +61,7 @@ def test_shift_is_that_of_diffusers(tokens: int) -> None:
 
 def test_strength_that_leaves_no_step_is_refused_by_name() -> None:
     with pytest.raises(InvalidField) as refused:
-        sigma_grid(SCHEDULER, steps=4, strength=1e-20, image_tokens=16)
+        FLOW.track(steps=4, strength=1e-20, cells=16)
     assert refused.value.field == "strength"
 
 
@@ -79,10 +75,14 @@ def test_a_mixed_batch_steps_like_one_scheduler_per_row(dtype: torch.dtype) -> N
     lengths = torch.tensor([tokens for _, _, tokens in grids])
     for step in range(4):
         velocity = [torch.randn_like(latent) for latent in latents]
-        deltas = torch.stack(
-            [s.sigmas[s.begin_index + step + 1] - s.sigmas[s.begin_index + step] for s in schedulers]
+        now, then = (
+            torch.stack([s.sigmas[s.begin_index + at] for s in schedulers])
+            .repeat_interleave(lengths)
+            .unsqueeze(1)
+            for at in (step, step + 1)
         )
-        mine = euler_step(mine, torch.cat(velocity), deltas.repeat_interleave(lengths).unsqueeze(1))
+        mine, remembered = FLOW.step(mine, torch.cat(velocity), (), now, then)
+        assert remembered == ()
         latents = [
             s.step(v[None], s.timesteps[s.begin_index + step], x[None], return_dict=False)[0][0]
             for s, v, x in zip(schedulers, velocity, latents, strict=True)
@@ -98,7 +98,7 @@ def test_noise_is_scaled_like_the_scheduler_does(dtype: torch.dtype) -> None:
     theirs = scheduler.scale_noise(
         image[None], scheduler.timesteps[scheduler.begin_index][None], noise[None]
     )[0]
-    assert torch.equal(scale_noise(image, scheduler.sigmas[scheduler.begin_index][None], noise), theirs)
+    assert torch.equal(FLOW.noised(image, noise, scheduler.sigmas[scheduler.begin_index][None]), theirs)
 
 
 @DTYPES
@@ -106,14 +106,15 @@ def test_blend_keeps_the_step_inside_and_the_noised_template_outside(dtype: torc
     latent, image, noise = torch.randn(3, 6, 4).to(dtype)
     mask = torch.tensor([1, 0, 1, 0, 0, 1]).to(dtype)[:, None].expand(6, 4)
     sigma = torch.tensor([0.5] * 3 + [0.0] * 3)[:, None]
-    blended = blend(latent, image, noise, mask, sigma)
+    outside = FLOW.noised(image, noise, sigma)
+    blended = blend(latent, outside, mask)
     assert torch.equal(blended[[0, 2, 5]], latent[[0, 2, 5]])
-    assert torch.equal(blended[1], scale_noise(image, sigma[:1], noise)[1])
+    assert torch.equal(blended[1], FLOW.noised(image, noise, sigma[:1])[1])
     assert torch.equal(blended[3:5], image[3:5])
 
 
 @DTYPES
 def test_guidance_combines_as_the_pipeline_writes_it(dtype: torch.dtype) -> None:
     positive, negative = torch.randn(2, 6, 4).to(dtype)
-    combined = combine_guidance(positive, negative, torch.full((6, 1), 2.7))
+    combined = tiny_flux.family().network.guided(positive, negative, torch.full((6, 1), 2.7))
     assert torch.equal(combined, negative + 2.7 * (positive - negative))

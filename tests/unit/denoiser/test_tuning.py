@@ -20,9 +20,9 @@ from giornata.planning.profile import BatchCap
 from giornata.scheduling.batch import Joining
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.rows.row import Recording, Row
+from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import Form, Template
+from giornata_denoiser.rows.template import Form, Recording
 from giornata_denoiser.tuning import budget_of, engine_of
 from tests.fakes import tiny_flux
 from tests.fakes.profiles import PROFILE
@@ -50,11 +50,11 @@ def edited(rows: list[Row] | None = None, **options: Any) -> tuple[dict[str, Row
     model = CostModel.of(PROFILE)
     with engine_of(config(**options), checkpoint, PROFILE, model) as engine:
         if rows is None:
-            recording = Recording(frozenset(Form), EXACT)
+            recording = RecordingSpec(frozenset(Form), EXACT)
             spec = Spec("run", grid=GRID, steps=4)
             plain = tiny_flux.row(checkpoint.family, spec)
-            taken = Template("t", GRID, run(engine, [replace(plain, recording=recording)])["run"].entries)
-            where = region(torch.eye(4, dtype=torch.bool), 0)
+            taken = Recording("t", GRID, run(engine, [replace(plain, records=recording)])["run"].entries)
+            where = region(torch.eye(4, dtype=torch.bool))
             edit = tiny_flux.row(checkpoint.family, Spec("edit", grid=GRID, steps=4, seed=1))
             rows = [replace(edit, region=where, template=taken)]
         return run(engine, rows), model

@@ -1,7 +1,7 @@
-"""Carrying assignments: one task each, from acceptance to report.
+"""Carrying attempts: one task each, from acceptance to report.
 
 Fetch the inputs, submit the rows, wait until the engine has released them, write the outcome, tell it. A task is
-cancelled when its attempt is void: then nobody waits for a report.
+cancelled when its attempt is void: no router waits for its report.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 import structlog
 from pydantic import BaseModel
 
+from giornata.scheduling.batch import RowKey
 from giornata.wire.errors import GiornataError, InternalError, JobNotFound, Overloaded
 from giornata.wire.events import DenoisedEvent, EventKind, StepEvent
 from giornata.wire.jobs import Job, JobRecord
 from giornata.wire.messages import RunAnswer, RunRequest
-from giornata_denoiser.attempts.assignments import Assignment, AssignmentKey, Assignments
+from giornata_denoiser.attempts.attempt import Attempt, AttemptKey, has_room, key_of
 from giornata_denoiser.attempts.outcomes import Outcomes
-from giornata_denoiser.engine.engine import StepReport
-from giornata_denoiser.engine.loop import EngineLoop
+from giornata_denoiser.engine.protocol import RowEngine, StepReport
 from giornata_denoiser.rows.row import Row
 
 Fetch = Callable[[RunRequest], AbstractAsyncContextManager[tuple[Row, ...]]]
@@ -34,15 +34,15 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class _Carried:
-    assignment: Assignment
+class _Carrying:
+    attempt: Attempt
     task: asyncio.Task[None]
     released: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the engine is done with the rows, or will do no more for them."""
 
 
 class Carrier:
-    """The assignments of one worker, and the tasks that carry them.
+    """The attempts that a worker has accepted, and the tasks that carry them.
 
     Args:
         worker: instance that reports.
@@ -59,137 +59,143 @@ class Carrier:
         worker: str,
         *,
         capacity_rows: int,
-        engine: EngineLoop,
+        engine: RowEngine,
         fetch: Fetch,
         outcomes: Outcomes,
         publish: Publish,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        self.assignments = Assignments(capacity_rows)
-        self._worker = worker
-        self._engine = engine
-        self._fetch = fetch
-        self._outcomes = outcomes
-        self._publish = publish
-        self._tasks = tasks
-        self._carried: dict[AssignmentKey, _Carried] = {}
+        self._worker, self._capacity_rows, self._engine = worker, capacity_rows, engine
+        self._fetch, self._outcomes, self._publish, self._tasks = fetch, outcomes, publish, tasks
+        self._carried: dict[AttemptKey, _Carrying] = {}
         self._draining = False
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Every attempt that is accepted and not yet reported."""
+        return tuple(carrying.attempt for carrying in self._carried.values())
+
+    def attempt_of(self, key: RowKey) -> Attempt | None:
+        """The attempt that a row belongs to, if it is here."""
+        carrying = self._carried.get(key_of(key))
+        return None if carrying is None else carrying.attempt
 
     def take(self, request: RunRequest) -> RunAnswer:
         """Whether the rows can come; asked again, the answer is the same. What is taken starts at once."""
-        assignment = Assignment(request, time.perf_counter())
-        if assignment.key in self.assignments:
+        attempt = Attempt(request, time.perf_counter())
+        if attempt.key in self._carried:
             return RunAnswer.ACCEPTED
         if self._draining:
             return RunAnswer.DRAINING
-        again = {row.index for row in request.rows}
-        for other in self.assignments.of_job(request.job.job_id):
-            if other.request.attempt < request.attempt and not again.isdisjoint(other.indices):
+        for other in self._of_job(request.job.job_id):
+            if other.request.attempt < request.attempt and not attempt.indices.isdisjoint(other.indices):
                 self.drop(other.key)
-        if not self.assignments.has_room(len(request.rows)):
+        if not has_room(self.attempts, len(request.rows), self._capacity_rows):
             return RunAnswer.FULL
-        self.assignments.add(assignment)
-        task = self._tasks.create_task(self._carry(assignment), name="assignment")
-        task.add_done_callback(lambda _: self._forget(assignment))
-        self._carried[assignment.key] = _Carried(assignment, task)
+        task = self._tasks.create_task(self._carry(attempt), name="attempt")
+        task.add_done_callback(lambda _: self._forget(attempt))
+        self._carried[attempt.key] = _Carrying(attempt, task)
         return RunAnswer.ACCEPTED
 
-    def drop(self, key: AssignmentKey) -> None:
-        """Forget an attempt that has been given to another, or whose job has ended."""
-        carried = self._carried.get(key)
-        if carried is not None:
-            log.info("assignment_dropped", job=key[0], attempt=key[1])
-            carried.task.cancel()
-            self._forget(carried.assignment)
+    def drop(self, key: AttemptKey) -> None:
+        """Forget an attempt that has been given to another worker, or whose job has ended."""
+        carrying = self._carried.get(key)
+        if carrying is not None:
+            log.info("attempt_dropped", job=key[0], attempt=key[1])
+            carrying.task.cancel()
+            self._forget(carrying.attempt)
 
     def drop_job(self, job_id: str) -> None:
         """Forget every attempt at a job that is cancelled."""
-        for assignment in self.assignments.of_job(job_id):
-            self.drop(assignment.key)
+        for attempt in self._of_job(job_id):
+            self.drop(attempt.key)
 
     async def advance(self, report: StepReport) -> None:
-        """Tell what a step did, and release the assignments that it has finished."""
+        """Tell what a step did, and release the attempts that it has finished."""
         for failure in report.failed:
             log.warning(
                 "row_failed", key=failure.row.key, error=str(failure.error), exc_info=failure.error.__cause__
             )
-        for assignment in self.assignments:
-            for row in assignment.advance(report):
-                await self._publish(assignment.request.job, EventKind.STEP, _step_event(row))
-            carried = self._carried.get(assignment.key)
-            if carried is not None and assignment.rows and not assignment.unfinished:
-                carried.released.set()
+        for carrying in tuple(self._carried.values()):
+            attempt = carrying.attempt
+            for row in attempt.advance(report):
+                await self._publish(attempt.request.job, EventKind.STEP, _step_event(row))
+            if attempt.rows and not attempt.unfinished:
+                carrying.released.set()
 
     async def drain(self, limit_s: float, hand_back_s: float) -> None:
         """Take nothing more; finish within `limit_s`; hand back within `hand_back_s` what is not done by then."""
         self._draining = True
         await self._wait(limit_s)
         for row in self._engine.take_all():
-            assignment = self.assignments.get(row.key)
-            if assignment is not None:
-                assignment.rows[row.key.index] = row
-        for carried in self._carried.values():
-            carried.released.set()
+            attempt = self.attempt_of(row.key)
+            if attempt is not None:
+                attempt.rows[row.key.index] = row
+        for carrying in self._carried.values():
+            carrying.released.set()
         await self._wait(hand_back_s)
-        for carried in self._carried.values():
-            carried.task.cancel()
+        for carrying in self._carried.values():
+            carrying.task.cancel()
+
+    def _of_job(self, job_id: str) -> list[Attempt]:
+        return [attempt for attempt in self.attempts if attempt.request.job.job_id == job_id]
 
     async def _wait(self, limit_s: float) -> None:
         tasks = [carried.task for carried in self._carried.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=limit_s)
 
-    async def _carry(self, assignment: Assignment) -> None:
-        request = assignment.request
+    async def _carry(self, attempt: Attempt) -> None:
+        request = attempt.request
         try:
             async with asyncio.timeout(request.remaining_ms / 1000):
-                await self._compute(assignment)
-                handed_back = bool(assignment.unfinished)
-                record = await self._outcomes.write(assignment)
-            await self._tell(assignment, record, handed_back=handed_back)
+                await self._compute(attempt)
+                handed_back = bool(attempt.unfinished)
+                record = await self._outcomes.write(attempt)
+            await self._tell(attempt, record, handed_back=handed_back)
         except TimeoutError:
-            log.warning("assignment_out_of_time", job=request.job.job_id, attempt=request.attempt)
+            log.warning("attempt_out_of_time", job=request.job.job_id, attempt=request.attempt)
         except JobNotFound:
-            log.warning("assignment_without_record", job=request.job.job_id, attempt=request.attempt)
-        except Exception:  # the task's edge: logged; the router asks elsewhere for what nobody lists any more
-            log.exception("assignment_failed", job=request.job.job_id, attempt=request.attempt)
+            log.warning("attempt_without_record", job=request.job.job_id, attempt=request.attempt)
+        except Exception:  # the task's edge: logged; the router asks elsewhere for rows that no worker lists
+            log.exception("attempt_failed", job=request.job.job_id, attempt=request.attempt)
 
-    def _forget(self, assignment: Assignment) -> None:
-        """Its rows take no room any more. Called when it is dropped, and when its task has ended, begun or not."""
-        if self.assignments.remove(assignment):
-            self._engine.cancel(*assignment.key)
-            del self._carried[assignment.key]
+    def _forget(self, attempt: Attempt) -> None:
+        """Free the room of its rows. Called when it is dropped, and when its task has ended, begun or not."""
+        if self.attempt_of(RowKey(*attempt.key, 0)) is attempt:
+            self._engine.cancel(*attempt.key)
+            del self._carried[attempt.key]
 
-    async def _compute(self, assignment: Assignment) -> None:
+    async def _compute(self, attempt: Attempt) -> None:
         """Until every row has a latent or an error; rows that have neither are handed back."""
-        job_id = assignment.request.job.job_id
+        job_id = attempt.request.job.job_id
         try:
-            async with self._fetch(assignment.request) as rows:
-                assignment.start(rows)
+            async with self._fetch(attempt.request) as rows:
+                attempt.start(rows)
                 if self._engine.submit(rows):
-                    await self._carried[assignment.key].released.wait()
+                    await self._carried[attempt.key].released.wait()
         except Overloaded as error:
             log.warning("inputs_unreachable", job=job_id, error=str(error))
         except GiornataError as error:
-            assignment.fail(error)
-        except Exception:  # the assignment's edge: logged and answered
+            attempt.fail(error)
+        except Exception:  # the attempt's edge: logged and answered
             log.exception("inputs_failed", job=job_id)
-            assignment.fail(InternalError())
+            attempt.fail(InternalError())
 
-    async def _tell(self, assignment: Assignment, record: JobRecord, *, handed_back: bool) -> None:
+    async def _tell(self, attempt: Attempt, record: JobRecord, *, handed_back: bool) -> None:
         """The event that follows the record, unless the attempt is void."""
-        job, attempt = assignment.request.job, assignment.request.attempt
-        reported = any(row.attempt == attempt and row.index in assignment.indices for row in record.rows)
+        job, number = attempt.request.job, attempt.request.attempt
+        reported = any(row.attempt == number and row.index in attempt.indices for row in record.rows)
         if not reported or record.state.terminal:
-            log.info("attempt_void", job=job.job_id, attempt=attempt)
+            log.info("attempt_void", job=job.job_id, attempt=number)
             return
         event = DenoisedEvent(
             job_id=job.job_id,
-            attempt=attempt,
+            attempt=number,
             worker=self._worker,
-            denoise_ms=assignment.denoise_ms,
-            wait_ms=assignment.wait_ms,
-            compute_ms=assignment.compute_ms,
+            denoise_ms=attempt.denoise_ms,
+            wait_ms=attempt.wait_ms,
+            compute_ms=attempt.compute_ms,
             handed_back=handed_back,
         )
         await self._publish(job, EventKind.DENOISED, event)

@@ -4,42 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 import structlog
 from torch import Tensor
 
 from giornata import tensors
 from giornata.blobs import BlobStore
-from giornata.packed.region import region
-from giornata.planning.costs import StepCosts
+from giornata.packed.region import Region, region_of
 from giornata.scheduling.batch import RowKey
 from giornata.wire import jobs
 from giornata.wire.errors import InputLost, SchemaMismatch
 from giornata.wire.messages import RunRequest
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.engine.weighing import profits
 from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.noise import shared_noise
-from giornata_denoiser.rows.row import Row, Snapshot, build_row, with_noise
-from giornata_denoiser.rows.sigmas import sigma_grid
-from giornata_denoiser.rows.template import Template
+from giornata_denoiser.rows.row import MEMORY, Row, Snapshot
+from giornata_denoiser.templates.lookup import Reusing
+
+FINEST: Final = 1
+"""Grain of the compute set that rows are cut by."""
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Reusing:
-    """How a job's rows reuse."""
-
-    halo: int
-    tolerance: float
-    """How far the noise level of an entry may be from a row's."""
-    template: Template | None
-    """What is taken from; None where it has not been recorded: everything is computed, from the same noise."""
-    costs: StepCosts
-    """Of steps: where taking from the template gains nothing, everything is computed too."""
 
 
 class Blobs(NamedTuple):
@@ -54,7 +43,7 @@ class Blobs(NamedTuple):
 async def rows_of(
     request: RunRequest, checkpoint: Checkpoint, blobs: BlobStore, reusing: Reusing | None = None
 ) -> tuple[Row, ...]:
-    """The rows of `request`, on the transformer's device.
+    """The rows of `request`.
 
     Args:
         request: what the router asks for.
@@ -77,19 +66,6 @@ async def rows_of(
     return tuple(rows)
 
 
-def reused(row: Row, how: Reusing, family: Family) -> Row:
-    """`row` as it reuses: with its template's noise outside of its region and, with a template, no computing there."""
-    where = region(family.touched(row.conditioning).view(row.grid), how.halo, family.device)
-    if where is None:
-        return replace(row, skipped=how.template is not None)
-    noise = shared_noise(row.conditioning["noise"], where)
-    row = with_noise(row, noise)
-    if how.template is None:
-        return row
-    reusing = replace(row, region=where, template=how.template, tolerance=how.tolerance)
-    return reusing if profits(reusing, how.costs, family) else replace(row, skipped=True)
-
-
 async def _resumed(row: jobs.Row, blobs: BlobStore) -> bytes | None:
     if row.resume is None:
         return None
@@ -103,33 +79,41 @@ async def _resumed(row: jobs.Row, blobs: BlobStore) -> bytes | None:
 def _made(
     request: RunRequest, checkpoint: Checkpoint, row: jobs.Row, found: Blobs, reusing: Reusing | None
 ) -> Row:
-    """In a worker thread: unpacking, moving to the device and regions take milliseconds."""
-    built = _build(request, checkpoint, row, found)
-    return built if reusing is None else reused(built, reusing, checkpoint.family)
-
-
-def _build(request: RunRequest, checkpoint: Checkpoint, row: jobs.Row, found: Blobs) -> Row:
+    """One row. Unpacking and regions take milliseconds: call it in a worker thread."""
     parameters, inspection = request.job.parameters, request.inspection
     if parameters.num_inference_steps is None or parameters.strength is None:
         raise SchemaMismatch("Denoising needs resolved parameters.")
-    multiple = checkpoint.card.pixel_multiple
-    return build_row(
-        checkpoint.family,
+    multiple, family = checkpoint.card.pixel_multiple, checkpoint.family
+    conditioning = tensors.unpack(found.conditioning)
+    cells = None if reusing is None or inspection.compute_set is None else inspection.compute_set[FINEST]
+    where = None if cells is None else region_of(cells)
+    if where is not None and "noise" in conditioning:
+        conditioning["noise"] = shared_noise(conditioning["noise"], where)
+    built = build_row(
+        family,
         RowKey(request.job.job_id, request.attempt, row.index),
         grid=(inspection.model_height // multiple, inspection.model_width // multiple),
-        sigmas=sigma_grid(
-            checkpoint.scheduler,
-            steps=parameters.num_inference_steps,
-            strength=parameters.strength,
-            image_tokens=inspection.tokens,
+        track=family.schedule.track(
+            steps=parameters.num_inference_steps, strength=parameters.strength, cells=inspection.tokens
         ),
         text=tensors.unpack(found.text),
-        conditioning=tensors.unpack(found.conditioning),
+        conditioning=conditioning,
         guidance_scale=parameters.guidance_scale or 0.0,
         true_cfg_scale=parameters.true_cfg_scale or 1.0,
         partial_images=parameters.partial_images,
         resume=_snapshot(row, found.latents),
     )
+    return built if reusing is None else reused(built, where, reusing, family)
+
+
+def reused(row: Row, where: Region | None, how: Reusing, family: Family) -> Row:
+    """`row`, which has the template's noise outside of `where`, without computing there if that gains anything."""
+    if how.recording is None:
+        return row
+    if where is None:
+        return replace(row, skipped=True)
+    reusing = replace(row, region=where, template=how.recording, tolerance=how.tolerance)
+    return reusing if profits(reusing, how.costs, family) else replace(row, skipped=True)
 
 
 def _snapshot(row: jobs.Row, latents: bytes | None) -> Snapshot | None:
@@ -138,4 +122,5 @@ def _snapshot(row: jobs.Row, latents: bytes | None) -> Snapshot | None:
     unpacked: Mapping[str, Tensor] = tensors.unpack(latents)
     if "latents" not in unpacked:
         raise SchemaMismatch("A row's state holds no latents.", received=", ".join(unpacked) or "none")
-    return Snapshot(row.resume.step, unpacked["latents"])
+    memory = tuple(unpacked[name] for name in sorted(unpacked) if name.startswith(MEMORY))
+    return Snapshot(row.resume.step, unpacked["latents"], memory)

@@ -1,4 +1,4 @@
-"""What became of an assignment's rows, written to the blob store and then, in one revision, to the job record."""
+"""What became of an attempt's rows, written to the blob store and then, in one revision, to the job record."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from giornata.records.jobs import Records
 from giornata.wire.errors import Overloaded
 from giornata.wire.jobs import BlobRef, Job, JobRecord, RowState, TemplateUse
 from giornata.wire.requests import Reuse
-from giornata_denoiser.attempts.assignments import Assignment
+from giornata_denoiser.attempts.attempt import Attempt
 from giornata_denoiser.rows.row import Row
 
 RowChange = Mapping[str, Any]
-"""Fields of a record's row that change."""
+"""Fields that change in a row of a record."""
 
 
 class Outcomes:
@@ -30,23 +30,23 @@ class Outcomes:
         self._records = records
         self._worker = worker
 
-    async def write(self, assignment: Assignment) -> JobRecord:
-        """Latents of finished rows, errors of failed ones, and where the others can go on.
+    async def write(self, attempt: Attempt) -> JobRecord:
+        """Write latents of finished rows, errors of failed ones, and where the others can go on.
 
         Until the caller's time is over it tries again while NATS or the blob store does not answer.
 
         Returns:
-            The record as it stands; whether this attempt still counted is for the caller to see.
+            The record as it stands; the caller sees in it whether this attempt still counted.
         """
-        changes = await self._changes(assignment)
-        return await self._change(assignment.request.job.job_id, assignment.request.attempt, changes)
+        changes = await self._changes(attempt)
+        return await self._change(attempt.request.job.job_id, attempt.request.attempt, changes)
 
-    async def _changes(self, assignment: Assignment) -> dict[int, RowChange]:
-        job = assignment.request.job
+    async def _changes(self, attempt: Attempt) -> dict[int, RowChange]:
+        job = attempt.request.job
         changes: dict[int, RowChange] = {
-            index: {"error": error.body()} for index, error in assignment.errors.items()
+            index: {"error": error.body()} for index, error in attempt.errors.items()
         }
-        for index, row in assignment.rows.items():
+        for index, row in attempt.rows.items():
             if index in changes or row.step == 0:
                 continue
             latents = await self._put(job, row)
@@ -63,7 +63,7 @@ class Outcomes:
     @retries.patiently(Overloaded).wraps
     async def _put(self, job: Job, row: Row) -> BlobRef:
         """Keep a row's latents under a key that no other attempt has."""
-        data = await asyncio.to_thread(lambda: tensors.pack({"latents": row.export().latent}))
+        data = await asyncio.to_thread(lambda: tensors.pack(row.export().tensors))
         key = f"{job.job_id}/latents-{row.key.index}-{secrets.token_hex(4)}"
         return await self._blobs.put(key, data, job.intermediate_ttl_s)
 

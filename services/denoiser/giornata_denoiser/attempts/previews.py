@@ -1,4 +1,4 @@
-"""Previews: after which steps, and as which bytes. Pure.
+"""Previews: as which bytes they travel. Pure.
 
 A preview is the clean latent that a step predicts, seen through the family's preview map, one pixel per
 latent pixel. It is a JPEG: at this size it is about as small as WebP and ten times as fast (0.13 ms against 1.5 ms
@@ -8,7 +8,6 @@ for 128x128 pixels).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from io import BytesIO
 from typing import Final
 
@@ -16,43 +15,15 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from giornata.scheduling.batch import RowKey
 from giornata.wire.events import PREVIEW_BYTES, PREVIEW_JOB_BYTES, PreviewEvent
 from giornata.wire.jobs import Job
 from giornata.wire.messages import RunRequest
 from giornata.wire.requests import OutputFormat
+from giornata_denoiser.engine.protocol import RowPreview
 
 FORMAT: Final = OutputFormat.JPEG
 QUALITIES: Final = (85, 70, 50, 30, 15)
 """Tried in this order until a preview fits; then again with half as many pixels a side."""
-
-
-@dataclass(frozen=True, eq=False)
-class RowPreview:
-    """What a row looks like after a step."""
-
-    key: RowKey
-    step: int
-    """Steps computed, 1 for the first."""
-    steps: int
-    index: int
-    """0 for the row's first preview."""
-    pixels: npt.NDArray[np.uint8]
-    """(height, width, 3) RGB, one pixel per latent pixel."""
-
-
-def preview_steps(steps: int, count: int) -> tuple[int, ...]:
-    """After how many computed steps a row is shown: `count` times, evenly spread, fewer where there are fewer steps.
-
-    Never after the last step, since the picture itself follows, and never twice after one.
-
-    Args:
-        steps: that are computed, at least 1.
-        count: previews asked for, 0 or more.
-    """
-    shown = min(count, steps - 1)
-    parts = shown + 1
-    return tuple((2 * i * steps + parts) // (2 * parts) for i in range(1, parts))
 
 
 def limit_bytes(job: Job) -> int:

@@ -16,12 +16,11 @@ from giornata.wire.workers import (
     StepSample,
     TemplateCounters,
     Tier,
-    WorkerCosts,
     WorkerState,
 )
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.engine import StepReport
+from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.template import Form
 
 Sample = TypeVar("Sample", StepSample, LoadSample)
@@ -31,21 +30,14 @@ MAX_SAMPLES: Final = 16
 
 
 class Reporter:
-    """Gathers what happens between two messages. Loads may be added in any thread.
-
-    Args:
-        config: of the worker.
-        checkpoint: that it serves.
-        profile: that its cost model began with.
-        costs: the cost model.
-    """
+    """Gathers what happens between two messages. Loads may be added in any thread."""
 
     def __init__(
         self, config: DenoiserConfig, checkpoint: Checkpoint, profile: Profile, costs: CostModel
     ) -> None:
         self._config, self._costs = config, costs
         self._told_of_costs = {
-            "blocks": checkpoint.family.blocks,
+            "blocks": checkpoint.family.depth,
             "device": profile.device,
             "reused": Mode.KV if config.template_form is Form.KV else Mode.HIDDEN,
         }
@@ -76,10 +68,10 @@ class Reporter:
 
         Args:
             running: rows in the batch, as of the engine's last step.
-            rows: of all accepted attempts, until they are reported, so that nobody believes them lost.
+            rows: rows of all accepted attempts, until they are reported: the router takes unlisted rows for lost.
             stepping_ms: since the step that is being computed began; 0 where none is.
-            templates: what they have done.
-            resident: where which are.
+            templates: what templates have done.
+            resident: pictures that have recordings here, by tier.
         """
         joined = set(running)
         told = [(row, RowKey(row.job_id, row.attempt, row.index) in joined) for row in rows]
@@ -94,11 +86,8 @@ class Reporter:
             resident=resident,
             samples=_taken(self._samples),
             loads=_taken(self._loads),
-            costs=self._costs_now(),
+            costs=self._costs.state.model_copy(update=self._told_of_costs),
         )
-
-    def _costs_now(self) -> WorkerCosts:
-        return self._costs.state.model_copy(update=self._told_of_costs)
 
 
 def _taken(samples: deque[Sample]) -> tuple[Sample, ...]:

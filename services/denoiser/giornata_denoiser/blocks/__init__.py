@@ -1,1 +1,1 @@
-"""What enters a block beside its tokens: template entries, corrections, recorders, and how they are loaded."""
+"""What enters a block beside its tokens: template entries, corrections and recorders. Pure."""

@@ -15,7 +15,7 @@ from giornata_denoiser.rows.stored import Stored, store
 
 
 class Correction:
-    """Of one sequence; satisfies :class:`giornata.packed.uses.Recorder` for the step that is computed in full.
+    """The correction of one sequence: an `ActivationRecorder` for the step that is computed in full.
 
     Args:
         slabs: the sequence's own, of the entry that serves that step; they hold its own values afterwards.
@@ -24,7 +24,7 @@ class Correction:
     """
 
     def __init__(self, slabs: Slabs, region: Region, bits: int) -> None:
-        self._slabs, self._outside, self._bits = slabs, region.outside, bits
+        self._slabs, self._region, self._bits = slabs, region, bits
         self._deltas: dict[tuple[int, str], Stored] = {}
 
     def hidden(self, block: int, hidden: Tensor) -> None:
@@ -45,6 +45,6 @@ class Correction:
 
     def _take(self, block: int, part: str, own: Tensor, template: Tensor) -> None:
         """Keep own - template; `template` (outside, channels) becomes the own one."""
-        own = own.index_select(0, self._outside)
+        own = own.index_select(0, self._region.on(own.device).outside)
         self._deltas[block, part] = store(own - template, self._bits)
         template.copy_(own)

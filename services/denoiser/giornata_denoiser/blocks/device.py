@@ -1,25 +1,25 @@
-"""How what a template keeps gets to the engine's device. Pure.
+"""How what a template keeps gets to the engine's device.
 
-On a CPU nothing moves: templates are in its memory. :mod:`giornata_denoiser.blocks.accelerator` has the other way.
+On a CPU nothing moves: templates are in its memory. :mod:`giornata_denoiser.loading.accelerator` has the other way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol
 
 from torch import Tensor
 
 from giornata_denoiser.rows.stored import Stored
 
 
-class Arrival(Protocol):
-    """Tells when something is there."""
+class Arrival:
+    """Tells when what was loaded is there: at once, where nothing moves."""
 
     @property
     def here(self) -> bool:
-        """Whether it is now."""
+        """Whether it is there now."""
+        return True
 
     def finish(self) -> None:
         """Let the calling thread wait for it."""
@@ -28,58 +28,26 @@ class Arrival(Protocol):
         """Let the current stream wait for it; `tensors` are read there."""
 
 
-class Device(Protocol):
-    """Where slabs are gathered."""
+class Device:
+    """Where slabs are gathered: a CPU, unless a subclass says otherwise."""
 
     @property
     def shares(self) -> bool:
-        """Whether what was brought stays for others: rows of one entry move it once."""
+        """Whether what was brought stays for other rows: rows of one entry move it once."""
+        return False
 
     def bring(self, stored: Stored) -> Stored:
-        """`stored` on the device; called while :meth:`loading`."""
+        """`stored` on the device; called within :meth:`loading`."""
+        return stored
 
-    def moved_bytes(self, stored: Stored, slab_bytes: int) -> int:
-        """What has to move for `slab_bytes` that are gathered from it now."""
+    def moved_bytes(self, stored: Stored, slab_bytes: int) -> int:  # noqa: ARG002 - subclasses move `stored`
+        """What has to move for `slab_bytes` that are gathered from `stored` now."""
+        return slab_bytes
 
     def reads(self, *tensors: Tensor) -> None:
         """Loading reads these, which were made elsewhere: their memory is not to be given away before it has."""
 
     @contextmanager
     def loading(self) -> Iterator[Arrival]:
-        """What is done within runs beside the computing; the arrival is of all of it, once it is left."""
-        yield Here()
-
-
-class Here:
-    """The arrival of what is there already."""
-
-    here: Final = True
-
-    def finish(self) -> None:
-        """At once."""
-
-    def wait(self, *tensors: Tensor) -> None:
-        """At once."""
-
-
-class Host:
-    """The device of an engine on a CPU."""
-
-    shares: Final = False
-    """Gathering is the load."""
-
-    def bring(self, stored: Stored) -> Stored:
-        """As it is."""
-        return stored
-
-    def moved_bytes(self, stored: Stored, slab_bytes: int) -> int:  # noqa: ARG002 - protocol
-        """What is gathered."""
-        return slab_bytes
-
-    def reads(self, *tensors: Tensor) -> None:
-        """Nothing happens later than it is written."""
-
-    @contextmanager
-    def loading(self) -> Iterator[Arrival]:
-        """In the caller's thread."""
-        yield Here()
+        """What is done within runs beside the computing; the arrival is of all of it, once the context is left."""
+        yield Arrival()

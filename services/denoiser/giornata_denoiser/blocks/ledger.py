@@ -1,4 +1,4 @@
-"""Who stays in a tier of limited size: least recently used out first, pinned ones never. Pure."""
+"""What stays in a tier of limited size: the least recently used goes first, what is pinned never."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 
-class Ledger:
+class TierLedger:
     """Names and their sizes, in the order of last use.
 
     Args:
@@ -16,12 +16,12 @@ class Ledger:
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self._sizes: dict[str, int] = {}
-        """In order of use, the oldest first."""
+        """Sizes in order of use, the oldest first."""
         self._pins: Counter[str] = Counter()
 
     @property
     def size_bytes(self) -> int:
-        """Of all names."""
+        """Bytes of all names."""
         return sum(self._sizes.values())
 
     def __contains__(self, name: object) -> bool:
@@ -31,16 +31,16 @@ class Ledger:
         return iter(self._sizes)
 
     def size_of(self, name: str) -> int | None:
-        """Of a name that is here; None of one that is not."""
+        """Bytes of a name; None where it is not here."""
         return self._sizes.get(name)
 
     def __len__(self) -> int:
         return len(self._sizes)
 
     def add(self, name: str, size_bytes: int) -> tuple[str, ...]:
-        """Enter `name` as the last used; returns who has to go for it, oldest first.
+        """Enter `name` as the last used; returns the names that have to go for it, oldest first.
 
-        That is `name` itself, alone, where it is larger than the whole budget and not pinned.
+        It is `name` alone where that is larger than the whole budget and not pinned.
         """
         self._sizes.pop(name, None)
         if size_bytes > self.budget_bytes and not self._pins[name]:
@@ -49,7 +49,7 @@ class Ledger:
         return self._evicted(keep=name)
 
     def use(self, name: str) -> None:
-        """`name`, which is here, is used now."""
+        """Note that `name`, which is here, is used now."""
         self._sizes[name] = self._sizes.pop(name)
 
     def pin(self, name: str) -> None:
@@ -57,7 +57,7 @@ class Ledger:
         self._pins[name] += 1
 
     def unpin(self, name: str) -> tuple[str, ...]:
-        """Take one pin back; returns who has to go now that they may.
+        """Take one pin back; returns the names that have to go now.
 
         Raises:
             ValueError: there is no pin.

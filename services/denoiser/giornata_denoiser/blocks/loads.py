@@ -1,4 +1,4 @@
-"""Loads: slabs to be gathered ahead of their use. Pure; :mod:`giornata_denoiser.blocks.loader` does it."""
+"""Loads: slabs to be gathered ahead of their use, by :mod:`giornata_denoiser.loading.loader`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from giornata.wire.values import Mode
 from giornata_denoiser.blocks.slabs import Slabs
 
 
-class Load(NamedTuple):
+class SlabLoad(NamedTuple):
     """One slab to be loaded."""
 
     slabs: Slabs
@@ -18,11 +18,11 @@ class Load(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """When one was."""
+    """When a slab was loaded."""
 
-    load: Load
+    load: SlabLoad
     size_bytes: int
-    """Moved."""
+    """Bytes that moved."""
     began_s: float
     ended_s: float
 
@@ -31,8 +31,8 @@ class LoadsAhead(Protocol):
     """Loads in an order that may change at every step."""
 
     @property
-    def under_way(self) -> Load | None:
-        """What has begun and not ended."""
+    def under_way(self) -> SlabLoad | None:
+        """The load that has begun and not ended."""
 
-    def schedule(self, loads: Iterable[Load]) -> None:
+    def schedule(self, loads: Iterable[SlabLoad]) -> None:
         """Load these, in this order, and nothing else that was scheduled and has not begun."""

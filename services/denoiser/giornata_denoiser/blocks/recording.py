@@ -11,20 +11,20 @@ from giornata_denoiser.rows.template import Entry, Form, Kept
 
 
 class EntryRecorder:
-    """Keeps what one forward shows of one sequence; satisfies :class:`giornata.packed.uses.Recorder`.
+    """Keeps what one forward shows of one sequence; satisfies :class:`giornata.packed.uses.ActivationRecorder`.
 
     Args:
-        sigma: noise level of the forward.
+        level: noise level of the forward.
         blocks: how many the transformer has.
         forms: what each block keeps.
         bits: of what is kept; see :mod:`giornata_denoiser.rows.stored`.
-        first_block: that keeps anything.
+        first_block: blocks before it keep nothing.
     """
 
     def __init__(
-        self, sigma: float, blocks: int, forms: Collection[Form], bits: int, first_block: int = 0
+        self, level: float, blocks: int, forms: Collection[Form], bits: int, first_block: int = 0
     ) -> None:
-        self._sigma, self._blocks, self._forms, self._bits = sigma, blocks, frozenset(forms), bits
+        self._level, self._blocks, self._forms, self._bits = level, blocks, frozenset(forms), bits
         self._first_block = first_block
         self._hidden: dict[int, Stored] = {}
         self._heads: dict[int, tuple[Stored, Stored]] = {}
@@ -41,7 +41,7 @@ class EntryRecorder:
 
     def entry(self) -> Entry:
         """What was kept, once the forward is over; in host memory."""
-        return Entry(self._sigma, tuple(self._kept(block) for block in range(self._blocks)))
+        return Entry(self._level, tuple(self._kept(block) for block in range(self._blocks)))
 
     def _kept(self, block: int) -> Kept:
         key, value = self._heads.get(block, (None, None))

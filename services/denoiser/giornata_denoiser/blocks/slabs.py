@@ -14,7 +14,7 @@ from giornata.packed.attention import Outside
 from giornata.packed.region import Region
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.device import Arrival, Device, Here, Host
+from giornata_denoiser.blocks.device import Arrival, Device
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.rows.stored import Stored
 from giornata_denoiser.rows.template import Entry
@@ -30,7 +30,7 @@ class Corrector(Protocol):
 
 
 class Waits:
-    """How long a step has waited for loads.
+    """Adds up how long a step has waited for loads.
 
     Args:
         clock: monotonic seconds.
@@ -41,12 +41,12 @@ class Waits:
         self.total_s = 0.0
 
     def reset(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.total_s = 0.0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """For a load."""
+        """Wait for a load within the context."""
         began = self._clock()
         try:
             yield
@@ -59,15 +59,16 @@ class Slabs:
 
     A slab is gathered and dequantised once and kept: consecutive steps that are served by one entry move nothing, nor
     do sequences of equal regions and lengths. Keys and values have room for a sequence's own tokens in front of them.
-    One that is expected is waited for, until whoever loads ahead has loaded it; another is loaded by whoever asks.
+    A block that asks for an expected slab waits until the loader has loaded it; any other slab is loaded by the asking
+    thread.
 
     Args:
         entry: of the template.
         region: of the rows.
         own: tokens that a sequence computes where it takes keys and values: text, and the region's.
-        family: whose heads, dtype and device the slabs have.
+        family: gives the slabs their heads, dtype and device.
         device: how they get there.
-        waits: told how long who asks had to wait.
+        waits: told how long blocks had to wait.
         trace: told of every load.
         correction: of the sequence, where a step of it has been computed in full.
     """
@@ -86,8 +87,8 @@ class Slabs:
     ) -> None:
         self.entry = entry
         self._correction = correction
-        self._index = region.outside
-        self._own, self._family, self._device = own, family, device or Host()
+        self._index = region.on(family.device).outside
+        self._own, self._family, self._device = own, family, device or Device()
         self._waits, self._trace = waits or Waits(lambda: 0.0), trace
         self._slabs: dict[tuple[int, Mode], Future[tuple[Slab, Arrival]]] = {}
 
@@ -112,11 +113,11 @@ class Slabs:
         return slab
 
     def size_bytes(self, block: int, mode: Mode) -> int:
-        """Of a slab as it is kept here; 0 in a mode that takes nothing."""
+        """Bytes of a slab as it is kept here; 0 in a mode that takes nothing."""
         return sum(self._gathered_bytes(part) for part in self.entry.blocks[block].taken(mode))
 
     def load_bytes(self, block: int, mode: Mode) -> int:
-        """What has to move for a slab; 0 for one that is here."""
+        """Bytes that have to move for a slab; 0 for one that is here."""
         slot = self._slabs.get((block, mode))
         if slot is not None and slot.done() and slot.exception() is None and slot.result()[1].here:
             return 0
@@ -128,15 +129,15 @@ class Slabs:
         return (block, mode) in self._slabs
 
     def expect(self, block: int, mode: Mode) -> None:
-        """Somebody will :meth:`load` it; who asks before waits."""
+        """Announce that another thread will :meth:`load` the slab; blocks that ask before then wait."""
         self._slabs[block, mode] = Future()
 
     def drop(self, block: int, mode: Mode) -> None:
-        """Nobody will load what was expected."""
+        """Expect a slab no longer."""
         del self._slabs[block, mode]
 
     def load(self, block: int, mode: Mode, pause: Callable[[], None] = lambda: None) -> Arrival:
-        """Gather an expected slab, in any thread; what goes wrong is raised to who asks for it.
+        """Gather an expected slab, in any thread; an error is raised in the block that asks for the slab.
 
         `pause` is called before the slab is handed out.
         """
@@ -152,9 +153,9 @@ class Slabs:
                 slab = self._gather(block, mode)
                 pause()
             slot.set_result((slab, arrival))
-        except Exception as error:  # noqa: BLE001 - a thread's edge: who asks for the slab is told
+        except Exception as error:  # noqa: BLE001 - a thread's edge: the block that asks raises it
             slot.set_exception(error)
-            return Here()
+            return Arrival()
         return arrival
 
     def _slab(self, block: int, mode: Mode) -> tuple[Slab, Arrival]:
@@ -175,7 +176,7 @@ class Slabs:
         if mode is Mode.HIDDEN:
             return self._gathered(block, "hidden", kept.hidden, 0)
         key, value = (
-            _heads(self._gathered(block, name, part, self._own), self._family.heads)
+            _heads(self._gathered(block, name, part, self._own), self._family.specs[block].heads)
             for name, part in (("key", kept.key), ("value", kept.value))
         )
         return Outside(key, value, self._own)

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from giornata.packed.packing import bounds, layout, segment_index
-from giornata.packed.sequences import Sequences
-from giornata_denoiser.families.protocol import Family
+from giornata.packed.packing import bounds, segment_index
+from giornata_denoiser.families.protocol import Family, SequenceInputs
 from giornata_denoiser.rows.row import Row
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A row's inputs on the engine's device: copied when it joins, kept while it runs."""
+
+    sequences: tuple[SequenceInputs, ...]
+    conditioning: Mapping[str, Tensor]
+    """(tokens, channels) each."""
+    source: Mapping[str, Tensor]
+    """The row's own conditioning; `conditioning` is a copy of it. Every row is built with its own."""
+
+
+def place(row: Row, device: torch.device) -> Placed:
+    """The inputs of `row` on `device`; its own tensors where they are there already."""
+    region = None if row.region is None else row.region.on(device)
+    return Placed(
+        tuple(SequenceInputs(prompt.to(device), row.grid, region) for prompt in row.prompts),
+        {name: tensor.to(device) for name, tensor in row.conditioning.items()},
+        row.conditioning,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +43,7 @@ class Guided:
     tokens: Tensor
     """(guided_tokens,) int64: all of their image tokens, in the order packed by row."""
     computed: Tensor
-    """(guided_computed,) int64: likewise, in the order of computed tokens."""
+    """(guided_computed,) int64: as `tokens`, in the order of computed tokens."""
     scale: Tensor
     """(guided_computed, 1) float32, `true_cfg_scale`."""
 
@@ -32,9 +52,14 @@ class Guided:
 class Assembly:
     """Packed tensors of a batch. Image tokens are packed by row; those of negative sequences follow."""
 
-    sequences: Sequences
+    batch: object
+    """What the network predicts over."""
+    conditioning: tuple[Mapping[str, Tensor], ...]
+    """Conditioning by sequence; positive sequences come first."""
     computed: Tensor | None
     """(computed_tokens,) int64: the tokens of the rows' regions among all tokens; None where that is all of them."""
+    regions: tuple[Tensor | None, ...]
+    """By row: (computed,) int64, the tokens of its region; None for all of its picture."""
     row_of_computed: Tensor
     """(computed_tokens,) int64: batch index of each one's row."""
     computed_lengths: tuple[int, ...]
@@ -42,39 +67,43 @@ class Assembly:
     guided: Guided | None
 
 
-def assemble(family: Family, rows: Sequence[Row]) -> Assembly:
-    """Pack `rows`. What changes from step to step (latents, sigmas) is not in it, nor what steps read row by row."""
-    guided_rows = [index for index, row in enumerate(rows) if row.negative is not None]
-    prompts = [row.prompt for row in rows] + [row.negative for row in rows if row.negative is not None]
-    owners = [*rows, *(rows[index] for index in guided_rows)]
-    sequences = Sequences(
-        layout=layout([len(p.embeds) for p in prompts], [row.image_tokens for row in owners], family.device),
-        text=torch.cat([p.embeds for p in prompts]),
-        pooled=torch.stack([p.pooled for p in prompts]),
-        guidance=torch.tensor([row.guidance_scale for row in owners], dtype=torch.float32).to(family.device),
-        rotary=(torch.cat([p.rotary[0] for p in prompts]), torch.cat([p.rotary[1] for p in prompts])),
-        regions=tuple(row.region for row in owners),
-    )
+def assemble(family: Family, rows: Sequence[Row], placed: Sequence[Placed] | None = None) -> Assembly:
+    """Pack `rows`. What changes from step to step (latents, noise levels) is not in it.
+
+    Args:
+        family: that computes them.
+        rows: of the batch.
+        placed: their inputs, in the same order; by default they are placed now.
+    """
+    device = family.device
+    placed = [place(row, device) for row in rows] if placed is None else placed
+    guided_rows = [index for index, row in enumerate(rows) if len(row.prompts) > 1]
     lengths = tuple(row.computed_tokens for row in rows)
     row_of_computed = segment_index(lengths)
+    regions = tuple(
+        None if region is None else region.computed
+        for region in (each.sequences[0].region for each in placed)
+    )
     return Assembly(
-        sequences=sequences,
-        computed=_computed(rows, family.device),
-        row_of_computed=row_of_computed.to(family.device),
+        batch=family.network.assemble(
+            [each.sequences[0] for each in placed] + [placed[index].sequences[1] for index in guided_rows]
+        ),
+        conditioning=tuple(placed[index].conditioning for index in (*range(len(rows)), *guided_rows)),
+        computed=_computed(rows, regions, device),
+        regions=regions,
+        row_of_computed=row_of_computed.to(device),
         computed_lengths=lengths,
-        guided=_guided(rows, guided_rows, row_of_computed, family.device) if guided_rows else None,
+        guided=_guided(rows, guided_rows, row_of_computed, device) if guided_rows else None,
     )
 
 
-def _computed(rows: Sequence[Row], device: torch.device) -> Tensor | None:
-    if all(row.region is None for row in rows):
+def _computed(rows: Sequence[Row], regions: Sequence[Tensor | None], device: torch.device) -> Tensor | None:
+    if all(region is None for region in regions):
         return None
-    starts = [start for start, _ in bounds([row.image_tokens for row in rows])]
+    spans = bounds([row.image_tokens for row in rows])
     parts = [
-        torch.arange(start, start + row.image_tokens, device=device)
-        if row.region is None
-        else row.region.computed + start
-        for start, row in zip(starts, rows, strict=True)
+        torch.arange(*span, device=device) if region is None else region + span[0]
+        for span, region in zip(spans, regions, strict=True)
     ]
     return torch.cat(parts)
 

@@ -2,70 +2,45 @@
 
 A step has three parts, so that the thread which owns the engine holds its lock only around the short ones:
 :meth:`Engine.plan` decides, :meth:`Engine.compute` computes, :meth:`Engine.settle` takes the results in. Rows
-are values: a row that is cancelled while a step runs is simply no longer there when the results arrive.
+are values: a row that is cancelled while a step runs is no longer there when the results arrive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
-from giornata.scheduling.batch import Batch, Capacity, Joining
+from giornata.scheduling.batch import Batch, Capacity, Joining, RowKey
 from giornata.wire.errors import GiornataError, InternalError, RowPoisoned
 from giornata.wire.workers import StepSample
-from giornata_denoiser.attempts.previews import RowPreview
-from giornata_denoiser.blocks.correction import Correction
 from giornata_denoiser.blocks.recording import EntryRecorder
-from giornata_denoiser.blocks.slabs import Slabs, Waits
-from giornata_denoiser.engine.assembly import Assembly, assemble
+from giornata_denoiser.blocks.slabs import Waits
+from giornata_denoiser.engine.assembly import Assembly, Placed, assemble, place
 from giornata_denoiser.engine.options import ReuseOptions
-from giornata_denoiser.engine.sources import Reuses, Sources
+from giornata_denoiser.engine.protocol import FailedRow, RowPreview, StepReport
+from giornata_denoiser.engine.sources import Sources, StepPlan
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.engine.weighing import Budget, fits
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.template import Entry
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
-
-
-@dataclass(frozen=True, eq=False)
-class FailedRow:
-    """A row that could not be computed, as of its last good step. The error's cause is what was raised."""
-
-    row: Row
-    error: GiornataError
-
-
-@dataclass(frozen=True, eq=False)
-class StepReport:
-    """What one step did."""
-
-    began_s: float
-    ended_s: float
-    advanced: tuple[Row, ...] = ()
-    """Rows as they are now; those that are `done` have left."""
-    failed: tuple[FailedRow, ...] = ()
-    sample: StepSample | None = None
-    """None for a step that had to be taken apart, whose times say nothing."""
-    previews: tuple[RowPreview, ...] = ()
-    """Of the rows that are shown after this step."""
 
 
 class Engine:
     """Continuous batching over one checkpoint. Not thread-safe; :mod:`giornata_denoiser.engine.loop` makes it so.
 
     Args:
-        family: the checkpoint's.
+        family: computes the rows.
         capacity: of one step, by counts.
         clock: monotonic seconds.
-        preview_map: what previews are seen through; without it rows are not shown, whatever they ask for.
+        preview_map: makes pictures of latents; without it no row is shown.
         budget: of one step, by predicted time and memory.
         joining: when waiting rows may join.
         reusing: how templates are taken from.
@@ -92,33 +67,10 @@ class Engine:
             capacity, lambda rows: fits(rows, limit, how.model.costs, family), joining
         )
         self._clock, self._trace = clock, trace
+        self._placed: dict[RowKey, Placed] = {}
         self._assembled: tuple[tuple[Row, ...], Assembly] | None = None
         self._waits = Waits(clock)
-
-        def make_slabs(entry: Entry, row: Row, own: int, correction: Correction | None) -> Slabs:
-            if row.region is None:
-                raise ValueError(f"row {row.key} computes everything")
-            return Slabs(
-                entry,
-                row.region,
-                own,
-                family,
-                device=how.device,
-                waits=self._waits,
-                trace=trace,
-                correction=correction,
-            )
-
-        self._sources = Sources(
-            family,
-            make_slabs,
-            lambda: how.model.costs,
-            loader=how.loader,
-            planner=how.planner,
-            ahead_bytes=how.ahead_bytes,
-            correction_bits=how.correction_bits,
-            shares=how.device is not None and how.device.shares,
-        )
+        self._sources = Sources(family, how, self._waits, trace)
 
     def step(self) -> StepReport | None:
         """One step for all running rows; None when there is nothing to do."""
@@ -128,7 +80,10 @@ class Engine:
     def plan(self) -> tuple[Row, ...]:
         """Let waiting rows join and return the rows of this step."""
         rows = self.batch.admit()
-        self._sources.retain(self.batch.keys)
+        keys = self.batch.keys
+        self._sources.retain(keys)
+        for key in self._placed.keys() - keys:
+            del self._placed[key]
         if not rows:
             self._assembled = None
         return rows
@@ -183,31 +138,33 @@ class Engine:
         with torch.inference_mode():
             assembly = self._assembly_of(rows)
             assembled = self._clock()
-            reuses = self._sources.step(rows)
+            plan = self._sources.step(rows)
             self._waits.reset()
-            latents, clean = denoise_step(self.family, assembly, rows, reuses.uses, self._trace)
-            pictures = self._pictures(rows, clean)
+            stepped = denoise_step(self.family, assembly, rows, plan.uses, self._trace)
+            pictures = self._pictures(rows, stepped.clean)
             finite = torch.stack(
-                [latent.isfinite().all() for latent in latents]
+                [latent.isfinite().all() for latent in stepped.latents]
             ).tolist()  # waits for the device
         ended = self._clock()
-        uses = reuses.uses[: len(rows)]
-        entries = [use.entry() if isinstance(use, EntryRecorder) else None for use in uses]
+        uses = plan.uses[: len(rows)]
+        entries = [use.recorder.entry() if isinstance(use.recorder, EntryRecorder) else None for use in uses]
         advanced = [
-            row.advanced(latent, entry)
-            for row, latent, entry, good in zip(rows, latents, entries, finite, strict=True)
+            row.advanced(latent, entry, memory)
+            for row, latent, entry, memory, good in zip(
+                rows, stepped.latents, entries, stepped.memory, finite, strict=True
+            )
             if good
         ]
         poisoned = [FailedRow(row, RowPoisoned()) for row, good in zip(rows, finite, strict=True) if not good]
         previews = [
             _preview(row, picture) for row, picture in zip(rows, pictures, strict=True) if picture is not None
         ]
-        if not reuses.missing_bytes:  # else part of it was waiting
-            self._model.observe_step(reuses.work, (ended - began) * 1e3)
+        if not plan.missing_bytes:  # else part of it was waiting
+            self._model.observe_step(plan.work, (ended - began) * 1e3)
         sample = step_sample(
             rows,
-            reuses,
-            self.family.blocks,
+            plan,
+            self.family.depth,
             assemble_ms=(assembled - began) * 1e3,
             step_ms=(ended - began) * 1e3,
             waited_ms=self._waits.total_s * 1e3,
@@ -218,18 +175,25 @@ class Engine:
         """(height, width, 3) uint8 on the device, of the rows that are shown after this step."""
         show = self._preview_map
         return [
-            None if latent is None or show is None else show(self.family.unpacked(latent, row.grid))
+            None if latent is None or show is None else show(self.family.network.unpacked(latent, row.grid))
             for row, latent in zip(rows, clean, strict=True)
         ]
 
     def _assembly_of(self, rows: tuple[Row, ...]) -> Assembly:
-        """The assembly of `rows`: that of the last step while nobody joined or left."""
+        """The assembly of `rows`: that of the last step while no row joined or left."""
         if self._assembled and _same_inputs(self._assembled[0], rows):
             return self._assembled[1]
         self._assembled = None  # freed before the next is made
-        assembly = assemble(self.family, rows)
+        assembly = assemble(self.family, rows, [self._placed_row(row) for row in rows])
         self._assembled = (rows, assembly)
         return assembly
+
+    def _placed_row(self, row: Row) -> Placed:
+        """The inputs of `row` on the device, copied unless they are there."""
+        placed = self._placed.get(row.key)
+        if placed is None or placed.source is not row.conditioning:
+            placed = self._placed[row.key] = place(row, self.family.device)
+        return placed
 
 
 def _preview(row: Row, picture: Tensor) -> RowPreview:
@@ -241,11 +205,11 @@ def _preview(row: Row, picture: Tensor) -> RowPreview:
 
 
 def step_sample(
-    rows: Sequence[Row], reuses: Reuses, blocks: int, *, assemble_ms: float, step_ms: float, waited_ms: float
+    rows: Sequence[Row], plan: StepPlan, blocks: int, *, assemble_ms: float, step_ms: float, waited_ms: float
 ) -> StepSample:
     """What a step of `rows` computed, for the router's regressions; tokens and pairs are means over its blocks."""
-    work = reuses.work
-    text_tokens = sum(len(prompt.embeds) for row in rows for prompt in row.prompts)
+    work = plan.work
+    text_tokens = sum(row.text_tokens for row in rows)
     return StepSample(
         rows=len(rows),
         sequences=round(work.sequences / blocks),
@@ -253,18 +217,18 @@ def step_sample(
         text_tokens=text_tokens,
         projected_tokens=round(work.projected / blocks),
         attention_pairs=round(work.pairs / blocks),
-        loaded_bytes=reuses.missing_bytes,
+        loaded_bytes=plan.missing_bytes,
         assemble_ms=assemble_ms,
         step_ms=step_ms,
         waited_ms=waited_ms,
-        predicted_ms=reuses.predicted_ms,
-        reusing_ms=reuses.reusing_ms,
-        excess_ms=reuses.excess_ms,
+        predicted_ms=plan.predicted_ms,
+        reusing_ms=plan.reusing_ms,
+        excess_ms=plan.excess_ms,
     )
 
 
 def _same_inputs(before: Sequence[Row], after: Sequence[Row]) -> bool:
-    """Whether the rows differ in latents and steps only; every row is built with its own conditioning."""
+    """Whether the rows differ in latents and steps only: every row is built with conditioning of its own."""
     return len(before) == len(after) and all(
         a.conditioning is b.conditioning for a, b in zip(before, after, strict=True)
     )

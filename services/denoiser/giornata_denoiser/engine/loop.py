@@ -1,7 +1,7 @@
-"""The thread that owns the engine; rows are submitted, cancelled and taken back from any thread.
+"""The thread that owns the engine of one device.
 
 It waits on a condition, never polls. The lock is held around deciding and settling only, so that callers wait
-microseconds, not steps. Reports leave through a callback, called in this thread.
+microseconds, not steps.
 """
 
 from __future__ import annotations
@@ -9,34 +9,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from giornata_denoiser.engine.engine import Engine, StepReport
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.protocol import EngineState, OnReport
 from giornata_denoiser.rows.row import Row
 
-Teller = Callable[[StepReport], object]
-"""Takes a report, in the engine's thread; what it returns is of no interest."""
 Clock = Callable[[], float]
-
-
-@dataclass(frozen=True, eq=False)
-class EngineState:
-    """The rows an engine has, as of its last step."""
-
-    running: tuple[Row, ...]
-    waiting: tuple[Row, ...]
-    began_s: float | None = None
-    """When the step that is being computed began, by the loop's clock; None while none is."""
+"""Monotonic seconds."""
 
 
 class EngineLoop:
     """Runs an :class:`Engine` in a thread of its own from entering to leaving the context.
 
+    Satisfies :class:`giornata_denoiser.engine.protocol.RowEngine`.
+
     Args:
         engine: not to be touched by others from now on.
-        on_report: told of every step, in the engine's thread.
+        on_report: told of every step.
         clock: monotonic seconds.
         on_crash: told that the engine cannot go on (its device is lost), in the engine's thread; its rows can
             still be taken.
@@ -45,7 +36,7 @@ class EngineLoop:
     def __init__(
         self,
         engine: Engine,
-        on_report: Teller,
+        on_report: OnReport,
         on_crash: Callable[[Exception], object],
         clock: Clock = time.perf_counter,
     ) -> None:
@@ -74,7 +65,7 @@ class EngineLoop:
         self._thread.join()
 
     def submit(self, rows: Sequence[Row]) -> bool:
-        """Let `rows` join at the next step that has room; False if nothing is taken any more."""
+        """See :meth:`giornata_denoiser.engine.protocol.RowEngine.submit`."""
         with self._condition:
             if not self._accepting:
                 return False
@@ -83,12 +74,12 @@ class EngineLoop:
             return True
 
     def cancel(self, job_id: str, attempt: int | None = None) -> tuple[Row, ...]:
-        """Drop a job's rows, of one attempt or of all, at the step boundary; they are reported no more."""
+        """See :meth:`giornata_denoiser.engine.protocol.RowEngine.cancel`."""
         with self._condition:
             return self._engine.batch.cancel(job_id, attempt)
 
     def take_all(self) -> tuple[Row, ...]:
-        """Accept nothing more and hand over every row as of its last step; a running step is dropped."""
+        """See :meth:`giornata_denoiser.engine.protocol.RowEngine.take_all`."""
         with self._condition:
             self._accepting = False
             return self._engine.batch.take_all()
@@ -106,7 +97,7 @@ class EngineLoop:
                     self._began_s = None
                     report = self._engine.settle(report)
                 self._on_report(report)
-        except Exception as error:  # noqa: BLE001 - the thread's edge: whoever owns it is told
+        except Exception as error:  # noqa: BLE001 - the thread's edge: its owner is told
             with self._condition:
                 self._accepting = False
             self._on_crash(error)

@@ -1,4 +1,4 @@
-"""One step of an empty picture before the first edit: kernels get loaded, and what cannot compute never serves."""
+"""One step of an empty picture before the first edit: it loads kernels, and refuses a model that cannot compute."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire.errors import Failed
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.rows.row import Row, build_row
-from giornata_denoiser.rows.sigmas import sigma_grid
+from giornata_denoiser.families.rows import build_row, text_shapes
+from giornata_denoiser.rows.row import Row
 
 GRID: Final = (16, 16)
-"""Tokens: 256x256 pixels for Flux."""
+"""Height and width of the picture in tokens."""
 
 
 def rehearse(checkpoint: Checkpoint) -> None:
@@ -23,7 +23,7 @@ def rehearse(checkpoint: Checkpoint) -> None:
     Raises:
         Failed: the step raised, or its result is not finite.
     """
-    engine = Engine(checkpoint.family, Capacity(rows=1, tokens=1), lambda: 0.0)  # nobody reads its times
+    engine = Engine(checkpoint.family, Capacity(rows=1, tokens=1), lambda: 0.0)  # its times are not read
     engine.batch.submit([_empty_row(checkpoint)])
     report = engine.step()
     for failure in report.failed if report else ():
@@ -32,16 +32,17 @@ def rehearse(checkpoint: Checkpoint) -> None:
 
 def _empty_row(checkpoint: Checkpoint) -> Row:
     family, tokens = checkpoint.family, GRID[0] * GRID[1]
-    joint_dim, pooled_dim = family.prompt_channels
     return build_row(
         family,
         RowKey("rehearsal", 0, 0),
         grid=GRID,
-        sigmas=sigma_grid(checkpoint.scheduler, steps=1, strength=1.0, image_tokens=tokens),
+        track=family.schedule.track(steps=1, strength=1.0, cells=tokens),
         text={
-            "prompt_embeds": torch.zeros(checkpoint.card.max_text_tokens, joint_dim),
-            "pooled_prompt_embeds": torch.zeros(pooled_dim),
+            name: torch.zeros(shape)
+            for name, shape in text_shapes(family, checkpoint.card.max_text_tokens).items()
         },
-        conditioning={name: torch.zeros(tokens, width) for name, width in family.conditioning.items()},
+        conditioning={
+            name: torch.zeros(tokens, channels) for name, channels in family.network.conditioning.items()
+        },
         guidance_scale=checkpoint.card.default_guidance_scale,
     )

@@ -1,4 +1,4 @@
-"""A running row at the planner: what serves it, what that still has to load, and in which modes its blocks run."""
+"""What serves a step of a row from one entry: what that still has to load, and in which modes blocks run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from giornata.packed.uses import Reuse, Use
+from giornata.packed.uses import Taken, Use
 from giornata.planning.batch import BatchPlanner, BatchRow
 from giornata.planning.blocks import Link
 from giornata.planning.costs import SLABS, Loads, Shape, StepCosts, row_blocks, slab_unit
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.correction import Correction
-from giornata_denoiser.blocks.loads import Load
+from giornata_denoiser.blocks.loads import SlabLoad
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.rows.template import Entry, Kept
 
@@ -27,22 +27,22 @@ class Served:
     slabs: tuple[Slabs, ...]
     shapes: tuple[Shape, ...]
     modes: tuple[Mode, ...]
-    """Of every block; until they are planned, the cheapest of what the blocks kept."""
+    """The mode of every block; until they are planned, the cheapest of what the block kept."""
     final: bool = False
     """Nothing that is still to be loaded would change the modes."""
     corrections: tuple[Correction, ...] = ()
-    """Of a step that is computed in full to learn them, one of each sequence."""
+    """One of each sequence, in a step that is computed in full to learn them."""
     step: int = 0
-    """Of the row, when it was last served."""
+    """The row's step when it was last served."""
 
     @property
     def size_bytes(self) -> int:
-        """Of all slabs that the modes take."""
+        """Bytes of all slabs that the modes take."""
         return sum(slabs.size_bytes(block, mode) for slabs, block, mode in self._taken())
 
     @property
     def missing_bytes(self) -> int:
-        """What has to move for the modes."""
+        """Bytes that have to move for the modes."""
         return sum(slabs.load_bytes(block, mode) for slabs, block, mode in self._taken())
 
     @property
@@ -52,16 +52,18 @@ class Served:
 
     def uses(self) -> tuple[Use, ...]:
         """One of each sequence."""
-        return self.corrections or tuple(Reuse(self.modes, slabs) for slabs in self.slabs)
+        if self.corrections:
+            return tuple(Use(recorder=correction) for correction in self.corrections)
+        return tuple(Use(Taken(self.modes, slabs)) for slabs in self.slabs)
 
     def loads(self) -> tuple[Loads, ...]:
         """What every block's modes would have to move."""
         return tuple(self._loads_of(block) for block in range(len(self.modes)))
 
-    def load(self, block: int) -> Iterator[Load]:
+    def load(self, block: int) -> Iterator[SlabLoad]:
         """What the block's mode takes, whether it is here or not."""
         if self.modes[block] is not Mode.FULL:
-            yield from (Load(slabs, block, self.modes[block]) for slabs in unique(self.slabs))
+            yield from (SlabLoad(slabs, block, self.modes[block]) for slabs in unique(self.slabs))
 
     def _taken(self) -> Iterator[tuple[Slabs, int, Mode]]:
         return ((slabs, block, mode) for slabs in unique(self.slabs) for block, mode in enumerate(self.modes))
@@ -120,35 +122,27 @@ def planned(
     """
     blocks = len(now[0].modes)
     beyond = any(after is not None for after in following)
+    # Loads of the next step, if the plan looks that far.
+    none = (NOTHING,) * (blocks * beyond)
     windows = [
-        row.loads() + _beyond(after, blocks * beyond) for row, after in zip(now, following, strict=True)
+        row.loads() + (none if after is None else after.loads())
+        for row, after in zip(now, following, strict=True)
     ]
     unit = slab_unit(load for window in windows for load in window)
     link = Link(costs.load[0] / SLABS + costs.load[1] * unit, busy_ms)
-    rows = [
-        BatchRow(
-            row_blocks(costs, row.shapes, window, unit, blocks),
-            id(row.entry) if shared else id(row.slabs[0]),
-        )
-        for row, window in zip(now, windows, strict=True)
+    loaded_once = [id(row.entry) if shared else id(row.slabs[0]) for row in now]
+    works = [
+        row_blocks(costs, row.shapes, each, unit, blocks) for row, each in zip(now, windows, strict=True)
     ]
-    plan = planner(rows, link, beside_ms)
+    plan = planner(list(map(BatchRow, works, loaded_once)), link, beside_ms)
     chosen = [replace(row, modes=modes[:blocks]) for row, modes in zip(now, plan.modes, strict=True)]
     return [_settled(row) for row in chosen], plan.timeline.ended_ms[blocks - 1]
 
 
-def _beyond(after: Served | None, blocks: int) -> tuple[Loads, ...]:
-    """Of the next step, as far as the plan looks that far."""
-    return (NOTHING,) * blocks if after is None else after.loads()
-
-
 def _settled(row: Served) -> Served:
     """Final, if the modes are those of a row that has loaded everything."""
-    return replace(row, final=row.modes == preferred(row.entry) or not any(map(_moves, row.loads())))
-
-
-def _moves(loads: Loads) -> bool:
-    return loads.hidden_bytes + loads.kv_bytes > 0
+    moves = any(loads.hidden_bytes + loads.kv_bytes for loads in row.loads())
+    return replace(row, final=row.modes == preferred(row.entry) or not moves)
 
 
 def _cheapest(kept: Kept) -> Mode:

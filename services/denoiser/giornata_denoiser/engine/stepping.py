@@ -1,4 +1,4 @@
-"""One denoising step of a whole batch: forward, guidance, Euler, and what the family does after it."""
+"""One denoising step of a whole batch: forward, guidance, the schedule's step, and the blend after it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from giornata.packed.sequences import Sequences
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
 from giornata_denoiser.engine.assembly import Assembly
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import Family, Network
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.sigmas import combine_guidance, euler_step, scale_noise
 
 
 class Stepped(NamedTuple):
-    """What a step made of the rows, one of each a row."""
+    """What a step made of the rows, by row."""
 
     latents: tuple[Tensor, ...]
-    """(tokens, 4 * latent_channels) each, after the step."""
+    """(tokens, channels) each, after the step."""
     clean: tuple[Tensor | None, ...]
-    """Likewise, of the picture that the step predicts as the end; None for rows that are not shown after it."""
+    """Latents of the pictures that the step predicts as the end; None for rows that are not shown after it."""
+    memory: tuple[tuple[Tensor, ...], ...]
+    """What the solver remembers of each row: as its latent each, 0 outside of its region."""
 
 
 def denoise_step(
@@ -36,84 +36,134 @@ def denoise_step(
 ) -> Stepped:
     """Every row's latent after its next step.
 
-    Outside a row's region the latent is the template's at the row's noise level: the straight line between picture
-    and noise, which a rectified flow follows where nothing is repainted.
+    Outside a row's region the latent is the template's at the row's noise level.
 
     Args:
         family: the checkpoint's.
         assembly: of the same rows, in the same order.
         rows: none of them done.
-        uses: what each sequence does with a template; see :meth:`Family.velocity`.
+        uses: what each sequence does with a template; see :meth:`Network.predict`.
         trace: told of every block.
     """
-    sigma = torch.stack([row.sigmas.sigmas[row.step] for row in rows])
-    next_sigma = torch.stack([row.sigmas.sigmas[row.step + 1] for row in rows])
-    timestep = torch.stack([row.sigmas.timesteps[row.step] for row in rows])
-    levels = torch.stack((next_sigma - sigma, next_sigma, sigma, timestep)).to(family.device)
-    delta, next_sigma, sigma, timestep = levels
-    latent = torch.cat([row.latent for row in rows])
-    image = family.model_input(latent, [row.conditioning for row in rows])
-    velocity = _velocity(partial(family.velocity, uses=uses, trace=trace), assembly, image, timestep)
-    computed = latent if assembly.computed is None else latent.index_select(0, assembly.computed)
-    stepped = euler_step(computed, velocity, delta.index_select(0, assembly.row_of_computed).unsqueeze(1))
-    latents = tuple(
-        _completed(family, row, part, reached)
-        for row, part, reached in zip(
-            rows,
-            torch.split(stepped, list(assembly.computed_lengths)),
-            torch.split(next_sigma, 1),
-            strict=True,
-        )
+    schedule, lengths = family.schedule, list(assembly.computed_lengths)
+    times, numbers = _numbers(rows, family.device)
+    latents = [row.latent.to(family.device) for row in rows]  # only rows that join have theirs elsewhere
+    seen = [schedule.scaled(latent, now) for latent, now in zip(latents, numbers[:, 0], strict=True)]
+    predict = partial(family.network.predict, uses=uses, trace=trace)
+    output = _output(assembly, torch.cat(seen), times, family.network, predict)
+    computed = _taken(assembly, latents)
+    now, then = numbers.index_select(0, assembly.row_of_computed).unbind(1)
+    stepped, memory = schedule.step(computed, output, _memory(family, assembly, rows), now, then)
+    completed = tuple(
+        _completed(family, assembly, index, part, numbers[index, 1])
+        for index, part in enumerate(torch.split(stepped, lengths))
     )
-    parts = zip(
-        rows,
-        torch.split(computed, list(assembly.computed_lengths)),
-        torch.split(velocity, list(assembly.computed_lengths)),
-        torch.split(sigma, 1),
-        strict=True,
-    )
-    clean = tuple(
-        None if row.next_preview is None else _clean(family, row, now, part, level)
-        for row, now, part, level in parts
-    )
-    return Stepped(latents, clean)
+    clean: list[Tensor | None] = [None] * len(rows)
+    for index, row in enumerate(rows):
+        if row.next_preview is not None:
+            was, predicted = (torch.split(packed, lengths)[index] for packed in (computed, output))
+            end = schedule.clean(was, predicted, numbers[index, 0])
+            last = row.track.numbers[-1].to(family.device)
+            clean[index] = _completed(family, assembly, index, end, last)
+    return Stepped(completed, tuple(clean), _remembered(assembly, rows, memory))
 
 
-def _completed(family: Family, row: Row, computed: Tensor, sigma: Tensor) -> Tensor:
-    """The row's whole latent, (tokens, channels), of noise level `sigma` (1,), from what was computed of it."""
-    latent = computed
-    if row.region is not None:
-        latent = scale_noise(row.conditioning["image_latents"], sigma, row.conditioning["noise"])
-        latent[row.region.computed] = computed
-    return family.after_step(latent, row.conditioning, sigma)
+def _numbers(rows: Sequence[Row], device: torch.device) -> tuple[Tensor, Tensor]:
+    """What the step reads of the rows' tracks, in one transfer to `device`.
+
+    Returns:
+        Times, (rows,), and the schedule's numbers before and after the step, (rows, 2, n); float32.
+    """
+    packed = torch.stack(
+        [
+            torch.cat((row.track.times[row.step, None], row.track.numbers[row.step : row.step + 2].flatten()))
+            for row in rows
+        ]
+    ).to(device)
+    return packed[:, 0], packed[:, 1:].reshape(len(rows), 2, -1)
 
 
-def _clean(family: Family, row: Row, latent: Tensor, velocity: Tensor, sigma: Tensor) -> Tensor:
-    """x0 = x - sigma * v, as the family leaves a latent after its last step: outside the mask, the template."""
-    clean = euler_step(latent, velocity, -sigma.unsqueeze(1))
-    return _completed(family, row, clean, torch.zeros_like(sigma))
+def _taken(assembly: Assembly, whole: Sequence[Tensor]) -> Tensor:
+    """(computed_tokens, channels): the regions' tokens of every row's (tokens, channels)."""
+    packed = torch.cat(list(whole))
+    return packed if assembly.computed is None else packed.index_select(0, assembly.computed)
 
 
-def _velocity(
-    forward: Callable[[Sequences, Tensor, Tensor], Tensor],
-    assembly: Assembly,
-    image: Tensor,
-    timestep: Tensor,
-) -> Tensor:
-    """Velocity of every row's region, (computed_tokens, channels).
+def _completed(family: Family, assembly: Assembly, index: int, computed: Tensor, at: Tensor) -> Tensor:
+    """A row's whole latent, (tokens, channels), from what was computed of it.
 
     Args:
-        forward: velocity of all sequences.
+        family: the checkpoint's.
         assembly: of the batch.
-        image: (row_tokens, in_channels), packed by row.
-        timestep: (rows,) float32.
+        index: of the row.
+        computed: (computed, channels), the tokens of its region.
+        at: (n,), the schedule's numbers of the noise level that `computed` has.
+    """
+    region, conditioning = assembly.regions[index], assembly.conditioning[index]
+    if region is None and not family.network.blends:
+        return computed
+    outside = family.schedule.noised(conditioning["image_latents"], conditioning["noise"], at)
+    latent = computed
+    if region is not None:
+        latent = outside.clone() if family.network.blends else outside
+        latent[region] = computed
+    return blend(latent, outside, conditioning["mask"]) if family.network.blends else latent
+
+
+def blend(latent: Tensor, outside: Tensor, mask: Tensor) -> Tensor:
+    """Put the noised picture where the mask is 0, as inpainting pipelines of diffusers do after each step.
+
+    Args:
+        latent: (tokens, channels), the result of the step.
+        outside: as `latent`, the picture at the noise level of `latent`.
+        mask: as `latent`, 1 where the picture is repainted.
+    """
+    return (1 - mask) * outside + mask * latent
+
+
+def _memory(family: Family, assembly: Assembly, rows: Sequence[Row]) -> tuple[Tensor, ...]:
+    """What the solver remembers of all rows, (computed_tokens, channels) each; zeros for rows that begin."""
+    parts = range(family.schedule.memory)
+    held = [row.memory or tuple(torch.zeros_like(row.latent) for _ in parts) for row in rows]
+    return tuple(_taken(assembly, [each[part].to(family.device) for each in held]) for part in parts)
+
+
+def _remembered(
+    assembly: Assembly, rows: Sequence[Row], memory: tuple[Tensor, ...]
+) -> tuple[tuple[Tensor, ...], ...]:
+    """`memory`, (computed_tokens, channels) each, by row and with 0 outside of its region."""
+    parts = [torch.split(packed, list(assembly.computed_lengths)) for packed in memory]
+    return tuple(
+        tuple(_scattered(part[index], assembly.regions[index], row.image_tokens) for part in parts)
+        for index, row in enumerate(rows)
+    )
+
+
+def _scattered(part: Tensor, region: Tensor | None, tokens: int) -> Tensor:
+    return part if region is None else part.new_zeros(tokens, part.shape[1]).index_copy_(0, region, part)
+
+
+def _output(
+    assembly: Assembly, latents: Tensor, times: Tensor, network: Network, predict: Callable[..., Tensor]
+) -> Tensor:
+    """The network's output at every row's region, (computed_tokens, channels), guidance included.
+
+    Args:
+        assembly: of the batch.
+        latents: (row_tokens, channels), packed by row.
+        times: (rows,) float32.
+        network: that predicts.
+        predict: its method, told what sequences do with templates.
     """
     guided = assembly.guided
     if guided is None:
-        return forward(assembly.sequences, image, timestep)
-    image = torch.cat((image, image.index_select(0, guided.tokens)))
-    timestep = torch.cat((timestep, timestep.index_select(0, guided.rows)))
-    velocity = forward(assembly.sequences, image, timestep)
-    positive, negative = torch.split(velocity, [len(velocity) - len(guided.computed), len(guided.computed)])
-    combined = combine_guidance(positive.index_select(0, guided.computed), negative, guided.scale)
+        return predict(assembly.batch, latents, assembly.conditioning, times)
+    output = predict(
+        assembly.batch,
+        torch.cat((latents, latents.index_select(0, guided.tokens))),
+        assembly.conditioning,
+        torch.cat((times, times.index_select(0, guided.rows))),
+    )
+    positive, negative = torch.split(output, [len(output) - len(guided.computed), len(guided.computed)])
+    combined = network.guided(positive.index_select(0, guided.computed), negative, guided.scale)
     return positive.index_copy(0, guided.computed, combined)

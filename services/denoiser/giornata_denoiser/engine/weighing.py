@@ -8,27 +8,27 @@ from dataclasses import dataclass
 
 from giornata.planning.costs import Shape, StepCosts, step_work, worth_reusing
 from giornata.planning.profile import BatchCap
+from giornata.planning.specs import recording_bytes
 from giornata.wire.values import Mode
 from giornata_denoiser.engine.served import preferred
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.template import Form
 
 ENTRIES = 3
-"""Of what sizes a row may hold: what serves its step, what will serve a later one, and what it corrects them by."""
+"""Entries' worth of slabs that a row may hold: of its step, of a later step, and its correction."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Of a step that several rows share; a row alone may exceed it, since otherwise it would never run."""
+    """The most that a step of several rows may take; a row alone may exceed it, since it would never run otherwise."""
 
     step_ms: float = math.inf
     memory_bytes: float = math.inf
-    """For rows, what they take from templates, and activations."""
+    """Bytes of rows, of what they take from templates, and of activations."""
     activation_bytes: float = 0.0
-    """Of a step, per token that it computes."""
+    """Bytes of a step's activations for each token that it computes."""
     caps: tuple[BatchCap, ...] = ()
-    """Of the profile; none caps nothing."""
+    """Caps of the profile; without any, nothing is capped."""
 
 
 def fits(rows: Sequence[Row], budget: Budget, costs: StepCosts, family: Family) -> bool:
@@ -41,14 +41,14 @@ def fits(rows: Sequence[Row], budget: Budget, costs: StepCosts, family: Family) 
         family: that computes them.
     """
     return (
-        predicted_ms(rows, costs, family.blocks) <= budget.step_ms
+        predicted_ms(rows, costs, family.depth) <= budget.step_ms
         and step_bytes(rows, budget.activation_bytes, family) <= budget.memory_bytes
         and sum(share(row.tokens, budget.caps) for row in rows) <= 1.0
     )
 
 
 def predicted_ms(rows: Sequence[Row], costs: StepCosts, blocks: int) -> float:
-    """Of a step of a transformer with so many `blocks` that waits for no load."""
+    """Predicted time of a step of `blocks` blocks that waits for no load."""
     shapes: list[Shape] = []
     modes: list[tuple[Mode, ...]] = []
     for row in rows:
@@ -63,21 +63,20 @@ def reuses(row: Row) -> bool:
 
 
 def step_bytes(rows: Sequence[Row], activation_bytes: float, family: Family) -> float:
-    """Memory of a step of `rows`, the model's weights not counted."""
+    """Memory of a step of `rows` beside the model's weights."""
     held = sum(row_bytes(row, family) for row in rows)
     return held + activation_bytes * sum(row.tokens for row in rows)
 
 
 def row_bytes(row: Row, family: Family) -> int:
-    """What a row holds between steps, at most: its tensors, what it takes from a template, what it records."""
-    held = [row.latent, *row.conditioning.values()]
-    held += [tensor for prompt in row.prompts for tensor in (prompt.embeds, prompt.pooled)]
-    taken = ENTRIES * slab_bytes(row, family.dtype.itemsize)
-    return sum(tensor.nbytes for tensor in held) + taken + _recorded_bytes(row, family)
+    """The most that a row holds between steps: its tensors, what it takes from a template, what it records."""
+    held = sum(tensor.nbytes for tensor in (row.latent, *row.memory, *row.conditioning.values()))
+    held += sum(prompt.size_bytes for prompt in row.prompts)
+    return held + ENTRIES * slab_bytes(row, family.dtype.itemsize) + _recorded_bytes(row, family)
 
 
 def slab_bytes(row: Row, itemsize: int) -> int:
-    """Of all slabs of one entry, of all of the row's sequences; 0 for a row that takes from no template.
+    """Bytes of the slabs of one entry, for all sequences of a row; 0 for a row that takes from no template.
 
     Slabs of keys and values have room for the sequence's own.
     """
@@ -93,14 +92,14 @@ def slab_bytes(row: Row, itemsize: int) -> int:
 
 
 def _recorded_bytes(row: Row, family: Family) -> int:
-    """Of all entries that a template run will leave, in host memory on every device."""
-    what = row.recording
+    """Bytes of the entries that a template run will leave in host memory."""
+    what = row.records
     if what is None or family.device.type == "cuda":
         return 0
-    parts = sum(2 if form is Form.KV else 1 for form in what.forms)
+    specs = family.specs[what.first_block :]
     bits = what.bits or 8 * family.dtype.itemsize
-    blocks = family.blocks - what.first_block
-    return row.steps * blocks * parts * row.image_tokens * family.width * bits // 8
+    modes = [Mode(form) for form in what.forms]
+    return row.steps * recording_bytes(specs, modes, row.image_tokens, bits)
 
 
 def profits(row: Row, costs: StepCosts, family: Family) -> bool:
@@ -116,7 +115,7 @@ def profits(row: Row, costs: StepCosts, family: Family) -> bool:
 
 
 def share(tokens: int, caps: Sequence[BatchCap]) -> float:
-    """Of a batch at its cap that a row of so many tokens takes: 1 / rows of the next larger size in the profile."""
+    """The share of a full batch that a row of so many tokens takes: 1 / rows of the next larger size in the profile."""
     larger = [cap for cap in caps if cap.tokens >= tokens]
     nearest = min(
         larger, key=lambda cap: cap.tokens, default=max(caps, key=lambda cap: cap.tokens, default=None)

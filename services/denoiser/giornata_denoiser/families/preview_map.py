@@ -2,7 +2,7 @@
 
 Autoencoders of diffusion models keep the picture's layout: the mean colour under a latent pixel is close to a linear
 function of its channels. The published tables of factors belong to one autoencoder each; fitted when a checkpoint is
-loaded, the map needs no table, for whatever autoencoder, and takes one encoding of a small board.
+loaded, the map needs no table, serves any autoencoder, and takes one encoding of a small board.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def fit(latents: Tensor, colours: Tensor) -> PreviewMap:
 
 
 def board() -> Tensor:
-    """What the autoencoder is shown: (1, 3, 512, 512) in 0..1.
+    """The picture that the autoencoder encodes: (1, 3, 512, 512) in 0..1.
 
     A quarter each of flat colours, gradients, fine and coarse texture: brightness, hue and detail vary apart.
     """
@@ -80,7 +80,7 @@ def board() -> Tensor:
 
 @torch.inference_mode()
 def fit_autoencoder(folder: Path, device: torch.device) -> PreviewMap:
-    """The map of the autoencoder in the checkpoint `folder`, which is in memory only meanwhile.
+    """The map of the autoencoder in the checkpoint `folder`, which leaves memory again.
 
     Raises:
         OSError: its weights are missing.

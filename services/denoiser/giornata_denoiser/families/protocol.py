@@ -1,99 +1,198 @@
-"""What the engine asks of a model family."""
+"""What the engine asks of a model family: text, schedule and network."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from giornata.packed.sequences import Rotary, Sequences
+from giornata.packed.region import Region
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
+from giornata.planning.specs import BlockSpec, each
+from giornata_denoiser.rows.prompt import Prompt
+from giornata_denoiser.rows.track import Track
 
 
-class Family(Protocol):
-    """One kind of checkpoint and the diffusers pipeline that it equals."""
+class Text(Protocol):
+    """What a prompt becomes."""
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int | None, ...]]:
+        """Name and shape of an encoding's tensors; None is the number of text tokens."""
+
+    def prompt(self, tensors: Mapping[str, Tensor], grid: tuple[int, int], guidance_scale: float) -> Prompt:
+        """The prompt of one sequence, on the tensors' device.
+
+        Args:
+            tensors: of :attr:`tensors`, in the network's dtype.
+            grid: height and width of the row's picture in tokens.
+            guidance_scale: for networks that embed one.
+        """
+
+
+class Schedule(Protocol):
+    """A row's way through the noise levels, and the rule of one step.
+
+    The rules read `numbers`, a schedule's own: :attr:`giornata_denoiser.rows.track.Track.numbers` before a step (`now`)
+    and after it (`then`). Everything that samplers of diffusers differ in has its place: a factor on the network's
+    input in :meth:`scaled`; ε, v or velocity as output in :meth:`step` and :meth:`clean`; solvers of several steps in
+    `memory`; what is not a straight line between picture and noise in :meth:`noised`.
+    """
+
+    @property
+    def memory(self) -> int:
+        """Tensors that the solver remembers of earlier steps, each as large as the latent; 0 for one-step solvers."""
+
+    def track(self, *, steps: int, strength: float, cells: int) -> Track:
+        """The track of a row.
+
+        Args:
+            steps: `num_inference_steps`, before `strength` drops the first ones.
+            strength: 0 < strength <= 1.
+            cells: tokens of the whole picture.
+
+        Raises:
+            InvalidField: strength leaves no step to compute.
+        """
+
+    def scaled(self, latent: Tensor, now: Tensor) -> Tensor:
+        """What the network sees of one row's latent, (tokens, channels); `now` is (n,)."""
+
+    def step(
+        self, latent: Tensor, output: Tensor, memory: tuple[Tensor, ...], now: Tensor, then: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One step of all rows: their latents and what is remembered of it.
+
+        Args:
+            latent: (cells, channels), packed by row.
+            output: as `latent`, what the network predicts.
+            memory: as `latent`, what the step before has returned; zeros in a row's first step.
+            now: (cells, n) float32, numbers before the step of each cell's row.
+            then: as `now`, after it.
+        """
+
+    def noised(self, picture: Tensor, noise: Tensor, at: Tensor) -> Tensor:
+        """One row's picture at a noise level: where a row begins, and what its outside is at that level.
+
+        Args:
+            picture: (tokens, channels).
+            noise: as `picture`.
+            at: (n,) numbers of the level.
+        """
+
+    def clean(self, latent: Tensor, output: Tensor, now: Tensor) -> Tensor:
+        """The picture that one row's latent, (cells, channels), is predicted to become; `now` is (n,)."""
+
+
+class SequenceInputs(NamedTuple):
+    """What one sequence of a batch has, all of it on the network's device."""
+
+    prompt: Prompt
+    grid: tuple[int, int]
+    """Height and width of its picture in tokens."""
+    region: Region | None
+    """What of the picture is computed; None for all of it."""
+
+
+class Network(Protocol):
+    """One forward over rows that differ in everything, packed by sequence."""
 
     @property
     def device(self) -> torch.device:
-        """Where the transformer is."""
+        """Where it is."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """The transformer's, and that of every row's tensors."""
+        """Its dtype, and that of every row's tensors."""
+
+    @property
+    def blocks(self) -> tuple[BlockSpec, ...]:
+        """Its blocks, in order."""
 
     @property
     def conditioning(self) -> Mapping[str, int]:
         """Channels of the tensors every row carries, by name; `noise` and `image_latents` are among them."""
 
     @property
-    def prompt_channels(self) -> tuple[int, int]:
-        """Channels of prompt embeddings and of pooled prompt embeddings."""
-
-    def rotary(self, text_tokens: int, grid: tuple[int, int]) -> Rotary:
-        """Rotary embedding of one sequence, text then image; `grid` is (height, width) in tokens."""
-
-    def model_input(self, latent: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
-        """The transformer's input per image token, of all rows.
-
-        Args:
-            latent: (row_tokens, 4 * latent_channels), packed by row.
-            conditioning: each row's.
-
-        Returns:
-            (row_tokens, in_channels), packed by row.
-        """
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of the transformer, each of which may take from a template or record for one."""
-
-    @property
-    def heads(self) -> int:
-        """Of every block's attention."""
-
-    @property
-    def width(self) -> int:
-        """Channels of a token in every block, and of its keys and values in all heads together."""
+    def blends(self) -> bool:
+        """Whether each step ends by putting the noised picture where the row's tensor `mask` is 0."""
 
     def unmasked(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The conditioning of an edit with an empty mask, from that of any edit of the picture."""
 
-    def touched(self, conditioning: Mapping[str, Tensor]) -> Tensor:
-        """(tokens,) bool: the tokens of one row's picture that its mask touches."""
+    def assemble(self, sequences: Sequence[SequenceInputs]) -> object:
+        """The batch of `sequences`: what :meth:`predict` needs of them in every step; kept while the rows stay."""
 
-    def velocity(
+    def predict(
         self,
-        sequences: Sequences,
-        image: Tensor,
-        timestep: Tensor,
+        batch: object,
+        latents: Tensor,
+        conditioning: Sequence[Mapping[str, Tensor]],
+        times: Tensor,
+        *,
         uses: Sequence[Use] = (),
         trace: Tracing = UNTRACED,
     ) -> Tensor:
         """One forward over all sequences.
 
         Args:
-            sequences: the batch.
-            image: (image_tokens, in_channels), the image stream of all tokens, whether computed or not.
-            timestep: (sequences,) float32, sigma * 1000.
+            batch: of :meth:`assemble`.
+            latents: (tokens, channels), packed by sequence: all tokens, whether computed or not.
+            conditioning: by sequence.
+            times: (sequences,) float32, of the tracks.
             uses: by sequence, what it does with a template; none does anything by default. Sequences that take
                 from one have a region.
             trace: told of every block.
 
         Returns:
-            (computed_tokens, 4 * latent_channels): velocity of the regions' tokens, all tokens of sequences without.
+            (computed_tokens, channels): the output at the regions' tokens, all tokens of sequences without a region.
+        """
+
+    def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
+        """Outputs with the prompt and with the negative prompt, combined.
+
+        Args:
+            positive: (tokens, channels).
+            negative: as `positive`.
+            scale: (tokens, 1) float32, `true_cfg_scale` of each token's row.
         """
 
     def unpacked(self, latent: Tensor, grid: tuple[int, int]) -> Tensor:
-        """One row's packed latent, (tokens, 4 * latent_channels), as (latent_channels, height, width) latent pixels.
+        """One row's latent, (tokens, channels), as (latent_channels, height, width) latent pixels.
 
         `grid` is (height, width) in tokens.
         """
 
-    def after_step(self, latent: Tensor, conditioning: Mapping[str, Tensor], next_sigma: Tensor) -> Tensor:
-        """What the pipeline does to one row's latent, (tokens, channels), after each step.
 
-        `next_sigma` is (1,) float32: the noise level that the step has reached.
-        """
+@dataclass(frozen=True, eq=False)
+class Family:
+    """One kind of checkpoint and the diffusers pipeline that it equals."""
+
+    text: Text
+    schedule: Schedule
+    network: Network
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return self.network.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of network and rows."""
+        return self.network.dtype
+
+    @cached_property
+    def specs(self) -> tuple[BlockSpec, ...]:
+        """The spec of every block, in order; each block may take from a template or record for one."""
+        return each(self.network.blocks)
+
+    @property
+    def depth(self) -> int:
+        """How many blocks the network has."""
+        return len(self.specs)

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import Field
+from rich.console import Console
+from rich.progress import Progress
 
 from giornata.config import load
+from giornata.planning.profile import Profile
 from giornata.wire.errors import Failed
-from giornata_denoiser.blocks.accelerator import device_for
-from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.rehearsal import rehearse
+from giornata_denoiser.loading.accelerator import device_for
 from giornata_denoiser.profiling import fitting, making
 from giornata_denoiser.profiling.measuring import Meter
 from giornata_denoiser.profiling.mixtures import Extent
 from giornata_denoiser.profiling.profiles import write_profile
 from giornata_denoiser.profiling.report import report
 from giornata_denoiser.profiling.rows import Workpieces
-from giornata_denoiser.profiling.scatter import scatter
-
-BAR = 40
 
 
 class ProfilerConfig(DenoiserConfig):
     """Configuration of a profiler: the denoiser's whose steps it measures, within the denoiser's capacity."""
 
-    out: Path = Field(description="Where the profile is written; a scatter plot goes beside it, as .svg.")
+    out: Path = Field(description="Where the profile is written; a plot of the fit goes beside it, as .svg.")
     quick: bool = Field(
         default=False, description="Fewer sizes and rounds: half a minute with the built-in model."
     )
@@ -50,13 +51,16 @@ def main(flags: Sequence[str] | None = None) -> int:
 
 
 def run(config: ProfilerConfig, checkpoint: Checkpoint) -> None:
-    """Measure `checkpoint`; OSError where the file cannot be written."""
+    """Measure `checkpoint`; OSError where a file cannot be written."""
     extent = Extent(
-        checkpoint.card, checkpoint.family.blocks, config.capacity_rows, config.capacity_tokens, config.quick
+        checkpoint.card, checkpoint.family.depth, config.capacity_rows, config.capacity_tokens, config.quick
     )
     device = device_for(checkpoint.family.device, budget_bytes=0)
     meter = Meter(Workpieces(checkpoint, config.template_bits, device), time.perf_counter)
-    measured = making.measure(meter, extent, bar(making.count(extent)))
+    # Drawn between measurements, by no thread of its own: nothing else runs while a step is measured.
+    with Progress(console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
+        bar = progress.add_task("Measuring", total=making.count(extent))
+        measured = making.measure(meter, extent, lambda: progress.update(bar, advance=1, refresh=True))
     profile = making.profile(
         checkpoint,
         compute=fitting.compute_fit(measured.step_samples),
@@ -66,26 +70,21 @@ def run(config: ProfilerConfig, checkpoint: Checkpoint) -> None:
         measured_on=datetime.now(UTC).date().isoformat(),
     )
     write_profile(config.out, profile)
-    plot = config.out.with_suffix(".svg")
+    sys.stdout.write(
+        f"{report(profile, measured)}Written: {config.out}{_plotted(config.out, profile, measured)}\n"
+    )
+
+
+def _plotted(out: Path, profile: Profile, measured: making.Measurements) -> str:
+    """Draw the fit beside `out`, if that is possible; what to tell of it."""
+    if find_spec("matplotlib") is None:
+        return ", without a plot: the extra giornata-denoiser[bench] is not installed"
+    from giornata_denoiser.profiling.scatter import scatter  # noqa: PLC0415 - matplotlib is an extra
+
+    plot = out.with_suffix(".svg")
     points = fitting.predictions(profile.compute, measured.step_samples)
-    plot.write_text(scatter(f"Steps of {profile.model}, R² {profile.compute.r2:.4f}", points), "utf-8")
-    sys.stdout.write(f"{report(profile, measured)}Written: {config.out} and {plot}\n")
-
-
-def bar(total: int) -> Callable[[], None]:
-    """A progress bar on standard error, if that is a terminal; call what it gives after every measurement."""
-    done = 0
-
-    def step() -> None:
-        nonlocal done
-        done += 1
-        if sys.stderr.isatty():
-            full = BAR * done // total
-            line = f"\rMeasuring {'━' * full}{' ' * (BAR - full)} {done}/{total}"
-            sys.stderr.write(line if done < total else "\r\033[K")
-            sys.stderr.flush()
-
-    return step
+    scatter(plot, f"Steps of {profile.model}, R² {profile.compute.r2:.4f}", points)
+    return f" and {plot}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Costs without a profile: a few small steps at the start, weighed by what a transformer's block has to compute.
+"""Costs without a profile: a few small steps at the start, weighed by what the network's blocks have to compute.
 
 Few steps cannot tell tokens from pairs. Their ratio is therefore taken from the number of operations, and only what an
 operation, a sequence and a step cost is fitted. Step samples correct it while the denoiser serves.
@@ -14,9 +14,10 @@ import numpy as np
 from giornata.planning.costs import COMPUTE
 from giornata.planning.profile import Profile
 from giornata.planning.regression import Array, Fit, fit, graded
+from giornata.planning.specs import BlockSpec, mean_operations
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.profiling import fitting
 from giornata_denoiser.profiling.making import activation_bytes, profile
 from giornata_denoiser.profiling.measuring import Clock, Meter
@@ -28,7 +29,7 @@ LIMIT_S: Final = 1.0
 REPEATS: Final = 2
 RATIO: Final = 0.2
 SIDES: Final = (8, 16)
-"""Of pictures, in tokens."""
+"""Sides of pictures in tokens."""
 T = TypeVar("T")
 
 
@@ -46,35 +47,30 @@ def calibrate(checkpoint: Checkpoint, bits: int, device: Device, clock: Clock, m
     workpieces = Workpieces(checkpoint, bits, device)
     meter = Meter(workpieces, clock)
     text = checkpoint.card.max_text_tokens
-    steps = _steps(family.blocks, text)
+    steps = _steps(family.depth, text)
     step_samples = [
-        fitting.step_sample(mixture.work, ms)
+        fitting.Sample(mixture.work.features, ms)
         for mixture, ms in _within(LIMIT_S, clock, steps, lambda step: _least(meter.step_ms, step))
     ]
     load_samples = [
-        fitting.load_sample(meter.load_bytes(size), _least(meter.load_ms, size))
+        fitting.Sample.of_load(meter.load_bytes(size), _least(meter.load_ms, size))
         for size in (
             SlabSize(side, side, text, RATIO, mode) for side in SIDES for mode in (Mode.HIDDEN, Mode.KV)
         )
     ]
     return profile(
         checkpoint,
-        compute=proportional(step_samples, operations(family.width)),
+        compute=proportional(step_samples, operations(family.network.blocks)),
         load=fitting.load_fit(load_samples),
-        activation=activation_bytes(meter, steps[:1], family.blocks),
+        activation=activation_bytes(meter, steps[:1], family.depth),
         caps=(),
         measured_on=measured_on,
     )
 
 
-def operations(inner_dim: int) -> Array:
-    """Of one block, by :data:`giornata.planning.costs.COMPUTE`; multiplications and additions.
-
-    A token passes 12 d² weights (attention's four projections and a feed-forward four times as wide, one after the
-    other or side by side), a projected one two of these projections; a pair of query and key takes 2 d for its score
-    and 2 d for its value.
-    """
-    return np.array([0.0, 0.0, 24.0 * inner_dim**2, 4.0 * inner_dim**2, 4.0 * inner_dim])
+def operations(blocks: Sequence[BlockSpec]) -> Array:
+    """Multiplications and additions of the mean block, by :data:`giornata.planning.costs.COMPUTE`."""
+    return np.array([0.0, 0.0, *mean_operations(blocks)])
 
 
 def proportional(samples: Sequence[fitting.Sample], per_unit: Array) -> Fit:
@@ -96,7 +92,7 @@ def proportional(samples: Sequence[fitting.Sample], per_unit: Array) -> Fit:
 
 
 def _steps(blocks: int, text: int) -> tuple[Mixture, ...]:
-    """From the cheapest on, since the last ones may be left out."""
+    """The steps to measure, the cheapest first, since the last ones may be left out."""
     small, large = SIDES
     full, kv, hidden = ((mode,) * blocks for mode in (Mode.FULL, Mode.KV, Mode.HIDDEN))
     whole, masked = RowSize(large, large, text, full), RowSize(large, large, text, kv, RATIO)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from giornata.planning.costs import COMPUTE, LOAD, Work
+from giornata.planning.costs import COMPUTE, LOAD
 from giornata.planning.profile import BatchCap
 from giornata.planning.regression import Array, Fit, fit, graded
 
@@ -27,8 +27,13 @@ class Sample(NamedTuple):
     features: tuple[float, ...]
     ms: float
 
+    @classmethod
+    def of_load(cls, size_bytes: int, ms: float) -> Sample:
+        """A load that moved `size_bytes`."""
+        return cls((1.0, float(size_bytes)), ms)
 
-class Prediction(NamedTuple):
+
+class Predicted(NamedTuple):
     """One thing measured, beside what a fit says."""
 
     predicted_ms: float
@@ -36,18 +41,8 @@ class Prediction(NamedTuple):
 
     @property
     def error(self) -> float:
-        """As a share of the measured time; positive where the fit says more."""
+        """The error as a share of the measured time; positive where the fit says more."""
         return self.predicted_ms / self.measured_ms - 1
-
-
-def step_sample(work: Work, ms: float) -> Sample:
-    """Of a step."""
-    return Sample(work.features, ms)
-
-
-def load_sample(size_bytes: int, ms: float) -> Sample:
-    """Of a load."""
-    return Sample((1.0, float(size_bytes)), ms)
 
 
 def compute_fit(samples: Sequence[Sample]) -> Fit:
@@ -60,9 +55,9 @@ def load_fit(samples: Sequence[Sample]) -> Fit:
     return fit(LOAD, *_arrays(samples), relative=True)
 
 
-def predictions(found: Fit, samples: Iterable[Sample]) -> list[Prediction]:
-    """Of `samples`, in their order."""
-    return [Prediction(found.predict(sample.features), sample.ms) for sample in samples]
+def predictions(found: Fit, samples: Iterable[Sample]) -> list[Predicted]:
+    """What a fit says of `samples`, in their order."""
+    return [Predicted(found.predict(sample.features), sample.ms) for sample in samples]
 
 
 def unseen(names: Sequence[str], samples: Sequence[Sample]) -> Fit:
@@ -81,7 +76,7 @@ def unseen(names: Sequence[str], samples: Sequence[Sample]) -> Fit:
 
 
 def caps(measured: Iterable[tuple[int, int, float]]) -> tuple[BatchCap, ...]:
-    """For every size of row the smallest batch whose throughput reaches :data:`ENOUGH` of the best.
+    """The smallest batch of every size of row whose throughput reaches :data:`ENOUGH` of the best.
 
     Args:
         measured: tokens that a row computes, rows of that size, ms of their step.

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from giornata.planning.profile import BatchCap, Profile
 from giornata.planning.regression import Fit
 from giornata.wire.values import Mode
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.profiling import fitting
-from giornata_denoiser.profiling.measuring import LoadTime, StepTime, medians
-from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, SlabSize, mixtures, slab_sizes
+from giornata_denoiser.profiling.measuring import LoadTime, Meter, StepTime, medians
+from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, mixtures, slab_sizes
 from giornata_denoiser.profiling.profiles import device_name, dtype_name, versions
 
 QUICK_ROUNDS = 2
@@ -33,28 +32,12 @@ class Measurements:
     @property
     def step_samples(self) -> list[fitting.Sample]:
         """Steps, for a fit."""
-        return [fitting.step_sample(one.mixture.work, one.ms) for one in self.steps]
+        return [fitting.Sample(one.mixture.work.features, one.ms) for one in self.steps]
 
     @property
     def load_samples(self) -> list[fitting.Sample]:
-        """Loads, likewise."""
-        return [fitting.load_sample(one.size_bytes, one.ms) for one in self.loads]
-
-
-class Measuring(Protocol):
-    """What :class:`giornata_denoiser.profiling.measuring.Meter` does."""
-
-    def step_ms(self, mixture: Mixture) -> float:
-        """Of one step."""
-
-    def step_bytes(self, mixture: Mixture) -> int:
-        """Peak memory of one step."""
-
-    def load_ms(self, size: SlabSize) -> float:
-        """Of one slab."""
-
-    def load_bytes(self, size: SlabSize) -> int:
-        """What has to move for one slab."""
+        """Loads, for a fit."""
+        return [fitting.Sample.of_load(one.size_bytes, one.ms) for one in self.loads]
 
 
 def count(extent: Extent) -> int:
@@ -63,7 +46,7 @@ def count(extent: Extent) -> int:
     return rounds * (len(mixtures(extent, SEED)) + len(slab_sizes(extent)))
 
 
-def measure(meter: Measuring, extent: Extent, told: Callable[[], object]) -> Measurements:
+def measure(meter: Meter, extent: Extent, told: Callable[[], object]) -> Measurements:
     """Everything within `extent`; `told` is called after every measurement."""
     rounds = QUICK_ROUNDS if extent.quick else ROUNDS
     steps, loads = mixtures(extent, SEED), slab_sizes(extent)
@@ -76,7 +59,7 @@ def measure(meter: Measuring, extent: Extent, told: Callable[[], object]) -> Mea
     )
 
 
-def activation_bytes(meter: Measuring, steps: Iterable[Mixture], blocks: int) -> float:
+def activation_bytes(meter: Meter, steps: Iterable[Mixture], blocks: int) -> float:
     """Peak memory per token, over the steps in which one row computes everything."""
     alone = [
         mixture for mixture in steps if len(mixture.rows) == 1 and set(mixture.rows[0].modes) == {Mode.FULL}
@@ -110,7 +93,7 @@ def profile(
         dtype=dtype_name(checkpoint.family.dtype),
         versions=versions(),
         measured_on=measured_on,
-        blocks=checkpoint.family.blocks,
+        blocks=checkpoint.family.depth,
         compute=compute,
         load=load,
         activation_bytes=activation,
@@ -119,7 +102,7 @@ def profile(
 
 
 def batch_caps(steps: Sequence[StepTime]) -> tuple[BatchCap, ...]:
-    """Of the sizes that were measured in growing numbers."""
+    """Caps of the sizes that were measured in growing numbers."""
     sweeps: dict[RowSize, dict[int, float]] = defaultdict(dict)
     for mixture, ms in steps:
         if mixture.alike:

@@ -88,7 +88,7 @@ class Meter:
         """The median of the blocks' slabs, each until it has arrived; what goes wrong with a load is raised."""
         slabs = self._slabs(size)
         with torch.inference_mode():
-            times = [self._timed_load(slabs, block, size) for block in range(self._family.blocks)]
+            times = [self._timed_load(slabs, block, size) for block in range(self._family.depth)]
         return statistics.median(times)
 
     def load_bytes(self, size: SlabSize) -> int:
@@ -103,15 +103,15 @@ class Meter:
         return lambda: denoise_step(self._family, assembly, rows, uses)
 
     def _timed_load(self, slabs: Slabs, block: int, size: SlabSize) -> float:
-        # Who asks for a slab loads it, and lets the current stream wait for it: its events then tell when it is there.
+        # Asking for a slab loads it and lets the current stream wait for it: its events then tell when it is there.
         ask = slabs.keys_values if size.mode is Mode.KV else slabs.hidden
         return self._timed(lambda: ask(block))
 
     def _slabs(self, size: SlabSize) -> Slabs:
-        row = RowSize(size.height, size.width, size.text, (size.mode,) * self._family.blocks, size.ratio)
+        row = RowSize(size.height, size.width, size.text, (size.mode,) * self._family.depth, size.ratio)
         where = self._workpieces.region(row)
         if where is None:
-            raise ValueError(f"received {size}, of which nothing is loaded")
+            raise ValueError(f"received {size}, which loads nothing")
         entry = self._workpieces.entry(size.height, size.width, size.text)
         return self._workpieces.slabs(entry, where, row.tokens)
 

@@ -31,10 +31,10 @@ def peak_bytes(device: torch.device, compute: Callable[[], object]) -> int:
 
 
 class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is without types
-    """Adds up the storages that operations make, from when they are made to when nobody holds them."""
+    """Adds up the storages that operations make, from when they are made until they are freed."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # likewise
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's is without types
         self.peak = 0
         self._live = 0
         self._known: set[int] = set()

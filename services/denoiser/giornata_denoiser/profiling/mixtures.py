@@ -16,7 +16,7 @@ SCALES: Final = (0.5, 0.75, 1.0, 1.5)
 """Sides of pictures, as multiples of the model's own."""
 QUICK_RATIOS: Final = (0.1, 0.35)
 RATIOS: Final = (0.05, 0.15, 0.3, 0.6)
-"""Of mask to picture; the means of the traces in FlashPS lie between 0.11 and 0.35."""
+"""Ratios of mask to picture; the means of the traces in FlashPS lie between 0.11 and 0.35."""
 QUICK_RANDOM: Final = 8
 RANDOM: Final = 40
 """Mixtures in which every row is drawn for itself."""
@@ -32,14 +32,14 @@ class RowSize:
     """All that a row's cost depends on."""
 
     height: int
-    """In tokens, as `width`."""
+    """Height of the picture in tokens."""
     width: int
     text: int
     """Text tokens of each sequence."""
     modes: tuple[Mode, ...]
-    """Of every block."""
+    """The mode of every block."""
     ratio: float = 1.0
-    """Of mask to picture; 1 for a row without a region, whose modes are all `full`."""
+    """Ratio of mask to picture; 1 for a row without a region, whose modes are all `full`."""
     guided: bool = False
     """Two sequences, for true classifier-free guidance."""
 
@@ -53,7 +53,7 @@ class RowSize:
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """Of its sequences."""
+        """Shapes of its sequences."""
         height, width = self.box
         return (Shape(self.text, self.height * self.width, height * width),) * (1 + self.guided)
 
@@ -71,7 +71,7 @@ class Mixture:
 
     @property
     def work(self) -> Work:
-        """Of the whole step."""
+        """Work of the whole step."""
         shapes = [(shape, row.modes) for row in self.rows for shape in row.shapes]
         return step_work([shape for shape, _ in shapes], [modes for _, modes in shapes])
 
@@ -115,19 +115,19 @@ class Extent:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Of masks."""
+        """Ratios of masks."""
         return QUICK_RATIOS if self.quick else RATIOS
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Of rows: powers of two, and the most."""
+        """Numbers of rows: powers of two, and the most."""
         most = min(self.rows, QUICK_ROWS) if self.quick else self.rows
         powers = [2**power for power in range(most.bit_length())]
         return tuple(sorted({*powers, most}))
 
     @property
     def most_tokens(self) -> int:
-        """Of a mixture of several rows, computed or not."""
+        """Most tokens of a mixture of several rows, computed or not."""
         own = (self.card.native_size // self.card.pixel_multiple) ** 2 + self.card.max_text_tokens
         return min(self.tokens, PICTURES * own)
 

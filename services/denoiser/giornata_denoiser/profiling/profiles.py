@@ -12,18 +12,18 @@ from pydantic import ValidationError
 
 from giornata.planning.profile import Profile
 from giornata.wire.errors import Failed
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 
 PACKAGES: Final = ("giornata-denoiser", "torch", "diffusers")
-"""Whose versions a profile tells."""
-AGAIN: Final = "measure it anew with `giornata profile`, or leave it out"
+"""Packages whose versions a profile tells."""
+AGAIN: Final = "measure it again with `giornata profile`, or leave it out"
 
 
 def read_profile(path: Path, checkpoint: Checkpoint) -> Profile:
     """The profile in `path`, which is one of `checkpoint` where it is now.
 
     Raises:
-        Failed: there is none, or it is of another model, device or dtype; says of which.
+        Failed: there is none, or it is of another model, device or dtype; the error says which.
     """
     try:
         profile = Profile.model_validate_json(path.read_bytes())
@@ -55,12 +55,12 @@ def device_name(device: torch.device) -> str:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As configuration calls it."""
+    """The dtype's name in configurations."""
     return str(dtype).removeprefix("torch.")
 
 
 def versions() -> dict[str, str]:
-    """Of what decides how long a step takes."""
+    """Versions of what decides how long a step takes."""
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
 
@@ -70,7 +70,7 @@ def _facts(profile: Profile, checkpoint: Checkpoint) -> list[tuple[str, object, 
     return [
         ("schema", profile.schema_version, str(Profile.model_fields["schema_version"].default)),
         ("model", profile.model_digest[:12], card.digest[:12]),
-        ("number of blocks", profile.blocks, str(family.blocks)),
+        ("number of blocks", profile.blocks, str(family.depth)),
         ("dtype", profile.dtype, dtype_name(family.dtype)),
         ("device", profile.device, device_name(family.device)),
     ]

@@ -60,7 +60,7 @@ def _table(title: str, fit: Fit, unseen: Fit) -> Iterator[str]:
     )
 
 
-def _told(one: fitting.Prediction) -> str:
+def _told(one: fitting.Predicted) -> str:
     return f"{one.predicted_ms:.3f} ms predicted, {one.measured_ms:.3f} ms measured ({one.error:+.0%})"
 
 

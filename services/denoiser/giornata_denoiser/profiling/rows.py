@@ -6,18 +6,18 @@ import torch
 from torch import Tensor
 
 from giornata.packed.region import Region, region
-from giornata.packed.uses import Reuse, Use, by_sequence
+from giornata.packed.uses import Taken, Use, by_sequence
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.families.rows import NEGATIVE, build_row, text_shapes
 from giornata_denoiser.profiling.mixtures import RowSize
-from giornata_denoiser.rows.row import Row, build_row
-from giornata_denoiser.rows.sigmas import sigma_grid
+from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Entry, Form
 
 STEPS = 2
@@ -42,17 +42,21 @@ class Workpieces:
         """The `index`-th row of a batch, of noise."""
         family, card = self.checkpoint.family, self.checkpoint.card
         tokens = size.height * size.width
-        joint_dim, pooled_dim = family.prompt_channels
-        signs = ("", "negative_") if size.guided else ("",)
-        text = {f"{sign}prompt_embeds": self._noise(size.text, joint_dim) for sign in signs}
-        text |= {f"{sign}pooled_prompt_embeds": self._noise(pooled_dim) for sign in signs}
+        shapes = text_shapes(family, size.text)
+        text = {
+            f"{sign}{name}": self._noise(*shape)
+            for sign in (("", NEGATIVE) if size.guided else ("",))
+            for name, shape in shapes.items()
+        }
         return build_row(
             family,
             RowKey("profile", 0, index),
             grid=(size.height, size.width),
-            sigmas=sigma_grid(self.checkpoint.scheduler, steps=STEPS, strength=1.0, image_tokens=tokens),
+            track=family.schedule.track(steps=STEPS, strength=1.0, cells=tokens),
             text=text,
-            conditioning={name: self._noise(tokens, width) for name, width in family.conditioning.items()},
+            conditioning={
+                name: self._noise(tokens, channels) for name, channels in family.network.conditioning.items()
+            },
             guidance_scale=card.default_guidance_scale,
             true_cfg_scale=GUIDED_SCALE if size.guided else 1.0,
             region=self.region(size),
@@ -63,32 +67,32 @@ class Workpieces:
         height, width = size.box
         touched = torch.zeros(size.height, size.width, dtype=torch.bool)
         touched[:height, :width] = True
-        return region(touched, 0, self.checkpoint.family.device)
+        return region(touched)
 
     def uses(self, sizes: tuple[RowSize, ...], rows: tuple[Row, ...]) -> tuple[Use, ...]:
-        """By sequence, positive ones first: all that the modes take, on the device already."""
+        """What each sequence takes in its modes, on the device already; positive sequences first."""
         return by_sequence([self._uses_of(size, row) for size, row in zip(sizes, rows, strict=True)])
 
     def entry(self, height: int, width: int, text: int) -> Entry:
         """What a template run over such a picture leaves, in both forms, in the host's memory."""
         if (height, width) not in self._entries:
             family = self.checkpoint.family
-            row = self.row(RowSize(height, width, text, (Mode.FULL,) * family.blocks), 0)
-            recorder = EntryRecorder(row.sigma, family.blocks, tuple(Form), self._bits)
+            row = self.row(RowSize(height, width, text, (Mode.FULL,) * family.depth), 0)
+            recorder = EntryRecorder(row.level, family.depth, tuple(Form), self._bits)
             with torch.inference_mode():
-                denoise_step(family, assemble(family, [row]), [row], [recorder])
+                denoise_step(family, assemble(family, [row]), [row], [Use(recorder=recorder)])
             self._entries[height, width] = recorder.entry()
         return self._entries[height, width]
 
     def slabs(self, entry: Entry, where: Region, own: int) -> Slabs:
-        """Of a sequence that computes `own` tokens; nothing loaded yet."""
+        """Slabs of a sequence that computes `own` tokens; nothing is loaded yet."""
         return Slabs(entry, where, own, self.checkpoint.family, device=self._device)
 
     def _uses_of(self, size: RowSize, row: Row) -> tuple[Use, ...]:
         if row.region is None:
-            return (None,) * len(row.prompts)
+            return (Use(),) * len(row.prompts)
         entry = self.entry(size.height, size.width, size.text)
-        return tuple(Reuse(size.modes, self.slabs(entry, row.region, own)) for own in row.own_tokens)
+        return tuple(Use(Taken(size.modes, self.slabs(entry, row.region, own))) for own in row.own_tokens)
 
     def _noise(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._random)

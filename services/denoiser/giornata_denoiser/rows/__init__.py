@@ -1,1 +1,1 @@
-"""Rows: what is being denoised, as values."""
+"""Rows: what is being denoised, as values. Pure."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 EXACT: Final = 0
-"""Bits of a tensor that is kept in the dtype that it was computed in."""
+"""No bits: a tensor is kept in the dtype that it was computed in."""
 BITS: Final = (EXACT, 8, 4)
 
 
@@ -39,12 +39,12 @@ class Stored:
 
     @property
     def size_bytes(self) -> int:
-        """Of all its tensors."""
+        """Bytes of all its tensors."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that there are."""
+        """Its data, and scale and low where it has them."""
         return (self.data, *(part for part in (self.scale, self.low) if part is not None))
 
     @property
@@ -53,11 +53,11 @@ class Stored:
         return self.data.shape[0], self.data.shape[1] if self.scale is None else len(self.scale)
 
     def to(self, device: torch.device) -> Stored:
-        """On `device`; asynchronously from pinned memory."""
+        """The same on `device`; the copy is asynchronous from pinned memory."""
         return self._each(lambda part: part.to(device, non_blocking=True))
 
     def pinned(self) -> Stored:
-        """In pinned host memory, from which a CUDA device is reached asynchronously."""
+        """The same in pinned host memory, from which copies to a CUDA device are asynchronous."""
         return self._each(lambda part: part.cpu().pin_memory())
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Stored:
@@ -89,7 +89,7 @@ class Stored:
 
 
 def _levels(data: Tensor, bits: int) -> tuple[tuple[Tensor, int], ...]:
-    """Levels and the number of their channels' half, of which 8 bits have one."""
+    """Levels, each with the number of the half of the channels that it holds; 8 bits hold all channels in one."""
     return ((data, 0),) if bits == 8 else ((data & 15, 0), (data >> 4, 1))
 
 

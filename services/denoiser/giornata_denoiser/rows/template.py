@@ -35,17 +35,17 @@ class Kept:
     """(tokens, inner_dim)"""
 
     def pinned(self) -> Kept:
-        """In pinned host memory."""
+        """The same in pinned host memory."""
         return Kept(*(p and p.pinned() for p in (self.key, self.value, self.hidden)))
 
     def taken(self, mode: Mode) -> tuple[Stored, ...]:
-        """What a block that runs in `mode` takes, of what there is."""
+        """The kept parts that a block in `mode` takes."""
         parts = {Mode.KV: (self.key, self.value), Mode.HIDDEN: (self.hidden,), Mode.FULL: ()}[mode]
         return tuple(part for part in parts if part is not None)
 
     @property
     def parts(self) -> Iterator[Stored]:
-        """Whatever there is."""
+        """The parts that were kept."""
         return (part for part in (self.key, self.value, self.hidden) if part is not None)
 
 
@@ -53,39 +53,39 @@ class Kept:
 class Entry:
     """One noise level of a template run."""
 
-    sigma: float
+    level: float
     blocks: tuple[Kept, ...]
 
     def pinned(self) -> Entry:
-        """In pinned host memory."""
+        """The same in pinned host memory."""
         return replace(self, blocks=tuple(block.pinned() for block in self.blocks))
 
     @property
     def size_bytes(self) -> int:
-        """Of all that its blocks kept."""
+        """Bytes of all that its blocks kept."""
         return sum(part.size_bytes for block in self.blocks for part in block.parts)
 
 
 @dataclass(frozen=True, eq=False)
-class Template:
+class Recording:
     """The entries of one template run."""
 
     id: str
     grid: tuple[int, int]
     """Height and width in tokens."""
     entries: tuple[Entry, ...]
-    """In the order of the run, sigma falling."""
+    """In the order of the run, level falling."""
 
     @property
     def size_bytes(self) -> int:
-        """Of all entries."""
+        """Bytes of all entries."""
         return sum(entry.size_bytes for entry in self.entries)
 
-    def pinned(self) -> Template:
-        """In pinned host memory; see :meth:`giornata_denoiser.rows.stored.Stored.pinned`."""
+    def pinned(self) -> Recording:
+        """The same in pinned host memory; see :meth:`giornata_denoiser.rows.stored.Stored.pinned`."""
         return replace(self, entries=tuple(entry.pinned() for entry in self.entries))
 
-    def at(self, sigma: float, tolerance: float = 1.0) -> Entry | None:
+    def at(self, level: float, tolerance: float = 1.0) -> Entry | None:
         """The entry of the nearest noise level; None if none lies within `tolerance`."""
-        nearest = min(self.entries, key=lambda entry: abs(entry.sigma - sigma), default=None)
-        return None if nearest is None or abs(nearest.sigma - sigma) > tolerance else nearest
+        nearest = min(self.entries, key=lambda entry: abs(entry.level - level), default=None)
+        return None if nearest is None or abs(nearest.level - level) > tolerance else nearest

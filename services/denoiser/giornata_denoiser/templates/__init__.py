@@ -1,1 +1,1 @@
-"""Templates: which one an edit takes from, when it is recorded, where it is kept."""
+"""Templates: which recording an edit takes from, when a picture is recorded, where recordings are kept."""

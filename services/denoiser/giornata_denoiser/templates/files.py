@@ -1,9 +1,9 @@
-"""Templates as files: safetensors with a checksum. What is not whole, or not ours, is no template.
+"""Recordings as files: safetensors with a checksum. What is not whole, or not ours, is no recording.
 
 A file that is read stays mapped, privately: its tensors are the file's pages, read once for the checksum or when a step
 first gathers from them, shared with the system's cache instead of copied, and dropped from there first when memory is
-short. Files are replaced and unlinked, never written in place, so that a template outlives its file; a file that
-somebody else truncates while it is mapped ends the process, as any mapped file does.
+short. Files are replaced and unlinked, never written in place, so that a recording outlives its file; another process
+that truncates a mapped file ends this one, as with any mapped file.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import os
 import tempfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,41 +24,35 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from giornata_denoiser.rows.stored import Stored
-from giornata_denoiser.rows.template import Entry, Kept, Template
+from giornata_denoiser.rows.template import Entry, Kept, Recording
 
 FORMAT: Final = 1
-"""Of the files; another one is not read."""
+"""Version of the files; a file of another version is not read."""
 SUFFIX: Final = ".template.safetensors"
 PART: Final = ".template.part"
-"""Of files that are being written."""
+"""Ends the names of files that are being written."""
 TENSORS: Final = ("data", "scale", "low")
+Stamp = tuple[int, int, int]
+"""Tells a file from a later file of its name: inode, bytes, and time of the last change in nanoseconds."""
 
 
-class Stamp(NamedTuple):
-    """Tells a file from the one that later has its name."""
-
-    inode: int
-    size_bytes: int
-    mtime_ns: int
-
-
-class NotATemplate(Exception):
+class NotARecording(Exception):
     """A file is truncated, changed, of another format or of something else."""
 
 
-def write(template: Template, path: Path) -> int:
-    """Write `template` to `path`, whole or not at all; returns the file's size in bytes.
+def write(recording: Recording, path: Path) -> int:
+    """Write `recording` to `path`, whole or not at all; returns the file's size in bytes.
 
     Raises:
         OSError: it cannot be written.
     """
-    tensors = {name: tensor.contiguous() for name, tensor in _named(template)}
+    tensors = {name: tensor.contiguous() for name, tensor in _named(recording)}
     header = {
         "format": str(FORMAT),
-        "id": template.id,
-        "grid": json.dumps(template.grid),
-        "sigmas": json.dumps([entry.sigma for entry in template.entries]),
-        "blocks": json.dumps([len(entry.blocks) for entry in template.entries]),
+        "id": recording.id,
+        "grid": json.dumps(recording.grid),
+        "sigmas": json.dumps([entry.level for entry in recording.entries]),
+        "blocks": json.dumps([len(entry.blocks) for entry in recording.entries]),
     }
     header["checksum"] = str(_checksum(header, tensors))
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=PART)
@@ -77,33 +72,26 @@ def write(template: Template, path: Path) -> int:
 def stamp(path: Path) -> Stamp:
     """Which file `path` is now; OSError if there is none."""
     found = path.stat()
-    return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def read_ahead(path: Path) -> None:
     """Ask the system to read a file before it is needed; where it cannot, or the file is gone, that is no error."""
-    if not hasattr(os, "posix_fadvise"):
-        return
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
-    finally:
-        os.close(handle)
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError), path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
-def read(path: Path, template_id: str, *, checked: bool = False) -> Template:
-    """The template of this id in `path`, mapped.
+def read(path: Path, recording_id: str, *, checked: bool = False) -> Recording:
+    """The recording of this id in `path`, mapped.
 
     Args:
         path: of the file.
-        template_id: that it is to hold.
+        recording_id: which recording the file is to hold.
         checked: whether this very file was read before; otherwise every byte is checked.
 
     Raises:
-        NotATemplate: it is none.
+        NotARecording: the file does not hold it.
         OSError: the file cannot be read.
     """
     try:
@@ -111,18 +99,18 @@ def read(path: Path, template_id: str, *, checked: bool = False) -> Template:
             header: dict[str, str] = dict(opened.metadata() or {})
             tensors: dict[str, Tensor] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
         found = int(header.pop("checksum"))
-        ours = (header["format"], header["id"]) == (str(FORMAT), template_id)
+        ours = (header["format"], header["id"]) == (str(FORMAT), recording_id)
         whole = ours and (checked or found == _checksum(header, tensors))
-        template = _template(header, tensors) if whole else None
+        recording = _recording(header, tensors) if whole else None
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise NotATemplate(f"{path} is no template: {error}") from error
-    if template is None:
-        raise NotATemplate(f"{path} was changed, or is of another version or template")
-    return template
+        raise NotARecording(f"{path} is no recording: {error}") from error
+    if recording is None:
+        raise NotARecording(f"{path} was changed, or is of another version or recording")
+    return recording
 
 
-def _named(template: Template) -> Iterator[tuple[str, Tensor]]:
-    for number, entry in enumerate(template.entries):
+def _named(recording: Recording) -> Iterator[tuple[str, Tensor]]:
+    for number, entry in enumerate(recording.entries):
         for block, kept in enumerate(entry.blocks):
             for part in ("key", "value", "hidden"):
                 stored = getattr(kept, part)
@@ -132,7 +120,7 @@ def _named(template: Template) -> Iterator[tuple[str, Tensor]]:
                         yield f"{number}.{block}.{part}.{name}", tensor
 
 
-def _template(header: dict[str, str], tensors: dict[str, Tensor]) -> Template:
+def _recording(header: dict[str, str], tensors: dict[str, Tensor]) -> Recording:
     """The inverse of :func:`_named`."""
     kept: dict[tuple[int, int], dict[str, Stored]] = {}
     ordered = sorted(tensors, key=lambda name: name.rpartition(".")[0])
@@ -141,13 +129,13 @@ def _template(header: dict[str, str], tensors: dict[str, Tensor]) -> Template:
         stored = Stored(**{name.rpartition(".")[2]: tensors[name] for name in names})
         kept.setdefault((int(number), int(block)), {})[part] = stored
     height, width = json.loads(header["grid"])
-    sigmas: list[float] = json.loads(header["sigmas"])
+    levels: list[float] = json.loads(header["sigmas"])
     blocks: list[int] = json.loads(header["blocks"])
     entries = tuple(
-        Entry(sigma, tuple(Kept(**kept.get((number, block), {})) for block in range(count)))
-        for number, (sigma, count) in enumerate(zip(sigmas, blocks, strict=True))
+        Entry(level, tuple(Kept(**kept.get((number, block), {})) for block in range(count)))
+        for number, (level, count) in enumerate(zip(levels, blocks, strict=True))
     )
-    return Template(header["id"], (int(height), int(width)), entries)
+    return Recording(header["id"], (int(height), int(width)), entries)
 
 
 def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> int:

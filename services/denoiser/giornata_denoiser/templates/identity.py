@@ -1,4 +1,4 @@
-"""What a template is called: a digest of all that its recording follows from. Pure."""
+"""What a recording is called: its picture, and a digest of all that the recording follows from."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from functools import partial
 from typing import Final
 
 from giornata.planning.keeping import LEAST_LEVELS, Keeping, within
+from giornata.planning.specs import PARTS
 from giornata.wire.jobs import Inspection
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import digest_of, picture_id
-from giornata_denoiser.checkpoint import Checkpoint
+from giornata.wire.values import Mode
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.rows.sigmas import SigmaGrid, sigma_grid
 from giornata_denoiser.rows.stored import EXACT
-from giornata_denoiser.rows.template import FILE_BYTES, Form
+from giornata_denoiser.rows.template import FILE_BYTES
+from giornata_denoiser.rows.track import Track
 
 RECORDER: Final = 1
-"""Version of what template runs record; another one's are not taken from."""
+"""Version of what template runs record; nothing is taken from recordings of another version."""
 ANYWHERE: Final = 1.0
 SAME: Final = 1e-4
 """Tolerances of noise levels."""
@@ -26,15 +28,17 @@ SAME: Final = 1e-4
 
 @dataclass(frozen=True)
 class Wanted:
-    """A template that is taken from, or recorded."""
+    """A recording that is taken from, or made."""
 
-    id: str
-    """A picture's, and after it a recording's: see :func:`giornata.wire.templates.picture_id`."""
-    grid: SigmaGrid
+    recording_id: str
+    """The id of the picture, a dash, and a digest of how it is recorded."""
+    track: Track
     """Noise levels of its run."""
     tolerance: float
-    first_block: int = 0
+    first_block: int
     """Blocks before it keep nothing, for want of bytes."""
+    fits: bool
+    """Whether any block is kept."""
 
 
 def wanted(
@@ -44,44 +48,53 @@ def wanted(
     inspection: Inspection,
     parameters: EditParameters | None = None,
 ) -> Wanted:
-    """The template of a picture: its tenant's own.
+    """The recording of a picture, which is its tenant's own.
 
     Args:
         config: form, bits and noise levels of recordings, and how large they may be.
-        checkpoint: that records.
-        tenant: whose picture it is.
+        checkpoint: computes the recording.
+        tenant: owner of the picture.
         inspection: of the picture.
-        parameters: of an edit; with `strict` the noise levels are its own, otherwise, and without an edit, the
-            configured number of them, or so many as fit.
+        parameters: of an edit; with `strict` the noise levels are the edit's own. Otherwise, and without an edit, they
+            are the configured number of levels, or as many as fit.
+
+    Raises:
+        InvalidField: the edit has no step to compute.
     """
-    levels = partial(sigma_grid, checkpoint.scheduler, image_tokens=inspection.tokens)
+    levels = partial(checkpoint.family.schedule.track, cells=inspection.tokens)
     strict = parameters is not None and parameters.reuse is Reuse.STRICT
     if parameters is not None and strict:
         steps = parameters.num_inference_steps or config.template_levels
-        grid = levels(steps=steps, strength=parameters.strength or 1.0)
-        keeping = _keeping(config, checkpoint.family, inspection.tokens, grid.steps, grid.steps)
+        track = levels(steps=steps, strength=parameters.strength or 1.0)
+        keeping = _keeping(config, checkpoint.family, inspection.tokens, track.steps, track.steps)
     else:
         keeping = _keeping(config, checkpoint.family, inspection.tokens, config.template_levels)
-        grid = levels(steps=keeping.levels, strength=1.0)
-    recording = digest_of(
-        RECORDER,
-        config.template_form,
-        config.template_bits,
-        [round(sigma, 6) for sigma in grid.sigmas.tolist()],
-        checkpoint.card.default_guidance_scale or 0.0,
+        track = levels(steps=keeping.levels, strength=1.0)
+    levels_kept = [round(level, 6) for level in track.levels.tolist()]
+    guidance = checkpoint.card.default_guidance_scale or 0.0
+    what = (config.template_form, config.template_bits, levels_kept, guidance, keeping.first_block)
+    return Wanted(
+        f"{picture_id(tenant, inspection.template_key)}-{digest_of(RECORDER, *what)}",
+        track,
+        SAME if strict else ANYWHERE,
         keeping.first_block,
+        fits=keeping.first_block < checkpoint.family.depth,
     )
-    name = f"{picture_id(tenant, inspection.template_key)}-{recording}"
-    return Wanted(name, grid, SAME if strict else ANYWHERE, keeping.first_block)
+
+
+def picture_of(recording_id: str) -> str:
+    """The id of the picture of a recording."""
+    return recording_id.partition("-")[0]
 
 
 def _keeping(
     config: DenoiserConfig, family: Family, tokens: int, levels: int, least_levels: int = LEAST_LEVELS
 ) -> Keeping:
-    """What fits into the configured bytes and into a tier: what none holds would be recorded at every edit."""
+    """What fits into the configured bytes and into a tier; what no tier holds would be recorded at every edit."""
     bits = config.template_bits or 8 * family.dtype.itemsize
-    parts = 2 if config.template_form is Form.KV else 1
-    ranges = 0 if config.template_bits == EXACT else 2 * 4 * family.width
+    mode = Mode(config.template_form)
+    channels = max(spec.channels([mode]) for spec in family.specs)
+    ranges = 0 if config.template_bits == EXACT else 2 * 4 * channels
     tiers = [config.template_memory_mb]
     if config.template_folder is not None:
         tiers.append(config.template_disk_mb)
@@ -91,7 +104,7 @@ def _keeping(
     return within(
         budget_mb << 20,
         levels=levels,
-        blocks=family.blocks,
-        block_bytes=parts * (tokens * family.width * bits // 8 + ranges + FILE_BYTES),
+        blocks=family.depth,
+        block_bytes=tokens * channels * bits // 8 + ranges + len(PARTS[mode]) * FILE_BYTES,
         least_levels=least_levels,
     )

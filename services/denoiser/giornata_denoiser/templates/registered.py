@@ -35,7 +35,7 @@ class Registrations:
         self._worker = worker
 
     async def report(self, registered: Registered, outcome: int | GiornataError) -> None:
-        """Write the bytes that were recorded, or why nothing was; a template that was deleted has no record."""
+        """Write how many bytes were recorded, or why nothing was; a deleted template has no record any more."""
 
         def change(record: templates.TemplateRecord) -> templates.TemplateRecord | None:
             if isinstance(outcome, GiornataError):
@@ -45,7 +45,7 @@ class Registrations:
         await self._tell(registered, change)
 
     async def found(self, registered: Registered, size_bytes: int) -> None:
-        """An edit takes from it: a record that still waits for whoever was to record it waits no more."""
+        """Tell a record that still waits for its recording that an edit has found one."""
 
         def change(record: templates.TemplateRecord) -> templates.TemplateRecord | None:
             if record.state.settled:

@@ -14,8 +14,8 @@ from giornata.checkpoints import checkpoint_folder
 from giornata.families import Family, read_model_card
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
-from giornata_prepost.images.geometry import Box, Size, crop_size, model_size
-from giornata_prepost.images.inspection import cut_out, template
+from giornata_prepost.images.geometry import Box, Size
+from giornata_prepost.images.inspection import computed_size, cut_out, template
 from giornata_prepost.images.masks import Alpha, model_mask
 from giornata_prepost.images.paste import paste
 from giornata_prepost.images.pictures import DecodedPicture, Pixels
@@ -64,13 +64,10 @@ class Oracle:
         Returns:
             (height, width, 3) uint8.
         """
-        card, multiple = self._card, self._card.pixel_multiple
+        card = self._card
         whole = Size(original.shape[1], original.shape[0])
         crop = cut_out(alpha, parameters.padding_mask_crop)
-        if crop is None:
-            size = model_size(whole, self._setting.budget_pixels, multiple)
-        else:
-            size = crop_size(crop.size, card.native_size, self._setting.budget_pixels, multiple)
+        size = computed_size(whole, crop, card, self._setting.budget_pixels)
         window = (crop or Box(0, 0, *whole)).window
         mask = model_mask(alpha[window], size, card.mask_grain)
         painted = self._pipeline(

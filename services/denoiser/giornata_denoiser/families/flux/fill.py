@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -11,7 +12,9 @@ from giornata_denoiser.families.flux.transformer import PackedFlux
 
 
 class FluxFill(PackedFlux):
-    """The family `flux-fill`."""
+    """The network of the family `flux-fill`."""
+
+    blends: Final = False
 
     @property
     def conditioning(self) -> Mapping[str, int]:
@@ -24,11 +27,11 @@ class FluxFill(PackedFlux):
             "mask": self.in_channels - 2 * latent,
         }
 
-    def model_input(self, latent: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
-        """Latent, masked picture's latents, mask: written once, from each row's own tensors."""
-        image = latent.new_empty(len(latent), self.in_channels)
+    def model_input(self, latents: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """Latents, masked picture's latents, mask: written once, from each sequence's own tensors."""
+        image = latents.new_empty(len(latents), self.in_channels)
         width = self.out_channels
-        image[:, :width] = latent
+        image[:, :width] = latents
         torch.cat([row["masked_image_latents"] for row in conditioning], out=image[:, width : 2 * width])
         torch.cat([row["mask"] for row in conditioning], out=image[:, 2 * width :])
         return image
@@ -40,7 +43,3 @@ class FluxFill(PackedFlux):
             "masked_image_latents": conditioning["image_latents"],
             "mask": torch.zeros_like(conditioning["mask"]),
         }
-
-    def after_step(self, latent: Tensor, conditioning: Mapping[str, Tensor], next_sigma: Tensor) -> Tensor:  # noqa: ARG002 - protocol
-        """Nothing: Fill never blends."""
-        return latent

@@ -1,4 +1,4 @@
-"""One forward of `FluxTransformer2DModel` over packed sequences, some of which take part of it from a template.
+"""One forward of `FluxTransformer2DModel` over packed sequences; some take part of it from a template.
 
 Its sub-modules are called as they are; only what mixes tokens or sequences is written here: the modulation, computed
 per sequence and gathered per token, and the attention, over each sequence's own keys. Without templates it equals the
@@ -18,7 +18,7 @@ from giornata.packed.attention import Attention, Outside
 from giornata.packed.packing import bounds
 from giornata.packed.sequences import Beyond, Live, Rotary, Sequences
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
-from giornata.packed.uses import Recorder, Reuse, Use
+from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode
 from giornata_denoiser.families.flux.modulation import Modulation, PerToken
 
@@ -34,7 +34,7 @@ class FluxForward:
         attend: over packed sequences.
         sequences: the batch.
         conditioning: (sequences, inner_dim), what modulates every block.
-        uses: by sequence.
+        uses: by sequence; none uses anything where it is empty.
         trace: told of every block.
     """
 
@@ -53,21 +53,24 @@ class FluxForward:
         self._trace = trace
         self._sequences = sequences
         self._conditioning = conditioning
-        self._reuses = {s: use for s, use in enumerate(uses) if isinstance(use, Reuse)}
-        self._recorders: dict[int, Recorder] = {
-            s: use for s, use in enumerate(uses) if use is not None and not isinstance(use, Reuse)
-        }
+        self._taken = {s: use.taken for s, use in enumerate(uses) if use.taken is not None}
+        self._recorders = {s: use.recorder for s, use in enumerate(uses) if use.recorder is not None}
         self._live = self._first_live()
         self._hidden: dict[int, Tensor] = {}
         """(outside, inner_dim) by sequence: what the present block projects keys and values of."""
 
-    def run(self, image: Tensor) -> Tensor:
-        """Velocity of the regions' tokens from the image stream of all tokens, (image_tokens, in_channels)."""
+    def run(self, text: Tensor, image: Tensor) -> Tensor:
+        """Velocity of the regions' tokens.
+
+        Args:
+            text: (text_tokens, joint_dim), the text stream.
+            image: (image_tokens, in_channels), the image stream of all tokens.
+        """
         model = self._transformer
         if not all(self._live.whole):
             image = image.index_select(0, self._live.image)
         image = model.x_embedder(image)
-        text = model.context_embedder(self._sequences.text)
+        text = model.context_embedder(text)
         for index, block in enumerate(model.transformer_blocks):
             with self._trace.span(Lane.COMPUTE, f"block {index}"):
                 text, image = self._double_block(index, block, text, self._entering(index, image))
@@ -86,45 +89,46 @@ class FluxForward:
 
     def _first_live(self) -> Live:
         """A block that needs the hidden state of outside tokens makes it from their latents, where it is the first."""
-        return self._live_where(lambda reuse: reuse.modes[0] is not Mode.KV)
+        return self._live_where(lambda taken: taken.modes[0] is not Mode.KV)
 
     def _live_in(self, block: int) -> Live:
-        return self._live_where(lambda reuse: reuse.modes[block] is Mode.FULL)
+        return self._live_where(lambda taken: taken.modes[block] is Mode.FULL)
 
-    def _live_where(self, whole: Callable[[Reuse], bool]) -> Live:
+    def _live_where(self, whole: Callable[[Taken], bool]) -> Live:
         count = self._sequences.layout.sequences
         return self._sequences.live(
-            tuple(s not in self._reuses or whole(self._reuses[s]) for s in range(count))
+            tuple(s not in self._taken or whole(self._taken[s]) for s in range(count))
         )
 
     def _entering(self, block: int, image: Tensor) -> Tensor:
         """The image stream as `block` computes it; keeps what it needs of other tokens, and what is recorded."""
-        if not self._reuses and not self._recorders:
+        if not self._taken and not self._recorders:
             return image
+        spans = bounds(self._live.layout.image_lengths)
+        self._hidden = {
+            sequence: self._outside_of(image[slice(*spans[sequence])], sequence, block)
+            for sequence, taken in self._taken.items()
+            if taken.modes[block] is Mode.HIDDEN
+        }
+        image = self._converted(image, self._live_in(block), block)
         spans = bounds(self._live.layout.image_lengths)
         for sequence, recorder in self._recorders.items():
             recorder.hidden(block, image[slice(*spans[sequence])])
-        self._hidden = {
-            sequence: self._outside_of(image[slice(*spans[sequence])], sequence, block)
-            for sequence, reuse in self._reuses.items()
-            if reuse.modes[block] is Mode.HIDDEN
-        }
-        return self._converted(image, self._live_in(block), block)
+        return image
 
     def _outside_of(self, image: Tensor, sequence: int, block: int) -> Tensor:
         """(outside, inner_dim): the input of `block` at the outside tokens; `image` is what is live of the sequence."""
         region = self._sequences.regions[sequence]
         if region is None or not self._live.whole[sequence]:
-            return self._reuses[sequence].source.hidden(block)
+            return self._taken[sequence].source.hidden(block)
         return image.index_select(0, region.outside)
 
     def _entering_joint(self, block: int, joint: Tensor) -> Tensor:
         """:meth:`_entering` for the joint order."""
-        reuses = self._reuses.values()
         if (
             not self._recorders
             and self._live is self._live_in(block)
-            and not any(reuse.modes[block] is Mode.HIDDEN for reuse in reuses)
+            and not any(taken.modes[block] is Mode.HIDDEN for taken in self._taken.values())
         ):
             self._hidden = {}
             return joint
@@ -151,7 +155,7 @@ class FluxForward:
             else:
                 whole = part.new_empty(len(region.computed) + len(region.outside), part.shape[1])
                 whole[region.computed] = part
-                whole[region.outside] = self._reuses[sequence].source.hidden(block)
+                whole[region.outside] = self._taken[sequence].source.hidden(block)
                 parts[sequence] = whole
         return torch.cat(parts)
 
@@ -226,9 +230,9 @@ class FluxForward:
             modulation: shift and scale after the norm, (sequences, inner_dim) each.
         """
         outside = {
-            sequence: reuse.source.keys_values(block)
-            for sequence, reuse in self._reuses.items()
-            if reuse.modes[block] is Mode.KV
+            sequence: taken.source.keys_values(block)
+            for sequence, taken in self._taken.items()
+            if taken.modes[block] is Mode.KV
         }
         if self._hidden:
             beyond = self._sequences.beyond(tuple(self._hidden))

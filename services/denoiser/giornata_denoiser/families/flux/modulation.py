@@ -12,9 +12,9 @@ Modulation = tuple[Tensor, ...]
 
 
 class PerToken:
-    """Vectors of sequences, as the packed tokens of these sequences meet them.
+    """Applies vectors of sequences to the packed tokens of these sequences.
 
-    On a CPU each sequence's tokens are taken by themselves; a GPU gathers a vector for every token, in one kernel.
+    A CPU computes each sequence by itself; a GPU gathers a vector for every token, in one kernel.
 
     Args:
         vectors: (sequences, inner_dim) each: shift, scale and gate, once or twice.
@@ -31,7 +31,7 @@ class PerToken:
         return self._each(self._each(normed, 1 + scale, torch.mul), shift, torch.add)
 
     def times(self, values: Tensor, which: int) -> Tensor:
-        """Of (tokens, inner_dim)."""
+        """values * vector `which`, (tokens, inner_dim)."""
         return self._each(values, self._vectors[which], torch.mul)
 
     def _each(self, values: Tensor, vectors: Tensor, combine: Callable[..., Tensor]) -> Tensor:

@@ -2,36 +2,60 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 from torch import Tensor
 
 from giornata.packed.attention import choose
+from giornata.packed.packing import layout
 from giornata.packed.sequences import Rotary, Sequences
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
+from giornata.planning.specs import BlockKind, BlockSpec
+from giornata.wire.values import Mode
 from giornata_denoiser.families.flux.forward import FluxForward, as_tensor
-from giornata_denoiser.rows.sigmas import TRAIN_TIMESTEPS
+from giornata_denoiser.families.flux.schedule import TRAIN_TIMESTEPS
+from giornata_denoiser.families.flux.text import FluxPrompt, FluxText
+from giornata_denoiser.families.protocol import SequenceInputs
 
-PATCH = 2
+PATCH: Final = 2
 """Latent pixels a side of a token."""
-ROTARY_CACHE = 64
+ROTARY_CACHE: Final = 64
 """Rotary embeddings kept, one per picture size and text length: 4.7 MB for 1024x1024 pixels."""
 
 
-class PackedFlux:
-    """The transformer of Flux checkpoints over packed sequences."""
+@dataclass(frozen=True, eq=False)
+class FluxBatch:
+    """What the transformer sees of every step of a batch besides latents and times."""
+
+    sequences: Sequences
+    text: Tensor
+    """(text_tokens, joint_dim), the text stream."""
+    pooled: Tensor
+    """(sequences, pooled_dim)"""
+    guidance: Tensor
+    """(sequences,) float32, distilled guidance scale."""
+
+
+class PackedFlux(ABC):
+    """The transformer of Flux checkpoints over packed sequences.
+
+    With :meth:`model_input`, `conditioning`, `unmasked` and `blends` of a subclass it satisfies
+    :class:`giornata_denoiser.families.protocol.Network`.
+    """
 
     def __init__(self, transformer: FluxTransformer2DModel) -> None:
         self.transformer: Any = transformer
         self.device: torch.device = transformer.device
         self.dtype: torch.dtype = transformer.dtype
         self._attend = choose(self.device, self.dtype)
-        self.rotary = lru_cache(maxsize=ROTARY_CACHE)(self._rotary)
+        self._rotary = lru_cache(maxsize=ROTARY_CACHE)(self._made_rotary)
 
     @property
     def in_channels(self) -> int:
@@ -44,62 +68,104 @@ class PackedFlux:
         return int(self.transformer.out_channels)
 
     @property
-    def prompt_channels(self) -> tuple[int, int]:
-        """Channels of prompt embeddings and of pooled prompt embeddings."""
+    def text(self) -> FluxText:
+        """The text that the transformer takes."""
         config = self.transformer.config
-        return int(config.joint_attention_dim), int(config.pooled_projection_dim)
+        return FluxText(int(config.joint_attention_dim), int(config.pooled_projection_dim))
 
     @property
-    def blocks(self) -> int:
-        """See :attr:`giornata_denoiser.families.protocol.Family.blocks`."""
-        return len(self.transformer.transformer_blocks) + len(self.transformer.single_transformer_blocks)
+    def blocks(self) -> tuple[BlockSpec, ...]:
+        """Double blocks and single blocks are alike to a planner.
 
-    @property
-    def heads(self) -> int:
-        """See :attr:`giornata_denoiser.families.protocol.Family.heads`."""
-        return int(self.transformer.config.num_attention_heads)
+        A token passes 12 d² weights: attention's four projections and a feed-forward four times as wide, one after the
+        other or side by side. A projected token passes two of these projections. A pair takes d for its score and d
+        for its value.
+        """
+        model, width = self.transformer, int(self.transformer.inner_dim)
+        return (
+            BlockSpec(
+                kind=BlockKind.ATTENTION,
+                grain=1,
+                heads=int(model.config.num_attention_heads),
+                parts=dict.fromkeys(("key", "value", "hidden"), width),
+                modes=frozenset(Mode),
+                cell=12.0 * width**2,
+                outside=2.0 * width**2,
+                pair=2.0 * width,
+                count=len(model.transformer_blocks) + len(model.single_transformer_blocks),
+            ),
+        )
 
-    @property
-    def width(self) -> int:
-        """See :attr:`giornata_denoiser.families.protocol.Family.width`."""
-        return int(self.transformer.inner_dim)
+    @abstractmethod
+    def model_input(self, latents: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """(tokens, in_channels): what enters the transformer for latents (tokens, channels), packed by sequence."""
 
-    def touched(self, conditioning: Mapping[str, Tensor]) -> Tensor:
-        """See :meth:`giornata_denoiser.families.protocol.Family.touched`."""
-        return conditioning["mask"].amax(dim=1) > 0
+    def assemble(self, sequences: Sequence[SequenceInputs]) -> FluxBatch:
+        """See :meth:`giornata_denoiser.families.protocol.Network.assemble`."""
+        prompts = [_flux_prompt(sequence) for sequence in sequences]
+        lengths = [prompt.joint_tokens for prompt in prompts]
+        cells = [sequence.grid[0] * sequence.grid[1] for sequence in sequences]
+        rotary = [
+            self._rotary(text, sequence.grid) for text, sequence in zip(lengths, sequences, strict=True)
+        ]
+        scales = torch.tensor([prompt.guidance_scale for prompt in prompts], dtype=torch.float32)
+        return FluxBatch(
+            Sequences(
+                layout(lengths, cells, self.device),
+                (torch.cat([cosine for cosine, _ in rotary]), torch.cat([sine for _, sine in rotary])),
+                tuple(sequence.region for sequence in sequences),
+            ),
+            torch.cat([prompt.embeds for prompt in prompts]),
+            torch.stack([prompt.pooled for prompt in prompts]),
+            scales.to(self.device),
+        )
 
-    def velocity(
+    def predict(
         self,
-        sequences: Sequences,
-        image: Tensor,
-        timestep: Tensor,
+        batch: object,
+        latents: Tensor,
+        conditioning: Sequence[Mapping[str, Tensor]],
+        times: Tensor,
+        *,
         uses: Sequence[Use] = (),
         trace: Tracing = UNTRACED,
     ) -> Tensor:
-        """See :meth:`giornata_denoiser.families.protocol.Family.velocity`."""
-        conditioning = self._conditioning(sequences, timestep)
-        return FluxForward(self.transformer, self._attend, sequences, conditioning, uses, trace=trace).run(
-            image
-        )
+        """See :meth:`giornata_denoiser.families.protocol.Network.predict`; the output is a velocity."""
+        if not isinstance(batch, FluxBatch):
+            raise TypeError(f"expected a batch of Flux, received {type(batch).__name__}")
+        image = self.model_input(latents, conditioning)
+        modulation = self._modulation(batch, times)
+        forward = FluxForward(self.transformer, self._attend, batch.sequences, modulation, uses, trace=trace)
+        return forward.run(batch.text, image)
+
+    def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
+        """Classifier-free guidance: negative + scale * (positive - negative)."""
+        return negative + (scale * (positive - negative).float()).to(positive.dtype)
 
     def unpacked(self, latent: Tensor, grid: tuple[int, int]) -> Tensor:
-        """See :meth:`giornata_denoiser.families.protocol.Family.unpacked`; the inverse of `_pack_latents`."""
+        """See :meth:`giornata_denoiser.families.protocol.Network.unpacked`; the inverse of `_pack_latents`."""
         height, width = grid
         patches = latent.view(height, width, -1, PATCH, PATCH).permute(2, 0, 3, 1, 4)
         return patches.reshape(-1, height * PATCH, width * PATCH)
 
-    def _rotary(self, text_tokens: int, grid: tuple[int, int]) -> Rotary:
-        """Text is at (0, 0, 0); the image token of line y and column x at (0, y, x)."""
+    def _made_rotary(self, text_tokens: int, grid: tuple[int, int]) -> Rotary:
+        """Rotary embedding, text then image: text is at (0, 0, 0), the token of line y and column x at (0, y, x)."""
         ids = torch.zeros(text_tokens + grid[0] * grid[1], 3, device=self.device)
         ids[text_tokens:, 1] = torch.arange(grid[0], device=self.device).repeat_interleave(grid[1])
         ids[text_tokens:, 2] = torch.arange(grid[1], device=self.device).repeat(grid[0])
         cosine, sine = self.transformer.pos_embed(ids)
         return cosine, sine
 
-    def _conditioning(self, sequences: Sequences, timestep: Tensor) -> Tensor:
+    def _modulation(self, batch: FluxBatch, times: Tensor) -> Tensor:
         """(sequences, inner_dim): what modulates every block. Rounds to the dtype where diffusers does."""
         model = self.transformer
-        scaled = [timestep.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS]
+        scaled = [times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS]
         if model.config.guidance_embeds:
-            scaled.append(sequences.guidance.to(self.dtype) * TRAIN_TIMESTEPS)
-        return as_tensor(model.time_text_embed(*scaled, sequences.pooled))
+            scaled.append(batch.guidance.to(self.dtype) * TRAIN_TIMESTEPS)
+        return as_tensor(model.time_text_embed(*scaled, batch.pooled))
+
+
+def _flux_prompt(sequence: SequenceInputs) -> FluxPrompt:
+    if not isinstance(sequence.prompt, FluxPrompt):
+        raise TypeError(f"expected a prompt of Flux, received {type(sequence.prompt).__name__}")
+    return sequence.prompt

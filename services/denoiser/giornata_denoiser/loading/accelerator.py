@@ -15,15 +15,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from giornata_denoiser.blocks.device import Arrival, Device, Host
-from giornata_denoiser.blocks.ledger import Ledger
+from giornata_denoiser.blocks.device import Arrival, Device
+from giornata_denoiser.blocks.ledger import TierLedger
 from giornata_denoiser.rows.stored import Stored
 
 HIT: Final = "device"
 MOVED: Final = "moved"
 
 
-class Event:
+class CopyArrival(Arrival):
     """The arrival of what a copy stream has been given."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Event:
         return bool(self._event.query())
 
     def finish(self) -> None:
-        """Of this stream alone."""
+        """Wait for this stream alone."""
         self._event.synchronize()
 
     def wait(self, *tensors: Tensor) -> None:
@@ -50,30 +50,27 @@ class Event:
             tensor.record_stream(stream)
 
 
-class Accelerator:
+class Accelerator(Device):
     """The device of an engine on a GPU. One thread loads at a time.
-
-    Attributes:
-        shares: see :class:`giornata_denoiser.blocks.device.Device`.
 
     Args:
         device: a CUDA device.
         budget_bytes: of what is kept there as it is stored, least recently used out first.
     """
 
-    shares: Final = True
+    shares = True
 
     def __init__(self, device: torch.device, budget_bytes: int) -> None:
         self._device = device
-        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # likewise
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's is not typed
         self._lock = threading.Lock()
-        self._ledger = Ledger(budget_bytes)
+        self._ledger = TierLedger(budget_bytes)
         self._here: dict[str, tuple[Stored, Stored]] = {}
-        """By name: on the host, which keeps the name its own, and on the device."""
+        """Tensors by name: on the host, which keeps the name its own, and on the device."""
         self.counters: Counter[str] = Counter()
 
     def bring(self, stored: Stored) -> Stored:
-        """From the device's tier, or by an asynchronous copy into it."""
+        """The tensor from the device's tier, or by an asynchronous copy into it."""
         name = str(id(stored))
         if name in self._here:
             self._ledger.use(name)
@@ -86,24 +83,24 @@ class Accelerator:
             del self._here[gone]
         return copy
 
-    def moved_bytes(self, stored: Stored, slab_bytes: int) -> int:  # noqa: ARG002 - protocol
-        """All of it, or nothing where it is there; gathering on the device takes next to no time."""
+    def moved_bytes(self, stored: Stored, slab_bytes: int) -> int:  # noqa: ARG002 - gathering there takes no time
+        """All of `stored`, or nothing where it is on the device."""
         return 0 if str(id(stored)) in self._here else stored.size_bytes
 
     def reads(self, *tensors: Tensor) -> None:
-        """On the copy stream."""
+        """The copy stream reads these."""
         for tensor in tensors:
             tensor.record_stream(self._stream)
 
     @contextmanager
     def loading(self) -> Iterator[Arrival]:
-        """On the copy stream."""
-        arrival = Event()
+        """What is done within runs on the copy stream."""
+        arrival = CopyArrival()
         with self._lock, torch.cuda.stream(self._stream):
             yield arrival
             arrival.record(self._stream)
 
 
 def device_for(device: torch.device, budget_bytes: int) -> Device:
-    """The one for an engine's device."""
-    return Accelerator(device, budget_bytes) if device.type == "cuda" else Host()
+    """How loads get to an engine's device, which keeps `budget_bytes` of them where it is a GPU."""
+    return Accelerator(device, budget_bytes) if device.type == "cuda" else Device()

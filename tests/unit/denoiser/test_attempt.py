@@ -1,4 +1,4 @@
-"""Assignments count what is unfinished, and the record takes an outcome only from its present owner."""
+"""Attempts count what is unfinished, and the record takes an outcome only from its present owner."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from giornata.wire.jobs import (
 )
 from giornata.wire.messages import RunRequest
 from giornata.wire.requests import EditParameters
-from giornata_denoiser.attempts.assignments import Assignment, Assignments
+from giornata_denoiser.attempts.attempt import Attempt, has_room
 from giornata_denoiser.attempts.outcomes import settled
-from giornata_denoiser.engine.engine import FailedRow, StepReport
+from giornata_denoiser.engine.protocol import FailedRow, StepReport
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 
@@ -66,11 +66,11 @@ def request(job_id: str = "job", attempt: int = 1, rows: tuple[Row, ...] | None 
     )
 
 
-def test_an_assignment_follows_its_rows_and_no_others() -> None:
+def test_an_attempt_follows_its_rows_and_no_others() -> None:
     of = tiny_flux.family()
     first, second = (tiny_flux.row(of, Spec(index=i, steps=2)) for i in range(2))
     stranger = tiny_flux.row(of, Spec(attempt=2))
-    made = Assignment(request(), accepted_s=1.0)
+    made = Attempt(request(), accepted_s=1.0)
     made.start([first, second])
     assert list(made.unfinished) == [0, 1]
     assert made.advance(StepReport(1.5, 1.9, advanced=(stranger,))) == ()
@@ -88,7 +88,7 @@ def test_an_assignment_follows_its_rows_and_no_others() -> None:
 def test_progress_lists_the_unfinished_and_all_while_the_report_is_written() -> None:
     of = tiny_flux.family()
     resumed = Row(index=1, seed=1, resume=RowState(step=2, latents=REF))
-    made = Assignment(request(rows=(Row(index=0, seed=0), resumed)), accepted_s=0.0)
+    made = Attempt(request(rows=(Row(index=0, seed=0), resumed)), accepted_s=0.0)
     assert [(row.index, row.step, row.steps, row.tokens) for row in made.progress()] == [
         (0, 0, 4, 12),
         (1, 2, 4, 12),
@@ -103,23 +103,12 @@ def test_progress_lists_the_unfinished_and_all_while_the_report_is_written() -> 
 
 
 def test_room_counts_unfinished_rows_and_an_idle_worker_takes_any_job() -> None:
-    made = Assignments(capacity_rows=3)
-    assert made.has_room(9)
-    first = Assignment(request(), accepted_s=0.0)
-    made.add(first)
-    assert made.has_room(1)
-    assert not made.has_room(2)
+    assert has_room([], 9, capacity_rows=3)
+    first = Attempt(request(), accepted_s=0.0)
+    assert has_room([first], 1, capacity_rows=3)
+    assert not has_room([first], 2, capacity_rows=3)
     first.fail(RowPoisoned())
-    assert made.has_room(9)
-    made.remove(first)
-    assert first.key not in made
-
-
-def test_attempts_are_found_by_job() -> None:
-    made = Assignments(capacity_rows=9)
-    for job_id, attempt in (("a", 1), ("a", 2), ("b", 1)):
-        made.add(Assignment(request(job_id, attempt), accepted_s=0.0))
-    assert [assignment.key for assignment in made.of_job("a")] == [("a", 1), ("a", 2)]
+    assert has_room([first], 9, capacity_rows=3)
 
 
 @pytest.mark.parametrize(("attempt", "worker"), [(2, "me"), (1, "another"), (1, None)])

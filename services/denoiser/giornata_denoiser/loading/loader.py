@@ -11,14 +11,14 @@ from types import TracebackType
 from typing import Final, Self
 
 from giornata_denoiser.blocks.device import Arrival
-from giornata_denoiser.blocks.loads import Load, Loaded
+from giornata_denoiser.blocks.loads import Loaded, SlabLoad
 
 GIVEN: Final = 2
 """Loads that a GPU's copy stream is given ahead: it never idles, and what becomes urgent waits for no more."""
 
 
 class Loader:
-    """The thread, from entering to leaving the context.
+    """The thread that loads, from entering to leaving the context.
 
     Args:
         rate_bytes_s: no faster than this, as if over a link of that width; None for as fast as it goes. The benchmarks
@@ -34,10 +34,10 @@ class Loader:
         on_loaded: Callable[[Loaded], object] = lambda _: None,
     ) -> None:
         self._rate, self._clock, self._on_loaded = rate_bytes_s, clock, on_loaded
-        self._queue: deque[Load] = deque()
+        self._queue: deque[SlabLoad] = deque()
         self._changed = threading.Condition()
         self._stopping = False
-        self.under_way: Load | None = None
+        self.under_way: SlabLoad | None = None
         """See :class:`giornata_denoiser.blocks.loads.LoadsAhead`."""
         self._thread = threading.Thread(target=self._run, name="loader")
 
@@ -48,7 +48,7 @@ class Loader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """What is not loaded by now is loaded at once by this thread's caller, so that nobody waits for ever."""
+        """Load at once, in the calling thread, what is expected and not loaded: a block may wait for it."""
         with self._changed:
             self._stopping = True
             left = list(self._queue)
@@ -58,11 +58,8 @@ class Loader:
         for load in left:
             load.slabs.load(load.block, load.mode)
 
-    def schedule(self, loads: Iterable[Load]) -> None:
-        """Load these, in this order; they are expected from now on.
-
-        What was scheduled before and is not among them is dropped, unless it has begun.
-        """
+    def schedule(self, loads: Iterable[SlabLoad]) -> None:
+        """Expect these and load them in this order; what else was scheduled is dropped, unless it has begun."""
         wanted = dict.fromkeys(loads)
         with self._changed:
             queued = set(self._queue)
@@ -96,7 +93,7 @@ class Loader:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping, max(0.0, due_s - self._clock()))
 
-    def _next(self) -> Load | None:
+    def _next(self) -> SlabLoad | None:
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or bool(self._queue))
             return None if self._stopping else self._queue.popleft()

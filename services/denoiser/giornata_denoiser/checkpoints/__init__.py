@@ -1,0 +1,1 @@
+"""Checkpoints: which family a folder holds, and how it is loaded."""

@@ -1,0 +1,68 @@
+"""Loading family and preview map of a local diffusers checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from giornata import families
+from giornata.checkpoints import checkpoint_folder
+from giornata.families import read_model_card
+from giornata.wire.errors import Failed
+from giornata.wire.models import ModelCard
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.families.flux.loading import load_fill, load_inpaint
+from giornata_denoiser.families.preview_map import PreviewMap, fit_autoencoder
+from giornata_denoiser.families.protocol import Family
+
+LOADERS: Final[Mapping[str, Callable[[Path, torch.dtype, torch.device], Family]]] = {
+    families.Family.FLUX_INPAINT: load_inpaint,
+    families.Family.FLUX_FILL: load_fill,
+}
+"""What loads the family of a checkpoint's folder."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What the denoiser needs of a checkpoint."""
+
+    card: ModelCard
+    family: Family
+    preview_map: PreviewMap
+    """What previews are seen through; of the checkpoint's own autoencoder."""
+
+
+def open_checkpoint(config: DenoiserConfig) -> Checkpoint:
+    """Load the configured checkpoint; a hub id is downloaded first.
+
+    Raises:
+        Failed: there is no such checkpoint, or none that is served.
+    """
+    try:
+        folder = checkpoint_folder(config.model)
+        device, dtype = config.torch_device(), config.torch_dtype()
+        return load(folder, dtype=dtype, device=device, name=config.served_name)
+    except (ValueError, OSError) as error:
+        raise Failed(f"The model {config.model} cannot be loaded: {error}") from error
+
+
+def load(folder: Path, *, dtype: torch.dtype, device: torch.device, name: str | None = None) -> Checkpoint:
+    """Load the checkpoint in `folder`.
+
+    Args:
+        folder: a diffusers folder.
+        dtype: of the network's weights and of all its rows.
+        device: where it runs.
+        name: how requests call the model; default the folder's name.
+
+    Raises:
+        ValueError: a family, a scheduler or a sampling rule that is not served; says what is.
+        OSError: weights are missing.
+    """
+    card = read_model_card(folder, name)
+    preview_map = fit_autoencoder(folder, device)  # before the network: never both in memory
+    return Checkpoint(card, LOADERS[card.family](folder, dtype, device), preview_map)

@@ -1,0 +1,140 @@
+"""Rows of a family, from the tensors that prepost made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from giornata.packed.region import Region
+from giornata.scheduling.batch import RowKey
+from giornata.wire.errors import SchemaMismatch
+from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.rows.prompt import Prompt
+from giornata_denoiser.rows.row import RecordingSpec, Row, Snapshot
+from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.track import Track
+
+NEGATIVE = "negative_"
+"""Prefix of the tensors of a negative prompt's encoding."""
+
+
+def build_row(
+    family: Family,
+    key: RowKey,
+    *,
+    grid: tuple[int, int],
+    track: Track,
+    text: Mapping[str, Tensor],
+    conditioning: Mapping[str, Tensor],
+    guidance_scale: float,
+    true_cfg_scale: float = 1.0,
+    partial_images: int = 0,
+    region: Region | None = None,
+    template: Recording | None = None,
+    tolerance: float = 1.0,
+    records: RecordingSpec | None = None,
+    resume: Snapshot | None = None,
+) -> Row:
+    """A row on the CPU.
+
+    Args:
+        family: of the checkpoint that will denoise it.
+        key: names the row.
+        grid: height and width of the latent in tokens.
+        track: of the family's schedule.
+        text: tensors of the family's text and, for true classifier-free guidance, the same with the prefix `negative_`.
+        conditioning: `noise`, `image_latents` and what else the family names, (tokens, channels) each.
+        guidance_scale: for networks that embed one.
+        true_cfg_scale: above 1 and with a negative prompt, classifier-free guidance is computed.
+        partial_images: previews asked for.
+        region: what of the picture is computed; default all of it.
+        template: what the rest is taken from.
+        tolerance: how far the noise level of an entry may be from the row's.
+        records: what a template run keeps.
+        resume: where an interrupted row goes on; default its beginning.
+
+    Raises:
+        SchemaMismatch: a tensor is missing or has another shape than the checkpoint takes.
+    """
+    tokens = grid[0] * grid[1]
+    fields = {
+        name: _take(family, conditioning, name, (tokens, channels))
+        for name, channels in family.network.conditioning.items()
+    }
+    step, memory = 0, tuple[Tensor, ...]()
+    if resume is None:
+        latent = family.schedule.noised(fields["image_latents"], fields["noise"], track.numbers[0])
+    else:
+        step, latent, memory = _resumed(family, resume, tuple(fields["noise"].shape), track.steps)
+    guided = true_cfg_scale > 1 and any(name.startswith(NEGATIVE) for name in text)
+    return Row(
+        key=key,
+        grid=grid,
+        track=track,
+        step=step,
+        latent=latent,
+        memory=memory,
+        prompts=tuple(
+            _prompt(family, text, prefix, grid, guidance_scale)
+            for prefix in (("", NEGATIVE) if guided else ("",))
+        ),
+        true_cfg_scale=true_cfg_scale,
+        conditioning=fields,
+        partial_images=partial_images,
+        region=region,
+        template=template,
+        tolerance=tolerance,
+        records=records,
+    )
+
+
+def text_shapes(family: Family, tokens: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a prompt's tensors, by name, for a prompt of so many text tokens."""
+    return {
+        name: tuple(tokens if side is None else side for side in shape)
+        for name, shape in family.text.tensors.items()
+    }
+
+
+def _resumed(
+    family: Family, resume: Snapshot, shape: tuple[int, ...], steps: int
+) -> tuple[int, Tensor, tuple[Tensor, ...]]:
+    """Step, latent and memory of an interrupted row."""
+    if not 0 <= resume.step < steps:
+        raise SchemaMismatch(
+            "A row resumes at a step it does not have.", received=resume.step, accepted=f"below {steps}"
+        )
+    if resume.step and len(resume.memory) != family.schedule.memory:
+        raise SchemaMismatch(
+            "A row resumes without its solver's memory.",
+            received=len(resume.memory),
+            accepted=str(family.schedule.memory),
+        )
+    latent, *memory = (
+        _take(family, {"latent": tensor}, "latent", shape) for tensor in (resume.latent, *resume.memory)
+    )
+    return resume.step, latent, tuple(memory)
+
+
+def _prompt(
+    family: Family, text: Mapping[str, Tensor], prefix: str, grid: tuple[int, int], guidance_scale: float
+) -> Prompt:
+    tensors = {
+        name: _take(family, text, f"{prefix}{name}", shape) for name, shape in family.text.tensors.items()
+    }
+    return family.text.prompt(tensors, grid, guidance_scale)
+
+
+def _take(family: Family, tensors: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...]) -> Tensor:
+    """`tensors[name]` in the network's dtype, if its shape fits; None fits any length."""
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise SchemaMismatch(f"A row lacks the tensor {name}.", received=", ".join(sorted(tensors)) or "none")
+    found = tuple(tensor.shape)
+    if len(found) != len(shape) or any(
+        want not in (None, have) for want, have in zip(shape, found, strict=True)
+    ):
+        accepted = tuple("any" if want is None else want for want in shape)
+        raise SchemaMismatch(f"The tensor {name} has a wrong shape.", received=found, accepted=str(accepted))
+    return tensor.to(family.dtype)

@@ -1,0 +1,107 @@
+"""Which recording an edit takes from, held in memory while it is used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from giornata.planning.costs import StepCosts
+from giornata.wire.jobs import BlobRef
+from giornata.wire.messages import PrefetchTemplate, RunRequest
+from giornata.wire.requests import Reuse
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.templates.identity import ANYWHERE, Wanted, wanted
+from giornata_denoiser.templates.registered import Registered, Registrations
+from giornata_denoiser.templates.run_row import RunInputs
+from giornata_denoiser.templates.runs import Runs, in_thread
+from giornata_denoiser.templates.store import RecordingStore
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Reusing:
+    """How a job's rows reuse."""
+
+    tolerance: float
+    """How far the noise level of an entry may be from a row's."""
+    recording: Recording | None
+    """The recording that is taken from; None where there is none: everything is computed, from the same noise."""
+    costs: StepCosts
+    """Where taking from the recording gains nothing, everything is computed too."""
+
+
+class Lookup:
+    """Finds recordings for edits; tells `runs` of misses and `registrations` of registered templates that it finds."""
+
+    def __init__(
+        self,
+        config: DenoiserConfig,
+        checkpoint: Checkpoint,
+        store: RecordingStore,
+        *,
+        runs: Runs,
+        registrations: Registrations,
+        costs: Callable[[], StepCosts],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._config, self._checkpoint, self._store, self._runs = config, checkpoint, store, runs
+        self._registrations, self._costs, self._tasks = registrations, costs, tasks
+
+    @asynccontextmanager
+    async def held(self, request: RunRequest) -> AsyncIterator[Reusing | None]:
+        """How the rows of `request` reuse; begins to record where nothing is recorded and should be.
+
+        The recording stays in memory within the context, from when it is there.
+
+        Raises:
+            InvalidField: the edit has no step to compute.
+        """
+        job, empty_text = request.job, request.encoding.empty_text
+        if job.parameters.reuse is Reuse.OFF or empty_text is None:
+            yield None
+            return
+        # In a worker thread: noise levels take a scheduler's making.
+        asked = await asyncio.to_thread(
+            wanted, self._config, self._checkpoint, job.tenant, request.inspection, job.parameters
+        )
+        with self._store.pinned(asked.recording_id):
+            recording = await self._recording(request, asked, empty_text) if asked.fits else None
+            yield Reusing(asked.tolerance, recording, self._costs())
+
+    def prefetch(self, request: PrefetchTemplate) -> None:
+        """Read what is on disk for an edit into memory: the edit is about to come."""
+        job = request.job
+
+        def work() -> None:
+            asked = wanted(self._config, self._checkpoint, job.tenant, request.inspection, job.parameters)
+            self._store.prefetch(asked.recording_id)
+
+        self._tasks.create_task(in_thread(work), name="prefetch")
+
+    async def _recording(self, request: RunRequest, asked: Wanted, empty_text: BlobRef) -> Recording | None:
+        """The recording that an edit takes from; an edit without one computes everything."""
+        job, registered = request.job, None
+        if job.template_id is not None and asked.tolerance == ANYWHERE:
+            registered = Registered(job.tenant, job.template_id, request.inspection.template_key)
+        found = await self._found(asked.recording_id)
+        if found is None:
+            inputs = RunInputs(request.inspection, empty_text, request.encoding.rows[0])
+            return await self._runs.missed(asked, inputs, registered, known=job.template_id is not None)
+        if registered is not None:  # the worker that was to record it may have died
+            told = self._registrations.found(registered, found.size_bytes)
+            self._tasks.create_task(told, name="registered")
+        return found
+
+    async def _found(self, recording_id: str) -> Recording | None:
+        try:
+            return await asyncio.to_thread(self._store.find, recording_id)
+        except Exception:  # the edge of edits: logged; they go on without the recording
+            log.exception("template_not_read", template=recording_id)
+            return None

@@ -1,0 +1,80 @@
+"""What a network's blocks are, told as data: planner, store, router and simulator read it, and need no family. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from giornata.wire.values import Mode
+
+PARTS: Final[Mapping[Mode, tuple[str, ...]]] = {
+    Mode.FULL: (),
+    Mode.HIDDEN: ("hidden",),
+    Mode.KV: ("key", "value"),
+}
+"""What a block in each mode takes from a recording."""
+
+
+class BlockKind(StrEnum):
+    """What mixes the cells of a block."""
+
+    ATTENTION = "attention"
+    CONVOLUTION = "convolution"
+    NORM = "norm"
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """A block, or `count` equal neighbours. The multiplications are those of one block and one sequence."""
+
+    kind: BlockKind
+    grain: int
+    """Finest cells a side of one of its cells: 1 for every block of a transformer, whose cells are tokens."""
+    heads: int
+    """Heads of its attention; 0 for none."""
+    parts: Mapping[str, int]
+    """Channels a cell of each part that a recording keeps: `key`, `value`, `hidden`."""
+    modes: frozenset[Mode]
+    """What it can do with a recording."""
+    cell: float
+    """Multiplications of a computed cell, its attention's pairs not counted; a text token of a joint block takes as
+    many."""
+    outside: float
+    """Multiplications of a cell whose keys and values are projected, and nothing else."""
+    pair: float
+    """Multiplications of a pair of query and key."""
+    count: int = 1
+
+    def channels(self, modes: Iterable[Mode]) -> int:
+        """Channels a cell of all that a recording for these modes keeps of one block."""
+        return sum(self.parts[part] for mode in modes for part in PARTS[mode])
+
+
+def each(specs: Iterable[BlockSpec]) -> tuple[BlockSpec, ...]:
+    """The spec of every block, in order; each counts one."""
+    return tuple(replace(spec, count=1) for spec in specs for _ in range(spec.count))
+
+
+def recording_bytes(specs: Sequence[BlockSpec], modes: Iterable[Mode], cells: int, bits: int) -> int:
+    """Bytes that one noise level of a recording for `modes` keeps, ranges and headers not counted.
+
+    Args:
+        specs: of the blocks that keep anything.
+        modes: that it serves.
+        cells: of the picture, at the finest grain.
+        bits: of one value.
+    """
+    wanted = tuple(modes)
+    return sum(spec.count * (cells // spec.grain**2) * spec.channels(wanted) * bits // 8 for spec in specs)
+
+
+def mean_operations(specs: Sequence[BlockSpec]) -> tuple[float, float, float]:
+    """Multiplications and additions of the mean block: of a computed cell, a projected one, and a pair."""
+    blocks = sum(spec.count for spec in specs)
+    cell, outside, pair = (
+        2.0 * sum(spec.count * one for spec, one in zip(specs, column, strict=True)) / blocks
+        for column in zip(*((spec.cell, spec.outside, spec.pair) for spec in specs), strict=True)
+    )
+    return cell, outside, pair

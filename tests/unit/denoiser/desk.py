@@ -1,0 +1,177 @@
+"""Lookup and runs over fakes, and edits of one picture."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import structlog
+import torch
+
+from giornata import tensors
+from giornata.blobs.memory import MemoryBlobs
+from giornata.families import Family as FamilyName
+from giornata.planning.costs import StepCosts
+from giornata.scheduling.batch import Capacity
+from giornata.wire.errors import GiornataError
+from giornata.wire.jobs import BlobRef, Encoding
+from giornata.wire.messages import RemoveTemplate, RunRequest
+from giornata.wire.requests import EditParameters, Reuse
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.stored import store
+from giornata_denoiser.rows.template import Entry, Kept
+from giornata_denoiser.templates.lookup import Lookup, Reusing
+from giornata_denoiser.templates.registered import Registered, Registrations
+from giornata_denoiser.templates.run_row import RunRows
+from giornata_denoiser.templates.runs import Runs
+from giornata_denoiser.templates.store import RecordingStore
+from tests.contract.messages import CARD
+from tests.fakes import tiny_flux
+from tests.fakes.profiles import LOAD_WEIGHTS, WEIGHTS
+from tests.fakes.row_engine import SteppedEngine
+from tests.fakes.tiny_flux import Spec
+from tests.unit.denoiser.test_attempt import INSPECTION, JOB
+
+COSTS = StepCosts(WEIGHTS, LOAD_WEIGHTS)
+FAMILY = tiny_flux.family()
+WIDTH = FAMILY.specs[0].parts["key"]
+CHECKPOINT: Any = SimpleNamespace(
+    card=CARD.model_copy(update={"family": FamilyName.FLUX_INPAINT}),
+    family=FAMILY,
+)
+
+
+class FakeEngine(SteppedEngine):
+    """Tells what is submitted to it, and never steps by itself."""
+
+    def __init__(self) -> None:
+        super().__init__(Capacity(4, 10_000))
+        self.submitted: list[Row] = []
+        self.changed = asyncio.Event()
+
+    def submit(self, rows: Sequence[Row]) -> bool:
+        taken = super().submit(rows)
+        self.submitted += rows
+        self.changed.set()
+        return taken
+
+
+class FakeRegistrations:
+    """Keeps what records would be told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, int | str]] = []
+        self.changed = asyncio.Event()
+
+    async def report(self, registered: Registered, outcome: int | GiornataError) -> None:
+        told = outcome.code if isinstance(outcome, GiornataError) else outcome
+        self.told.append(("report", registered.template_id, told))
+        self.changed.set()
+
+    async def found(self, registered: Registered, size_bytes: int) -> None:
+        self.told.append(("found", registered.template_id, size_bytes))
+        self.changed.set()
+
+
+class Desk:
+    """Templates over fakes, and edits of one picture."""
+
+    def __init__(self, tasks: asyncio.TaskGroup, folder: Path | None, options: dict[str, Any]) -> None:
+        self.engine, self.registrations, self.blobs = FakeEngine(), FakeRegistrations(), MemoryBlobs()
+        config = DenoiserConfig(model="tiny", template_folder=folder, **{"template_levels": 2, **options})
+        registrations = cast("Registrations", self.registrations)
+        self.store = RecordingStore(config.template_memory_mb << 20, folder, config.template_disk_mb << 20)
+        self.runs = Runs(
+            RunRows(config, CHECKPOINT, self.blobs),
+            self.store,
+            engine=self.engine,
+            registrations=registrations,
+            tasks=tasks,
+        )
+        self.lookup = Lookup(
+            config,
+            CHECKPOINT,
+            self.store,
+            runs=self.runs,
+            registrations=registrations,
+            costs=lambda: COSTS,
+            tasks=tasks,
+        )
+        self.request = cast("RunRequest", None)
+
+    async def fill(self) -> None:
+        """Put the inputs of the edit where they belong."""
+        text, conditioning = tiny_flux.inputs(FAMILY, Spec())
+        refs = [
+            await self.blobs.put(secrets.token_hex(4), tensors.pack(made), 60)
+            for made in (text, conditioning)
+        ]
+        self.request = self.edit(*refs)
+
+    def edit(self, text: BlobRef, conditioning: BlobRef, **parameters: Any) -> RunRequest:
+        asked = EditParameters.model_validate(
+            {"prompt": "x", "reuse": Reuse.AUTO, "num_inference_steps": 4, "strength": 1.0, **parameters}
+        )
+        job = JOB.model_copy(update={"parameters": asked, "template_id": "template_1"})
+        encoding = Encoding(text=text, text_tokens=5, rows=(conditioning,), empty_text=text)
+        return RunRequest(
+            job=job,
+            attempt=1,
+            inspection=INSPECTION,
+            encoding=encoding,
+            rows=({"index": 0, "seed": 0},),  # type: ignore[arg-type]  # as it comes over the wire
+            remaining_ms=1000,
+        )
+
+    async def ask(self, request: RunRequest | None = None) -> Reusing:
+        async with self.lookup.held(request or self.request) as how:
+            assert how is not None
+            return how
+
+    async def submitted(self, number: int) -> Row:
+        """The row of the run of this number."""
+        async with asyncio.timeout(10):
+            while len(self.engine.submitted) < number:
+                self.engine.changed.clear()
+                await self.engine.changed.wait()
+        return self.engine.submitted[number - 1]
+
+    def finish(self, row: Row) -> None:
+        """As the engine tells it."""
+        assert row.records is not None
+        tokens = torch.zeros(row.image_tokens, WIDTH)
+        block = Kept(*(store(tokens, row.records.bits) for _ in range(2)))
+        kept = tuple(Kept() if number < row.records.first_block else block for number in range(FAMILY.depth))
+        entries = tuple(Entry(float(level), kept) for level in row.track.levels[:-1])
+        self.engine.batch.settle([], [row.key])
+        self.runs.advance(StepReport(0.0, 1.0, (replace(row, step=row.steps, entries=entries),)))
+
+    def remove(self) -> None:
+        message = RemoveTemplate(tenant=JOB.tenant, template_key=INSPECTION.template_key)
+        self.runs.remove(message)
+
+    async def told(self, number: int) -> list[tuple[str, str, int | str]]:
+        async with asyncio.timeout(10):
+            while len(self.registrations.told) < number:
+                self.registrations.changed.clear()
+                await self.registrations.changed.wait()
+        return self.registrations.told
+
+
+@asynccontextmanager
+async def desk(folder: Path | None = None, **options: Any) -> AsyncIterator[Desk]:
+    """A desk; what it logs is kept, not rendered, since tracebacks would show every tensor."""
+    with structlog.testing.capture_logs():
+        async with asyncio.TaskGroup() as tasks:
+            made = Desk(tasks, folder, options)
+            await made.fill()
+            yield made
+            made.runs.close()

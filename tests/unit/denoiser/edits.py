@@ -1,0 +1,128 @@
+"""Engines, templates and edits over a tiny family, and what an edit comes to by a second implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from giornata.packed.attention import Outside
+from giornata.packed.region import Region, region
+from giornata.packed.uses import Taken, Use
+from giornata.planning.costs import StepCosts, Work
+from giornata.scheduling.batch import Capacity
+from giornata.wire.values import Mode
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.options import ReuseOptions
+from giornata_denoiser.engine.weighing import Budget
+from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.stored import EXACT
+from giornata_denoiser.rows.template import Entry, Form, Recording
+from giornata_denoiser.trace import Trace
+from tests.fakes import tiny_flux
+from tests.fakes.tiny_flux import Spec
+from tests.unit.denoiser.test_masked import BLOCKS, Everything, step
+
+FORMS = [frozenset({Form.KV}), frozenset({Form.HIDDEN}), frozenset(Form), frozenset()]
+GRID = (4, 4)
+ROOMY = Capacity(rows=8, tokens=10_000)
+
+
+def engine(of: Family, **how: object) -> Engine:
+    budget, trace = how.pop("budget", None), how.pop("trace", None)
+    assert budget is None or isinstance(budget, Budget)
+    reusing = ReuseOptions(**how)  # type: ignore[arg-type]  # by name
+    if isinstance(trace, Trace):
+        return Engine(of, ROOMY, lambda: 0.0, budget=budget, reusing=reusing, trace=trace)
+    return Engine(of, ROOMY, lambda: 0.0, budget=budget, reusing=reusing)
+
+
+def finished(made: Engine) -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+    while (report := made.step()) is not None:
+        assert report.failed == ()
+        rows |= {row.key.job_id: row for row in report.advanced if row.done}
+    return rows
+
+
+def template(
+    of: Family, forms: frozenset[Form] = FORMS[0], *, steps: int = 4, first_block: int = 0
+) -> Recording:
+    recording = RecordingSpec(forms, EXACT, first_block)
+    made = engine(of)
+    made.batch.submit([replace(tiny_flux.row(of, Spec("run", grid=GRID, steps=steps)), records=recording)])
+    return Recording("t", GRID, finished(made)["run"].entries)
+
+
+def where(tokens: Sequence[int] = (0, 5, 10, 15)) -> Region:
+    touched = torch.zeros(GRID, dtype=torch.bool)
+    touched.view(-1)[list(tokens)] = True
+    found = region(touched)
+    assert found is not None
+    return found
+
+
+def edit(of: Family, taken: Recording | None, spec: Spec, place: Region | None = None) -> Row:
+    return replace(tiny_flux.row(of, spec), region=place or where(), template=taken)
+
+
+class Oracle:
+    """What an entry kept of outside tokens, changed as the first step of the edit showed."""
+
+    def __init__(self, entry: Entry, place: Region, seen: tuple[Entry, Everything] | None) -> None:
+        self.entry, self.outside, self.seen = entry, place.outside, seen
+
+    def _part(self, block: int, part: str, own: Callable[[Everything], Tensor]) -> Tensor:
+        def kept(entry: Entry) -> Tensor:
+            stored = getattr(entry.blocks[block], part)
+            return torch.as_tensor(stored.data)[self.outside]
+
+        if self.seen is None:
+            return kept(self.entry)
+        first, everything = self.seen
+        return kept(self.entry) + own(everything)[self.outside].flatten(1) - kept(first)
+
+    def keys_values(self, block: int) -> Outside:
+        key = self._part(block, "key", lambda seen: seen.heads[block][0])
+        value = self._part(block, "value", lambda seen: seen.heads[block][1])
+        return Outside(key.view(-1, 4, 16), value.view(-1, 4, 16))
+
+    def hidden(self, block: int) -> Tensor:
+        return self._part(block, "hidden", lambda seen: seen.inputs[block])
+
+
+def expected(of: Family, row: Row, taken: Recording, modes: tuple[Mode, ...], *, corrected: bool) -> Tensor:
+    """The edit's final latent by a second implementation: every step from the entry of its noise level."""
+    seen: list[tuple[Entry, Everything]] = []
+    place = row.region
+    assert place is not None
+    while not row.done:
+        entry = min(taken.entries, key=lambda entry: abs(entry.level - row.level))
+        if corrected and not seen:
+            everything = [Everything() for _ in row.prompts]
+            seen = [(entry, each) for each in everything]
+            row = row.advanced(step(of, [row], [Use(recorder=each) for each in everything])[0])
+            continue
+        sources = [Oracle(entry, place, seen[i] if seen else None) for i in range(len(row.prompts))]
+        row = row.advanced(step(of, [row], [Use(Taken(modes, source)) for source in sources])[0])
+    return row.latent
+
+
+def preferred_modes(forms: frozenset[Form]) -> tuple[Mode, ...]:
+    mode = Mode.KV if Form.KV in forms else Mode.HIDDEN if forms else Mode.FULL
+    return (mode,) * BLOCKS
+
+
+class Measured:
+    """Costs at which loading is worth planning, and what it was told."""
+
+    costs = StepCosts((0.1, 0.0, 1e-2, 3e-3, 0.0), (0.0, 2e-6))
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Work, float]] = []
+
+    def observe_step(self, work: Work, step_ms: float) -> None:
+        self.steps.append((work, step_ms))

@@ -1,0 +1,117 @@
+"""The engine with templates where rows fail, leave or come again: the others are as they were."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from giornata_denoiser.families.flux.inpaint import FluxInpaint
+from giornata_denoiser.loading.loader import Loader
+from giornata_denoiser.rows.template import Entry, Recording
+from tests.fakes import tiny_flux
+from tests.fakes.tiny_flux import Spec
+from tests.unit.denoiser.edits import GRID, edit, engine, finished, template
+from tests.unit.denoiser.test_masked import FLOAT32
+
+
+@pytest.mark.parametrize("at_step", [0, 1, 3])
+def test_a_row_that_fails_leaves_the_others_as_they_were(at_step: int) -> None:
+    """Also in the step that teaches the others their correction, which is then computed again, each row alone."""
+    of = tiny_flux.family()
+    taken = template(of)
+    good = edit(of, taken, Spec("good", grid=GRID, steps=5, seed=2))
+    bad = edit(of, taken, Spec("bad", grid=GRID, steps=5, seed=3))
+    alone = engine(of)
+    alone.batch.submit([good])
+    wanted = finished(alone)["good"].latent
+    made = engine(of)
+    made.batch.submit([good, bad])
+    for _ in range(at_step):
+        made.step()
+    made.plan()
+    (spoiled,) = (row for row in made.batch.running if row.key.job_id == "bad")
+    made.batch.settle([replace(spoiled, latent=spoiled.latent[:3])], [])  # no forward takes it
+    report = made.step()
+    assert report is not None
+    assert [failure.row.key.job_id for failure in report.failed] == ["bad"]
+    torch.testing.assert_close(finished(made)["good"].latent, wanted, atol=FLOAT32, rtol=0)
+
+
+class Hiccup(FluxInpaint):
+    """A network whose first forward fails after its last block, for all rows in it."""
+
+    failed = False
+
+    def predict(self, *args: Any, **named: Any) -> Tensor:
+        found = super().predict(*args, **named)
+        if not self.failed:
+            self.failed = True
+            raise RuntimeError("once")
+        return found
+
+
+def test_a_step_that_is_computed_again_teaches_its_rows_anew() -> None:
+    of = tiny_flux.family()
+    taken = template(of)
+    rows = [edit(of, taken, Spec(name, grid=GRID, steps=4, seed=i)) for i, name in enumerate("ab")]
+    calm = engine(of)
+    calm.batch.submit(rows)
+    wanted = finished(calm)
+    made = engine(tiny_flux.family(Hiccup(tiny_flux.transformer())))
+    made.batch.submit(rows)
+    ended = finished(made)
+    for name in "ab":
+        torch.testing.assert_close(ended[name].latent, wanted[name].latent, atol=FLOAT32, rtol=0)
+
+
+def test_a_template_that_cannot_be_loaded_is_a_miss() -> None:
+    of = tiny_flux.family()
+    taken = template(of)
+    spec = Spec("edit", grid=GRID, steps=4)
+    broken = Entry(
+        taken.entries[0].level, tuple(replace(kept, value=None) for kept in taken.entries[0].blocks)
+    )
+    rows = [edit(of, Recording("t", GRID, (broken,)), spec), edit(of, None, spec)]
+    latents = []
+    for row in rows:
+        made = engine(of)
+        made.batch.submit([row])
+        latents.append(finished(made)["edit"].latent)
+    torch.testing.assert_close(*latents, atol=FLOAT32, rtol=0)
+
+
+def test_a_row_cancelled_between_steps_leaves_the_others_as_they_were() -> None:
+    of = tiny_flux.family()
+    taken = template(of)
+    rows = [edit(of, taken, Spec(name, grid=GRID, steps=5, seed=i)) for i, name in enumerate("ab")]
+    alone = engine(of)
+    alone.batch.submit(rows[:1])
+    wanted = finished(alone)["a"].latent
+    with Loader() as loader:
+        made = engine(of, loader=loader)
+        made.batch.submit(rows)
+        made.step()
+        made.step()
+        made.batch.cancel("b")
+        done = finished(made)
+    assert set(done) == {"a"}
+    torch.testing.assert_close(done["a"].latent, wanted, atol=FLOAT32, rtol=0)
+
+
+def test_a_row_of_the_same_name_is_corrected_anew() -> None:
+    of = tiny_flux.family()
+    taken = template(of)
+    first, second = (edit(of, taken, Spec("job", grid=GRID, steps=4, seed=seed)) for seed in (1, 2))
+    alone = engine(of)
+    alone.batch.submit([second])
+    wanted = finished(alone)["job"].latent
+    made = engine(of)
+    made.batch.submit([first])
+    made.step()
+    made.batch.cancel("job")
+    made.batch.submit([second])
+    torch.testing.assert_close(finished(made)["job"].latent, wanted, atol=FLOAT32, rtol=0)

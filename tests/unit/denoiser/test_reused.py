@@ -1,0 +1,96 @@
+"""What a row reuses: the compute set of its inspection, and a template that is worth it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from giornata.packed.region import region
+from giornata.planning.costs import StepCosts
+from giornata.wire.jobs import Job
+from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.values import CellMap
+from giornata_denoiser.attempts import inputs, outcomes
+from giornata_denoiser.attempts.inputs import reused, rows_of
+from giornata_denoiser.rows.noise import template_noise
+from giornata_denoiser.rows.stored import store
+from giornata_denoiser.rows.template import Entry, Kept, Recording
+from giornata_denoiser.templates import identity, lookup
+from giornata_denoiser.templates.lookup import Reusing
+from tests.fakes import tiny_flux
+from tests.fakes.profiles import WEIGHTS
+from tests.fakes.tiny_flux import Spec
+from tests.unit.denoiser.desk import CHECKPOINT, COSTS, FAMILY, WIDTH, desk
+from tests.unit.denoiser.test_attempt import INSPECTION, JOB
+
+
+async def test_noise_levels_and_regions_are_made_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[tuple[str, threading.Thread]] = []
+
+    def watched(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            threads.append((name, threading.current_thread()))
+            return work(*args, **named)
+
+        return call
+
+    monkeypatch.setattr(lookup, "wanted", watched("wanted", identity.wanted))
+    monkeypatch.setattr(inputs, "reused", watched("reused", inputs.reused))
+    async with desk(template_policy="off") as made, made.lookup.held(made.request) as how:
+        await rows_of(made.request, CHECKPOINT, made.blobs, how)
+    assert [name for name, _ in threads] == ["wanted", "reused"]
+    assert threading.main_thread() not in {thread for _, thread in threads}
+
+
+def test_a_template_that_is_not_worth_it_is_told_apart_from_none() -> None:
+    row = tiny_flux.row(FAMILY, Spec())
+    cells = torch.zeros(row.grid, dtype=torch.bool)
+    cells[0, 0] = True
+    where = region(cells)
+    kept = Kept(*(store(torch.zeros(row.image_tokens, WIDTH), 8) for _ in range(2)))
+    made = Recording("t", row.grid, (Entry(1.0, (kept,) * FAMILY.depth),))
+    slow = StepCosts(WEIGHTS, (1e6, 1.0))
+    uses = [
+        outcomes.template_use(job_that_reuses(), reused(row, computed, how, FAMILY))
+        for computed, how in (
+            (where, Reusing(1.0, made, COSTS)),
+            (where, Reusing(1.0, made, slow)),
+            (None, Reusing(1.0, made, COSTS)),
+            (where, Reusing(1.0, None, COSTS)),
+            (None, Reusing(1.0, None, COSTS)),
+        )
+    ]
+    assert uses == ["hit", "skipped", "skipped", "miss", "miss"]
+
+
+async def test_a_row_computes_the_compute_set_that_its_inspection_carries() -> None:
+    """Outside of it the noise is the template's, with a recording at hand or without."""
+    cells = np.zeros((3, 4), bool)
+    cells[1, 1:3] = True
+    carried = CellMap(height=3, width=4, bits=np.packbits(cells).tobytes())
+    inspection = INSPECTION.model_copy(update={"compute_set": {1: carried}})
+    kept = Kept(*(store(torch.zeros(12, WIDTH), 8) for _ in range(2)))
+    made = Recording("t", (3, 4), (Entry(1.0, (kept,) * FAMILY.depth),))
+    async with desk(template_policy="off") as at:
+        request = at.request.model_copy(update={"inspection": inspection})
+        (plain,) = await rows_of(request, CHECKPOINT, at.blobs, None)
+        (hit,) = await rows_of(request, CHECKPOINT, at.blobs, Reusing(1.0, made, COSTS))
+        (miss,) = await rows_of(request, CHECKPOINT, at.blobs, Reusing(1.0, None, COSTS))
+    assert plain.region is miss.region is None
+    assert hit.region is not None
+    assert hit.region.computed.tolist() == [5, 6]
+    inside = torch.from_numpy(cells.flatten())
+    for row in (hit, miss):
+        noise = row.conditioning["noise"]
+        assert torch.equal(noise[~inside], template_noise(*noise.shape)[~inside])
+        assert torch.equal(noise[inside], plain.conditioning["noise"][inside])
+        assert torch.equal(row.latent, noise), "a row of full strength begins from its noise"
+
+
+def job_that_reuses() -> Job:
+    return JOB.model_copy(update={"parameters": EditParameters(prompt="x", reuse=Reuse.AUTO)})

@@ -1,0 +1,216 @@
+"""The store of recordings: two tiers, each within its budget."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from giornata.wire.workers import LoadSample, Tier
+from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.templates import files
+from giornata_denoiser.templates.store import RecordingStore
+from tests.unit.denoiser.recordings import same, template
+
+
+def test_a_store_goes_from_memory_to_disk_to_nothing(tmp_path: Path) -> None:
+    one = template("one")
+    room = files.write(one, tmp_path / "x") * 3 + 100  # names are of different lengths
+    tiers = RecordingStore(one.size_bytes * 2, tmp_path, disk_bytes=room)
+    (tmp_path / "x").unlink()
+    for name in ("one", "two", "three", "four"):
+        tiers.put(template(name))
+    assert [name in tiers for name in ("one", "two", "three", "four")] == [False, True, True, True]
+    assert tiers.counted().memory_bytes == one.size_bytes * 2
+    assert tiers.find("one") is None
+    found = tiers.find("two")
+    assert found is not None
+    assert same(found, template("two"))
+    assert tiers.find("four") is not None
+    assert dict(tiers.counters) == {
+        "misses": 1,
+        "hits_disk": 1,
+        "hits_memory": 1,
+        "evicted_memory": 3,
+        "evicted_disk": 1,
+    }
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_restart_keeps_what_is_on_disk(tmp_path: Path) -> None:
+    RecordingStore(0, tmp_path, 10**6).put(template("one"))
+    found = RecordingStore(10**6, tmp_path, 10**6).find("one")
+    assert found is not None
+    assert same(found, template("one"))
+    assert "one" not in RecordingStore(10**6, tmp_path, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_template_is_a_miss_and_removed(tmp_path: Path) -> None:
+    RecordingStore(0, tmp_path, 10**6).put(template("one"))
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-3])
+    tiers = RecordingStore(10**6, tmp_path, 10**6)
+    assert tiers.find("one") is None
+    assert list(tmp_path.iterdir()) == []
+    files.write(template("other"), path)
+    assert RecordingStore(10**6, tmp_path, 10**6).find("one") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_read_into_memory_is_a_miss_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RecordingStore(0, tmp_path, 10**6).put(template("one"))
+    tiers = RecordingStore(10**6, tmp_path, 10**6, pin=True)
+
+    def no_memory(self: Recording) -> Recording:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(Recording, "pinned", no_memory)
+    assert tiers.find("one") is None
+    tiers.prefetch("one")
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setattr(Recording, "pinned", lambda self: self)
+    assert tiers.find("one") is not None
+
+
+def test_a_start_clears_what_was_half_written_and_nothing_else(tmp_path: Path) -> None:
+    for name in (f"tmp123{files.PART}", "mine.part"):
+        (tmp_path / name).write_bytes(b"x")
+    RecordingStore(0, tmp_path, 10**6).put(template("one"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.part", f"one{files.SUFFIX}"]
+
+
+def test_a_removed_template_is_in_no_tier(tmp_path: Path) -> None:
+    tiers = RecordingStore(10**6, tmp_path, 10**6)
+    tiers.put(template("one"))
+    assert tiers.remove("one")
+    assert not tiers.remove("one")
+    assert tiers.find("one") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pins_keep_a_template_in_memory() -> None:
+    size = template("one").size_bytes
+    tiers = RecordingStore(size)
+    tiers.put(template("one"))
+    with tiers.pinned("one"):
+        tiers.put(template("two"))
+        assert tiers.find("one") is not None
+        assert tiers.find("two") is not None
+    assert tiers.find("one") is None
+    assert tiers.counted().memory_bytes == size
+
+
+def test_threads_share_a_store(tmp_path: Path) -> None:
+    size = template("t0").size_bytes
+    tiers = RecordingStore(3 * size, tmp_path, 10**6)
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        for turn in range(25):
+            name = f"t{(seed * 7 + turn * 3) % 6}"
+            number = int(name[1])
+            if turn % 3 == 0:
+                tiers.put(template(name, seed=number))
+            elif turn % 11 == 10:
+                tiers.remove(name)
+            elif (found := tiers.find(name)) is not None and not same(found, template(name, seed=number)):
+                wrong.append(name)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert tiers.counted().memory_bytes <= 3 * size
+
+
+def test_many_threads_read_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    RecordingStore(0, tmp_path, 10**6).put(template("one"))
+    tiers = RecordingStore(10**6, tmp_path, 10**6)
+    begun, go_on, read = threading.Event(), threading.Event(), files.read
+    reads: list[str] = []
+
+    def slow(path: Path, recording_id: str, *, checked: bool = False) -> Recording:
+        reads.append(recording_id)
+        begun.set()
+        assert go_on.wait(10)
+        return read(path, recording_id, checked=checked)
+
+    monkeypatch.setattr(files, "read", slow)
+    found: list[Recording | None] = []
+    threads = [threading.Thread(target=lambda: found.append(tiers.find("one"))) for _ in range(3)]
+    threads[0].start()
+    assert begun.wait(10)
+    for thread in threads[1:]:
+        thread.start()
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert reads == ["one"]
+    assert [one is found[0] for one in found] == [True] * 3
+    counted = tiers.counted()
+    assert (counted.hits_disk, counted.hits_memory, counted.misses) == (1, 2, 0)
+
+
+def test_a_template_is_whole_for_whoever_has_it_whatever_becomes_of_its_file(tmp_path: Path) -> None:
+    """Rows that run hold mapped tensors: neither a removal nor another file of the same name may change them."""
+    RecordingStore(0, tmp_path, 10**6).put(template("one"))
+    tiers = RecordingStore(10**6, tmp_path, 10**6)
+    held = tiers.find("one")
+    assert held is not None
+    tiers.put(template("one", seed=1))
+    tiers.put(template("two"))
+    assert same(held, template("one"))
+    tiers.remove_all("one")
+    assert list(tmp_path.glob("one*")) == []
+    assert same(held, template("one"))
+    assert tiers.find("one") is None
+    assert tiers.find("two") is not None
+
+
+def test_a_file_is_checked_once_and_again_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers = RecordingStore(0, tmp_path, 10**6)
+    tiers.put(template("one"))
+    checks: list[bool] = []
+    read = files.read
+
+    def watched(path: Path, recording_id: str, *, checked: bool = False) -> Recording:
+        checks.append(checked)
+        return read(path, recording_id, checked=checked)
+
+    monkeypatch.setattr(files, "read", watched)
+    for _ in range(2):
+        found = tiers.find("one")
+        assert found is not None
+        assert same(found, template("one"))
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    path.unlink()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert tiers.find("one") is None
+    assert checks == [False, True, False]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_prefetched_is_in_memory_for_its_edit(tmp_path: Path) -> None:
+    RecordingStore(0, tmp_path, 10**6).put(template("one"))
+    told: list[LoadSample] = []
+    tiers = RecordingStore(10**6, tmp_path, 10**6, told=told.append)
+    assert tiers.size_of("none") is None
+    assert (tiers.size_of("one") or 0) > template("one").size_bytes  # its file
+    for name in ("one", "one", "none"):
+        tiers.prefetch(name)
+    assert tiers.size_of("one") == template("one").size_bytes
+    assert tiers.find("one") is not None
+    assert [(read.tier, read.size_bytes) for read in told] == [(Tier.DISK, template("one").size_bytes)]
+    counted = tiers.counted()
+    assert (counted.prefetched, counted.hits_memory, counted.hits_disk, counted.misses) == (1, 1, 0, 0)
+    assert counted.memory_bytes == template("one").size_bytes
+    assert counted.disk_bytes == sum(path.stat().st_size for path in tmp_path.iterdir()) > 0

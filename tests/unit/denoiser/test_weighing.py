@@ -1,0 +1,84 @@
+"""Which rows share a step: by memory, time and number."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+from giornata.planning.costs import StepCosts
+from giornata.planning.profile import BatchCap
+from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.engine.weighing import Budget, fits, row_bytes, share, slab_bytes, step_bytes
+from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.stored import EXACT
+from giornata_denoiser.rows.template import Recording
+from tests.fakes import tiny_flux
+from tests.fakes.tiny_flux import Spec
+from tests.unit.denoiser.edits import FORMS, GRID, edit, engine, template, where
+from tests.unit.denoiser.test_masked import BLOCKS
+
+
+def rows_of_any_weight(of: Family, taken: Recording) -> Iterator[Row]:
+    draw = random.Random(0)  # noqa: S311 - no secrets
+    for number in range(1000):
+        spec = Spec(f"r{number}", grid=GRID, steps=draw.randint(1, 3), true_cfg_scale=draw.choice([1.0, 2.0]))
+        tokens = draw.sample(range(16), draw.randint(1, 15))
+        yield edit(of, taken if draw.random() < 0.7 else None, spec, where(tokens))
+
+
+def test_memory_stays_within_its_budget_over_a_thousand_admissions() -> None:
+    of = tiny_flux.family()
+    taken = template(of)
+    rows = list(rows_of_any_weight(of, taken))
+    activation = 1000.0
+    most = 4 * max(step_bytes([row], activation, of) for row in rows)
+    made = engine(of, budget=Budget(memory_bytes=most, activation_bytes=activation))
+    made.batch.submit(rows)
+    fullest, admitted = 0, set()
+    while joined := made.plan():
+        admitted |= {row.key for row in joined}
+        assert step_bytes(joined, activation, of) <= most
+        fullest = max(fullest, len(joined))
+        made.batch.settle(
+            [row.advanced(row.latent) for row in joined], [r.key for r in joined if r.step + 1 >= r.steps]
+        )
+    assert len(admitted) == 1000
+    assert fullest > 4
+
+
+def test_what_is_counted_is_what_is_held() -> None:
+    of = tiny_flux.family()
+    row = edit(of, template(of), Spec("edit", grid=GRID, steps=6, true_cfg_scale=2.0, text_tokens=7))
+    slabs = (
+        [Slabs(row.template.entries[0], row.region, own, of) for own in row.own_tokens]
+        if row.template and row.region
+        else []
+    )
+    held = [slab.keys_values(block) for slab in slabs for block in range(BLOCKS)]
+    assert slab_bytes(row, 4) == sum(each.key.nbytes + each.value.nbytes for each in held) > 0
+    run = replace(tiny_flux.row(of, Spec("run", grid=GRID, steps=3)), records=RecordingSpec(FORMS[0], EXACT))
+    recorded = template(of, steps=3).size_bytes
+    assert row_bytes(run, of) - row_bytes(replace(run, records=None), of) == recorded
+
+
+def test_rows_share_a_step_while_it_is_predicted_to_be_short_enough() -> None:
+    of = tiny_flux.family()
+    costs = StepCosts((1.0, 0.0, 0.1, 0.0, 0.0))
+    rows = [edit(of, None, Spec(f"r{i}", grid=GRID, text_tokens=4)) for i in range(4)]
+    alone_ms = 1.0 + 0.1 * 20 * BLOCKS
+    assert not fits(rows[:2], Budget(step_ms=alone_ms), costs, of)
+    assert fits(rows[:2], Budget(step_ms=2 * alone_ms), costs, of)
+    assert not fits(rows, Budget(step_ms=2 * alone_ms), costs, of)
+
+
+def test_a_cap_counts_rows_of_unequal_sizes() -> None:
+    caps = (BatchCap(tokens=100, rows=4), BatchCap(tokens=1000, rows=2))
+    assert [share(tokens, caps) for tokens in (50, 100, 101, 5000)] == [0.25, 0.25, 0.5, 0.5]
+    assert share(50, ()) == 0
+    of = tiny_flux.family()
+    rows = [edit(of, None, Spec(f"r{i}", grid=GRID)) for i in range(3)]
+    tight = Budget(caps=(BatchCap(tokens=1000, rows=2),))
+    assert fits(rows[:2], tight, StepCosts((0.0,) * 5), of)
+    assert not fits(rows, tight, StepCosts((0.0,) * 5), of)
