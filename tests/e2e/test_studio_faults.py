@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 from playwright.async_api import Browser, Page, Route, expect
 
-from giornata_gateway.answers import ErrorDetail
+from giornata_gateway.views.answers import ErrorDetail
 from tests.e2e.browsing import Watch, visiting
 from tests.e2e.easel import CANCELLED, color_at, drag, edit, finished, masked_share, open_picture, ready
 from tests.e2e.studio.gateway import ORIGIN, FakeGateway, fleet, plain, preview
