@@ -36,6 +36,19 @@ def files() -> list[str]:
     return [f"/{path.relative_to(ROOT).as_posix()}" for path in [*paths, *ROOT.glob("*.*")]]
 
 
+@pytest.fixture(scope="module")
+def code(files: list[str]) -> str:
+    """All programs and settings, one after the other."""
+    suffixes = (*SOURCES, "Dockerfile")
+    chosen = [path for path in files if path.endswith(suffixes) and not path.startswith("/docs/")]
+    return "\n".join((ROOT / path[1:]).read_text(encoding="utf-8") for path in chosen)
+
+
+def fields_of(code: str) -> set[str]:
+    """Names of annotated fields of classes."""
+    return set(re.findall(r"^    (\w+): ", code, re.MULTILINE))
+
+
 def named(pattern: str) -> Iterator[tuple[str, str]]:
     """Page and match of everything that `pattern` finds in a page."""
     for page, text in PAGES.items():
@@ -47,7 +60,8 @@ def commands(pattern: str) -> set[str]:
     found: set[str] = set()
     for text in PAGES.values():
         blocks = re.findall(r"^```\w+\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-        for code in (*blocks, *re.findall(r"`([^`]+)`", re.sub(r"(?ms)^```.*?^```", "", text))):
+        spans = re.findall(r"`([^`]+)`", re.sub(r"(?ms)^```.*?^```", "", text))
+        for code in (*blocks, *(" ".join(span.split()) for span in spans)):
             found |= set(re.findall(pattern, code, re.MULTILINE))
     return found
 
@@ -97,19 +111,25 @@ def test_commands_of_giornata_exist() -> None:
     assert names - COMMANDS.keys() == set()
 
 
-def test_variables_are_read_somewhere(files: list[str]) -> None:
+def test_variables_are_read_somewhere(code: str) -> None:
     """A variable is a field of a service's configuration, or stands as it is in a program or a file of `deploy`."""
     names = {name for _, name in named(r"\b(GIORNATA_[A-Z_]+[A-Z])\b")}
     assert len(names) > 20
-    suffixes = (*SOURCES, "Dockerfile")
-    code = "\n".join(
-        (ROOT / path[1:]).read_text(encoding="utf-8")
-        for path in files
-        if path.endswith(suffixes) and not path.startswith("/docs/")
-    )
-    fields = set(re.findall(r"^    (\w+): ", code, re.MULTILINE))
+    fields = fields_of(code)
     assert {
         name for name in names if name not in code and name.removeprefix("GIORNATA_").lower() not in fields
+    } == set()
+
+
+def test_options_are_taken_somewhere(code: str) -> None:
+    """Options of our programs: in the code of the pages, behind a program's or a make target's name, or alone."""
+    lines = commands(r"^((?:giornata|make|--|\S*python -m (?:giornata|tests)).*)")
+    names = {name for line in lines for name in re.findall(r"(?<!\S)[\"(]?(--[a-z][a-z-]+)", line)}
+    names |= {name for _, name in named(r"ARGS=\"(--[a-z][a-z-]+)")}
+    assert len(names) > 40
+    fields = fields_of(code)
+    assert {
+        name for name in names if f'"{name}' not in code and name[2:].replace("-", "_") not in fields
     } == set()
 
 
