@@ -63,7 +63,7 @@ check: setup ## lint, format, types, import rules, the pages and the Compose sch
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --quiet tests/unit/test_import_rules.py
+	$(BIN)/python -m pytest --quiet tests/unit/test_import_rules.py tests/unit/test_readme_facts.py
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --conf-dir docs . out/site
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml deploy/compose.cluster.yaml
 
