@@ -59,11 +59,12 @@ quality: setup ## measure the model's edits on held-out scenes and write out/qua
 test: setup ## run every test
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
-check: setup ## lint, format, types, import rules and the Compose schema
+check: setup ## lint, format, types, import rules, the pages and the Compose schema
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --quiet tests/unit/test_import_rules.py
+	$(BIN)/python -m pytest --quiet tests/unit/test_import_rules.py tests/unit/test_readme_facts.py
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --conf-dir docs . out/site
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml deploy/compose.cluster.yaml
 
 bench: setup ## measure speed beside its baselines and what serving adds; write out/bench/*.json

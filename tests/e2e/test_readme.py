@@ -1,4 +1,4 @@
-"""The README's examples, executed as they stand: only the addresses are this stack's."""
+"""The examples of the README and the pages, executed as they stand: only the addresses are this stack's."""
 
 from __future__ import annotations
 
@@ -16,19 +16,26 @@ from tests.e2e.pictures import box, file, pixels, scene
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = Path(sys.executable).parent
 EXAMPLE = re.compile(r"<!-- tested: (sh|python) -->\n```\w+\n(.*?)```", re.DOTALL)
-EXAMPLES = EXAMPLE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+EXAMPLES = [
+    pytest.param(language, code, id=f"{page.stem}-{number}")
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for number, (language, code) in enumerate(EXAMPLE.findall(page.read_text(encoding="utf-8")))
+]
+
+
+def test_every_door_has_an_example() -> None:
+    pages = {str(example.id).rpartition("-")[0] for example in EXAMPLES}
+    assert pages >= {"README", "api-http", "api-nats", "command-line"}
 
 
 def test_the_nats_example_is_the_file_and_under_twenty_lines() -> None:
-    text = (ROOT / "shared" / "examples" / "edit_over_nats.py").read_text(encoding="utf-8")
-    assert any(text.strip() in code for _, code in EXAMPLES)
+    text = (ROOT / "docs" / "examples" / "edit_over_nats.py").read_text(encoding="utf-8")
+    assert any(text.strip() in str(example.values[1]) for example in EXAMPLES)
     assert len(text.splitlines()) < 20
 
 
-@pytest.mark.parametrize(("language", "code"), EXAMPLES, ids=[f"example {i}" for i in range(len(EXAMPLES))])
-async def test_an_example_of_the_readme_edits_a_picture(
-    stack: LiveStack, tmp_path: Path, language: str, code: str
-) -> None:
+@pytest.mark.parametrize(("language", "code"), EXAMPLES)
+async def test_an_example_edits_a_picture(stack: LiveStack, tmp_path: Path, language: str, code: str) -> None:
     (tmp_path / "photo.png").write_bytes(file(scene()))
     (tmp_path / "mask.png").write_bytes(file(box()))
     code = code.replace("http://127.0.0.1:8000", stack.url)

@@ -1,8 +1,12 @@
-"""What the README names exists: files, make targets, fields of both doors. Its examples run in ``tests/e2e``."""
+"""What the README and the pages name exists: files, folders, commands, variables, fields of both doors.
+
+Sphinx checks the links (``make check``); the examples run in ``tests/e2e``.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,14 +16,58 @@ from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.messages import EVENT_HEADER, CancelMessage, EditMessage, EditReply, Picture
 from giornata_gateway.intake.rules.forms import EditForm
+from giornata_tools.cli.app import COMMANDS
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-FOLDERS = ("deploy", "services", "shared", "tests")
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
+FOLDERS = ("deploy", "docs", "services", "shared", "tests")
+SOURCES = {".py", ".sh", ".toml", ".yaml", ".yml"}
+README_BYTES = 8 << 10
+DOOR = "docs/api-nats.md"
 
 
-def section(title: str) -> str:
-    return README.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+@pytest.fixture(scope="module")
+def files() -> list[str]:
+    """Every file of the repository that a page may name, with a slash in front."""
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")]
+    return [f"/{path.relative_to(ROOT).as_posix()}" for path in [*paths, *ROOT.glob("*.*")]]
+
+
+@pytest.fixture(scope="module")
+def code(files: list[str]) -> str:
+    """All programs and settings, one after the other."""
+    suffixes = (*SOURCES, "Dockerfile")
+    chosen = [path for path in files if path.endswith(suffixes) and not path.startswith("/docs/")]
+    return "\n".join((ROOT / path[1:]).read_text(encoding="utf-8") for path in chosen)
+
+
+def fields_of(code: str) -> set[str]:
+    """Names of annotated fields of classes."""
+    return set(re.findall(r"^    (\w+): ", code, re.MULTILINE))
+
+
+def named(pattern: str) -> Iterator[tuple[str, str]]:
+    """Page and match of everything that `pattern` finds in a page."""
+    for page, text in PAGES.items():
+        yield from ((page, match) for match in re.findall(pattern, text, re.MULTILINE))
+
+
+def commands(pattern: str) -> set[str]:
+    """What `pattern` finds in the code of any page: at the start of a line of a block, or of a span in backticks."""
+    found: set[str] = set()
+    for text in PAGES.values():
+        blocks = re.findall(r"^```\w+\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        spans = re.findall(r"`([^`]+)`", re.sub(r"(?ms)^```.*?^```", "", text))
+        for code in (*blocks, *(" ".join(span.split()) for span in spans)):
+            found |= set(re.findall(pattern, code, re.MULTILINE))
+    return found
+
+
+def section(page: str, title: str) -> str:
+    return PAGES[page].split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
 
 
 def first_column(text: str) -> set[str]:
@@ -28,49 +76,89 @@ def first_column(text: str) -> set[str]:
     return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
 
 
-def test_files_that_are_named_exist() -> None:
-    named = re.findall(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|yaml|toml))`", README)
-    assert len(named) > 20
-    files = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")]
-    assert [name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in files)] == []
+def test_the_readme_is_short() -> None:
+    assert len(PAGES["README.md"].encode()) <= README_BYTES
 
 
-def test_links_lead_somewhere() -> None:
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
-    assert links
-    headings = {
-        "#" + re.sub(r"[^\w\s-]", "", heading).strip().lower().replace(" ", "-")
-        for heading in re.findall(r"^#+ (.+)$", README, re.MULTILINE)
-    }
-    assert [link for link in links if link not in headings and not (ROOT / link).exists()] == []
+def test_files_that_are_named_exist(files: list[str]) -> None:
+    names = list(named(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|yaml|toml))`"))
+    assert len(names) > 60
+    assert [name for name in names if not any(path.endswith(f"/{name[1]}") for path in files)] == []
 
 
-def test_commands_are_targets() -> None:
-    named = set(re.findall(r"(?:^|`|GIORNATA_\S+ )make (\w+)", README, re.MULTILINE))
-    assert {"demo", "test", "up", "setup", "bench"} <= named
-    assert named <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+def test_folders_that_are_named_exist(files: list[str]) -> None:
+    made = ("out/", "keys/", "default/")  # by commands that the pages explain, or in the blob store
+    names = [name for name in named(r"`((?:[\w.-]+/)+)`") if not name[1].startswith(made)]
+    assert len(names) > 15
+    assert [name for name in names if not any(f"/{name[1]}" in path for path in files)] == []
 
 
-def test_the_rest_table_has_every_field() -> None:
+def test_paths_from_the_root_exist() -> None:
+    names = named(rf"`((?:{'|'.join(FOLDERS)})(?:/[\w.-]+)+)`")
+    assert [name for name in names if not (ROOT / name[1]).exists()] == []
+
+
+def test_make_commands_are_targets() -> None:
+    names = commands(r"^(?:GIORNATA_\S+ )?make ([\w-]+)")
+    assert {"demo", "test", "up", "setup", "bench", "check"} <= names
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert names - targets == set()
+
+
+def test_commands_of_giornata_exist() -> None:
+    names = commands(r"(?:^|&& )giornata ([a-z]\w*)")
+    assert names >= {"edit", "up", "bench", "keys", "simulate"}
+    assert names - COMMANDS.keys() == set()
+
+
+def test_variables_are_read_somewhere(code: str) -> None:
+    """A variable is a field of a service's configuration, or stands as it is in a program or a file of `deploy`."""
+    names = {name for _, name in named(r"\b(GIORNATA_[A-Z_]+[A-Z])\b")}
+    assert len(names) > 20
+    fields = fields_of(code)
+    assert {
+        name for name in names if name not in code and name.removeprefix("GIORNATA_").lower() not in fields
+    } == set()
+
+
+def test_options_are_taken_somewhere(code: str) -> None:
+    """Options of our programs: in the code of the pages, behind a program's or a make target's name, or alone."""
+    lines = commands(r"^((?:giornata|make|--|\S*python -m (?:giornata|tests)).*)")
+    names = {name for line in lines for name in re.findall(r"(?<!\S)[\"(]?(--[a-z][a-z-]+)", line)}
+    names |= {name for _, name in named(r"ARGS=\"(--[a-z][a-z-]+)")}
+    assert len(names) > 40
+    fields = fields_of(code)
+    assert {
+        name for name in names if f'"{name}' not in code and name[2:].replace("-", "_") not in fields
+    } == set()
+
+
+def test_the_fields_table_of_the_http_door_is_complete() -> None:
     spoken_of_elsewhere = {"quality", "background"}  # what OpenAI's clients send; one value each
-    assert first_column(section("Edit over REST")) == (
+    assert first_column(section("docs/api-http.md", "Fields")) == (
         EditForm.model_fields.keys() - spoken_of_elsewhere | {"image", "mask"}
     )
 
 
-def test_the_nats_table_has_every_field() -> None:
-    assert first_column(section("Edit over NATS")) == EditMessage.model_fields.keys() | {"schema"}
+def test_the_request_table_of_the_nats_door_is_complete() -> None:
+    assert first_column(section(DOOR, "The request")) == EditMessage.model_fields.keys() | {"schema"}
 
 
 @pytest.mark.parametrize(
     "kind", [EditReply, Picture, ErrorBody, StateEvent, StepEvent, PreviewEvent, DoneEvent, CancelMessage]
 )
 def test_every_field_of_the_other_nats_messages_is_named(kind: type[BaseModel]) -> None:
-    assert kind.model_fields.keys() - set(re.findall(r"`(\w+)`", section("Edit over NATS"))) == set()
+    assert kind.model_fields.keys() - set(re.findall(r"`(\w+)`", PAGES[DOOR])) == set()
 
 
 def test_the_kinds_of_progress_are_named() -> None:
-    text = section("Edit over NATS")
-    assert f"`{EVENT_HEADER}`" in text
+    assert f"`{EVENT_HEADER}`" in section(DOOR, "Progress")
     relayed = set(EventKind) - {EventKind.DENOISED}  # between denoiser and router
-    assert {kind for kind in relayed if f"`{kind}`" in text} == relayed
+    assert first_column(section(DOOR, "Progress")) == relayed
+
+
+def test_the_decisions_are_all_in_the_index() -> None:
+    records = {path.name for path in (ROOT / "docs" / "adr").glob("0*.md")}
+    assert (
+        set(re.findall(r"^\| \[\d{4} .*?\]\((.*?)\)", PAGES["docs/adr/README.md"], re.MULTILINE)) == records
+    )

@@ -160,9 +160,9 @@ def test_no_image_of_ours_is_looked_for_in_a_registry(compose: dict[str, Any]) -
         assert service["image"] in built
 
 
-def test_the_readmes_command_starts_a_whole_system(compose: dict[str, Any]) -> None:
-    readme = (DEPLOY.parent / "README.md").read_text()
-    commands = re.findall(r"docker compose -f deploy/compose\.yaml (.*) up", readme)
+def test_the_documented_command_starts_a_whole_system(compose: dict[str, Any]) -> None:
+    page = (DEPLOY.parent / "docs" / "deploy.md").read_text()
+    commands = re.findall(r"docker compose -f deploy/compose\.yaml (.*) up", page)
     assert commands
     for command in commands:
         chosen = set(re.findall(r"--profile (\w+)", command))

