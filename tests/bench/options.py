@@ -10,7 +10,7 @@ from math import isqrt
 
 import torch
 
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from tests.bench.models import SHAPES, flux
 from tests.bench.rows import Rows
 
@@ -52,7 +52,7 @@ def clock_of(options: argparse.Namespace) -> Callable[[], float]:
     return time.process_time if options.processor_time else time.perf_counter
 
 
-def opened(options: argparse.Namespace) -> Family:
+def opened(options: argparse.Namespace) -> ModelFamily:
     """The transformer that the flags name."""
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
