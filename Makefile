@@ -44,17 +44,17 @@ $(READY): $(LOCK)
 	$(PIP) install --quiet --quiet --no-deps --no-index $(TORCH) 2>/dev/null || \
 		$(PIP) install --no-deps --index-url $(TORCH_INDEX) $(TORCH)
 	$(PIP) install --quiet --quiet --constraint constraints.txt --no-build-isolation \
-		--requirement requirements-dev.txt --editable shared --editable deploy/tools $(SERVICES:%=--editable %)
+		--requirement requirements-dev.txt --editable shared --editable 'deploy/tools[bench,local]' $(SERVICES:%=--editable %)
 	@echo '$(TORCH_INDEX)' >$@
 
 demo: setup ## edit two photographs and two scenes with the whole system and write out/demo/
-	$(BIN)/python -m giornata_tools.launcher demo $(ARGS)
+	$(BIN)/giornata demo $(ARGS)
 
 up: setup ## run the whole system in the foreground; Ctrl-C drains it
-	$(BIN)/python -m giornata_tools.launcher up $(ARGS)
+	$(BIN)/giornata up $(ARGS)
 
 quality: setup ## measure the model's edits on held-out scenes and write out/quality.{json,html}
-	$(BIN)/python -m giornata_tools.quality $(ARGS)
+	$(BIN)/giornata quality $(ARGS)
 
 test: setup ## run every test
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile

@@ -2,9 +2,12 @@
 
 * :mod:`giornata.wire` - the wire contract
 * :mod:`giornata.bus`, :mod:`giornata.records`, :mod:`giornata.blobs` - NATS, its key-value records, the blob store
-* :mod:`giornata.scheduling`, :mod:`giornata.planning` - placing rows on workers, planning a step's loads; both pure
+* :mod:`giornata.scheduling`, :mod:`giornata.planning` - placing rows on workers, planning a step's loads
+* :mod:`giornata.packed` - packed sequences of transformer blocks; needs torch
 * :mod:`giornata.client` - Giornata from another application, over NATS
-* :mod:`giornata.config`, :mod:`giornata.runtime` - a service's settings and its process
+* :mod:`giornata.families`, :mod:`giornata.checkpoints` - what a checkpoint is, and where it comes from
+* :mod:`giornata.config`, :mod:`giornata.runtime`, :mod:`giornata.stateless` - a service's settings and its process
+* :mod:`giornata.deadlines`, :mod:`giornata.retries` - how long a service waits, and when it tries again
 """
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""API keys as they are stored: hashes, the tenants they stand for, and what those may do. Pure.
+"""API keys as they are stored: their hashes, their tenants, and the limits of these. Pure.
 
 A key is random and long, so that its SHA-256 hash gives nothing away and needs no salt: 256 bits cannot be guessed.
 ``giornata keys`` writes the file, gateways read it; a key itself is in no file and in no log.
@@ -22,11 +22,11 @@ from pydantic import (
 )
 
 PREFIX: Final = "gio_"
-"""Every key begins with it, so that secret scanners find one where it does not belong."""
+"""Every key begins with it, so that secret scanners find a key in the wrong place."""
 KEY_BYTES: Final = 32
 """Random bytes of a key."""
 ID_CHARACTERS: Final = 12
-"""Of a key's hash, which name the key to people."""
+"""Characters of a key's hash that name the key to people."""
 MAX_WEIGHT: Final = 1000.0
 
 Tenant = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -35,7 +35,7 @@ _Moment = Annotated[datetime, PlainSerializer(lambda moment: moment.isoformat(ti
 
 
 class KeysFileError(ValueError):
-    """The file of API keys is not one, or does not hold what was asked for; the text says what and where."""
+    """A file is not one of API keys, or lacks a key or tenant; the text says what and where."""
 
 
 class _Part(BaseModel):
@@ -43,7 +43,7 @@ class _Part(BaseModel):
 
 
 class TenantLimits(_Part):
-    """What a tenant may do at one gateway; None: what the gateway's configuration says of every tenant."""
+    """A tenant's limits at one gateway; None: the limit of every tenant, from the gateway's configuration."""
 
     in_progress: int | None = Field(None, ge=0, le=1_000_000)
     """Pictures in progress at a time; 0: no limit."""
@@ -72,7 +72,7 @@ class KeysFile(_Part):
     version: Literal[1] = 1
     keys: tuple[ApiKey, ...] = ()
     tenants: dict[Tenant, TenantLimits] = Field(default_factory=dict)
-    """Those with limits of their own."""
+    """Tenants with limits of their own."""
 
     @model_validator(mode="after")
     def _once_each(self) -> KeysFile:
@@ -84,7 +84,7 @@ class KeysFile(_Part):
 
 
 def hash_of(key: str) -> str:
-    """What is stored of a key, and compared. A header need not be UTF-8."""
+    """The hash that is stored and compared. A header need not be UTF-8."""
     return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
 
 
@@ -111,7 +111,7 @@ def with_key(file: KeysFile, key: str, tenant: str, created: datetime) -> KeysFi
     """`file` and a new key.
 
     Raises:
-        KeysFileError: the tenant's name is none.
+        KeysFileError: this is no name of a tenant.
     """
     return _checked(
         lambda: file.model_copy(
@@ -121,10 +121,10 @@ def with_key(file: KeysFile, key: str, tenant: str, created: datetime) -> KeysFi
 
 
 def without_key(file: KeysFile, key_id: str) -> tuple[KeysFile, ApiKey]:
-    """`file` without the key that `key_id` names by its beginning, and that key. Its tenant keeps its limits.
+    """`file` without the key whose hash begins with `key_id`, and that key. The tenant keeps its limits.
 
     Raises:
-        KeysFileError: no key is named so, or several are.
+        KeysFileError: no key begins so, or several do.
     """
     found = [key for key in file.keys if key_id and key.sha256.startswith(key_id)]
     if len(found) != 1:
@@ -133,10 +133,10 @@ def without_key(file: KeysFile, key_id: str) -> tuple[KeysFile, ApiKey]:
 
 
 def with_limits(file: KeysFile, tenant: str, changes: TenantLimits) -> KeysFile:
-    """`file` with those limits of a tenant that `changes` names; its others stay as they are.
+    """`file` with the limits of a tenant that `changes` names; other limits stay as they are.
 
     Raises:
-        KeysFileError: the tenant's name is none.
+        KeysFileError: this is no name of a tenant.
     """
     known = file.tenants.get(tenant, TenantLimits())
     limits = known.model_copy(update=changes.model_dump(exclude_none=True))
@@ -161,7 +161,7 @@ def _mistakes(error: ValidationError) -> str:
 
 
 def _mistake(detail: dict[str, Any]) -> str:
-    """A name that is none of ours is not shown: whoever mixed the columns up wrote a key there."""
+    """One mistake. An unknown name is not shown: an operator who mixed up the columns wrote a key there."""
     known = [str(part) for part in detail["loc"] if isinstance(part, int) or part in _NAMES]
     text = "there is a field of another name" if detail["type"] == "extra_forbidden" else str(detail["msg"])
     return f"{'.'.join(known)}: {text}" if known else text

@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from and where it runs, alike for every service that loads one. Imports torch."""
+"""Where a checkpoint comes from and where it runs, for every service that loads one. Imports torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import Field
 from giornata.config import ServiceConfig
 
 FILES: Final = ["*.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.safetensors"]
-"""Of a hub repository: the diffusers folder, whole, since all of it enters the digest; no single-file weights."""
+"""Files of a hub repository: the whole diffusers folder, which enters the digest, and no single-file weights."""
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -46,7 +46,7 @@ class ModelConfig(ServiceConfig):
         return torch.device(self.device)
 
     def torch_dtype(self) -> torch.dtype:
-        """Of the model's weights."""
+        """The type of the model's weights."""
         if self.dtype == "auto":
             return torch.bfloat16 if self.torch_device().type == "cuda" else torch.float32
         return DTYPES[self.dtype]
@@ -56,7 +56,7 @@ def checkpoint_folder(model: str) -> Path:
     """The local folder of a checkpoint; a hub id is downloaded first, or found in the hub's cache.
 
     Raises:
-        OSError: there is no such repository, or the hub cannot be reached and its cache does not have it.
+        OSError: there is no such repository, or the hub does not answer and its cache has no copy.
         ValueError: neither a folder nor a hub id.
     """
     folder = Path(model)

@@ -1,7 +1,7 @@
 """Configuration: one frozen object per service, from environment variables and flags, checked as a whole.
 
 ``GIORNATA_NATS_URL=... python -m giornata_router --nats-url ...``: a flag wins over the environment, the environment
-over the default, and every mistake is reported at once. A service extends :class:`ServiceConfig` by its own fields.
+over the default. One report names every mistake. A service extends :class:`ServiceConfig` by its own fields.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def new_instance(name: str) -> str:
 
 
 class ServiceConfig(BaseSettings):
-    """What every service needs to know."""
+    """Settings that every service has."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
@@ -79,7 +79,7 @@ class ServiceConfig(BaseSettings):
     @field_validator("nats_url", "redis_url")
     @classmethod
     def _is_address(cls, value: str, info: ValidationInfo) -> str:
-        """Not the value but the mistake is told: an address may hold a password."""
+        """The error names the mistake and not the value: an address may hold a password."""
         schemes = _SCHEMES[str(info.field_name)]
         for part in value.split(",") if info.field_name == "nats_url" else [value]:
             scheme, separator, rest = part.strip().partition("://")
@@ -111,7 +111,7 @@ def load(kind: type[C], service: str, argv: Sequence[str] | None = None) -> C:
     Args:
         kind: the service's configuration class.
         service: names the program in ``--help`` and the instance by default.
-        argv: flags; default those of the process.
+        argv: flags; default the process's.
     """
     flags = list(sys.argv[1:] if argv is None else argv)
     try:

@@ -1,4 +1,4 @@
-"""Deadlines on the monotonic clock of one process; between processes only remaining milliseconds travel."""
+"""Deadlines on the monotonic clock of one process. Between processes, remaining milliseconds travel."""
 
 from __future__ import annotations
 

@@ -96,11 +96,7 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         ValueError: not a diffusers folder, a family that is not served, or a `serving.json` that is not
             understood; says what is.
     """
-    index = _read_json(folder / "model_index.json")
-    pipeline = str(index.get("_class_name"))
-    kind = KINDS.get(pipeline)
-    if kind is None:
-        raise ValueError(f"{folder} holds a {pipeline}; served are: {', '.join(KINDS)}")
+    kind = _kind(folder)
     network = _read_json(folder / kind.network / "config.json")
     vae = _read_json(folder / "vae" / "config.json")
     tokenizer = _read_json(folder / kind.tokenizer / "tokenizer_config.json")
@@ -129,6 +125,13 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         default_strength=defaults.strength or kind.strength,
         native_size=int(vae.get("sample_size", kind.native_size)),
     )
+
+
+def _kind(folder: Path) -> Kind:
+    pipeline = str(_read_json(folder / "model_index.json").get("_class_name"))
+    if pipeline not in KINDS:
+        raise ValueError(f"{folder} holds a {pipeline}; served are: {', '.join(KINDS)}")
+    return KINDS[pipeline]
 
 
 def _serving_defaults(path: Path) -> ServingDefaults:

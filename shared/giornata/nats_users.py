@@ -8,8 +8,8 @@ Below FOLDER lies a folder for each reader, so that a container is given its own
 * ``server/users.conf`` - who may do what, and ``server/cluster.conf`` where there are several servers: for ``include``
   in nats-server's configuration.
 
-Passwords that are there stay, so that running services keep theirs; rights are those of this version. Only the owner
-may read any of it.
+Existing passwords stay, so that running services keep theirs; rights follow this version. Only the owner may read any
+of it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ USERS_CONF: Final = Path("server", "users.conf")
 CLUSTER_CONF: Final = "cluster.conf"
 SERVICES: Final = frozenset(User(service) for service in ServiceName)
 PASSWORD_CHARS: Final = 64
-"""Hexadecimal, 256 bits: what is drawn so need not be stretched, and may stand in an address."""
+"""Hexadecimal digits, 256 random bits: such a password needs no stretching and may stand in an address."""
 
 
 def password_file(folder: Path, user: User) -> Path:
@@ -43,20 +43,20 @@ def write_users(folder: Path, *, anonymous: User | None = None) -> None:
 
     Args:
         folder: made where it is missing.
-        anonymous: as whom the server lets clients in that bring no password; None refuses them.
+        anonymous: the user of clients without a password; None refuses such clients.
     """
     passwords = {user: _password(password_file(folder, user)) for user in User}
     _write(folder / USERS_CONF, users_config(passwords, anonymous=anonymous))
 
 
 def write_cluster(folder: Path, listen: str, hosts: Sequence[str], name: str = CLUSTER_CONF) -> None:
-    """Write ``server/<name>``; other arguments as of :func:`giornata.wire.permissions.cluster_config`."""
+    """Write ``server/<name>``; other arguments: see :func:`giornata.wire.permissions.cluster_config`."""
     password = _password(folder / "server" / ROUTES_USER)
     _write(folder / "server" / name, cluster_config(listen, hosts, password))
 
 
 def _password(path: Path) -> str:
-    """The one that is there, or a new one."""
+    """The password in the file, or a new one."""
     if path.exists():
         return path.read_text(encoding="utf-8").strip()
     password = secrets.token_hex(PASSWORD_CHARS // 2)
@@ -65,7 +65,7 @@ def _password(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all, for the owner's eyes."""
+    """Write a file whole or not at all, readable by its owner alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     draft = path.with_name(f".{path.name}.new")

@@ -1,6 +1,6 @@
 """``python -m giornata.probe SERVICE``: exit 0 when an instance of SERVICE on this host tells that it is ready.
 
-For container health checks. It listens to telemetry, so it sees what the rest of the fleet sees.
+It is a container's health check. It listens to telemetry, so it sees what the fleet sees.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What every process does the same way: logs, uvloop, signals, exit status.
+"""How every process runs: logs, uvloop, signals, exit status.
 
 A service's ``main`` opens what it needs on one :class:`~contextlib.AsyncExitStack` and awaits ``stop``. Leaving the
-stack is the drain order, last opened first: telemetry says *draining*, endpoints finish what was delivered to
-them, work ends, connections drain.
+stack drains in order, last opened first: telemetry says *draining*, endpoints finish delivered requests, work ends,
+connections drain.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -20,6 +19,7 @@ import structlog
 import uvloop
 
 from giornata.config import ServiceConfig, load
+from giornata.signals import on_signals
 from giornata.wire.errors import GiornataError
 from giornata.wire.workers import ServiceName
 
@@ -55,24 +55,21 @@ def run(main: Main, config: ServiceConfig) -> int:
 
 async def _supervise(main: Main) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
 
-    def on_signal(name: str) -> None:
-        if stop.is_set():
-            log.warning("second_signal", signal=name)
-            os._exit(
-                130
-            )  # not sys.exit: that would cancel every task and wait for each, and for every thread
+    def first(name: str) -> None:
         log.info("stopping", signal=name)
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number.name)
+    def second(name: str) -> None:
+        log.warning("second_signal", signal=name)
+        os._exit(130)  # sys.exit would cancel every task and wait for each, and for every thread
+
+    on_signals(first, second)
     await main(stop)
 
 
 def configure_logs(level: str, form: str, instance: str) -> None:
-    """structlog to standard error, as lines for people or JSON; every line names the instance."""
+    """Log to standard error, in lines for people or JSON; every line names the instance."""
     structlog.contextvars.bind_contextvars(instance=instance)
     renderer = (
         structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer(colors=False)

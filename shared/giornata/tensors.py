@@ -1,4 +1,4 @@
-"""Named tensors as safetensors bytes, for blobs. Imports torch: only services that compute may import this."""
+"""Named tensors as safetensors bytes, for blobs. Imports torch, so only services that compute import it."""
 
 from __future__ import annotations
 

@@ -5,12 +5,13 @@ By default the sizes are small enough for two CPU cores; ``--long`` takes larger
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 import time
 from typing import Final
+
+import click
 
 LONG: Final[dict[str, list[str]]] = {
     "overhead": [],
@@ -20,38 +21,36 @@ LONG: Final[dict[str, list[str]]] = {
     "loading": ["--tokens", "1024", "--text", "128", "--steps", "8", "--repeats", "5"],
     "throughput": [
         *("--tokens", "1024", "--text", "128", "--steps", "4", "--divide", "4"),
-        *("--repeats", "3", "--mixes", "production", "8/20/28/50"),
+        *("--repeats", "3", "--mixes", "production,8/20/28/50"),
     ],
-    "latency": ["--seconds", "180", "--divide", "4", "--shares", "0.2", "0.4", "0.6", "0.8", "0.95"],
+    "latency": ["--seconds", "180", "--divide", "4", "--shares", "0.2,0.4,0.6,0.8,0.95"],
     "pictures": ["--limit", "48"],
     "router_decision": [],
-    "serve": ["--seconds", "300", "--shares", "0.2", "0.4", "0.6", "0.8", "1.0", "1.2"],
+    "serve": ["--seconds", "300", "--shares", "0.2,0.4,0.6,0.8,1.0,1.2"],
     "simulator_fidelity": ["--seconds", "600"],
     "simulation": ["--seconds", "600", "--seeds", "5", "--workers", "1000"],
 }
 """The benchmarks in their order, and the flags of a long run; each module's ``--help`` tells the others."""
 
 
-def main() -> int:
+@click.command(help=__doc__)
+@click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice(list(LONG)))
+@click.option("--long", is_flag=True, help="larger pictures, more repeats: hours on a CPU")
+@click.pass_context
+def main(ctx: click.Context, names: tuple[str, ...], *, long: bool) -> None:
     """Exit status: that of the first benchmark that failed, after all have run."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    made.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(LONG)}; default all")
-    made.add_argument("--long", action="store_true", help="larger pictures, more repeats: hours on a CPU")
-    options = made.parse_args()
-    if unknown := set(options.names) - LONG.keys():
-        made.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(LONG)}")
     # Threads that wait must not keep a core busy that another process computes on.
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     failed = 0
-    for name in options.names or LONG:
+    for name in names or LONG:
         began = time.perf_counter()
-        flags = LONG[name] if options.long else []
+        flags = LONG[name] if long else []
         command = [sys.executable, "-m", f"tests.bench.{name}", *flags]
         ended = subprocess.run(command, env=environment, check=False)
         print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
         failed = failed or ended.returncode
-    return failed
+    ctx.exit(failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -30,10 +30,10 @@ from giornata.wire.permissions import User
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, StepSample
 from giornata_tools.launcher.stack import Stack
 from giornata_tools.loadgen.workload import Request
-from giornata_tools.simulation.jobs import Job
+from giornata_tools.simulation.jobs import SimulatedJob
 from giornata_tools.simulation.machines import Machine
-from giornata_tools.simulation.simulator import Options, Simulation, Stages
-from giornata_tools.simulation.worker import Templates
+from giornata_tools.simulation.simulator import RunOptions, Simulation, Stages
+from giornata_tools.simulation.tiers import TemplateSetting
 from tests.bench.live import PROMPT, Pictures, giornata, served
 from tests.e2e.pictures import edit_form
 
@@ -227,7 +227,7 @@ def steps(samples: Sequence[StepSample], blocks: int) -> tuple[Fit, float]:
     times = np.array([sample.step_ms for sample in samples])
     found = fit(COMPUTE, features, times, relative=True)
     scale = float(times.sum() / (features @ np.array(found.weights)).sum())
-    found = replace(found, weights=tuple(scale * weight for weight in found.weights))
+    found = found.model_copy(update={"weights": tuple(scale * weight for weight in found.weights)})
     return found, float(np.std(times / (features @ np.array(found.weights))))
 
 
@@ -237,7 +237,11 @@ def _slowness(samples: Sequence[StepSample], known: Fit, blocks: int) -> float:
 
 
 def calibrated(
-    rounds: Sequence[Round], heard: Heard, jobs: Sequence[Job], templates: Templates, rest: Idle
+    rounds: Sequence[Round],
+    heard: Heard,
+    jobs: Sequence[SimulatedJob],
+    templates: TemplateSetting,
+    rest: Idle,
 ) -> Calibration:
     """From all of `rounds` together.
 
@@ -272,7 +276,7 @@ def calibrated(
 
 
 def simulated(
-    jobs: Sequence[Job], known: Calibration, denoisers: int, templates: Templates, seeds: int
+    jobs: Sequence[SimulatedJob], known: Calibration, denoisers: int, templates: TemplateSetting, seeds: int
 ) -> list[float]:
     """Latencies in seconds, of as many runs as there are seeds of noise; all processes share this machine's cores."""
     found: list[float] = []
@@ -280,7 +284,7 @@ def simulated(
         run = Simulation(
             (known.machine,) * denoisers,
             jobs,
-            Options(seed=seed),
+            RunOptions(seed=seed),
             templates=templates,
             stages=known.stages,
             cores=known.cores,

@@ -7,24 +7,26 @@ shares of what saturates diffusers' static batching, which is measured first: a 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Final
 
+import click
 import torch
 
 from giornata_tools.loadgen.arrivals import arrival_times
 from tests.bench.models import TOKEN_PIXELS, described
-from tests.bench.options import parser, rows_of
+from tests.bench.options import rows_of, shared
 from tests.bench.prepost import Coder, coder_process
 from tests.bench.report import charts, write
 from tests.bench.serving import SYSTEMS
 from tests.bench.serving_parts import Parts
 from tests.bench.static_batching import StaticBatching, in_batches
 from tests.bench.workload import IMAGES, MIXES, Arrival, Edit, arrivals, edits
+from tests.flags import Several, option, parsed
 
 STATIC: Final = next(iter(SYSTEMS))
 DISTINCT: Final = 64
@@ -33,18 +35,23 @@ PATIENCE_S: Final = 1800.0
 """Longest wait after the last arrival."""
 
 
-def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
     """Flags."""
-    made = parser(__doc__, tokens=256, text=32, repeats=1)
-    made.add_argument("--batch", type=int, default=8, help="rows of a step (default 8)")
-    made.add_argument("--seconds", type=float, default=40.0, help="of arrivals at each rate (default 40)")
-    made.add_argument("--shares", type=float, nargs="+", default=[0.3, 0.6, 0.95], help="of saturation")
-    made.add_argument("--mix", default="production", choices=list(MIXES), help="of step counts")
-    made.add_argument("--divide", type=int, default=4, help="step counts by this (default 4)")
-    made.add_argument("--images", default="one", choices=list(IMAGES), help="a request (default one)")
-    made.add_argument("--templates", type=int, default=2, help="distinct pictures (default 2)")
-    made.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
-    return made.parse_args(arguments)
+    return parsed(
+        __doc__,
+        [
+            *shared(tokens=256, text=32, repeats=1),
+            option("--batch", type=int, default=8, help="rows of a step"),
+            option("--seconds", type=float, default=40.0, help="of arrivals at each rate"),
+            option("--shares", type=Several(float), default=[0.3, 0.6, 0.95], help="of saturation"),
+            option("--mix", type=click.Choice(list(MIXES)), default="production", help="of step counts"),
+            option("--divide", type=int, default=4, help="step counts by this"),
+            option("--images", type=click.Choice(list(IMAGES)), default="one", help="a request"),
+            option("--templates", type=int, default=2, help="distinct pictures"),
+            option("--systems", type=Several(click.Choice(list(SYSTEMS))), default=list(SYSTEMS)),
+        ],
+        arguments,
+    )
 
 
 class Tally:
@@ -129,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _measured(
-    parts: Parts, drawn: Sequence[Edit], full: float, options: argparse.Namespace
+    parts: Parts, drawn: Sequence[Edit], full: float, options: SimpleNamespace
 ) -> list[dict[str, Any]]:
     images = IMAGES[options.images]
     mean_images = sum(many * weight for many, weight in images.items()) / sum(images.values())

@@ -15,18 +15,18 @@ from typing import Final
 
 from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName, Tier
-from giornata_tools.launcher.model import TRAINED
-from giornata_tools.launcher.plan import Plan
+from giornata_tools.checkout import TRAINED
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import Stack, running
 from giornata_tools.loadgen import facts
-from giornata_tools.loadgen.balancing import LeastInFlight
 from giornata_tools.loadgen.distributions import zipf
 from giornata_tools.loadgen.driver import drive
 from giornata_tools.loadgen.images_api import Api, open_images_api
 from giornata_tools.loadgen.material import Material, made, material
 from giornata_tools.loadgen.outcomes import Outcome
-from giornata_tools.loadgen.workload import Request, Shape, Workload
+from giornata_tools.loadgen.workload import MaskShape, Request, Workload
+from tests.bench.balancing import LeastInFlight
 
 PROMPT: Final = "a red star"
 LIMIT_S: Final = 900.0
@@ -51,7 +51,7 @@ class Pictures:
 def production(templates: int) -> Workload:
     """Masks and step counts as in production, one picture a request, of so many templates by their popularity."""
     return Workload(
-        facts.MASK_RATIOS["production"], facts.STEPS, {1: 1.0}, zipf(templates, facts.ZIPF), Shape.BLOB
+        facts.MASK_RATIOS["production"], facts.STEPS, {1: 1.0}, zipf(templates, facts.ZIPF), MaskShape.BLOB
     )
 
 
@@ -70,7 +70,7 @@ async def giornata(denoisers: int, templates: Path) -> AsyncIterator[Stack]:
     """
     with tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()) as name:
         folder = Path(name)
-        plan = Plan(
+        plan = StackPlan(
             state=folder,
             logs=folder / "logs",
             model=str(TRAINED),
@@ -105,7 +105,9 @@ async def static_batching(count: int, batch: int) -> AsyncIterator[list[str]]:
     """Addresses of so many of diffusers' pipelines with the same model, a thread each, ready."""
     command = (
         "-m",
-        "giornata_tools.baseline",
+        "giornata_tools.cli",
+        "bench",
+        "baseline",
         "--model",
         str(TRAINED),
         "--port",

@@ -11,18 +11,19 @@ engine's: it plans at every step, with one set of weights for all blocks, and pl
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Final
 
+import click
 import torch
 
 from giornata.packed.uses import Use
 from giornata.planning.blocks import Block, Link, sequential
-from giornata.planning.planner import Plan, Planner, always, exact, greedy
+from giornata.planning.planner import BlockPlan, Planner, always, exact, greedy
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
@@ -33,11 +34,12 @@ from tests.bench import block_costs, loading_engine
 from tests.bench.loading_engine import Took
 from tests.bench.loading_run import Scene, picture_ms
 from tests.bench.models import described
-from tests.bench.options import parser, rows_of
+from tests.bench.options import rows_of, shared
 from tests.bench.report import write
 from tests.bench.rows import Rows
 from tests.bench.setting import DEFAULT
 from tests.bench.workload import Edit
+from tests.flags import Several, option, parsed
 
 NAIVE: Final = "naive"
 THE_PLAN, THE_ENGINE = "the plan", "the engine"
@@ -53,24 +55,24 @@ KV_SLABS, HIDDEN_SLABS = 2, 1
 """Keys and values are twice the bytes of a block's input."""
 
 
-def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
     """Flags."""
-    made = parser(__doc__, tokens=576, text=72, repeats=3)
-    made.add_argument("--steps", type=int, default=3, help="of the picture (default 3)")
-    made.add_argument(
-        "--mask", type=float, default=0.11, help="ratio (default 0.11, the production trace's mean)"
+    return parsed(
+        __doc__,
+        [
+            *shared(tokens=576, text=72, repeats=3),
+            option("--steps", type=int, default=3, help="of the picture"),
+            option("--mask", type=float, default=0.11, help="ratio; by default the production trace's mean"),
+            option("--loads", type=Several(float), default=[4.2, 2.0, 1.0, 0.5], help="÷ time with cache"),
+            option(
+                "--forms",
+                type=Several(click.Choice([str(form) for form in Form])),
+                default=[str(form) for form in Form],
+                help="what templates keep",
+            ),
+        ],
+        arguments,
     )
-    made.add_argument(
-        "--loads", type=float, nargs="+", default=[4.2, 2.0, 1.0, 0.5], help="÷ time with cache"
-    )
-    made.add_argument(
-        "--forms",
-        nargs="+",
-        default=[str(form) for form in Form],
-        choices=list(Form),
-        help="what templates keep",
-    )
-    return made.parse_args(arguments)
 
 
 @torch.inference_mode()
@@ -96,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write("loading", lines, workload=workload)
 
 
-def _scene(rows: Rows, options: argparse.Namespace) -> Scene:
+def _scene(rows: Rows, options: SimpleNamespace) -> Scene:
     """A masked row, and the entries of a run of its template over its own noise levels."""
     edit = Edit(0, 0, options.mask, 0.5, 0.5, options.steps)
     row = rows.row(replace(edit, ratio=1.0), reuse=False)
@@ -143,7 +145,7 @@ def _blocks(scene: Scene, costs: block_costs.Costs) -> list[Block]:
 
 
 def _compared(
-    scene: Scene, costs: block_costs.Costs, load: float, options: argparse.Namespace
+    scene: Scene, costs: block_costs.Costs, load: float, options: SimpleNamespace
 ) -> Iterator[dict[str, Any]]:
     """Every system at one speed of loading; they take turns, and the first turn warms up."""
     load_ms = load * costs.mean_ms(Mode.KV)
@@ -151,7 +153,7 @@ def _compared(
     rate = size / (load_ms / 1e3)
     link = Link(load_ms / KV_SLABS)
     blocks = _blocks(scene, costs)
-    plans: dict[str, Plan] = {}
+    plans: dict[str, BlockPlan] = {}
     plan_ms: dict[str, float] = {}
     for name, planner in PLANNERS.items():
         began = time.perf_counter()

@@ -2,57 +2,59 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Callable
 from math import isqrt
+from types import SimpleNamespace
 
+import click
 import torch
 
 from giornata_denoiser.families.protocol import ModelFamily
 from tests.bench.models import SHAPES, flux
 from tests.bench.rows import Rows
+from tests.flags import option
 
 AUTO = "auto"
 
 
-def parser(doc: str | None, *, tokens: int, text: int, repeats: int) -> argparse.ArgumentParser:
-    """A parser of the shared flags; the defaults that differ are given."""
-    made = argparse.ArgumentParser(description=(doc or "").split("\n\n", maxsplit=1)[0])
-    made.add_argument(
-        "--model",
-        default="mid",
-        choices=list(SHAPES),
-        help="mid: 160 M parameters; real: FLUX.1-dev, 12 B; tiny: to try out (default mid)",
-    )
-    made.add_argument("--tokens", type=int, default=tokens, help=f"of a picture, a square (default {tokens})")
-    made.add_argument("--text", type=int, default=text, help=f"tokens of a prompt (default {text})")
-    made.add_argument("--device", default="cpu")
-    made.add_argument(
-        "--dtype",
-        default=AUTO,
-        choices=[AUTO, "bfloat16", "float32", "float16"],
-        help="default: bfloat16, but float32 on a CPU that multiplies it faster",
-    )
-    made.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch (default: all cores)")
-    made.add_argument("--repeats", type=int, default=repeats, help=f"default {repeats}")
-    made.add_argument(
-        "--processor-time",
-        action="store_true",
-        help="what this process computed, in all of its threads, not the clock: for machines that others share, with "
-        "--threads 1",
-    )
-    made.add_argument("--seed", type=int, default=0, help="of the workload")
-    return made
+def shared(*, tokens: int, text: int, repeats: int) -> list[click.Option]:
+    """The shared flags; the defaults that differ are given."""
+    return [
+        option(
+            "--model",
+            type=click.Choice(list(SHAPES)),
+            default="mid",
+            help="mid: 160 M parameters; real: FLUX.1-dev, 12 B; tiny: to try out",
+        ),
+        option("--tokens", type=int, default=tokens, help="of a picture, a square"),
+        option("--text", type=int, default=text, help="tokens of a prompt"),
+        option("--device", default="cpu"),
+        option(
+            "--dtype",
+            type=click.Choice([AUTO, "bfloat16", "float32", "float16"]),
+            default=AUTO,
+            help="default: bfloat16, but float32 on a CPU that multiplies it faster",
+        ),
+        option("--threads", type=int, default=os.cpu_count(), help="of torch"),
+        option("--repeats", type=int, default=repeats),
+        option(
+            "--processor-time",
+            is_flag=True,
+            help="what this process computed, in all of its threads, not the clock: for machines that others "
+            "share, with --threads 1",
+        ),
+        option("--seed", type=int, default=0, help="of the workload"),
+    ]
 
 
-def clock_of(options: argparse.Namespace) -> Callable[[], float]:
+def clock_of(options: SimpleNamespace) -> Callable[[], float]:
     """Seconds, as the flags ask for them."""
     return time.process_time if options.processor_time else time.perf_counter
 
 
-def opened(options: argparse.Namespace) -> ModelFamily:
+def opened(options: SimpleNamespace) -> ModelFamily:
     """The transformer that the flags name."""
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
@@ -60,7 +62,7 @@ def opened(options: argparse.Namespace) -> ModelFamily:
     return flux(SHAPES[options.model], dtype, device)
 
 
-def rows_of(options: argparse.Namespace) -> Rows:
+def rows_of(options: SimpleNamespace) -> Rows:
     """Rows for the transformer that the flags name, in the sizes that they name."""
     return Rows(opened(options), isqrt(options.tokens), options.text)
 

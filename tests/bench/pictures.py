@@ -6,12 +6,12 @@ diffusers' own `FluxFillPipeline`. SSIM and PSNR are those of the mask's box. Ev
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -27,22 +27,27 @@ from tests.bench.bench_model import BenchModel, Request, box_of, held_out
 from tests.bench.report import write
 from tests.bench.setting import DEFAULT
 from tests.bench.static_batching import skipped_share
+from tests.flags import Several, option, parsed
 
 MODEL: Final = Path("deploy/model/fresco")
 T = TypeVar("T")
 
 
-def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
     """Flags."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
-    made.add_argument("--model", type=Path, default=MODEL)
-    made.add_argument("--limit", type=int, default=8, help="held-out edits (default 8)")
-    made.add_argument("--side", type=int, default=256, help="of the pictures: 128 or 256 (default 256)")
-    made.add_argument("--steps", type=int, default=20)
-    made.add_argument("--guidance", type=float, default=30.0)
-    made.add_argument("--thresholds", type=float, nargs="+", default=[0.05, 0.1, 0.2], help="of the cache")
-    made.add_argument("--threads", type=int, default=2)
-    return made.parse_args(arguments)
+    return parsed(
+        __doc__,
+        [
+            option("--model", type=Path, default=MODEL),
+            option("--limit", type=int, default=8, help="held-out edits"),
+            option("--side", type=int, default=256, help="of the pictures: 128 or 256"),
+            option("--steps", type=int, default=20),
+            option("--guidance", type=float, default=30.0),
+            option("--thresholds", type=Several(float), default=[0.05, 0.1, 0.2], help="of the cache"),
+            option("--threads", type=int, default=2),
+        ],
+        arguments,
+    )
 
 
 class Diffusers:

@@ -6,11 +6,11 @@ measured here against every plan there is. Greedy is FlashPS's Algorithm 1.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, Final
 
 from giornata.planning.batch import BatchRow, evaluate, plan_batch
@@ -18,20 +18,25 @@ from giornata.planning.blocks import Block, Link
 from giornata.planning.planner import exact, greedy
 from tests.bench.brute_force import best_ms
 from tests.bench.report import write
+from tests.flags import option, parsed
 
 SHAPES: Final = ((2, 4), (2, 5), (3, 3), (3, 4))
 """(rows, blocks) of batches that brute force can try: 3^12 plans are 531,441."""
 FLUX_BLOCKS: Final = 57
 
 
-def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
     """Flags."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    made.add_argument("--cases", type=int, default=40, help="of each shape (default 40)")
-    made.add_argument("--greedy-cases", type=int, default=500, help="of one row (default 500)")
-    made.add_argument("--repeats", type=int, default=10, help="of every timing (default 10)")
-    made.add_argument("--seed", type=int, default=0)
-    return made.parse_args(arguments)
+    return parsed(
+        __doc__,
+        [
+            option("--cases", type=int, default=40, help="of each shape"),
+            option("--greedy-cases", type=int, default=500, help="of one row"),
+            option("--repeats", type=int, default=10, help="of every timing"),
+            option("--seed", type=int, default=0),
+        ],
+        arguments,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

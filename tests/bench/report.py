@@ -15,7 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from giornata_tools.loadgen.charts import svg
+from giornata_tools.loadgen.charts import Chart
+from giornata_tools.loadgen.drawing import figure, svg
 
 OUT = Path("out") / "bench"
 
@@ -92,8 +93,8 @@ def charts(
         curves: dict[str, list[tuple[float, float]]] = {}
         for line in lines:
             curves.setdefault(line["system"], []).append((line["requests/s"], line[f"{measure} s"]))
-        chart = svg(title.format(measure), "requests a second", "seconds", curves)
-        (OUT / f"{name}_{measure.lower()}.svg").write_text(chart, encoding="utf-8")
+        chart = Chart(title.format(measure), "requests a second", "seconds", curves, logarithmic=True)
+        (OUT / f"{name}_{measure.lower()}.svg").write_text(svg(figure(chart)), encoding="utf-8")
 
 
 def _shown(value: object) -> str:

@@ -6,7 +6,6 @@ form costs to load, or `hidden` to project again, is not in it. ``python -m test
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 from collections.abc import Iterator, Sequence
@@ -22,11 +21,13 @@ from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Form, Recording
 from giornata_prepost.images.pictures import Pixels
+from giornata_tools.loadgen.drawing import svg
 from giornata_tools.quality import metrics
 from tests.bench.bench_model import BenchModel, Request, box_of, held_out
 from tests.bench.pareto import pareto
 from tests.bench.report import write
 from tests.bench.setting import Setting
+from tests.flags import option, parsed
 
 MODEL: Final = Path("deploy/model/fresco")
 STEPS: Final = 20
@@ -150,13 +151,16 @@ def _cost(row: Row, switches: Setting) -> float:
 
 def main() -> None:
     """Print the table and write ``out/bench/reuse_quality.json``."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--model", type=Path, default=MODEL)
-    parser.add_argument("--limit", type=int, default=12, help="held-out edits (default 12)")
-    parser.add_argument("--side", type=int, default=256, help="of the pictures: 128 or 256 (default 256)")
-    parser.add_argument("--all", action="store_true", help="every combination, not one switch at a time")
-    parser.add_argument("--guidance", type=float, default=30.0)
-    options = parser.parse_args()
+    options = parsed(
+        __doc__,
+        [
+            option("--model", type=Path, default=MODEL),
+            option("--limit", type=int, default=12, help="held-out edits"),
+            option("--side", type=int, default=256, help="of the pictures: 128 or 256"),
+            option("--all", is_flag=True, help="every combination, not one switch at a time"),
+            option("--guidance", type=float, default=30.0),
+        ],
+    )
     torch.set_num_threads(2)
     requests = held_out(options.side, options.limit)
     model = BenchModel(options.model, steps=STEPS, guidance=options.guidance)
@@ -168,7 +172,7 @@ def main() -> None:
     workload = {"edits": len(requests), "side": options.side, "steps": STEPS, "guidance": options.guidance}
     path = write("reuse_quality", rows, workload=workload)
     picture = path.with_suffix(".svg")
-    picture.write_text(pareto(rows), encoding="utf-8")
+    picture.write_text(svg(pareto(rows)), encoding="utf-8")
     print(f"written to {picture}")
 
 

@@ -8,12 +8,12 @@ baseline, which is measured first. Writes ``out/bench/serve.json`` and charts.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 from giornata_tools.loadgen.arrivals import arrival_times
@@ -30,24 +30,29 @@ from tests.bench.live import (
     static_batching,
 )
 from tests.bench.report import charts, write
+from tests.flags import Several, option, parsed
 
 OURS: Final = "giornata"
 STATIC: Final = "static batching"
 
 
-def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
     """Flags."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    made.add_argument("--denoisers", type=int, default=2, help="and as many baselines (default 2)")
-    made.add_argument("--batch", type=int, default=8, help="of the baseline, at most (default 8)")
-    made.add_argument("--side", type=int, default=256, help="of the pictures, in pixels (default 256)")
-    made.add_argument("--templates", type=int, default=4, help="distinct pictures (default 4)")
-    made.add_argument("--seconds", type=float, default=60.0, help="of arrivals at each rate (default 60)")
-    made.add_argument("--shares", type=float, nargs="+", default=[0.5, 1.0, 2.0, 3.0], help="of saturation")
-    made.add_argument("--burst", type=int, default=32, help="requests that measure saturation (default 32)")
-    made.add_argument("--slo", type=float, default=10.0, help="seconds (default 10)")
-    made.add_argument("--seed", type=int, default=0)
-    return made.parse_args(arguments)
+    return parsed(
+        __doc__,
+        [
+            option("--denoisers", type=int, default=2, help="and as many baselines"),
+            option("--batch", type=int, default=8, help="of the baseline, at most"),
+            option("--side", type=int, default=256, help="of the pictures, in pixels"),
+            option("--templates", type=int, default=4, help="distinct pictures"),
+            option("--seconds", type=float, default=60.0, help="of arrivals at each rate"),
+            option("--shares", type=Several(float), default=[0.5, 1.0, 2.0, 3.0], help="of saturation"),
+            option("--burst", type=int, default=32, help="requests that measure saturation"),
+            option("--slo", type=float, default=10.0, help="seconds"),
+            option("--seed", type=int, default=0),
+        ],
+        arguments,
+    )
 
 
 async def main(arguments: Sequence[str] | None = None) -> None:
@@ -93,7 +98,7 @@ async def main(arguments: Sequence[str] | None = None) -> None:
 
 
 async def _measured(
-    urls: Sequence[str], requests: Sequence[Request], pictures: Pictures, options: argparse.Namespace
+    urls: Sequence[str], requests: Sequence[Request], pictures: Pictures, options: SimpleNamespace
 ) -> Figures:
     outcomes = await served(urls, requests, pictures)
     return figures(requests, outcomes, warmup_s=0.0, seconds=options.seconds, slo_s=options.slo)

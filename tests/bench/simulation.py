@@ -10,7 +10,6 @@ policy is asked about few of many workers.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,14 +21,15 @@ from giornata.scheduling.policies import Candidate, Policy, PolicyName, finish_t
 from giornata.wire.workers import Tier
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.distributions import Mix, zipf
-from giornata_tools.loadgen.workload import Shape, Workload
-from giornata_tools.simulation.jobs import Picture, template_name
+from giornata_tools.loadgen.workload import MaskShape, Workload
+from giornata_tools.simulation.jobs import EditedPicture, template_name
 from giornata_tools.simulation.published import DECODE_MS, FLUX_PICTURE, h800_flux
 from giornata_tools.simulation.results import Summary
-from giornata_tools.simulation.scenario import Arriving, Scenario
-from giornata_tools.simulation.simulator import Binding, Options, Stages
-from giornata_tools.simulation.worker import Templates
+from giornata_tools.simulation.scenario import Arrivals, Scenario
+from giornata_tools.simulation.simulator import Binding, RunOptions, Stages
+from giornata_tools.simulation.tiers import TemplateSetting
 from tests.bench import report
+from tests.flags import option, parsed
 
 WORKERS: Final = 8
 SLO_S: Final = 5.0
@@ -71,7 +71,7 @@ def scenario(seconds: float, **changed: Any) -> Scenario:
         facts.STEPS,
         changed.get("images", {1: 1.0}),
         weights,
-        Shape.SQUARE,
+        MaskShape.SQUARE,
     )
     machine = h800_flux()
     machine = replace(machine, storage=replace(machine.storage, memory_bytes=MEMORY_BYTES))
@@ -79,9 +79,9 @@ def scenario(seconds: float, **changed: Any) -> Scenario:
     return Scenario(
         (machine,) * workers,
         work,
-        Arriving(seconds, WARMUP_S, changed.get("cv", 1.0)),
+        Arrivals(seconds, WARMUP_S, changed.get("cv", 1.0)),
         changed.get("picture", FLUX_PICTURE),
-        changed.get("kept", Templates(preloaded=(template_name(0),))),
+        changed.get("kept", TemplateSetting(preloaded=(template_name(0),))),
         Stages(0.0, DECODE_MS, workers),
         slo_s=SLO_S,
     )
@@ -96,10 +96,10 @@ def cases(seconds: float) -> Iterator[Case]:
     for rate in (0.1, 0.18):
         pictures = scenario(seconds, images=facts.IMAGES)
         yield Case("1 to 8 pictures", rate, pictures, (*PAPER, *OURS), keeps=True)
-    own = Picture(FLUX_PICTURE.text, FLUX_PICTURE.image, halo=1, corrects=True)
+    own = EditedPicture(FLUX_PICTURE.text, FLUX_PICTURE.image, halo=1, corrects=True)
     yield Case("halo 1, first step in full", 0.4, scenario(seconds, picture=own), (*PAPER, *OURS))
     popular = zipf(TEMPLATES, facts.ZIPF)
-    kept = Templates(size_bytes=TEMPLATE_BYTES, registered=frozenset(map(template_name, popular)))
+    kept = TemplateSetting(size_bytes=TEMPLATE_BYTES, registered=frozenset(map(template_name, popular)))
     many = scenario(4 * seconds, templates=popular, kept=kept)
     yield Case(
         f"{TEMPLATES} templates, cold",
@@ -131,10 +131,10 @@ def rows_of(case: Case, seeds: int) -> Iterator[dict[str, Any]]:
         found = []
         for seed, jobs in arrivals.items():
             by_deadline = policy is PolicyName.DEADLINE_AWARE
-            options = Options(
+            options = RunOptions(
                 policy,
                 binding,
-                spreads=False if name == WHOLE else None,
+                spreads=name != WHOLE,
                 by_deadline=by_deadline,
                 looked_at=number,
                 seed=seed,
@@ -174,12 +174,12 @@ def rows_of(case: Case, seeds: int) -> Iterator[dict[str, Any]]:
 def sampling(workers: int, seconds: float) -> Iterator[dict[str, Any]]:
     """A policy that is asked about few of many workers, beside one that is asked about all."""
     many = scenario(seconds, workers=workers)
-    many = replace(many, arriving=Arriving(seconds, seconds))
+    many = replace(many, arriving=Arrivals(seconds, seconds))
     jobs = many.jobs(0.5 * workers, 1)
     known = 0.0
     for looked_at in (workers, 16, 4):
         began = time.process_time()
-        found = many.summary(many.run(jobs, Options(looked_at=looked_at)))
+        found = many.summary(many.run(jobs, RunOptions(looked_at=looked_at)))
         known = known or found.p95_s
         yield {
             "setting": f"{workers} workers",
@@ -203,12 +203,15 @@ def _hits(summary: Summary) -> float:
 
 def main() -> None:
     """Print and write ``out/bench/simulation.json``."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    made.add_argument("--seconds", type=float, default=200.0, help="virtual, of each run")
-    made.add_argument("--seeds", type=int, default=2, help="runs of each policy, with jobs of their own")
-    made.add_argument("--workers", type=int, default=200, help="of the cluster that tries the sampling rule")
-    made.add_argument("--only", default="", help="settings whose names begin so")
-    options = made.parse_args()
+    options = parsed(
+        __doc__,
+        [
+            option("--seconds", type=float, default=200.0, help="virtual, of each run"),
+            option("--seeds", type=int, default=2, help="runs of each policy, with jobs of their own"),
+            option("--workers", type=int, default=200, help="of the cluster that tries the sampling rule"),
+            option("--only", default="", help="settings whose names begin so"),
+        ],
+    )
     rows: list[dict[str, Any]] = []
     for case in cases(options.seconds):
         if case.name.startswith(options.only):

@@ -8,7 +8,6 @@ Writes ``out/bench/simulator_fidelity.json`` and a chart of both distributions a
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import tempfile
 import time
@@ -16,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import psutil
@@ -26,14 +26,15 @@ from giornata.scheduling.demand import Demand, RowShape
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata_prepost.images.inspection import PixelLimits, inspect
-from giornata_tools.launcher.model import TRAINED
+from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.stack import Stack
 from giornata_tools.loadgen.arrivals import arrival_times
-from giornata_tools.loadgen.charts import Drawn, Points, distribution, svg
+from giornata_tools.loadgen.charts import Chart, Drawn, Points, distribution
+from giornata_tools.loadgen.drawing import figure, svg
 from giornata_tools.loadgen.statistics import Spread, spread
 from giornata_tools.loadgen.workload import Request, Workload, draw
-from giornata_tools.simulation.jobs import DIGEST, MODEL, Job, template_name
-from giornata_tools.simulation.worker import Templates
+from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob, template_name
+from giornata_tools.simulation.tiers import TemplateSetting
 from tests.bench.calibration import (
     WARM,
     Calibration,
@@ -48,26 +49,33 @@ from tests.bench.calibration import (
 )
 from tests.bench.live import PROMPT, Pictures, production, record, saturation, served
 from tests.bench.report import OUT, write
+from tests.flags import Several, option, parsed
 
 LIMITS: Final = PixelLimits(max_pixels=1 << 24, budget_pixels=1 << 22)
 
 
-def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
     """Flags."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    made.add_argument("--denoisers", type=int, default=2, help="(default 2)")
-    made.add_argument("--side", type=int, default=256, help="of the pictures, in pixels (default 256)")
-    made.add_argument("--templates", type=int, default=4, help="distinct pictures (default 4)")
-    made.add_argument("--seconds", type=float, default=120.0, help="of arrivals at each rate (default 120)")
-    made.add_argument("--shares", type=float, nargs="+", default=[0.3, 0.6, 0.9], help="of saturation")
-    made.add_argument("--alone", type=int, default=10, help="edits that measure stages, a round (default 10)")
-    made.add_argument("--burst", type=int, default=48, help="edits that measure saturation (default 48)")
-    made.add_argument("--simulations", type=int, default=5, help="of each live run (default 5)")
-    made.add_argument("--seed", type=int, default=0)
-    return made.parse_args(arguments)
+    return parsed(
+        __doc__,
+        [
+            option("--denoisers", type=int, default=2),
+            option("--side", type=int, default=256, help="of the pictures, in pixels"),
+            option("--templates", type=int, default=4, help="distinct pictures"),
+            option("--seconds", type=float, default=120.0, help="of arrivals at each rate"),
+            option("--shares", type=Several(float), default=[0.3, 0.6, 0.9], help="of saturation"),
+            option("--alone", type=int, default=10, help="edits that measure stages, a round"),
+            option("--burst", type=int, default=48, help="edits that measure saturation"),
+            option("--simulations", type=int, default=5, help="of each live run"),
+            option("--seed", type=int, default=0),
+        ],
+        arguments,
+    )
 
 
-def jobs_of(requests: Sequence[Request], pictures: Pictures, card: ModelCard, text: int) -> list[Job]:
+def jobs_of(
+    requests: Sequence[Request], pictures: Pictures, card: ModelCard, text: int
+) -> list[SimulatedJob]:
     """The requests as the simulator takes them, with the tokens that their masks really touch."""
     files = pictures.material(requests)
     made = []
@@ -75,7 +83,7 @@ def jobs_of(requests: Sequence[Request], pictures: Pictures, card: ModelCard, te
         image, computed = _tokens(files.templates[request.template].file, files.masks[request], card)
         shape = RowShape(text, image, computed, request.steps or card.default_steps)
         demand = Demand(MODEL, DIGEST, (shape,), template_name(request.template))
-        made.append(Job(f"j{number}", request.at_s, demand))
+        made.append(SimulatedJob(f"j{number}", request.at_s, demand))
     return made
 
 
@@ -86,7 +94,7 @@ def _tokens(image: bytes, mask: bytes, card: ModelCard) -> tuple[int, int]:
     return found.tokens, found.tokens if found.compute_set is None else found.compute_set[1].count
 
 
-def check_work(jobs: Sequence[Job], heard: Heard) -> int:
+def check_work(jobs: Sequence[SimulatedJob], heard: Heard) -> int:
     """Whether denoisers were given the work that is simulated; how many rows they computed in full that could reuse.
 
     A denoiser does so where it expects nothing of reuse, and it expects by the costs that it measured at its start.
@@ -113,7 +121,7 @@ def check_work(jobs: Sequence[Job], heard: Heard) -> int:
 class Live:
     """A live run."""
 
-    jobs: Sequence[Job]
+    jobs: Sequence[SimulatedJob]
     """Its requests, as the simulator takes them."""
     latencies: Sequence[float]
     """In seconds."""
@@ -129,7 +137,7 @@ class Bench:
 
     stack: Stack
     heard: Heard
-    options: argparse.Namespace
+    options: SimpleNamespace
     work: Workload
     pictures: Pictures
     card: ModelCard
@@ -137,9 +145,11 @@ class Bench:
     """While nobody edits."""
 
     @property
-    def templates(self) -> Templates:
+    def templates(self) -> TemplateSetting:
         """As every denoiser has them."""
-        return Templates(preloaded=tuple(template_name(number) for number in range(self.options.templates)))
+        return TemplateSetting(
+            preloaded=tuple(template_name(number) for number in range(self.options.templates))
+        )
 
     async def round(self, number: int) -> Round:
         """Measure what things take, with edits of its own."""
@@ -199,10 +209,8 @@ async def main(arguments: Sequence[str] | None = None) -> None:
                 for name, values in (("live", live.latencies), ("simulated", told)):
                     curves[f"{name}, {share:g}"] = distribution(values)
     OUT.mkdir(parents=True, exist_ok=True)
-    chart = svg(
-        "Share of requests that have ended", "seconds", "share", curves, logarithmic=False, drawn=Drawn.LINE
-    )
-    (OUT / "simulator_fidelity.svg").write_text(chart, encoding="utf-8")
+    chart = Chart("Share of requests that have ended", "seconds", "share", curves, Drawn.LINE)
+    (OUT / "simulator_fidelity.svg").write_text(svg(figure(chart)), encoding="utf-8")
     workload = {
         **vars(options),
         "model": "fresco, float32, a thread a process",

@@ -7,10 +7,10 @@ The real shape: ``--model real --device cuda``.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -25,22 +25,28 @@ from giornata_denoiser.loading.accelerator import device_for
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Form, Recording
 from tests.bench.models import described
-from tests.bench.options import clock_of, parser, rows_of, wait_for
+from tests.bench.options import clock_of, rows_of, shared, wait_for
 from tests.bench.report import write
 from tests.bench.rows import Rows
 from tests.bench.setting import DEFAULT, Setting
 from tests.bench.workload import Edit, token_limit
+from tests.flags import option, parsed
 
 RATIOS: Final = (0.05, 0.11, 0.2, 0.35, 0.5)
 FULL: Final = ("full", 1.0)
 
 
-def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
     """Flags."""
-    made = parser(__doc__, tokens=1024, text=128, repeats=5)
-    made.add_argument("--halo", type=int, default=DEFAULT.halo)
-    made.add_argument("--bits", type=int, default=DEFAULT.bits)
-    return made.parse_args(arguments)
+    return parsed(
+        __doc__,
+        [
+            *shared(tokens=1024, text=128, repeats=5),
+            option("--halo", type=int, default=DEFAULT.halo),
+            option("--bits", type=int, default=DEFAULT.bits),
+        ],
+        arguments,
+    )
 
 
 @torch.inference_mode()

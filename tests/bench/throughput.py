@@ -9,20 +9,23 @@ tables: prompts come as embeddings and pictures as latents on both sides, and no
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
+
+import click
 
 from giornata.scheduling.batch import Joining
 from tests.bench import engines
 from tests.bench.models import autoencoder, described, transformer_of
-from tests.bench.options import clock_of, parser, rows_of, wait_for
+from tests.bench.options import clock_of, rows_of, shared, wait_for
 from tests.bench.report import write
 from tests.bench.rows import Rows
 from tests.bench.setting import Setting
 from tests.bench.static_batching import StaticBatching, in_batches, in_equal_batches, skipped_share
 from tests.bench.workload import MIXES, Edit, edits, token_limit
+from tests.flags import Several, option, parsed
 
 System = Callable[[], object]
 STATIC: Final = "static batching, padded"
@@ -40,24 +43,27 @@ class Limits(NamedTuple):
     """Where the first step computes all of them; None for who does not."""
 
 
-def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
     """Flags."""
-    made = parser(__doc__, tokens=256, text=32, repeats=2)
-    made.add_argument("--batch", type=int, default=engines.ROWS, help="rows of a step (default 8)")
-    made.add_argument("--steps", type=int, default=7, help="of the equal-steps table (default 7)")
-    made.add_argument("--edits", type=int, default=16, help="of the mixed-steps table (default 16)")
-    made.add_argument(
-        "--mixes", nargs="*", default=["8/20/28/50"], choices=list(MIXES), help="of step counts"
+    return parsed(
+        __doc__,
+        [
+            *shared(tokens=256, text=32, repeats=2),
+            option("--batch", type=int, default=engines.ROWS, help="rows of a step"),
+            option("--steps", type=int, default=7, help="of the equal-steps table"),
+            option("--edits", type=int, default=16, help="of the mixed-steps table"),
+            option(
+                "--mixes",
+                type=Several(click.Choice(list(MIXES))),
+                default=["8/20/28/50"],
+                help="of step counts",
+            ),
+            option("--divide", type=int, default=4, help="mixed step counts by this, so that runs are short"),
+            option("--templates", type=int, default=2, help="distinct pictures"),
+            option("--threshold", type=float, default=0.1, help="of the first-block cache"),
+        ],
+        arguments,
     )
-    made.add_argument(
-        "--divide",
-        type=int,
-        default=4,
-        help="mixed step counts by this, so that runs are short (default 4)",
-    )
-    made.add_argument("--templates", type=int, default=2, help="distinct pictures (default 2)")
-    made.add_argument("--threshold", type=float, default=0.1, help="of the first-block cache (default 0.1)")
-    return made.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -80,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write("throughput", [line for table in tables for line in table], workload=workload)
 
 
-def _equal(rows: Rows, static: StaticBatching, options: argparse.Namespace) -> list[dict[str, Any]]:
+def _equal(rows: Rows, static: StaticBatching, options: SimpleNamespace) -> list[dict[str, Any]]:
     drawn = edits(options.batch, {options.steps: 1.0}, templates=options.templates, seed=options.seed)
 
     def cached() -> None:
@@ -112,7 +118,7 @@ def _equal(rows: Rows, static: StaticBatching, options: argparse.Namespace) -> l
     return lines
 
 
-def _mixed(rows: Rows, static: StaticBatching, options: argparse.Namespace, mix: str) -> list[dict[str, Any]]:
+def _mixed(rows: Rows, static: StaticBatching, options: SimpleNamespace, mix: str) -> list[dict[str, Any]]:
     drawn = edits(
         options.edits, MIXES[mix], templates=options.templates, seed=options.seed, divide=options.divide
     )
@@ -151,7 +157,7 @@ def _engine(rows: Rows, drawn: Sequence[Edit], batch: int, *, reuse: bool, **how
 
 
 def _measured(
-    systems: dict[str, System], rows: Rows, options: argparse.Namespace, *, warm_up: bool
+    systems: dict[str, System], rows: Rows, options: SimpleNamespace, *, warm_up: bool
 ) -> dict[str, list[float]]:
     """Seconds of every system; they take turns, and the first turn may only warm up."""
     times: dict[str, list[float]] = {name: [] for name in systems}

@@ -16,7 +16,7 @@ from giornata.wire.requests import Reuse
 from giornata_gateway.intake.rules.idempotency import job_id_of
 from giornata_tools.loadgen.masks import mask, mask_file
 from giornata_tools.loadgen.pictures import generated
-from giornata_tools.loadgen.workload import Shape
+from giornata_tools.loadgen.workload import MaskShape
 
 Pixels = NDArray[np.uint8]
 
@@ -84,7 +84,7 @@ def variants() -> tuple[Variant, ...]:
     made = []
     for i in range(VARIANTS):
         image = generated(WIDTH, HEIGHT, i // 2)
-        marked = mask(WIDTH, HEIGHT, 0.05 + 0.04 * i, Shape.SQUARE, i)
+        marked = mask(WIDTH, HEIGHT, 0.05 + 0.04 * i, MaskShape.SQUARE, i)
         fields: dict[str, Any] = {
             "prompt": f"a red hat {i % 4}",
             "num_inference_steps": 4 + 3 * (i % 6),

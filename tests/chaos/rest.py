@@ -13,7 +13,7 @@ from typing import Any, Final
 import aiohttp
 
 from giornata.wire.jobs import JobState
-from giornata_tools.launcher.client import events
+from giornata_tools.doors.sse import events
 from tests.chaos.edits import Variant
 from tests.chaos.outcomes import Outcome
 
@@ -105,7 +105,7 @@ class RestClient:
                 if answer.status != HTTPStatus.OK:
                     await self._pause(outcome, answer, await answer.read())
                     return []
-                return [kind async for kind, _ in events(answer.content) if kind in FINAL_EVENTS]
+                return [event.kind async for event in events(answer.content) if event.kind in FINAL_EVENTS]
         except _FAILURES as error:
             outcome.again[type(error).__name__] += 1
             await asyncio.sleep(PAUSE_S)

@@ -14,7 +14,7 @@ from typing import Final
 import giornata.client
 from giornata.wire.events import DoneEvent
 from giornata.wire.workers import ServiceName
-from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import Stack, running
 from tests.chaos import look, plan
@@ -116,8 +116,8 @@ async def _disturbed(stack: Stack, size: Size) -> tuple[Seen, float]:
     return replace(seen, done=done), seconds
 
 
-def _plan(state: Path, logs: Path, model: Path, nats_servers: int) -> Plan:
-    return Plan(
+def _plan(state: Path, logs: Path, model: Path, nats_servers: int) -> StackPlan:
+    return StackPlan(
         state=state,
         logs=logs,
         model=str(model),

@@ -26,11 +26,11 @@ from giornata.families import Family
 from giornata.fleet import Fleet
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
+from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.model import choose
-from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import Stack, running
-from giornata_tools.launcher.up import MODELS
 from tests.e2e.browsing import launched, visiting
 from tests.e2e.easel import Visit
 
@@ -158,7 +158,7 @@ def live_stack(
     Fails if a process did not end in order, or if NATS has refused a service something that it wanted.
     """
     with tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()) as folder, Portal() as portal:
-        plan = Plan(
+        plan = StackPlan(
             state=Path(folder),
             logs=Path(folder) / "logs",
             model=str(model),

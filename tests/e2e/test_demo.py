@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from giornata_tools.launcher.exhibits import exhibits
+from giornata_tools.launcher.demo.exhibits import exhibits
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 async def test_the_demo_edits_four_pictures_and_reports(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "giornata_tools.launcher", "demo", "--out", str(out), "--steps", "2",
+        sys.executable, "-m", "giornata_tools.cli", "demo", "--out", str(out), "--steps", "2",
         cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     output, _ = await process.communicate()

@@ -14,7 +14,7 @@ import pytest
 import giornata.client
 from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName
-from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.servers import NATS, VALKEY
 from giornata_tools.launcher.stack import running
 from tests.e2e.conftest import NO_ENV, LiveStack, StartStack
@@ -237,7 +237,7 @@ async def test_a_full_queue_refuses_and_keeps_what_it_accepted(start_stack: Star
 
 
 async def test_a_stopped_stack_leaves_accepted_jobs_to_the_next(tiny_model: Path, tmp_path: Path) -> None:
-    plan = Plan(
+    plan = StackPlan(
         state=tmp_path / "state",
         logs=tmp_path / "logs",
         model=str(tiny_model),

@@ -1,4 +1,4 @@
-"""`python -m giornata_tools.quality` through the whole system: an untrained model fails, a rerun is the same."""
+"""`giornata quality` through the whole system: an untrained model fails, a rerun is the same."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from pathlib import Path
 import pytest
 
 from giornata.families import read_model_card
+from giornata_tools.cli.local.quality import quality
 from giornata_tools.launcher.process import LaunchError
-from giornata_tools.quality.__main__ import parser
-from giornata_tools.quality.evaluation import Options, evaluate
-from giornata_tools.quality.report import Report
+from giornata_tools.quality.evaluation import QualityOptions, evaluate
+from giornata_tools.quality.report import QualityReport
 from tests.e2e.conftest import LiveStack
 
 
-def options(stack: LiveStack, out: Path, *more: str) -> Options:
+def given(*flags: str) -> QualityOptions:
+    return QualityOptions(**quality.make_context("quality", list(flags)).params)
+
+
+def options(stack: LiveStack, out: Path, *more: str) -> QualityOptions:
     few = ("--limit", "6", "--steps", "2", "--in-flight", "3")
-    return Options(**vars(parser().parse_args(["--nats", stack.nats_url, "--out", str(out), *few, *more])))
+    return given("--nats", stack.nats_url, "--out", str(out), *few, *more)
 
 
 async def test_a_random_model_fails_its_gates_and_a_rerun_gives_the_same_pictures(
@@ -28,7 +32,7 @@ async def test_a_random_model_fails_its_gates_and_a_rerun_gives_the_same_picture
     first, second = tmp_path / "first", tmp_path / "second"
 
     assert await evaluate(options(stack, first)) == 1
-    report = Report.model_validate_json((tmp_path / "first.json").read_text())
+    report = QualityReport.model_validate_json((tmp_path / "first.json").read_text())
     adherence, completion, seams, strayed = report.gates
     assert not any(gate.holds for gate in (adherence, completion, seams))
     assert strayed.holds, "the paste keeps every pixel outside of the mask, however bad the model"
@@ -39,7 +43,7 @@ async def test_a_random_model_fails_its_gates_and_a_rerun_gives_the_same_picture
     assert len(list(first.glob("*.png"))) == 6
 
     assert await evaluate(options(stack, second, "--against", str(first), "--no-gates")) == 0
-    closeness = Report.model_validate_json((tmp_path / "second.json").read_text()).closeness
+    closeness = QualityReport.model_validate_json((tmp_path / "second.json").read_text()).closeness
     assert closeness is not None
     assert closeness.n == 6
     assert closeness.psnr_in_mask_db > 45, "seeds are fixed; who shares a batch changes a rounding at most"
@@ -51,8 +55,5 @@ async def test_a_random_model_fails_its_gates_and_a_rerun_gives_the_same_picture
 
 
 async def test_nobody_at_the_address_is_told(tmp_path: Path) -> None:
-    flags = parser().parse_args(
-        ["--nats", "nats://127.0.0.1:1", "--limit", "1", "--out", str(tmp_path / "out")]
-    )
     with pytest.raises(LaunchError):
-        await evaluate(Options(**vars(flags)))
+        await evaluate(given("--nats", "nats://127.0.0.1:1", "--limit", "1", "--out", str(tmp_path / "out")))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Route, expect
 
-from giornata_tools.launcher.exhibits import PHOTOGRAPH_PADDING
+from giornata_tools.launcher.demo.exhibits import PHOTOGRAPH_PADDING
 from tests.e2e.browsing import screenshot
 from tests.e2e.easel import Visit, downloaded, edit, finished, open_picture, open_sample
 from tests.e2e.pictures import file, scene

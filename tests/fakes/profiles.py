@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from giornata.planning.costs import COMPUTE, LOAD
-from giornata.planning.profile import BatchCap, FitRecord, Profile
+from giornata.planning.profile import BatchCap, Profile
+from giornata.planning.regression import Fit
 
 WEIGHTS: Final = (2.0, 0.1, 0.01, 0.002, 1e-6)
 LOAD_WEIGHTS: Final = (0.05, 1e-6)
 
 
-def record(names: tuple[str, ...], weights: tuple[float, ...]) -> FitRecord:
-    return FitRecord(
-        names=names, weights=weights, r2=0.99, residual_ms_p50=0.5, residual_ms_p95=1.5, samples=40
-    )
+def record(names: tuple[str, ...], weights: tuple[float, ...]) -> Fit:
+    return Fit(names=names, weights=weights, r2=0.99, residual_ms_p50=0.5, residual_ms_p95=1.5, samples=40)
 
 
 PROFILE: Final = Profile(

@@ -25,23 +25,23 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from giornata.families import Family, read_model_card
 from giornata_tools.baseline.batching import Rule
-from giornata_tools.baseline.pipeline import Alike, Pipeline, Row
+from giornata_tools.baseline.pipeline import Alike, Pipeline, PipelineRow
 from giornata_tools.baseline.server import Baseline, Paints, serving
-from giornata_tools.cli.bench_run import Plan, Target, run
-from giornata_tools.launcher.model import TRAINED
-from giornata_tools.launcher.oracle import PIPELINES
+from giornata_tools.checkout import TRAINED
+from giornata_tools.cli.bench.run import BenchPlan, Target, run
+from giornata_tools.launcher.demo.oracle import PIPELINES
 from giornata_tools.loadgen.images_api import Api
 from giornata_tools.loadgen.masks import mask, mask_file
 from giornata_tools.loadgen.pictures import generated
-from giornata_tools.loadgen.schedule import Load
-from giornata_tools.loadgen.workload import Request, Shape
+from giornata_tools.loadgen.schedule import OfferedLoad
+from giornata_tools.loadgen.workload import MaskShape, Request
 from giornata_tools.model.random.build import build
 from giornata_tools.model.tokenizers import clip_tokenizer
 
 SIZE = (64, 48)
 FOREVER_S = 3600.0
 PICTURES = [generated(*SIZE, seed) for seed in range(3)]
-MASKS = [mask(*SIZE, 0.2, Shape.BLOB, seed) for seed in range(3)]
+MASKS = [mask(*SIZE, 0.2, MaskShape.BLOB, seed) for seed in range(3)]
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Painter:
     may: threading.Event = field(default_factory=threading.Event)
     failing: set[str] = field(default_factory=set)
 
-    def paint(self, rows: Sequence[Row], alike: Alike) -> list[Image.Image]:
+    def paint(self, rows: Sequence[PipelineRow], alike: Alike) -> list[Image.Image]:
         self.calls.append((len(rows), alike))
         self.began.set()
         self.may.wait()
@@ -298,13 +298,13 @@ async def test_files_that_do_not_do_are_refused(painter: Painter, files: dict[st
 
 
 async def test_it_is_measured_as_any_server(painter: Painter, tmp_path: Path) -> None:
-    requests = tuple(Request(0.0, number, 0.2, 4, 2, number, Shape.SQUARE) for number in range(3))
+    requests = tuple(Request(0.0, number, 0.2, 4, 2, number, MaskShape.SQUARE) for number in range(3))
     async with served(painter, Rule(2, 0.0)) as http:
-        asked_for = Plan(
+        asked_for = BenchPlan(
             targets=(Target("baseline", str(http._base_url)),),
             api=Api.GIORNATA,
             api_key=None,
-            loads=(Load(None, requests, 0.0, 1.0),),
+            loads=(OfferedLoad(None, requests, 0.0, 1.0),),
             templates=None,
             size=SIZE,
             fields={"prompt": "a hat"},
@@ -324,7 +324,9 @@ async def test_the_program_serves_the_model_that_ships_until_it_is_told_to_stop(
         *(
             sys.executable,
             "-m",
-            "giornata_tools.baseline",
+            "giornata_tools.cli",
+            "bench",
+            "baseline",
             "--port",
             "0",
             "--window-ms",

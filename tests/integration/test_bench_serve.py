@@ -17,27 +17,27 @@ import pytest
 from aiohttp import web
 from PIL import Image
 
-from giornata_tools.cli.bench_run import Plan, Target, run
+from giornata_tools.cli.bench.run import BenchPlan, Target, run
 from giornata_tools.loadgen.images_api import Api
-from giornata_tools.loadgen.schedule import Load
-from giornata_tools.loadgen.workload import Request, Shape
+from giornata_tools.loadgen.schedule import OfferedLoad
+from giornata_tools.loadgen.workload import MaskShape, Request
 from tests.fakes.images_server import Asked, at_once, images_server, pictures, refused
 from tests.integration.gateway_fakes import Stage
 
 KEY = "sk-never-shown"
 
 
-def load(count: int, *, gap_s: float = 0.01, rate: float | None = 100.0, **asked: Any) -> Load:
+def load(count: int, *, gap_s: float = 0.01, rate: float | None = 100.0, **asked: Any) -> OfferedLoad:
     """`count` requests, `gap_s` apart, all of them measured."""
-    due = Request(0.0, 0, 0.2, 8, 1, 0, Shape.BLOB)
+    due = Request(0.0, 0, 0.2, 8, 1, 0, MaskShape.BLOB)
     requests = tuple(
         replace(due, at_s=number * gap_s, template=number % 2, seed=number, **asked)
         for number in range(count)
     )
-    return Load(rate, requests, 0.0, 1.0)
+    return OfferedLoad(rate, requests, 0.0, 1.0)
 
 
-def plan(out: Path, *urls: str, loads: tuple[Load, ...], **options: Any) -> Plan:
+def plan(out: Path, *urls: str, loads: tuple[OfferedLoad, ...], **options: Any) -> BenchPlan:
     targets = tuple(Target(name, url) for name, url in zip(("ours", "theirs"), urls, strict=False))
     standard: dict[str, Any] = {
         "api": Api.GIORNATA,
@@ -51,7 +51,7 @@ def plan(out: Path, *urls: str, loads: tuple[Load, ...], **options: Any) -> Plan
         "seed": 0,
         "options": {"rate": "100"},
     }
-    return Plan(targets=targets, loads=loads, out=out, **{**standard, **options})
+    return BenchPlan(targets=targets, loads=loads, out=out, **{**standard, **options})
 
 
 def report(out: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from giornata.wire.messages import Forecast
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway_fakes import Stage
 
-EXAMPLE = Path(__file__).parents[2] / "shared" / "examples" / "edit_over_nats.py"
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "edit_over_nats.py"
 
 
 async def test_an_edit_with_its_progress(stage: Stage, nats_url: str) -> None:

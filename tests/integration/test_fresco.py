@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from giornata.families import Family, read_model_card
-from giornata_tools.launcher.model import TRAINED
+from giornata_tools.checkout import TRAINED
 from giornata_tools.model.architecture import TEXT_TOKENS
 from giornata_tools.model.scenes import Task, masks
 from giornata_tools.quality import cases, checker

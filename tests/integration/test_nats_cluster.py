@@ -23,7 +23,7 @@ from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import Job, JobRecord, JobState, Priority
 from giornata.wire.messages import Accepted, SubmitRequest
 from giornata.wire.permissions import User
-from giornata_router import transitions
+from giornata_router.rules import transitions
 from tests.fakes.fleet import FakeDenoiser, FakePrepost
 from tests.integration.nats_cluster import NatsCluster, nats_cluster
 from tests.integration.router.test_faults import Bench, make_job, running_router

@@ -31,8 +31,8 @@ from giornata.wire.messages import Accepted, CancelMessage, CancelRows, SubmitRe
 from giornata.wire.permissions import User
 from giornata.wire.stores import RECORDS
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_tools.cli.checks import servers
-from giornata_tools.cli.checks.finding import Verdict
+from giornata_tools.cli.doctor import servers
+from giornata_tools.cli.doctor.finding import Verdict
 from tests.fakes.fleet import FakeDenoiser, FakePrepost
 from tests.integration.conftest import NatsServer
 from tests.integration.router.test_faults import make_job, running_router

@@ -15,15 +15,22 @@ from torch import distributed
 from torch.multiprocessing.spawn import spawn
 
 from giornata.families import Family, read_model_card
-from giornata_tools.launcher.model import TRAINED
+from giornata_tools.checkout import TRAINED
 from giornata_tools.model.architecture import TEXT_TOKENS
 from giornata_tools.model.painter import denoise
 from giornata_tools.model.scenes import Task, masks, sample
 from giornata_tools.model.train import autoencoder, checkpointing, decoder, guidance, painter, pool
 from giornata_tools.model.train.__main__ import main
 from giornata_tools.model.train.checkpointing import Unusable
-from giornata_tools.model.train.plan import Plan
+from giornata_tools.model.train.plan import StagePlan
 from giornata_tools.model.train.ranks import Ranks
+
+
+def ended(arguments: list[str]) -> object:
+    """Exit status of the training program."""
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    return end.value.code
 
 
 @pytest.fixture
@@ -38,8 +45,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder, "BATCHES", ((48, 1), (48, 1), (64, 1)))
 
 
-def plan(folder: Path, steps: int) -> Plan:
-    return Plan(folder, steps, 0, torch.device("cpu"))
+def plan(folder: Path, steps: int) -> StagePlan:
+    return StagePlan(folder, steps, 0, torch.device("cpu"))
 
 
 @pytest.mark.usefixtures("small")
@@ -52,7 +59,7 @@ def test_the_recipe_goes_on_where_it_stopped_and_ends_in_a_checkpoint(tmp_path: 
     painter.run(plan(tmp_path, 2))
     _everything_is_restored(tmp_path)
     painter.run(plan(tmp_path, 3))
-    assert painter.Run(plan(tmp_path, 3)).step == 3
+    assert painter.PainterRun(plan(tmp_path, 3)).step == 3
 
     guidance.run(plan(tmp_path, 1))
     before = autoencoder.load(tmp_path).state_dict()
@@ -62,7 +69,7 @@ def test_the_recipe_goes_on_where_it_stopped_and_ends_in_a_checkpoint(tmp_path: 
     assert changed == {"decoder"}, "latents stay what the transformer was trained on"
     assert vae_files(tmp_path)["config.json"] == first["config.json"]
 
-    assert main(["export", "--folder", str(tmp_path), "--checkpoint", str(tmp_path / "checkpoint")]) == 0
+    assert ended(["export", "--folder", str(tmp_path), "--checkpoint", str(tmp_path / "checkpoint")]) == 0
     card = read_model_card(tmp_path / "checkpoint")
     assert card.family == Family.FLUX_FILL
     assert (card.native_size, card.default_steps, card.max_text_tokens) == (256, 20, TEXT_TOKENS)
@@ -82,7 +89,7 @@ def _everything_is_restored(folder: Path) -> None:
     """Weights, averages, both optimisers' moments and the count of scenes are those of the file."""
     state = checkpointing.load(folder / "painter.pt")
     assert state is not None
-    run = painter.Run(plan(folder, 3))
+    run = painter.PainterRun(plan(folder, 3))
     assert run.step == state["step"] == 2
     assert any(p.any() for p in run.painter.transformer.proj_out.parameters()), "it has learnt something"
     for module, saved in ((run.painter, state["painter"]), (run.average, state["average"])):
@@ -102,16 +109,15 @@ def test_a_stage_without_what_it_builds_on_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ("--folder", str(tmp_path))
-    assert main(["export", *folder]) == 1
+    assert ended(["export", *folder]) == 1
     assert "train first" in capsys.readouterr().err
     shutil.copytree(TRAINED / "vae", tmp_path / "vae")
-    assert main(["guidance", *folder, "--steps", "1"]) == 1
+    assert ended(["guidance", *folder, "--steps", "1"]) == 1
     assert "painter.pt is missing" in capsys.readouterr().err
-    painter.Run(plan(tmp_path, 2)).save()
-    assert main(["export", *folder]) == 1
+    painter.PainterRun(plan(tmp_path, 2)).save()
+    assert ended(["export", *folder]) == 1
     assert "stopped at step 0 of 2" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        main(["all", *folder, "--start", str(TRAINED)])
+    assert ended(["all", *folder, "--start", str(TRAINED)]) == 2
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own compiler imports it
@@ -119,13 +125,13 @@ def test_a_stage_without_what_it_builds_on_says_so(
 def test_learning_on_begins_with_the_checkpoints_weights(tmp_path: Path) -> None:
     """And compiles on request: what is compiled is the same module, under the same names."""
     shutil.copytree(TRAINED / "vae", tmp_path / "vae")
-    run = painter.Run(replace(plan(tmp_path, 1), start=TRAINED, compiled=True))
+    run = painter.PainterRun(replace(plan(tmp_path, 1), start=TRAINED, compiled=True))
     shipped = FluxFillPipeline.from_pretrained(TRAINED, dtype=torch.float32)
     torch.testing.assert_close(
         run.painter.transformer.state_dict(), shipped.transformer.state_dict(), rtol=0, atol=0
     )
     assert run.painter.transformer._compiled_call_impl is not None
-    assert painter.Run(plan(tmp_path, 1)).painter.transformer._compiled_call_impl is None
+    assert painter.PainterRun(plan(tmp_path, 1)).painter.transformer._compiled_call_impl is None
 
 
 @pytest.mark.slow
@@ -153,7 +159,7 @@ def _same_as_the_pipeline(folder: Path, side: int) -> None:
         pipeline.vae.encoder.conv_out.weight[8:] = 0
         pipeline.vae.encoder.conv_out.bias[8:] = -30
     scene = sample(np.random.default_rng(1), side, Task.ADD, 24.0)
-    run = painter.Run(plan(folder, 1), guidance.GUIDANCE)
+    run = painter.PainterRun(plan(folder, 1), guidance.GUIDANCE)
     run.average.transformer.load_state_dict(pipeline.transformer.state_dict())
     run.average.clip.load_state_dict(pipeline.text_encoder.state_dict())
     run.average.t5.load_state_dict(pipeline.text_encoder_2.state_dict())

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_tools.baseline.batching import Rule, Waiting, next_batch
+from giornata_tools.baseline.batching import Rule, WaitingRow, next_batch
 
 RULE = Rule(size=2, window_s=1.0)
 
 
-def rows(*alike: str, since: float = 0.0) -> list[Waiting]:
-    return [Waiting(kind, since) for kind in alike]
+def rows(*alike: str, since: float = 0.0) -> list[WaitingRow]:
+    return [WaitingRow(kind, since) for kind in alike]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from giornata.fleet import SILENCE_S, Fleet
+from giornata.fleet import SILENCE_S, Fleet, Heard
 from giornata.wire.workers import ServiceName, ServiceState
 from tests.fakes.fleet import CARD
 
@@ -23,6 +23,21 @@ def test_silence_is_death_and_is_told_once() -> None:
     assert fleet.expire(SILENCE_S + 0.5) == []
     assert fleet.get("d1") is None
     assert fleet.get("d2") is not None
+
+
+def test_silence_counts_only_while_something_could_be_heard() -> None:
+    heard = Heard[str]()
+    heard.hear("a", 0.0)
+    heard.hear("b", 1.0)
+    assert heard.silent(SILENCE_S) == []
+    assert heard.silent(SILENCE_S + 0.5) == ["a"]
+    heard.listen(5.0)
+    assert heard.silent(5.0 + SILENCE_S) == []
+    heard.hear("b", 6.0)
+    assert heard.silent(5.1 + SILENCE_S) == ["a"]
+    heard.forget("a")
+    heard.forget("unknown")
+    assert heard.silent(5.1 + SILENCE_S) == []
 
 
 def test_only_ready_active_undrained_instances_take_work() -> None:

@@ -1,6 +1,7 @@
 """The gateway: Giornata's two doors, HTTP and NATS, with one validation and one admission behind them.
 
-Read in this order: :mod:`~giornata_gateway.service` (what is opened), :mod:`~giornata_gateway.jobs.preparation` and
-:mod:`~giornata_gateway.jobs.submission` (the path that both doors share), :mod:`~giornata_gateway.http.edits` and
-:mod:`~giornata_gateway.nats.door` (the doors), then the pure modules they decide with.
+The doors are `http` and `nats`; :mod:`~giornata_gateway.http.routes` lists every route. Both work with a
+:class:`~giornata_gateway.gateway.Gateway`, which admits edits in one place. Below it, `intake` lets requests in by its
+pure rules, `jobs` prepares, submits and follows jobs, `fleet` hears telemetry, and `views` says what clients are told.
+:mod:`~giornata_gateway.service` opens everything.
 """

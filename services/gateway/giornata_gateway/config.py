@@ -1,4 +1,4 @@
-"""What the gateway can be told."""
+"""The gateway's configuration."""
 
 from __future__ import annotations
 
@@ -75,9 +75,7 @@ class GatewayConfig(ServiceConfig):
         le=600,
         description="Time a client may take for a mebibyte of its answer before it is cut off.",
     )
-    budget_s: float = Field(
-        120.0, gt=0, le=3600, description="Time allowed for an edit that somebody waits for."
-    )
+    budget_s: float = Field(120.0, gt=0, le=3600, description="Time allowed for an edit whose client waits.")
     job_budget_s: float = Field(900.0, gt=0, le=86400, description="Time allowed for an asynchronous job.")
     submit_window_s: float = Field(
         8.0,

@@ -20,7 +20,7 @@ FAMILIES: Final[dict[str, Callable[[Path, ModelCard, torch.device, torch.dtype],
     Family.FLUX_INPAINT: InpaintImages,
     Family.FLUX_FILL: FillImages,
 }
-"""By :attr:`ModelCard.family`: loads a folder to a device, with weights and results of a dtype."""
+"""Loads a folder to a device, with weights and results of a dtype, by :attr:`ModelCard.family`."""
 
 
 def open_model(config: PrepostConfig) -> ImageModel:

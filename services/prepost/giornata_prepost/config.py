@@ -1,4 +1,4 @@
-"""What prepost can be told."""
+"""Settings of prepost."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Prepost's four endpoints, and its telemetry.
 
-Pictures go through the process pool, the model's work through one thread, so that encodings and decodings
-run one at a time and the event loop stays free.
+Pictures go through the process pool. The model works in one thread, one encoding or decoding at a time.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ Q = TypeVar("Q", bound=Question)
 R = TypeVar("R", bound=BaseModel)
 
 EDITS_PER_PROCESS: Final = 2
-"""Edits whose pictures are held at a time, per process: one is worked on while the next one's arrives."""
+"""Edits whose pictures are in memory, per process: one is computed while the next one's arrives."""
 
 TEMPLATE_INPUTS_TTL_S: Final = 600
-"""How long what a template run begins from is kept; a worker reads it when it is asked to record."""
+"""How long the inputs of a template run are kept; a worker reads them when it is asked to record."""
 EMPTY_TEXT_TTL_S: Final = 24 * 3600
-"""How long the empty prompt's conditioning is kept; it is written again when it is gone."""
+"""How long the empty prompt's conditioning is kept; it is written again once it is gone."""
 
 log = structlog.get_logger(__name__)
 
@@ -69,16 +68,16 @@ class Prepost:
         self._held = asyncio.Semaphore(EDITS_PER_PROCESS * config.image_processes)
         self._thread = ModelThread()
         self._answering: dict[asyncio.Timeout, str] = {}
-        """What is being answered, by its time limit."""
+        """Questions in progress, by their time limit."""
         self._empty_text: bytes | None = None
         self._empty_text_ref: BlobRef | None = None
         self._cut_off_s: float | None = None
-        """On the loop's clock: when draining has taken its time."""
+        """The end of draining, on the loop's clock."""
 
     async def run(self, bus: Bus, stop: asyncio.Event) -> None:
-        """Answer and tell of this instance until `stop`; then say *draining* and finish what is there.
+        """Answer and tell of this instance until `stop`; then say *draining* and finish the open questions.
 
-        What is not finished within `drain_s` is refused, so that its asker turns to another instance at once.
+        Questions that are open after `drain_s` are refused, so that their askers turn to another instance at once.
 
         Raises:
             Failed: the model does not work.
@@ -104,7 +103,7 @@ class Prepost:
         log.info("drained")
 
     async def inspect(self, request: InspectRequest) -> Inspection:
-        """Decode and measure the job's pictures; prepare what the autoencoder sees."""
+        """Decode and measure the job's pictures; prepare the picture for the autoencoder."""
         job = request.job
         job.check_model(self._model.card)
         async with self._held:
@@ -151,7 +150,7 @@ class Prepost:
         )
 
     async def template(self, request: TemplateRequest) -> TemplateInputs:
-        """What a template run is computed from: an edit of the picture with an empty mask and an empty prompt."""
+        """The inputs of a template run: an edit of the picture with an empty mask and an empty prompt."""
         template = request.template
         template.check_model(self._model.card)
         parameters = EditParameters(prompt="-", size=template.size)  # its size alone is read
@@ -172,13 +171,13 @@ class Prepost:
         return await self._store(template.template_id, name, data, TEMPLATE_INPUTS_TTL_S)
 
     def _encode_template(self, prepared: bytes) -> bytes:
-        """In the model's thread: safetensors of the one row. Its noise is not read: all edits share another."""
+        """Safetensors of the one row, in the model's thread. Its noise is not read: all edits share another."""
         pixels = tensors.unpack(prepared)
         rows = self._model.encode_rows(pixels["image"].numpy(), pixels["mask"].numpy(), (0,), sampled=False)
         return tensors.pack(next(rows))
 
     def _encode(self, job: Job, prepared: bytes) -> tuple[bytes, int, list[bytes]]:
-        """In the model's thread: safetensors of the text and of each row."""
+        """Safetensors of the text and of each row, in the model's thread."""
         parameters = job.parameters
         if parameters.seed is None:
             raise ValueError("encoding needs resolved parameters")
@@ -201,7 +200,7 @@ class Prepost:
         return self._empty_text_ref
 
     def _until_cut_off(self, handler: Callable[[Q], Awaitable[R]]) -> Callable[[Q], Awaitable[R]]:
-        """`handler`, ended when draining has taken its time."""
+        """`handler`, ended with the time for draining."""
 
         async def handle(request: Q) -> R:
             answer = asyncio.timeout_at(self._cut_off_s)
@@ -219,14 +218,14 @@ class Prepost:
         return handle
 
     async def _inspected(self, job: Job) -> tuple[Inspected, float]:
-        """What the job's pictures are, and the milliseconds that took in a process of the pool."""
+        """The job's inspection, and the milliseconds that it took in a process of the pool."""
         image = await self._blobs.get(job.image)
         mask = await self._blobs.get(job.mask) if job.mask else None
         edit = (image, mask, job.parameters, self._model.card, self._limits)
         return await self._pool.timed(inspect, *edit, limit_s=self._config.image_timeout_s)
 
     async def _alpha(self, job: Job, inspection: Inspection) -> bytes:
-        """The effective alpha, packed; from the pictures where an older version inspected them and did not keep it."""
+        """The effective alpha, packed; computed again if an older version inspected the job and did not keep it."""
         if inspection.alpha is not None:
             return await self._blobs.get(inspection.alpha)
         found, _ = await self._inspected(job)
@@ -235,8 +234,8 @@ class Prepost:
     async def _store(self, owner: str, name: str, data: bytes, ttl_s: int) -> BlobRef:
         """Keep a result of a job or template under a key that no other call has.
 
-        A stage that is tried again elsewhere may differ in the last digit; it must not replace the bytes
-        that a claim check was made for.
+        A stage that is tried again elsewhere may differ in the last digit. It must not replace the bytes of an earlier
+        claim check.
         """
         return await self._blobs.put(f"{owner}/{name}-{secrets.token_hex(4)}", data, ttl_s)
 
@@ -250,7 +249,7 @@ class Prepost:
 
 
 def _inspection(found: Inspected, prepared: BlobRef, alpha: BlobRef | None, compute_ms: float) -> Inspection:
-    """What the router is told: measures, and claim checks instead of blobs."""
+    """The measures for the router, with claim checks instead of blobs."""
     return Inspection.model_validate(
         {**vars(found), "prepared": prepared, "alpha": alpha, "compute_ms": compute_ms}
     )

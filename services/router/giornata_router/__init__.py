@@ -1,4 +1,6 @@
 """The router: accepts jobs durably and walks each from inspection to picture.
 
-Pure: :mod:`policy`, :mod:`placement`, :mod:`transitions`. Edge: :mod:`service` and what it composes.
+* :mod:`service` - leads while it holds the :mod:`lease`; :mod:`queue` - accepted jobs; :mod:`walk` - one job
+* :mod:`dispatch`, :mod:`computing` - rows at workers; :mod:`prepost`, :mod:`questions` - the stages beside denoising
+* :mod:`rules` - what a record becomes and when a job ends
 """

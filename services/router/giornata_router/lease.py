@@ -29,7 +29,7 @@ class Lease:
         return cls(await jetstream.key_value(LEASES), holder)
 
     async def acquire(self) -> bool:
-        """Take the lease if nobody holds it."""
+        """Take the lease if no router holds it."""
         try:
             self._revision = await self._bucket.create(KEY, self._holder)
         except (JetStreamError, nats.errors.Error):

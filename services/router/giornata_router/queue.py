@@ -19,30 +19,23 @@ from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable
 from giornata.wire.jobs import Job, JobRecord, Priority
 from giornata.wire.messages import Accepted, CancelRows, Forecast, ForecastRequest, SubmitRequest
-from giornata_router import transitions
+from giornata_router.rules import transitions
 from giornata_router.tools import Tools
 from giornata_router.walk import Walk
 
 FETCH_S = 5.0
-"""A pull waits this long for a job before it asks again: a restarted server has forgotten it and does not say so."""
+"""A pull waits this long for a job before it asks again: a restarted server forgets it without a word."""
 RETRY_S = 1.0
-"""After this a job is tried again that could not be carried out for want of NATS, or that could not be read."""
+"""Time after which a job is tried again that NATS did not let be carried out, or that could not be read."""
 RENEW_S = streams.ACK_WAIT_S / 3
+"""A third of the time after which the queue gives a job to another router."""
 _MESSAGES_EXCEEDED = 10077
 
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    """An accepted job, since when it waits in the queue."""
-
-    job: Job
-    since_s: float
-
-
 @dataclass
-class _Carried:
+class _CarriedJob:
     """A queue message whose job is being carried out here."""
 
     message: Msg
@@ -58,15 +51,15 @@ class Queue:
     def __init__(self, tools: Tools, walks: asyncio.TaskGroup) -> None:
         self._tools = tools
         self._walks = walks
-        self._accepted: dict[str, _Waiting] = {}
-        """By job: not pulled from the queue yet."""
-        self._carried: dict[str, _Carried] = {}
+        self._accepted: dict[str, tuple[Job, float]] = {}
+        """Jobs that were not pulled from the queue yet, by id, and when they were accepted."""
+        self._carried: dict[str, _CarriedJob] = {}
         self._limits: dict[Priority, int] = {}
         self._in_hand: Counter[Priority] = Counter()
 
     @property
     def full(self) -> bool:
-        """Whether as many jobs of a priority are carried as may be, so that more may wait in the queue."""
+        """Whether jobs of a priority are carried up to their limit, so that more may wait in the queue."""
         return any(self._in_hand[priority] >= limit for priority, limit in self._limits.items())
 
     @property
@@ -91,7 +84,7 @@ class Queue:
                 subjects.jobs(job.priority), codec.encode(job), headers={"Nats-Msg-Id": job.job_id}
             )
             if not stored.duplicate:
-                self._accepted[job.job_id] = _Waiting(job, time.monotonic())
+                self._accepted[job.job_id] = job, time.monotonic()
             await self._tools.records.create(transitions.accepted(job))
         except nats.errors.Error as error:
             if isinstance(error, APIError) and error.err_code == _MESSAGES_EXCEEDED:
@@ -103,7 +96,7 @@ class Queue:
         """Endpoint ``giornata.router.forecast``.
 
         Raises:
-            JobNotFound: it is not carried here, or nobody knows when it will be denoised.
+            JobNotFound: it is not carried here, or its end is unknown.
         """
         found = self._tools.forecasting.of(request.job_id, time.monotonic(), self._unplaced())
         if found is None:
@@ -114,7 +107,7 @@ class Queue:
         """Accepted jobs that neither wait for a worker nor have one."""
         line, placement = self._tools.dispatch.line, self._tools.dispatch.placement
         carried = [c.job for c in self._carried.values() if c.walk is None or c.walk.preparing]
-        waiting = [waiting.job for waiting in self._accepted.values()]
+        waiting = [job for job, _ in self._accepted.values()]
         return [
             job
             for job in (*carried, *waiting)
@@ -122,7 +115,7 @@ class Queue:
         ]
 
     def cancel(self, request: CancelRows) -> None:
-        """A cancel was broadcast: end the job, also one that nobody carries yet."""
+        """End a job, carried or not: a cancel was broadcast."""
         carried = self._carried.get(request.job_id)
         if carried is None:
             self._walks.create_task(self._cancel_waiting(request.job_id), name="cancel")
@@ -132,7 +125,7 @@ class Queue:
             carried.walk.cancel()
 
     def recheck(self) -> None:
-        """The connection is back and cancels may have been missed: look at the record of whatever is carried."""
+        """Look at the record of every carried job: the connection is back and cancels may have been missed."""
         for job_id in self._carried:
             self._walks.create_task(self._check_cancel(job_id), name="recheck")
 
@@ -162,9 +155,9 @@ class Queue:
                 await consumer.unsubscribe()
 
     async def renew(self) -> None:
-        """Tell the queue that what is carried here is still carried; runs for ever."""
+        """Tell the queue that the jobs carried here are still carried; runs for ever."""
         while True:
-            await asyncio.sleep(RENEW_S)  # a third of the time after which the queue would give it to another
+            await asyncio.sleep(RENEW_S)
             for carried in list(self._carried.values()):
                 try:
                     await carried.message.in_progress()
@@ -181,7 +174,7 @@ class Queue:
         if job.job_id in self._carried:  # redelivered: the renewal was late
             self._carried[job.job_id].message = message
             return
-        carried = _Carried(message, job)
+        carried = _CarriedJob(message, job)
         self._carried[job.job_id] = carried
         try:
             await self._walk(job, carried)
@@ -192,16 +185,18 @@ class Queue:
         except nats.errors.Error as error:
             log.warning("walk_interrupted", job=job.job_id, error=repr(error))
             await _hand_back(carried.message, RETRY_S)
-        except Exception:  # the task's edge: what cannot even be closed is logged and tried again, alone
+        except (
+            Exception
+        ):  # the task's edge: a job that cannot even be closed is logged and tried again, alone
             log.exception("job_not_carried", job=job.job_id)
             await _hand_back(carried.message, RETRY_S)
         finally:
             del self._carried[job.job_id]
 
-    async def _walk(self, job: Job, carried: _Carried) -> None:
-        waiting = self._accepted.pop(job.job_id, None)
-        waited_ms = 0.0 if waiting is None else (time.monotonic() - waiting.since_s) * 1000
-        carried.walk = Walk(self._tools, await self._record(job), waited_ms)
+    async def _walk(self, job: Job, carried: _CarriedJob) -> None:
+        now = time.monotonic()
+        _, since_s = self._accepted.pop(job.job_id, (job, now))
+        carried.walk = Walk(self._tools, await self._record(job), (now - since_s) * 1e3)
         if carried.cancelled:
             carried.walk.cancel()
         record = await carried.walk.to_the_end()
@@ -257,7 +252,7 @@ async def _next(consumer: JetStreamContext.PullSubscription) -> Msg | None:
 
 
 async def _hand_back(message: Msg, delay_s: float | None = None) -> None:
-    """Give the job to whoever pulls next, at once or after a while, rather than after the time to acknowledge."""
+    """Give the job to the next router that pulls, at once or after a while, and not after the time to acknowledge."""
     try:
         await message.nak(delay_s)
     except nats.errors.Error as error:

@@ -10,11 +10,11 @@ from giornata.records.jobs import Records
 from giornata.records.quarantine import Quarantine
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
-from giornata_router.forecasting import Forecasting
-from giornata_router.stages import Stages
+from giornata_router.prepost import Prepost
+from giornata_router.rules.forecasting import Forecasting
 
 RUN_REPLY_S: Final = 5.0
-"""A worker answers at once whether it takes rows; longer than this means it is gone."""
+"""A worker answers at once whether it takes rows; after this time it counts as gone."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Tools:
 
     bus: Bus
     records: Records
-    stages: Stages
+    prepost: Prepost
     dispatch: Dispatch
     forecasting: Forecasting
     quarantine: Quarantine

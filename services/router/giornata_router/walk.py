@@ -21,34 +21,34 @@ from giornata.wire.errors import (
 from giornata.wire.jobs import Assignment, Encoding, Inspection, JobRecord, JobState, Row
 from giornata.wire.messages import PrefetchTemplate
 from giornata.wire.requests import Reuse
-from giornata_router import transitions
 from giornata_router.computing import Computing, drop
-from giornata_router.ledger import Ledger
-from giornata_router.progress import EndedError, Progress
+from giornata_router.live_record import EndedError, LiveRecord
+from giornata_router.rules import transitions
+from giornata_router.time_sheet import TimeSheet
 from giornata_router.tools import Tools
 
 log = structlog.get_logger(__name__)
 
 
 class Walk:
-    """Carries one job. Make it with its present record, then await :meth:`to_the_end` once."""
+    """Carries one job: make it with the present record, then await :meth:`to_the_end` once."""
 
     def __init__(self, tools: Tools, record: JobRecord, waited_ms: float) -> None:
         self._tools = tools
         self._job = record.job
-        self._progress = Progress(tools.bus, tools.records, record)
-        self._ledger = Ledger(record, waited_ms)
+        self._live = LiveRecord(tools.bus, tools.records, record)
+        self._sheet = TimeSheet(record, waited_ms)
         self._deadline = Deadline.after_ms(record.job.budget_ms - record.spent_ms - waited_ms)
         self._scope: asyncio.Timeout | None = None
         self._cancelled = False
 
     @property
     def preparing(self) -> bool:
-        """Whether its pictures are still inspected or encoded."""
-        return self._progress.record.state in {JobState.QUEUED, JobState.PREPARING}
+        """Whether the job's pictures are still inspected or encoded."""
+        return self._live.record.state in {JobState.QUEUED, JobState.PREPARING}
 
     def cancel(self) -> None:
-        """Somebody cancelled the job: stop at the next await."""
+        """The job is cancelled: stop at the next await."""
         self._cancelled = True
         if self._scope is not None and not self._scope.expired():
             self._scope.reschedule(asyncio.get_running_loop().time())
@@ -59,12 +59,12 @@ class Walk:
         Raises:
             nats.errors.Error: NATS does not answer; the walk can be begun again with the record as it stands.
         """
-        if not self._progress.record.state.terminal:
+        if not self._live.record.state.terminal:
             error = await self._try()
             if error is not None:
                 await self._close(error)
-        await self._progress.tell_end()
-        return self._progress.record
+        await self._live.tell_end()
+        return self._live.record
 
     async def _try(self) -> GiornataError | None:
         """The walk itself; the error that ends the job, if any."""
@@ -94,48 +94,48 @@ class Walk:
     def _out_of_time(self) -> GiornataError:
         if self._cancelled:
             return JobCancelled()
-        message = f"The time allowed for this edit ended while {self._progress.doing}."
+        message = f"The time allowed for this edit ended while {self._live.doing}."
         return DeadlineExceeded(message, accepted=f"{self._job.budget_ms} ms")
 
     async def _walk(self) -> None:
-        progress = self._progress
-        progress.check()
-        if progress.record.state is JobState.QUEUED:
+        live = self._live
+        live.check()
+        if live.record.state is JobState.QUEUED:
             await self._enter(JobState.PREPARING)
-        inspection = progress.record.inspection or await self._inspect()
-        demand = transitions.demand(progress.record, inspection, progress.record.pending_rows, None)
+        inspection = live.record.inspection or await self._inspect()
+        demand = transitions.demand(live.record, inspection, live.record.pending_rows, None)
         self._tools.forecasting.learn(demand)
-        if progress.record.pending_rows:
+        if live.record.pending_rows:
             await self._denoise(inspection, demand)
         await self._enter(JobState.FINISHING)
         rows = await self._finish(inspection)
-        await progress.end(lambda record: transitions.ended(record, rows, self._ledger.times()))
+        await live.end(lambda record: transitions.ended(record, rows, self._sheet.times()))
 
     async def _inspect(self) -> Inspection:
-        self._progress.doing = "inspecting its pictures"
-        with self._ledger.timing("prepare"):
-            inspection = await self._tools.stages.inspect(self._job, self._deadline)
-        self._ledger.compute("inspect", inspection.compute_ms)
+        self._live.doing = "inspecting its pictures"
+        with self._sheet.timing("prepare"):
+            inspection = await self._tools.prepost.inspect(self._job, self._deadline)
+        self._sheet.compute("inspect", inspection.compute_ms)
         return inspection
 
     async def _encode(self, inspection: Inspection) -> Encoding:
-        self._progress.doing = "encoding"
-        with self._ledger.timing("prepare"):
-            encoding = await self._tools.stages.encode(self._job, inspection, self._deadline)
-        self._ledger.compute("encode", encoding.compute_ms)
-        prepare_ms = self._ledger.times().stage_ms.prepare
+        self._live.doing = "encoding"
+        with self._sheet.timing("prepare"):
+            encoding = await self._tools.prepost.encode(self._job, inspection, self._deadline)
+        self._sheet.compute("encode", encoding.compute_ms)
+        prepare_ms = self._sheet.times().stage_ms.prepare
         self._tools.forecasting.stages.prepared(self._job.model_digest, inspection.tokens, prepare_ms)
         return encoding
 
     async def _denoise(self, inspection: Inspection, demand: Demand) -> None:
-        encoding, likely = self._progress.record.encoding, None
+        encoding, likely = self._live.record.encoding, None
         if encoding is None:
             likely = await self._prefetch(inspection, demand)
             encoding = await self._encode(inspection)
         await Computing(
             self._tools,
-            self._progress,
-            self._ledger,
+            self._live,
+            self._sheet,
             self._deadline,
             inspection=inspection,
             encoding=encoding,
@@ -143,7 +143,7 @@ class Walk:
         ).run()
 
     async def _prefetch(self, inspection: Inspection, demand: Demand) -> str | None:
-        """The worker that probably gets a row; it may read the template from disk while they are encoded."""
+        """Tell the worker that probably gets a row to read the template from disk while the rows are encoded."""
         if self._job.parameters.reuse is Reuse.OFF:
             return None
         worker = self._tools.dispatch.likely(demand)
@@ -153,12 +153,12 @@ class Walk:
         return worker
 
     async def _finish(self, inspection: Inspection) -> tuple[Row, ...]:
-        self._progress.doing = "finishing"
-        job, times, rows = self._job, self._tools.forecasting.stages, self._progress.record.rows
+        self._live.doing = "finishing"
+        job, times, rows = self._job, self._tools.forecasting.stages, self._live.record.rows
         times.begin_finish(job.job_id, job.model_digest, inspection.tokens * len(rows), time.monotonic())
         found: tuple[Row, ...] = ()
         try:
-            with self._ledger.timing("finish"):
+            with self._sheet.timing("finish"):
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(self._finish_row(row, inspection)) for row in rows]
             found = tuple(task.result() for task in tasks)
@@ -172,33 +172,32 @@ class Walk:
         if row.latents is None:
             return row
         try:
-            reply = await self._tools.stages.finish(
+            reply = await self._tools.prepost.finish(
                 self._job, inspection, row.index, row.latents, self._deadline
             )
         except GiornataError as error:
             return row.model_copy(update={"error": error.body()})
-        self._ledger.compute("decode", reply.decode_ms)
-        self._ledger.compute("paste", reply.paste_ms)
+        self._sheet.compute("decode", reply.decode_ms)
+        self._sheet.compute("paste", reply.paste_ms)
         return row.model_copy(update={"image": reply.image})
 
     async def _close(self, error: GiornataError) -> None:
         """Write the terminal state of a job that was cancelled or failed, and free its workers."""
-        close = transitions.cancelled if isinstance(error, JobCancelled) else transitions.failed
         held: tuple[Assignment, ...] = ()
 
         def closed(record: JobRecord) -> JobRecord:
             nonlocal held
             held = record.assignments
-            return close(record, error, self._ledger.times())
+            return transitions.closed(record, error, self._sheet.times())
 
-        await self._progress.end(closed)
+        await self._live.end(closed)
         for assignment in held:
             await drop(self._tools, self._job.job_id, assignment)
         if isinstance(error, AttemptsExhausted):
-            record = self._progress.record
+            record = self._live.record
             log.error("job_quarantined", job=self._job.job_id, causes=record.causes)
             await self._tools.quarantine.put(record)
 
     async def _enter(self, state: JobState) -> None:
-        await self._progress.change(lambda record: transitions.entered(record, state, self._ledger.times()))
-        await self._progress.tell(state)
+        await self._live.change(lambda record: transitions.entered(record, state, self._sheet.times()))
+        await self._live.tell(state)

@@ -10,7 +10,7 @@ from giornata.wire.errors import InputLost
 from giornata.wire.jobs import BlobRef
 
 HASH_INLINE_BYTES = 1 << 20
-"""Above this, hashing leaves the event loop's thread; up to it, less than a millisecond, the hop costs more."""
+"""Larger data is hashed in a thread; up to this size hashing takes less than a millisecond, and the hop more."""
 
 
 class BlobStore(Protocol):
@@ -37,7 +37,7 @@ class BlobStore(Protocol):
         """Keep the bytes for `ttl_s` seconds from now, longer or shorter than before; False if they are gone."""
 
     async def delete(self, *refs: BlobRef) -> None:
-        """Forget; what is not there is no error."""
+        """Forget blobs; a blob that is not there is no error."""
 
     async def ping(self) -> None:
         """Raise :class:`~giornata.wire.errors.ServiceUnavailable` unless the store answers."""

@@ -29,8 +29,8 @@ class RedisBlobs:
     async def open(cls, url: str, *, timeout_s: float = 10) -> AsyncIterator[RedisBlobs]:
         """Connect to ``redis://``, ``rediss://`` or ``unix://``.
 
-        A command whose connection fails, or whose server still reads its file, is tried again for about seven
-        seconds, in which a server can restart; one that is not answered within `timeout_s` is not.
+        A command is tried again for about seven seconds, long enough for a server to restart, if its connection fails
+        or the server still reads its file. A command that is not answered within `timeout_s` is not tried again.
 
         Raises:
             ServiceUnavailable: no server answers.

@@ -1,10 +1,9 @@
 """The NATS edge: connect and drain, call with the remaining time, answer with mapped errors, publish, subscribe.
 
-Traps of the client library that this file keeps from everybody else: a subscription runs its callback serially (so
-handlers run as tasks of a group), a micro service's `stop` drops requests that were already delivered (so its
-subscriptions are drained first), leaving a connection's context does not drain it, `request` waits half a second unless
-told otherwise, a payload above the server's limit closes the connection, and `flush` overtakes commands that are still
-to be written (:func:`barrier` does not).
+This module hides traps of the client library. A subscription runs its callback serially, so handlers run as tasks of a
+group. A micro service's `stop` drops delivered requests, so its subscriptions are drained first. Leaving a connection's
+context does not drain it. `request` waits half a second by default. A payload above the server's limit closes the
+connection. `flush` overtakes unwritten commands (:func:`giornata.bus.subscriptions.barrier` does not).
 """
 
 from __future__ import annotations
@@ -54,9 +53,9 @@ log = structlog.get_logger(__name__)
 M = TypeVar("M", bound=BaseModel)
 
 MESSAGE_ID = "Nats-Msg-Id"
-"""Header by which a stream knows a message that it has."""
+"""The header by which a stream recognises a repeated message."""
 RETURN_MS = 3000
-"""How long after our connection is back that of another service may take; a client tries each server once a second."""
+"""How much later than ours another service's connection may be back; a client tries each server once a second."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Endpoint:
     subject: str
     kind: type[BaseModel]
     handler: Callable[..., Awaitable[BaseModel]]
-    """Takes a request, and where `headers` says so its headers."""
+    """Takes a request, and its headers if `headers` says so."""
     limit_bytes: int = codec.MAX_CONTROL_BYTES
     headers: bool = False
 
@@ -78,12 +77,12 @@ class Bus:
         self.client = client
         self.jetstream: JetStreamContext = client.jetstream()
         self.on_reconnect = client.on_reconnect
-        """Called after the connection was lost and is back: core messages of the meantime are gone."""
+        """Called when a lost connection is back: core messages of the meantime are gone."""
 
     async def publish(self, subject: str, message: BaseModel, *, message_id: str | None = None) -> None:
-        """Tell whoever listens; nothing is awaited but the socket's buffer.
+        """Send a message to all listeners; awaits the socket's buffer only.
 
-        A stream that captures the subject keeps what comes again under a `message_id` once. Who listens hears it again.
+        A stream that captures the subject keeps one message for a `message_id`; listeners hear every repetition.
         """
         headers = None if message_id is None else {MESSAGE_ID: message_id}
         await self.client.publish(subject, codec.encode(message), headers=headers)
@@ -97,12 +96,12 @@ class Bus:
         *,
         limit_bytes: int = codec.MAX_CONTROL_BYTES,
     ) -> M:
-        """Ask and wait for the answer until `deadline`; ask again where the connection was lost meanwhile.
+        """Ask and wait for the answer until `deadline`; ask again if the connection was lost meanwhile.
 
-        So a request may arrive twice: whoever answers does what it asks for once, or can do it again.
+        So a request may arrive twice: its handler is idempotent.
 
         Raises:
-            ServiceUnavailable: nobody listens on the subject, or there is no connection.
+            ServiceUnavailable: no service listens on the subject, or there is no connection.
             NotPermitted: our NATS user may not ask there.
             PayloadTooLarge: the request is larger than `limit_bytes` or than the server accepts.
             DeadlineExceeded: no answer in time.
@@ -127,7 +126,7 @@ class Bus:
         return codec.decode(reply, message.data)
 
     async def _request(self, subject: str, data: bytes, deadline: Deadline) -> Msg:
-        """The answer; after a loss of the connection, whoever gave it may take a moment longer to be back than we."""
+        """The answer. After a loss of the connection, the other service may be back a moment later than this one."""
         lost, returning = False, None
         while True:
             try:
@@ -139,15 +138,15 @@ class Bus:
                 returning = returning or Deadline.after_ms(RETURN_MS if lost else 0)
                 if not returning.remaining_s():
                     raise
-                await asyncio.sleep(0.1)  # who is there again tells nobody
+                await asyncio.sleep(0.1)  # a service that is back does not announce it
             deadline.check()
 
     @asynccontextmanager
     async def answer(self, *endpoints: Endpoint) -> AsyncIterator[None]:
-        """Answer requests on plain subjects that have one owner; on leaving, finish those that were delivered.
+        """Answer requests on plain subjects that have one owner; on leaving, finish the delivered ones.
 
         Raises:
-            NotPermitted: our NATS user may not listen there; so :meth:`serve` and :meth:`listen`.
+            NotPermitted: our NATS user may not listen there; :meth:`serve` and :meth:`listen` raise it too.
         """
         async with drained_tasks() as (tasks, stack):
             for endpoint in endpoints:
@@ -222,9 +221,9 @@ async def connect(
 
     Args:
         url: NATS server(s), comma-separated; they may hold a user and a password.
-        name: in the server's list of connections.
-        user: whose inboxes answers come to, and who logs in where there is a password file.
-        password_file: holds the password of `user`; None where the address does, or the server asks for none.
+        name: of the connection, in the server's list.
+        user: logs in if there is a password file; answers come to its inboxes.
+        password_file: holds the password of `user`; None if the address does, or the server asks for none.
         timeout_s: how long servers are tried.
 
     Raises:
@@ -246,7 +245,7 @@ def _spawning(tasks: asyncio.TaskGroup, endpoint: Endpoint) -> _Callback:
 
 
 async def _respond(endpoint: Endpoint, message: Msg) -> None:
-    """Answer one request; whatever goes wrong is answered too, with a stable code."""
+    """Answer one request; every failure is an answer too, with a stable code."""
     try:
         request = _request(endpoint, message)
         remaining_ms = getattr(request, "remaining_ms", None)
@@ -270,7 +269,7 @@ async def _respond(endpoint: Endpoint, message: Msg) -> None:
 
 
 def _request(endpoint: Endpoint, message: Msg) -> BaseModel:
-    """The request, or MalformedMessage: what the asker sent is the asker's to mend."""
+    """The request; MalformedMessage if the asker sent something else."""
     try:
         return codec.decode(endpoint.kind, message.data)
     except SchemaMismatch as error:

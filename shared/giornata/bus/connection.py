@@ -1,8 +1,8 @@
-"""A connection of nats-py, opened and left in order, with one thing added: nobody waits for what will not come.
+"""A connection of nats-py, opened and left in order, in which no caller waits for an answer that cannot come.
 
-The server answers a message or subscription that our user has no right for by an error that names its subject, and by
-nothing else: the library's `request` would wait for its time limit, and a subscription would stay silent for ever. The
-same for answers that were lost with the connection to a server that died.
+The server refuses a message or subscription by an asynchronous error that names the subject. The library's `request`
+would wait for its time limit all the same, and a subscription would stay silent for ever. An answer is lost, too, when
+the server of the connection dies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 _REFUSAL: Final = re.compile(
     r'permissions violation for (?P<act>publish|subscription) to "(?P<subject>[^"]+)"'
 )
-"""As nats-py tells it: in lower case, the subject too."""
+"""The error of nats-py, which writes all of it in lower case, the subject too."""
 
 
 class RefusedError(nats.errors.Error):
@@ -45,12 +45,12 @@ class LostError(nats.errors.Error):
 
 
 class TellingClient(Client):
-    """A client whose requests fail where they are refused, and with the connection. Make it with :func:`opened`."""
+    """A client whose requests fail when they are refused or the connection is lost. Make it with :func:`opened`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.on_reconnect: list[Callable[[], None]] = []
-        """Called after the connection was lost and is back."""
+        """Called when a lost connection is back."""
         self.locked_out = False
         """A server did not accept user and password."""
         self._refused_subscriptions: set[str] = set()
@@ -58,7 +58,7 @@ class TellingClient(Client):
         """Futures of the answers to requests, by subject in lower case."""
 
     async def hear(self, error: Exception) -> None:
-        """Error callback: log, and tell whoever waits for an answer to what was refused."""
+        """The error callback: log, and fail the requests that were refused."""
         found = _REFUSAL.search(str(error))
         if found is None:
             self.locked_out |= "authorization violation" in str(error).lower()
@@ -72,15 +72,23 @@ class TellingClient(Client):
                 future.set_exception(refusal)
         log.error("nats_refused", act=refusal.act, subject=refusal.subject)
 
-    def forget_asked(self) -> None:
-        """The connection is lost, and with it, maybe, requests and answers: whoever waits for one is told at once."""
+    async def hear_return(self) -> None:
+        """Reconnection callback: the connection is back."""
+        log.info("nats_reconnected")
+        for callback in self.on_reconnect:
+            callback()
+
+    async def hear_loss(self) -> None:
+        """Disconnection callback: fail all requests, since their answers may be lost with the connection."""
+        if not (self.is_closed or self.is_draining):
+            log.warning("nats_disconnected")
         for futures in list(self._asked.values()):
             for future in list(futures):
                 if not future.done():
                     future.set_exception(LostError())
 
     def check_subscribed(self, subject: str) -> None:
-        """Raise :class:`RefusedError` if a subscription was refused; ask after the server has processed it."""
+        """Raise :class:`RefusedError` if a subscription was refused; call it once the server has processed it."""
         if subject.lower() in self._refused_subscriptions:
             raise RefusedError("subscription", subject)
 
@@ -91,7 +99,7 @@ class TellingClient(Client):
         reply: str = "",
         headers: dict[str, str] | None = None,
     ) -> None:
-        """As the library's; a request's future is remembered until it is done."""
+        """Publish, and remember the future of a request until it is done."""
         future = self._resp_map.get(reply.rpartition(".")[2]) if reply else None
         if future is not None:
             key = subject.lower()
@@ -109,13 +117,13 @@ class TellingClient(Client):
 
 @dataclass(frozen=True)
 class Login:
-    """Who connects: whose inboxes answers come to, and, where there is a password file, who logs in."""
+    """The user of a connection. Answers come to its inboxes; it logs in if there is a password file."""
 
     user: User
     password_file: Path | None
 
     async def password(self) -> str | None:
-        """The password in the file; None where there is none, and the address may hold user and password.
+        """The password in the file; None without a file, when the address may hold user and password.
 
         Raises:
             ServiceUnavailable: the file cannot be read.
@@ -135,17 +143,6 @@ async def opened(url: str, name: str, login: Login, timeout_s: float) -> AsyncIt
     """A client that reconnects for ever while it is up and drains on leaving; see :func:`giornata.bus.bus.connect`."""
     password = await login.password()
     client = TellingClient()
-
-    async def reconnected() -> None:
-        log.info("nats_reconnected")
-        for callback in client.on_reconnect:
-            callback()
-
-    async def disconnected() -> None:
-        client.forget_asked()
-        if not (client.is_closed or client.is_draining):
-            log.warning("nats_disconnected")
-
     try:
         async with asyncio.timeout(timeout_s):
             await client.connect(
@@ -157,13 +154,13 @@ async def opened(url: str, name: str, login: Login, timeout_s: float) -> AsyncIt
                 allow_reconnect=True,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=1,
-                reconnected_cb=reconnected,
-                disconnected_cb=disconnected,
+                reconnected_cb=client.hear_return,
+                disconnected_cb=client.hear_loss,
                 error_cb=client.hear,
             )
     except (OSError, TimeoutError, nats.errors.Error) as error:
         await _close(client)
-        raise _nobody(locked_out=client.locked_out) from error
+        raise _no_server(locked_out=client.locked_out) from error
     except BaseException:  # cancelled while connecting: the client has begun tasks
         await _close(client)
         raise
@@ -173,7 +170,7 @@ async def opened(url: str, name: str, login: Login, timeout_s: float) -> AsyncIt
         await _leave(client)
 
 
-def _nobody(*, locked_out: bool) -> ServiceUnavailable:
+def _no_server(*, locked_out: bool) -> ServiceUnavailable:
     if locked_out:
         return ServiceUnavailable(
             "The NATS server does not let us in; are user and password right, in GIORNATA_NATS_URL or in the file that "
@@ -194,6 +191,8 @@ async def _leave(client: Client) -> None:
 
 
 async def _close(client: Client) -> None:
-    if not client.is_connected:  # close() would write what waits to the broken socket, fail and stop half-way
+    if (
+        not client.is_connected
+    ):  # close() would write pending data to the broken socket, fail and stop half-way
         client._pending, client._pending_data_size = [], 0  # noqa: SLF001 - nats-py has no other way
     await client.close()

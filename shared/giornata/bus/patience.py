@@ -1,7 +1,7 @@
 """Asking JetStream again: a cluster that comes up, or has lost a server, has no leader for some seconds.
 
-Raft waits four to nine seconds before it replaces a leader. What is read meanwhile is not answered, and what is written
-is refused at once, since nobody takes it.
+Raft waits four to nine seconds before it replaces a leader. Meanwhile a read gets no answer, and a write is refused at
+once, since no server takes it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from giornata import retries
 from giornata.bus.connection import LostError
 
 COMING_UP_S: Final = 30.0
-"""How long a cluster is waited for that comes up."""
+"""How long we wait for a cluster that comes up."""
 LEADERLESS_S: Final = 15.0
-"""How long one is waited for that chooses a leader."""
+"""How long we wait for a cluster that chooses a leader."""
 _NO_SUITABLE_PEERS: Final = 10005
-"""Fewer servers of the cluster are up than there are to be replicas."""
+"""JetStream's error code: fewer servers are up than replicas are asked for."""
 
 T = TypeVar("T")
 
 
 async def repeated(ask: Callable[[], Awaitable[T]], limit_s: float = LEADERLESS_S) -> T:
-    """The answer to what may be asked twice: it reads, or makes what may be there already.
+    """The answer to a question that may be asked twice: a read, or the creation of what may exist.
 
     Raises:
         nats.errors.Error: there is no answer within `limit_s`, or it is another error.
@@ -35,7 +35,7 @@ async def repeated(ask: Callable[[], Awaitable[T]], limit_s: float = LEADERLESS_
 
 
 async def written(write: Callable[[], Awaitable[T]], limit_s: float = LEADERLESS_S) -> T:
-    """What is answered to a write, which is tried again only where it was surely not taken.
+    """The answer to a write, which is tried again only if it was surely not taken.
 
     Raises:
         nats.errors.Error: as :func:`repeated`; after a TimeoutError or LostError it may have been taken.
@@ -53,5 +53,5 @@ def _was_not_taken(error: BaseException) -> bool:
 
 def _has_no_leader(error: BaseException) -> bool:
     if isinstance(error, BadRequestError):
-        return getattr(error, "err_code", None) == _NO_SUITABLE_PEERS  # those that the client makes have none
+        return getattr(error, "err_code", None) == _NO_SUITABLE_PEERS  # errors made by the client have none
     return isinstance(error, (ServiceUnavailableError, nats.errors.TimeoutError, LostError))

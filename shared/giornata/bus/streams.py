@@ -1,4 +1,4 @@
-"""The JetStream streams and key-value buckets, in one place; every service makes sure of them when it starts."""
+"""The JetStream streams and key-value buckets; every service makes sure of them when it starts."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from giornata.wire.stores import (
 RECORD_TTL_S: Final = 24 * 3600
 """Records outlive results, so that an expired result is told from an unknown job."""
 TEMPLATE_TTL_S: Final = 31 * 24 * 3600
-"""No registration is kept for longer without a use; its own life, which a gateway may be told, is shorter."""
+"""The longest life of an unused registration; gateways may be configured for a shorter one."""
 QUARANTINE_TTL_S: Final = 7 * 24 * 3600
 LEASE_TTL_S: Final = 3.0
 ACK_WAIT_S: Final = 6.0
-"""A router renews its messages well within this; after it, a dead router's jobs go to the next."""
+"""A router renews its messages well within this time; after it, a dead router's jobs go to the next router."""
 EVENTS_MAX_BYTES: Final = 256 << 20
-"""Beyond it the oldest go. Previews are among them, with a share per job: see `PreviewEvent`."""
+"""Beyond it the oldest events go. Previews have a share per job: see `PreviewEvent`."""
 
 
 async def ensure_queue(jetstream: JetStreamContext, *, replicas: int, queue_limit: int) -> None:
-    """Create the work queue, or bring its limit up to date. The router's business alone.
+    """Create the work queue, or bring its limit up to date. Only routers do this.
 
     Args:
         jetstream: of a connected client.
@@ -66,7 +66,7 @@ async def ensure_queue(jetstream: JetStreamContext, *, replicas: int, queue_limi
 
 
 async def ensure(jetstream: JetStreamContext, *, replicas: int, events_ttl_s: float) -> None:
-    """Create the event stream and the buckets where they do not exist yet. Every service may be the first.
+    """Create the event stream and the buckets that do not exist yet. Any service may be the first.
 
     Args:
         jetstream: of a connected client.
@@ -97,9 +97,9 @@ async def ensure(jetstream: JetStreamContext, *, replicas: int, events_ttl_s: fl
 
 
 async def replicate(jetstream: JetStreamContext, *, replicas: int) -> None:
-    """Keep what exists on `replicas` servers, where it is on fewer; never on fewer than it is. The router's business.
+    """Spread existing streams over `replicas` servers, never over fewer than now. Only routers do this.
 
-    So that a deployment which was begun with one server goes on with three.
+    A deployment that began with one server then goes on with three.
     """
     for name in (EVENTS, *(bucket_stream(bucket) for bucket in BUCKETS)):
         info = await repeated(lambda name=name: jetstream.stream_info(name))  # type: ignore[misc]  # bound per turn
@@ -113,7 +113,7 @@ async def queue_consumer(
 ) -> JetStreamContext.PullSubscription:
     """The durable pull consumer of one priority, shared by every router that is or becomes active.
 
-    An existing one is brought up to date: its limit may be another than when it was made.
+    An existing consumer is brought up to date, since its limit may have changed.
     """
     config = ConsumerConfig(
         durable_name=queue_consumer_name(priority),
@@ -131,12 +131,12 @@ _STREAM_NAME_IN_USE: Final = 10058
 
 
 async def _ensure_stream(jetstream: JetStreamContext, config: StreamConfig) -> bool:
-    """Whether the stream was made, or was there with this very configuration."""
+    """Whether the stream was made, or was there with the same configuration."""
     return await _made(lambda: jetstream.add_stream(config))
 
 
 async def _made(make: Callable[[], Awaitable[object]]) -> bool:
-    """Whether `make` made it, or it was there alike; False where it is there otherwise."""
+    """Whether `make` succeeded, or would have made what exists; False if it exists with another configuration."""
     try:
         await repeated(make, COMING_UP_S)
     except BadRequestError as error:

@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 @asynccontextmanager
 async def drained_tasks() -> AsyncIterator[tuple[asyncio.TaskGroup, AsyncExitStack]]:
-    """A task group that outlives the subscriptions which feed it: first drain those, then await the tasks."""
+    """A task group that outlives the subscriptions that feed it: they are drained, then the tasks awaited."""
     async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
         yield tasks, stack
 
@@ -38,7 +38,7 @@ async def barrier(client: Client) -> None:
 
 
 async def in_force(client: TellingClient, *subscribed: str) -> None:
-    """Return when the server has taken the subscriptions; NotPermitted where it has refused one."""
+    """Return when the server has taken the subscriptions; NotPermitted if it has refused one."""
     await barrier(client)
     try:
         for subject in subscribed:
@@ -48,7 +48,7 @@ async def in_force(client: TellingClient, *subscribed: str) -> None:
 
 
 async def drain(client: Client, subscription: Subscription) -> None:
-    """Take in what was delivered and nothing more; without a connection nothing comes, and nothing is waited for."""
+    """Take in the delivered messages and no others; without a connection there are none to wait for."""
     try:
         if client.is_connected:
             # The library's drain would believe its overtaking flush, and drop what arrives in between.
@@ -62,7 +62,7 @@ async def drain(client: Client, subscription: Subscription) -> None:
 
 
 async def drain_endpoints(client: Client, service: Any) -> None:
-    """Let the endpoints finish what was delivered to them; `Service.stop` would drop it."""
+    """Let the endpoints finish their delivered requests; `Service.stop` would drop these."""
     endpoints: Sequence[Any] = service._endpoints  # noqa: SLF001 - nats.micro has no drain
     await asyncio.gather(*(drain(client, endpoint._subscription) for endpoint in endpoints))  # noqa: SLF001 - as above
     service._endpoints = []  # noqa: SLF001 - so that stop() does not unsubscribe them again

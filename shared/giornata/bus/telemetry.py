@@ -1,4 +1,4 @@
-"""Telling the fleet what this instance is, a few times a second, and once more when it goes."""
+"""Telling the fleet the state of this instance a few times a second, and once more when it leaves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def state_of(service: ServiceName, instance: str, **told: Any) -> ServiceState:
 async def telemetry(bus: Bus, hz: float, report: Report) -> AsyncIterator[None]:
     """Publish `report()` `hz` times a second while inside; on leaving, say that this instance is draining.
 
-    What cannot be told once is logged, and told the next time: silence would mean death.
+    A failure is logged, and the next state is sent all the same: silence would mean death.
     """
     task = asyncio.create_task(_publish(bus, hz, report), name="telemetry")
     try:
@@ -51,7 +51,7 @@ async def telemetry(bus: Bus, hz: float, report: Report) -> AsyncIterator[None]:
 
 
 async def publish(bus: Bus, state: ServiceState) -> None:
-    """One telemetry message, at once: for changes that others should not wait for."""
+    """Send one state at once, for a change that others should not wait for."""
     await bus.publish(subjects.telemetry(state.service, state.instance), state)
 
 

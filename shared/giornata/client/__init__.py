@@ -37,8 +37,8 @@ async def connect(
     Args:
         url: NATS server(s), comma-separated.
         redis_url: blob store of the deployment; needed for pictures above 6 MiB.
-        api_key: where the gateways ask for one.
-        tenant: that the key stands for; names the place of uploads in the blob store.
+        api_key: if the gateways ask for one.
+        tenant: the key's; names the place of uploads in the blob store.
         name: of this application, in the server's list of connections.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A connection to Giornata over NATS: hands edits in and takes their answers apart."""
+"""A connection to Giornata over NATS: submits edits and sorts their answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from giornata.wire.messages import (
 from giornata.wire.requests import EditParameters, request_error
 
 GRACE_S: Final = 5.0
-"""How much longer than the edit's own time an answer is waited for."""
+"""How much longer than the edit's own time a client waits for the answer."""
 
 
 class Client:
@@ -41,7 +41,7 @@ class Client:
         self._api_key = api_key
         self._tenant = tenant
         self._edits: dict[str, Edit] = {}
-        """By token, until their answer or their deadline."""
+        """Edits by token, until their answer or their deadline."""
         self._inbox = bus.client.new_inbox()
 
     @asynccontextmanager
@@ -72,11 +72,11 @@ class Client:
             prompt: what belongs into the masked region.
             image: PNG, JPEG or WebP.
             template_id: a registered template, instead of an image.
-            mask: which region that is; see `mask_mode`.
+            mask: the region to edit; see `mask_mode`.
             timeout_s: time allowed for the whole edit.
             priority: batch edits let interactive ones pass.
-            idempotency_key: the same key with the same edit is one job, however often it is submitted; another edit
-                with it is refused. Best a random UUID.
+            idempotency_key: an edit that is submitted again with its key is the same job; another edit with the key is
+                refused. Best a random UUID.
             parameters: other fields of :class:`giornata.wire.requests.EditParameters`.
 
         Raises:
@@ -100,19 +100,21 @@ class Client:
         edit = Edit(Deadline(deadline.at_s + GRACE_S), self.picture_bytes, self.cancel)
         self._edits[token] = edit
         asyncio.get_running_loop().call_later(edit.left_s, self._edits.pop, token, None)
-        headers = None if idempotency_key is None else {IDEMPOTENCY_HEADER: idempotency_key}
         try:
-            await self._bus.client.publish(
-                subjects.EDIT, data, reply=f"{self._inbox}.{token}.reply", headers=headers
-            )
+            await self._submit(data, token, idempotency_key)
             await edit.accepted()
         except BaseException:
             self._edits.pop(token, None)
             raise
         return edit
 
+    async def _submit(self, data: bytes, token: str, idempotency_key: str | None) -> None:
+        headers = None if idempotency_key is None else {IDEMPOTENCY_HEADER: idempotency_key}
+        reply = f"{self._inbox}.{token}.reply"
+        await self._bus.client.publish(subjects.EDIT, data, reply=reply, headers=headers)
+
     async def cancel(self, job_id: str) -> None:
-        """Cancel a job of this tenant, whoever submitted it."""
+        """Cancel a job of this tenant, submitted by any of its clients."""
         message = CancelMessage(job_id=job_id, api_key=self._api_key)
         await self._bus.call(subjects.EDIT_CANCEL, message, Accepted, Deadline.after_ms(message.remaining_ms))
 

@@ -1,4 +1,4 @@
-"""An edit that was handed in over NATS: its result, its progress, its end."""
+"""An edit that was submitted over NATS: its progress and its result."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from giornata.wire.requests import OutputFormat
 NO_RESPONDERS: Final = "503"
 
 Progress = StateEvent | StepEvent | PreviewEvent | DoneEvent
-"""What an edit tells while it runs; the last one is a DoneEvent. Previews come where `partial_images` asks for them."""
+"""Events of a running edit; the last is a DoneEvent. Previews come if `partial_images` asks for them."""
 Fetch = Callable[[Picture], Awaitable[bytes]]
-"""The bytes of a picture, wherever they are."""
+"""Returns the bytes of a picture, inline or from the blob store."""
 Cancel = Callable[[str], Awaitable[None]]
 """Ends the job with this id."""
 
@@ -43,7 +43,7 @@ class EditResult:
 
     job_id: str
     width: int
-    """Of the pictures, in pixels."""
+    """The pictures' width, in pixels."""
     height: int
     output_format: OutputFormat
     pictures: tuple[EditedPicture, ...]
@@ -52,7 +52,7 @@ class EditResult:
 
 
 class Edit:
-    """An accepted edit. Await it for its result, iterate over it for its progress; both may be done, in any order."""
+    """An accepted edit. Await it for its result, iterate over it for its progress, or both in any order."""
 
     def __init__(self, deadline: Deadline, fetch: Fetch, cancel: Cancel) -> None:
         self._deadline = deadline
@@ -70,14 +70,14 @@ class Edit:
 
     @property
     def left_s(self) -> float:
-        """How long its answer is still waited for."""
+        """How long the client still waits for the answer."""
         return self._deadline.remaining_s()
 
     async def result(self) -> EditResult:
         """The finished pictures.
 
         Raises:
-            DeadlineExceeded: nobody has answered in time.
+            DeadlineExceeded: no answer has come in time.
             GiornataError: why there are none.
         """
         reply = await self._within(self._reply)
@@ -95,14 +95,14 @@ class Edit:
         return self.result().__await__()
 
     async def __aiter__(self) -> AsyncIterator[Progress]:
-        """States and steps until the edit has ended. For one reader: what it has read is not told again.
+        """States and steps until the edit has ended. For one reader: each event is told once.
 
         Raises:
             DeadlineExceeded: the gateway has fallen silent.
         """
         while (progress := await self._next()) is not None:
             yield progress
-        self._progress.put_nowait(None)  # whoever comes later finds the end, too
+        self._progress.put_nowait(None)  # a later reader finds the end, too
 
     async def cancel(self) -> None:
         """End the edit at its next step; its result is then :class:`~giornata.wire.errors.JobCancelled`."""
@@ -120,7 +120,7 @@ class Edit:
         """Take in one progress message."""
         kind = (message.headers or {}).get(EVENT_HEADER)
         if kind is None or kind not in set(EventKind):
-            return  # of a newer gateway
+            return  # a newer gateway's
         event = codec.decode(EVENT_TYPES[EventKind(kind)], message.data)
         if not isinstance(event, Progress):
             return

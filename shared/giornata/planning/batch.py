@@ -1,4 +1,4 @@
-"""Plans of rows that share one forward and one link: exact for each row given the others, in turns. Pure.
+"""Plans of rows that share one forward and one link: each row's is exact, given the others'. Pure.
 
 All rows meet at every block, so that a row's best plan depends on the others'. The joint optimum has 3^(rows * blocks)
 candidates; `plan_batch` improves one row at a time, from several beginnings, until no row can improve alone.
@@ -17,19 +17,19 @@ from giornata.planning.planner import Planner, always, exact, greedy
 from giornata.wire.values import Mode
 
 ROUNDS: Final = 4
-"""Turns over all rows; a round that improves nothing is the last one anyway."""
+"""Most rounds over all rows; a round that improves nothing is the last."""
 BEGINNINGS: Final = (always(Mode.KV), exact)
 Modes = tuple[Mode, ...]
 
 
 @dataclass(frozen=True)
 class BatchRow:
-    """One row of a batch at the planner: as many blocks as every other row's."""
+    """One row of a batch at the planner; all rows have the same number of blocks."""
 
     blocks: tuple[Block, ...]
-    """What the row costs by itself; `others_ms` is 0."""
+    """What the row costs alone; `others_ms` is 0."""
     template: Hashable
-    """Rows of one template load each entry once."""
+    """Rows of one template load each entry once together."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BatchPlan:
 
 
 BatchPlanner = Callable[[Sequence[BatchRow], Link, float], BatchPlan]
-"""Modes for every row; the last argument is what every block takes besides, in ms."""
+"""Finds modes for every row; the last argument is the time that every block takes besides, in ms."""
 
 
 def plan_batch(rows: Sequence[BatchRow], link: Link, base_ms: float = 0.0) -> BatchPlan:
@@ -52,7 +52,7 @@ def plan_batch(rows: Sequence[BatchRow], link: Link, base_ms: float = 0.0) -> Ba
     Args:
         rows: with one number of blocks.
         link: over which all of them load.
-        base_ms: of every block, whatever the rows do: rows without a template, and what a block costs by itself.
+        base_ms: time of every block beside these rows: rows without a template, and the base of a block.
 
     Raises:
         ValueError: rows differ in their number of blocks.
@@ -70,10 +70,7 @@ def plan_batch(rows: Sequence[BatchRow], link: Link, base_ms: float = 0.0) -> Ba
 
 
 def each(planner: Planner) -> BatchPlanner:
-    """Every row by itself, beside what every block takes besides but as if the other rows were not there.
-
-    `plan_batch` where that takes what is not kept.
-    """
+    """A planner of every row alone; `plan_batch` where its plan takes an entry that the template does not keep."""
 
     def planned(rows: Sequence[BatchRow], link: Link, base_ms: float) -> BatchPlan:
         alone = [_given(row, [(0.0, {})] * len(row.blocks), base_ms) for row in rows]
@@ -93,7 +90,7 @@ class PlannerName(StrEnum):
     KV = "kv"
     """Everything from the cache: FlashPS's strawman loading (figure 9)."""
     HIDDEN = "hidden"
-    """Likewise, of inputs that are projected again."""
+    """Everything from the cache, as inputs that are projected again."""
     FULL = "full"
     """No reuse."""
 
@@ -110,7 +107,7 @@ PLANNERS: Final[Mapping[PlannerName, BatchPlanner]] = MappingProxyType(
 
 
 def evaluate(rows: Sequence[BatchRow], modes: Sequence[Modes], link: Link, base_ms: float = 0.0) -> BatchPlan:
-    """When the batch ends with these `modes`."""
+    """The plan of a batch with these `modes`."""
     if not rows:
         return BatchPlan((), timeline((), (), link))
     merged = [
@@ -135,7 +132,7 @@ def _improved(rows: Sequence[BatchRow], best: BatchPlan, link: Link, base_ms: fl
 
 
 def _cheapest(rows: Sequence[BatchRow], modes: Sequence[Modes]) -> bool:
-    """Whether no block could compute less."""
+    """Whether no block could compute less than it does."""
     return all(
         mode is Mode.KV and block.kv_ms <= min(block.hidden_ms, block.full_ms)
         for row, chosen in zip(rows, modes, strict=True)
@@ -148,13 +145,13 @@ def _rank(plan: BatchPlan) -> tuple[float, int]:
 
 
 Entries = dict[tuple[Hashable, Mode], int]
-"""Slabs by template and form: `HIDDEN` for the hidden state, whichever mode reads it, and `KV`."""
+"""Slabs by template and form: `HIDDEN` for the hidden state, which two modes read, and `KV`."""
 
 
 def _beside(
     rows: Sequence[BatchRow], modes: Sequence[Modes], left_out: int | None
 ) -> list[tuple[float, Entries]]:
-    """For every block, what all rows but one compute, in ms, and load."""
+    """What all rows but one compute, in ms, and load, block by block."""
     sums: list[tuple[float, Entries]] = [(0.0, {}) for _ in rows[0].blocks]
     for index, (row, chosen) in enumerate(zip(rows, modes, strict=True)):
         if index == left_out:
@@ -170,7 +167,7 @@ def _beside(
 
 
 def _given(row: BatchRow, others: Sequence[tuple[float, Entries]], base_ms: float) -> list[Block]:
-    """The row's blocks beside the others': what they load of its template is there for nothing."""
+    """The row's blocks beside the others': an entry of its template that they load costs it nothing."""
     given = []
     for block, (ms, entries) in zip(row.blocks, others, strict=True):
         given.append(

@@ -17,22 +17,22 @@ class Block:
     hidden_ms: float
     kv_ms: float
     hidden_slabs: int
-    """Of the outside tokens' input; 0 where it is on the device already."""
+    """Slabs of the outside tokens' input; 0 where it is on the device already."""
     kv_slabs: int
-    """Of their keys and values; 0 likewise."""
+    """Slabs of their keys and values; 0 where these are on the device already."""
     fresh: bool = False
-    """A step's first block: the outside tokens' hidden state is at hand whatever was before."""
+    """It is a step's first block, where the outside tokens' hidden state is always at hand."""
     others_ms: float = 0.0
-    """What other rows of the batch add to this block, whatever this one does."""
+    """Time that other rows of the batch add to this block."""
     others_slabs: int = 0
-    """What this block waits for on their account."""
+    """Slabs of other rows that this block waits for."""
     hidden_kept: bool = True
-    """Whether there is a hidden state to be loaded at all."""
+    """Whether the template keeps a hidden state."""
     kv_kept: bool = True
-    """Likewise keys and values."""
+    """Whether the template keeps keys and values."""
 
     def compute_ms(self, mode: Mode, *, live: bool) -> float:
-        """Of this row and the others; infinite for a mode that needs what is neither at hand (`live`) nor kept."""
+        """Time of this row and the others; infinite where the mode needs what is neither at hand (`live`) nor kept."""
         if mode is Mode.KV:
             return self.others_ms + self.kv_ms if self.kv_kept else math.inf
         if not (live or self.fresh or self.hidden_kept):
@@ -40,7 +40,7 @@ class Block:
         return self.others_ms + (self.full_ms if mode is Mode.FULL else self.hidden_ms)
 
     def slabs(self, mode: Mode, *, live: bool) -> int:
-        """What this row has to load, `live` telling whether the outside tokens' hidden state is at hand."""
+        """Slabs that this row loads; `live`: the outside tokens' hidden state is at hand."""
         if mode is Mode.KV:
             return self.kv_slabs
         return 0 if live or self.fresh else self.hidden_slabs
@@ -48,23 +48,23 @@ class Block:
 
 @dataclass(frozen=True)
 class Link:
-    """The way over which the loader moves slabs, one after the other, in the order of the blocks."""
+    """The path on which the loader moves slabs, one after the other, in the order of the blocks."""
 
     slab_ms: float
     busy_ms: float = 0.0
-    """From now until it is free for this plan's first slab."""
+    """Time until it is free for this plan's first slab."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """When each block of a plan begins and ends, and when what it waited for was there. All from now."""
+    """When the loads of each block of a plan are there, and when it begins and ends; from now."""
 
     loaded_ms: tuple[float, ...]
-    """0 for a block that loads nothing."""
+    """0 for a block without loads."""
     began_ms: tuple[float, ...]
     ended_ms: tuple[float, ...]
     slabs: int
-    """Loaded in total."""
+    """All slabs that are loaded."""
 
     @property
     def finish_ms(self) -> float:
@@ -73,7 +73,7 @@ class Timeline:
 
     @property
     def possible(self) -> bool:
-        """Whether every block finds what its mode takes."""
+        """Whether every block finds the entry that its mode takes."""
         return math.isfinite(self.finish_ms)
 
     @property
@@ -106,7 +106,7 @@ def timeline(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> Time
 
 
 def sequential(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> float:
-    """When `modes` end if all is loaded before anything is computed: FlashPS's naive loading (figure 9), in ms."""
+    """When `modes` end, in ms, if everything is loaded before computing begins: FlashPS's naive loading (figure 9)."""
     run = timeline(blocks, modes, link)
     computing = timeline(blocks, modes, Link(0.0)).finish_ms
     return (link.busy_ms + run.slabs * link.slab_ms if run.slabs else 0.0) + computing

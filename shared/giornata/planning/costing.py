@@ -1,6 +1,6 @@
 """What steps and loads cost: begun from a profile, refined by every sample. Pure.
 
-At a worker its own, at the router those of all workers of a kind.
+A worker follows its own costs, the router those of all workers of a kind.
 """
 
 from __future__ import annotations
@@ -12,47 +12,47 @@ from typing import Final
 import numpy as np
 
 from giornata.planning.costs import StepCosts, Work
-from giornata.planning.profile import FitRecord, Profile
-from giornata.planning.regression import Array, Online
+from giornata.planning.profile import Profile
+from giornata.planning.regression import Array, Fit, Online
 from giornata.wire.workers import CostFit, WorkerCosts
 
 EVERY: Final = 16
-"""Samples between two refits: one takes longer than taking in all of these."""
+"""Samples between two refits: a refit takes longer than taking in all of these."""
 WINDOW: Final = 256
 """Latest samples over which predictions are graded."""
 FEWEST: Final = 32
 """Samples that R² takes."""
 QUEUED: Final = 4096
-"""Loads that wait for the next step, at most; the oldest are dropped."""
+"""Most loads that wait for the next step; the oldest are dropped."""
 LEAST_MS: Final = 1e-6
 
 
 class CostModel:
     """Follows one machine.
 
-    Samples enter relative to what was predicted, so that short steps count as much as long ones, as in the profile's
-    own fit, and an outlier is one by its factor.
+    Samples enter relative to the prediction, so that short steps count as much as long ones, as in the profile's own
+    fit, and an outlier is one by its factor.
 
     Steps are observed and costs are asked for in one thread, the engine's. Loads may be observed in any: they wait in a
     queue for the next step. `costs` and `state` are values that are replaced as a whole, to be read in any thread.
 
     Args:
         compute: fit to begin with, by :data:`giornata.planning.costs.COMPUTE`.
-        load: likewise, by :data:`giornata.planning.costs.LOAD`.
+        load: fit to begin with, by :data:`giornata.planning.costs.LOAD`.
     """
 
-    def __init__(self, compute: FitRecord, load: FitRecord) -> None:
-        self._compute, self._load = _Followed(compute), _Followed(load)
+    def __init__(self, compute: CostFit, load: CostFit) -> None:
+        self._compute, self._load = _FollowedFit(compute), _FollowedFit(load)
         self._loads: deque[tuple[int, float]] = deque(maxlen=QUEUED)
         self.costs: StepCosts = StepCosts(compute.weights, load.weights)
-        """As of the latest refit."""
+        """The costs of the latest refit."""
         self.state: WorkerCosts = WorkerCosts(compute=self._compute.state, load=self._load.state)
-        """Likewise, for telemetry."""
+        """The state of the latest refit, for telemetry."""
 
     @classmethod
     def of(cls, profile: Profile) -> CostModel:
-        """Begun from what was measured offline."""
-        return cls(profile.compute, profile.load)
+        """A model that begins with what was measured offline."""
+        return cls(_begun(profile.compute), _begun(profile.load))
 
     def observe_step(self, work: Work, step_ms: float) -> bool:
         """Take in a step that computed `work` and did not wait for loads; False for an outlier."""
@@ -67,7 +67,7 @@ class CostModel:
         return taken
 
     def observe_load(self, size_bytes: int, load_ms: float) -> None:
-        """Take in one slab's load with the next step; in any thread."""
+        """Take in one slab's load with the next step; callable in any thread."""
         self._loads.append((size_bytes, load_ms))
 
     def _refresh(self) -> None:
@@ -76,18 +76,16 @@ class CostModel:
         self.state = WorkerCosts(compute=compute, load=load)
 
 
-class _Followed:
+class _FollowedFit:
     """One regression and how good it is on its latest samples, each predicted before it was taken in."""
 
-    def __init__(self, record: FitRecord) -> None:
-        self._online = Online(record.fit(), every=EVERY)
-        self._weights = record.weights
+    def __init__(self, begun: CostFit) -> None:
+        self._online = Online(begun.weights, every=EVERY)
+        self._weights = begun.weights
         self._recent = np.zeros((WINDOW, 2))
-        """Measured and predicted ms, written in turn."""
+        """(WINDOW, 2) float64: measured and predicted ms, written in a ring."""
         self._unseen = 0
-        self.state = CostFit(
-            weights=record.weights, r2=record.r2, residual_ms=record.residual_ms_p50, samples=0, outliers=0
-        )
+        self.state = begun
 
     @property
     def due(self) -> bool:
@@ -95,7 +93,7 @@ class _Followed:
         return self._unseen >= EVERY
 
     def take(self, features: Sequence[float], ms: float) -> bool:
-        """False for an outlier, which changes nothing but the count."""
+        """Take in a sample; False for an outlier, which only counts."""
         expected = max(LEAST_MS, sum(w * x for w, x in zip(self._weights, features, strict=True)))
         self._unseen += 1
         taken = self._online.update([x / expected for x in features], ms / expected)
@@ -104,7 +102,7 @@ class _Followed:
         return taken
 
     def refreshed(self) -> CostFit:
-        """The state now."""
+        """The state, after a refit."""
         self._unseen = 0
         self._weights = tuple(self._online.weights.tolist())
         r2, residual = self.state.r2, self.state.residual_ms
@@ -118,6 +116,11 @@ class _Followed:
             outliers=self._online.outliers,
         )
         return self.state
+
+
+def _begun(fit: Fit) -> CostFit:
+    """A fit of the profile, before any sample was taken in."""
+    return CostFit(weights=fit.weights, r2=fit.r2, residual_ms=fit.residual_ms_p50, samples=0, outliers=0)
 
 
 def _graded(recent: Array) -> tuple[float, float]:

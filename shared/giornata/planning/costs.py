@@ -1,4 +1,4 @@
-"""What a step costs, from what its blocks compute and load: the model that planner, admission and router share. Pure.
+"""What a step costs, from what its blocks compute and load; planner, admission and router share this model. Pure.
 
 Linear, as in FlashPS (EuroSys '26, section 4.4), but with attention's pairs and projections of their own, so that one
 set of weights serves every mixture of modes, masks and picture sizes.
@@ -25,13 +25,13 @@ SLABS: Final = 8
 
 @dataclass(frozen=True)
 class Work:
-    """What is computed, summed over sequences, and over blocks where it is a whole step's."""
+    """What is computed, summed over sequences, and over blocks for a whole step."""
 
     sequences: float = 0.0
     tokens: float = 0.0
-    """Whose queries, feed-forward and residuals are computed: text and image."""
+    """Text and image tokens whose queries, feed-forward and residuals are computed."""
     projected: float = 0.0
-    """Whose keys and values are projected from a hidden state, and nothing else."""
+    """Tokens whose keys and values alone are projected, from a hidden state."""
     pairs: float = 0.0
     """Queries times keys."""
 
@@ -48,7 +48,7 @@ class Work:
 
     @property
     def features(self) -> tuple[float, ...]:
-        """In the order of :data:`COMPUTE`, as those of one step."""
+        """The features of one step, in the order of :data:`COMPUTE`."""
         return 1.0, self.sequences, self.tokens, self.projected, self.pairs
 
 
@@ -59,10 +59,10 @@ class Shape:
     text: int
     image: int
     computed: int
-    """Of the image: its region, or all of it."""
+    """Image tokens of the compute set, or all."""
 
     def work(self, mode: Mode) -> Work:
-        """Of one block."""
+        """What one block computes."""
         keys = self.text + self.image
         own = keys if mode is Mode.FULL else self.text + self.computed
         projected = self.image - self.computed if mode is Mode.HIDDEN else 0
@@ -70,7 +70,7 @@ class Shape:
 
 
 def step_work(shapes: Iterable[Shape], modes: Iterable[Sequence[Mode]]) -> Work:
-    """Of a whole step; `modes` of every shape's blocks."""
+    """What a whole step computes; `modes` holds those of every shape's blocks."""
     works = (
         shape.work(mode) * count
         for shape, chosen in zip(shapes, modes, strict=True)
@@ -84,9 +84,9 @@ class StepCosts:
     """Weights of the linear model, in milliseconds a unit; none is negative."""
 
     compute: tuple[float, ...]
-    """By :data:`COMPUTE`."""
+    """Weights in the order of :data:`COMPUTE`."""
     load: tuple[float, ...] = (0.0, 0.0)
-    """By :data:`LOAD`."""
+    """Weights in the order of :data:`LOAD`."""
 
     def __post_init__(self) -> None:
         if (len(self.compute), len(self.load)) != (len(COMPUTE), len(LOAD)):
@@ -95,31 +95,31 @@ class StepCosts:
             )
 
     def step_ms(self, work: Work) -> float:
-        """Of a step that computes `work` in all of its blocks together, if it waits for nothing."""
+        """Time of a step that computes `work` in all of its blocks together and waits for nothing."""
         return sum(weight * feature for weight, feature in zip(self.compute, work.features, strict=True))
 
     def block_ms(self, work: Work) -> float:
-        """What a sequence adds to one block."""
+        """Time that a sequence adds to one block."""
         return self.step_ms(work) - self.compute[0]
 
     def load_ms(self, size_bytes: float) -> float:
-        """Of one slab."""
+        """Time of loading one slab."""
         return self.load[0] + self.load[1] * size_bytes if size_bytes else 0.0
 
 
 @dataclass(frozen=True)
 class Loads:
-    """Bytes that a row has to move for one block; 0 for what is here already."""
+    """Bytes that a row loads for one block; 0 for an entry that is on the device."""
 
     hidden_bytes: int = 0
     kv_bytes: int = 0
     hidden_kept: bool = True
-    """Whether there is a hidden state to be loaded at all."""
+    """Whether the template keeps a hidden state."""
     kv_kept: bool = True
 
 
 def slab_unit(loads: Iterable[Loads]) -> float:
-    """Bytes of a slab, for a plan over these loads together."""
+    """Bytes of a slab in a plan over these loads."""
     return max((max(load.hidden_bytes, load.kv_bytes) for load in loads), default=0) / SLABS
 
 

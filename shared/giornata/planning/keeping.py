@@ -20,7 +20,7 @@ class Keeping:
     levels: int
     """Noise levels."""
     first_block: int
-    """Blocks before it keep nothing and are computed in full; none is kept where it is their number."""
+    """Blocks before it keep nothing and are computed in full; it is the number of blocks where none is kept."""
 
 
 def within(
@@ -34,11 +34,11 @@ def within(
     """The most that fits: first all blocks at fewer levels, then fewer blocks.
 
     Args:
-        budget_bytes: of one template; None for no limit.
-        levels: wanted; never more.
-        blocks: of the transformer.
-        block_bytes: that one block keeps at one noise level.
-        least_levels: fewer than these only where fewer are wanted.
+        budget_bytes: limit of one template; None for no limit.
+        levels: wanted noise levels.
+        blocks: blocks of the transformer.
+        block_bytes: bytes that one block keeps at one noise level.
+        least_levels: fewer levels are kept only where fewer are wanted.
     """
     if budget_bytes is None:
         return Keeping(levels, 0)

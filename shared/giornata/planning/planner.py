@@ -33,24 +33,24 @@ class Choices(NamedTuple):
     by_kv: Flags
     """Into GONE: by keys and values, not by the hidden state."""
     from_live: Flags
-    """By the hidden state: it was at hand, not loaded."""
+    """The hidden state was at hand, not loaded."""
     gone_first: Flags
     """Before the block, by its own slabs: GONE ended earlier than LIVE."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A mode for every block, and what becomes of them."""
+class BlockPlan:
+    """A mode for every block, and when the blocks end."""
 
     modes: tuple[Mode, ...]
     timeline: Timeline
 
 
-Planner = Callable[[Sequence[Block], Link], Plan]
+Planner = Callable[[Sequence[Block], Link], BlockPlan]
 
 
-def exact(blocks: Sequence[Block], link: Link) -> Plan:
-    """The modes with the earliest end; among those, the ones that load least.
+def exact(blocks: Sequence[Block], link: Link) -> BlockPlan:
+    """The modes with the earliest end; among equals, the ones that load least.
 
     Dynamic programming over (slabs, live), vectorised over slabs: time O(blocks * slabs).
     """
@@ -66,7 +66,7 @@ def exact(blocks: Sequence[Block], link: Link) -> Plan:
         gone, live, chosen = _advance(block, gone, live, there)
         choices.append(chosen)
     modes = _traced(blocks, gone, live, choices)
-    return Plan(modes, timeline(blocks, modes, link))
+    return BlockPlan(modes, timeline(blocks, modes, link))
 
 
 def _advance(block: Block, gone: Times, live: Times, arrival: Times) -> tuple[Times, Times, Choices]:
@@ -95,7 +95,7 @@ def _advance(block: Block, gone: Times, live: Times, arrival: Times) -> tuple[Ti
 
 
 def _shifted(times: Times, slabs: int) -> Times:
-    """By slabs after loading `slabs` more."""
+    """The times after loading `slabs` more."""
     if not slabs:
         return times
     moved = np.full_like(times, np.inf)
@@ -120,7 +120,7 @@ def _traced(blocks: Sequence[Block], gone: Times, live: Times, choices: list[Cho
     return tuple(reversed(modes))
 
 
-def greedy(blocks: Sequence[Block], link: Link) -> Plan:
+def greedy(blocks: Sequence[Block], link: Link) -> BlockPlan:
     """Algorithm 1 of FlashPS, with a third mode: each block takes what ends first, the cache on a tie."""
     modes: list[Mode] = []
     slabs, now, live = 0, 0.0, False
@@ -134,14 +134,14 @@ def greedy(blocks: Sequence[Block], link: Link) -> Plan:
         slabs += needed
         live = mode is Mode.FULL
         modes.append(mode)
-    return Plan(tuple(modes), timeline(blocks, modes, link))
+    return BlockPlan(tuple(modes), timeline(blocks, modes, link))
 
 
 def always(mode: Mode) -> Planner:
-    """Every block the same: `kv` and `hidden` are FlashPS's strawman loading (figure 9), `full` is no reuse."""
+    """One mode for every block: `kv` and `hidden` are FlashPS's strawman loading (figure 9), `full` is no reuse."""
 
-    def planner(blocks: Sequence[Block], link: Link) -> Plan:
+    def planner(blocks: Sequence[Block], link: Link) -> BlockPlan:
         modes = (mode,) * len(blocks)
-        return Plan(modes, timeline(blocks, modes, link))
+        return BlockPlan(modes, timeline(blocks, modes, link))
 
     return planner

@@ -7,11 +7,11 @@ R² = 0.99. Coefficients are costs, so that none may be negative (Lawson and Han
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 from scipy.optimize import nnls
 
 Array = NDArray[np.float64]
@@ -23,9 +23,10 @@ STUBBORN: Final = 8
 """So many outliers in a row are no outliers: what they measure has changed."""
 
 
-@dataclass(frozen=True)
-class Fit:
-    """A linear model and how good it is on what it was fitted to."""
+class Fit(BaseModel):
+    """A linear model and how good it is on what it was fitted to, as a profile holds it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     names: tuple[str, ...]
     weights: tuple[float, ...]
@@ -34,11 +35,11 @@ class Fit:
     """Coefficient of determination; 1 where the times are constant and met."""
     residual_ms_p50: float
     residual_ms_p95: float
-    """Of absolute residuals."""
+    """Quantiles of absolute residuals."""
     samples: int
     error_p50: float = 0.0
     error_p95: float = 0.0
-    """Of absolute residuals, each as a share of its time."""
+    """Quantiles of absolute residuals, each as a share of its time."""
 
     def predict(self, features: Sequence[float]) -> float:
         """Milliseconds."""
@@ -71,7 +72,7 @@ def fit(names: Sequence[str], features: Array, times: Array, *, relative: bool =
 
 
 def graded(names: Sequence[str], weights: Array, features: Array, times: Array) -> Fit:
-    """How good `weights` are on samples, whatever they were fitted to.
+    """Grade `weights` on samples.
 
     Args:
         names: of the features.
@@ -87,14 +88,14 @@ def graded(names: Sequence[str], weights: Array, features: Array, times: Array) 
     error_p50, error_p95 = np.quantile(shares, (0.5, 0.95))
     r2 = 1 - missed / spread if spread > 0 else float(missed < 1e-9)
     return Fit(
-        tuple(names),
-        tuple(weights.tolist()),
-        r2,
-        float(p50),
-        float(p95),
-        len(times),
-        float(error_p50),
-        float(error_p95),
+        names=tuple(names),
+        weights=tuple(weights.tolist()),
+        r2=r2,
+        residual_ms_p50=float(p50),
+        residual_ms_p95=float(p95),
+        samples=len(times),
+        error_p50=float(error_p50),
+        error_p95=float(error_p95),
     )
 
 
@@ -105,22 +106,24 @@ class Online:
     per weight, without negative weights. Single outliers (a page fault, another process) are left out.
 
     Args:
-        offline: to begin with.
+        offline: weights to begin with, ms per unit.
         forgetting: weight of the past at each sample; 1 forgets nothing.
         trust: in the offline weights, in samples.
         every: how many samples are taken in between two fits; the weights change with each fit.
     """
 
-    def __init__(self, offline: Fit, forgetting: float = 0.99, trust: float = 0.1, *, every: int = 1) -> None:
+    def __init__(
+        self, offline: Sequence[float], forgetting: float = 0.99, trust: float = 0.1, *, every: int = 1
+    ) -> None:
         if not 0 < forgetting <= 1 or trust <= 0 or every < 1:
             raise ValueError(
                 f"received forgetting {forgetting}, trust {trust}, every {every}; forgetting is above 0 and at most 1, "
                 "trust above 0, every at least 1"
             )
         self._every = every
-        self._offline = np.asarray(offline.weights)
+        self._offline = np.asarray(offline)
         self._forgetting, self._trust = forgetting, trust
-        count = len(offline.weights)
+        count = len(offline)
         self.weights: Array = self._offline.copy()
         """(features,) ms per unit."""
         self.samples = 0

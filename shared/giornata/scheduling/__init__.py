@@ -1,5 +1,6 @@
-"""Who runs where and in which order: batching, load, finish times, policies and the line of those who wait.
+"""Which rows run where, and in which order. Pure.
 
-The router and the simulator drive the same code; the denoiser has its batch from here. Nothing here reads a clock:
-`now` is an argument, in seconds of any monotonic clock. Pure.
+:mod:`decision` is what a scheduler is asked and answers, :mod:`in_turn` the first scheduler. The router and the
+simulator apply the same decisions; the denoiser has its batch from here. `now` is an argument everywhere, in seconds of
+any monotonic clock.
 """

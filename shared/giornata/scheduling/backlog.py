@@ -1,9 +1,8 @@
-"""What a worker still has to compute, and when each of its rows will have left: a virtual run. Pure.
+"""What a worker still has to compute, and when each of its rows leaves: a virtual run. Pure.
 
-A step costs what it costs by itself plus what each of its rows adds to it (:mod:`giornata.planning.costs` is linear),
-all rows advance by one step together, and waiting rows take places in order as others leave, as far as a step may have
-so many rows and tokens. Between two such moments
-steps are alike, so that a run costs one heap operation a row, not one a step.
+A step costs a base and what each of its rows adds (:mod:`giornata.planning.costs` is linear), all rows advance by one
+step together, and waiting rows take places in order as others leave, as far as a step may have so many rows and tokens.
+Between two such moments steps are alike, so that a run costs one heap operation a row, not one a step.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ class RowLoad:
     steps: int
     """Still to compute, at least 1."""
     step_ms: float
-    """To each of them."""
+    """Added to each step."""
     first_ms: float = 0.0
-    """To the next one beyond that: the first step of an edit that reuses is computed in full."""
+    """Added to the next step beyond that: the first step of an edit that reuses is computed in full."""
     tokens: int = 0
-    """Likewise: text and image tokens of all its sequences."""
+    """Text and image tokens of all its sequences, in each step."""
     first_tokens: int = 0
-    """Likewise: to the next step beyond that."""
+    """Tokens in the next step beyond these."""
 
     @property
     def work_ms(self) -> float:
-        """Of all its steps, as if they cost nothing by themselves."""
+        """Sum over its steps, without their base."""
         return self.steps * self.step_ms + self.first_ms
 
 
@@ -44,22 +43,22 @@ class Backlog:
     """One worker's rows."""
 
     places: int
-    """Rows that share a step, at most."""
+    """Most rows that share a step."""
     base_ms: float
-    """Of a step, however many rows share it."""
+    """Time of a step without any row."""
     running: tuple[RowLoad, ...] = ()
     """They may be more than there are places."""
     waiting: tuple[RowLoad, ...] = ()
     """In order."""
     tokens: float = math.inf
-    """Text and image tokens of rows that share a step, at most; a row alone may have more."""
+    """Most text and image tokens of a step; a row alone may have more."""
 
     def with_rows(self, rows: Sequence[RowLoad]) -> Backlog:
-        """With more that wait."""
+        """The backlog with more rows that wait."""
         return Backlog(self.places, self.base_ms, self.running, (*self.waiting, *rows), self.tokens)
 
     def running_what_fits(self, rows: Sequence[RowLoad]) -> Backlog:
-        """With `rows` in order, as many of them running as may share a step, instead of what it has."""
+        """The backlog with `rows` instead of its own: the first ones run, as many as may share a step."""
         count = tokens = 0
         for row in rows[: self.places]:
             if count and tokens + row.tokens + row.first_tokens > self.tokens:
@@ -83,7 +82,7 @@ class Backlog:
                     break
                 heappush(active, (step + row.steps, joined))
                 each_ms += row.step_ms
-                now_ms += row.first_ms  # whatever shares its first step waits for it
+                now_ms += row.first_ms  # all rows of its first step wait for it
                 tokens += row.tokens
                 joined += 1
             leaving = active[0][0]
@@ -97,23 +96,20 @@ class Backlog:
         return ends
 
 
-class Prediction(NamedTuple):
-    """What becomes of a worker if a job's rows join its backlog."""
+class Effect(NamedTuple):
+    """What a job's rows would do to a worker's backlog if they joined it."""
 
     finish_ms: float
     """From now until the last of the job's rows leaves."""
     delay_ms: float
-    """By how much all other rows leave later, summed up."""
+    """How much later the other rows leave, summed over them."""
 
 
 class Outlook:
     """A backlog, prepared to be asked what becomes of it with more rows.
 
-    Where all rows share a step nobody waits for anybody, and a row of r steps ends after r * base_ms and, of every
-    other row i, after step_ms[i] * min(r, steps[i]): two look-ups in running sums by steps. Else by a virtual run.
-
-    Args:
-        backlog: of the worker.
+    Where all rows share a step, no row waits for another, and a row of r steps ends after r * base_ms plus, for every
+    other row i, step_ms[i] * min(r, steps[i]): two look-ups in running sums by steps. Otherwise a virtual run tells.
     """
 
     def __init__(self, backlog: Backlog) -> None:
@@ -128,19 +124,19 @@ class Outlook:
 
     @cached_property
     def ends_ms(self) -> list[float]:
-        """Of :meth:`Backlog.ends_ms`."""
+        """See :meth:`Backlog.ends_ms`."""
         return self.backlog.ends_ms()
 
     @property
     def drained_ms(self) -> float:
-        """Until all rows have left."""
+        """Time until all rows have left."""
         if self.backlog.waiting:
             return max(self.ends_ms)
         most = self._steps[-1] if self._steps else 0
         return self._first_ms + most * self.backlog.base_ms + self._own_ms[-1]
 
-    def predict(self, rows: Sequence[RowLoad]) -> Prediction:
-        """Of `rows` joining last; at least one."""
+    def predict(self, rows: Sequence[RowLoad]) -> Effect:
+        """What happens if `rows`, at least one, join last."""
         backlog, first = self.backlog, rows[0]
         steps, count = first.steps, len(rows)
         if backlog.waiting or len(self._steps) + count > backlog.places:
@@ -154,13 +150,13 @@ class Outlook:
         shared_steps = self._row_steps[done] + steps * (len(self._steps) - done)
         finish_ms = self._first_ms + steps * backlog.base_ms + others_ms + count * first.work_ms
         delay_ms = count * (first.step_ms * shared_steps + first.first_ms * len(self._steps))
-        return Prediction(finish_ms, delay_ms)
+        return Effect(finish_ms, delay_ms)
 
-    def _run(self, rows: Sequence[RowLoad]) -> Prediction:
+    def _run(self, rows: Sequence[RowLoad]) -> Effect:
         ends = self.backlog.with_rows(rows).ends_ms()
-        return Prediction(max(ends[-len(rows) :]), max(0.0, sum(ends[: -len(rows)]) - sum(self.ends_ms)))
+        return Effect(max(ends[-len(rows) :]), max(0.0, sum(ends[: -len(rows)]) - sum(self.ends_ms)))
 
 
 def _sums(values: Iterable[float]) -> list[float]:
-    """Running ones, from 0."""
+    """Running sums, from 0."""
     return [0.0, *accumulate(values)]

@@ -1,11 +1,11 @@
-"""Step-level continuous batching, as a plain object: who waits, who runs, who joins next.
+"""Step-level continuous batching, as a plain object: rows that wait, rows that run, and rows that join next.
 
 Rows join at the next step and leave after their last; nothing here computes or waits. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
@@ -34,7 +34,7 @@ class Member(Protocol):
 
     @property
     def background(self) -> bool:
-        """Nobody waits for it: it joins a step that has room left, and is left out of one that has none."""
+        """No job waits for it: it joins a step that has room left, and is left out of one that has none."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,10 @@ M = TypeVar("M", bound=Member)
 class Batch(Generic[M]):
     """Rows of one worker: first come, first served.
 
-    A row that is larger than the whole capacity is not refused for ever: it runs alone. Background rows yield: one of
-    them shares a step while nobody waits and it fits, or there is nobody else; where there is no such step for long,
-    every so often one beside the others, which a saturated worker needs most: what it records makes all lighter.
+    A row that is larger than the whole capacity is not refused for ever: it runs alone. A row that waits for an input
+    keeps its place in the order and lets others pass. Background rows yield: one of them shares a step while no row
+    could join and it fits, or there is no other; where there is no such step for long, every so often one beside the
+    others, which a saturated worker needs most: what it records makes all lighter.
 
     Args:
         capacity: of one step.
@@ -91,11 +92,12 @@ class Batch(Generic[M]):
         self._waiting: dict[RowKey, M] = {}
         self._running: dict[RowKey, M] = {}
         self._background: dict[RowKey, M] = {}
+        self._unready: set[RowKey] = set()
         self._passed_over = 0
 
     @property
     def waiting(self) -> tuple[M, ...]:
-        """Rows that have not joined yet, in order of arrival."""
+        """Rows that have not joined yet, ready or not, in order of arrival."""
         return tuple(self._waiting.values())
 
     @property
@@ -110,17 +112,17 @@ class Batch(Generic[M]):
 
     @property
     def keys(self) -> tuple[RowKey, ...]:
-        """Of all rows."""
+        """The keys of all rows."""
         return (*self._running, *self._waiting, *self._background)
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running) + len(self._background)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._waiting or key in self._running or key in self._background
+        return any(key in rows for rows in self._all())
 
-    def submit(self, members: Iterable[M]) -> None:
-        """Let rows wait for the next step.
+    def submit(self, members: Iterable[M], *, ready: bool = True) -> None:
+        """Let rows wait for the next step; or, where they are not `ready`, for :meth:`make_ready`.
 
         Raises:
             ValueError: a row with this key is here already.
@@ -129,23 +131,30 @@ class Batch(Generic[M]):
             if member.key in self:
                 raise ValueError(f"row {member.key} is in the batch already")
             (self._background if member.background else self._waiting)[member.key] = member
+            if not ready:
+                self._unready.add(member.key)
+
+    def make_ready(self, key: RowKey) -> None:
+        """The inputs of a row are here; it joins before the rows that came after it. It may have left already."""
+        self._unready.discard(key)
 
     def admit(self) -> tuple[M, ...]:
         """Let waiting rows join, in order and while they fit, and return the rows of the next step."""
         if self._joining_when is Joining.STEP or not self._running:
-            for member in list(self._joining(self._waiting.values())):
+            for member in list(self._joining(self._ready(self._waiting))):
                 del self._waiting[member.key]
                 self._running[member.key] = member
-        beside = () if self._waiting else tuple(islice(self._joining(self._background.values()), 1))
-        self._passed_over = 0 if beside or not self._background else self._passed_over + 1
+        background = self._ready(self._background)
+        beside = () if self._ready(self._waiting) else tuple(islice(self._joining(background), 1))
+        self._passed_over = 0 if beside or not background else self._passed_over + 1
         if self._passed_over > PATIENCE:
             self._passed_over = 0
-            every = (*self.running, next(iter(self._background.values())))
+            every = (*self.running, background[0])
             beside = every[-1:] if self._fits(every) else ()
         return (*self.running, *beside)
 
     def settle(self, advanced: Iterable[M], left: Iterable[RowKey]) -> None:
-        """Take in a step's results: the rows as they are now, and the keys of those that have left.
+        """Take in a step's results: the rows as they are now, and the keys of the rows that have left.
 
         Rows that were cancelled while the step ran are no longer here and stay away.
         """
@@ -161,20 +170,29 @@ class Batch(Generic[M]):
         """Drop a job's rows, waiting and running, of one attempt or all; return them as of the last step."""
         gone = [
             member
-            for member in (*self._running.values(), *self._waiting.values(), *self._background.values())
+            for rows in self._all()
+            for member in rows.values()
             if member.key.job_id == job_id and attempt in (None, member.key.attempt)
         ]
         for member in gone:
-            for rows in (self._running, self._waiting, self._background):
+            self._unready.discard(member.key)
+            for rows in self._all():
                 rows.pop(member.key, None)
         return tuple(gone)
 
     def take_all(self) -> tuple[M, ...]:
-        """Drop every row; return those that somebody waits for, running ones first, as of the last step."""
+        """Drop every row; return all but the background rows, running ones first, as of the last step."""
         gone = (*self._running.values(), *self._waiting.values())
-        for rows in (self._running, self._waiting, self._background):
+        self._unready.clear()
+        for rows in self._all():
             rows.clear()
         return gone
+
+    def _all(self) -> tuple[dict[RowKey, M], ...]:
+        return self._running, self._waiting, self._background
+
+    def _ready(self, rows: Mapping[RowKey, M]) -> list[M]:
+        return [member for key, member in rows.items() if key not in self._unready]
 
     def _joining(self, queue: Iterable[M]) -> Iterable[M]:
         """The rows at the head of `queue` that fit beside the running ones. None overtakes another."""

@@ -1,8 +1,7 @@
-"""What a job asks of whichever worker gets it, and what that costs there. Pure."""
+"""What a job asks of a worker, and what that costs there. Pure."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,21 +19,21 @@ class Pace:
 
     costs: StepCosts = UNIT
     blocks: int = 1
-    """Of the transformer; costs are those of one block, but for a step's own."""
+    """Blocks of the transformer; all costs but the base of a step are costs of one block."""
     reused: Mode = Mode.KV
     """How rows take from templates there."""
     slowness: float = 1.0
-    """By which this worker is slower than `costs`, which are those of all workers of its kind."""
+    """How many times slower this worker is than `costs`, which all workers of its kind share."""
     loading: float = 1.0
-    """By which rows that take from templates take longer there than to compute the least, as its planner expects."""
+    """How many times longer than their least computing rows that reuse take, as the worker's planner expects."""
 
     @property
     def base_ms(self) -> float:
-        """Of a step, whatever is in it."""
+        """Time of a step without any row."""
         return self.slowness * self.costs.compute[0]
 
     def row_ms(self, shape: Shape, sequences: int, mode: Mode) -> float:
-        """What a row adds to a step."""
+        """Time that a row adds to a step."""
         return self.slowness * self.costs.block_ms(shape.work(mode)) * sequences * self.blocks
 
 
@@ -47,16 +46,16 @@ class RowShape:
     image: int
     """Tokens."""
     computed: int
-    """Image tokens that are computed where the template is at hand, halo included."""
+    """Image tokens of the compute set, which are computed where the template is at hand."""
     steps: int
     """Still to compute."""
     sequences: int = 1
     """2 with true classifier-free guidance."""
     begun: bool = False
-    """Where it is it has made a step already, so that its next one is as the others."""
+    """Whether it has made a step where it is, so that its next one is like the others."""
 
     def load(self, pace: Pace, *, reuses: bool) -> RowLoad:
-        """On a worker of this pace."""
+        """What the row adds to steps of a worker of this pace."""
         shape = Shape(self.text, self.image, self.computed)
         full_ms = pace.row_ms(shape, self.sequences, Mode.FULL)
         tokens = self.sequences * (self.text + self.image)
@@ -72,18 +71,6 @@ class RowShape:
         return RowLoad(self.steps, masked_ms, full_ms - masked_ms, masked, tokens - masked)
 
 
-def with_halo(touched: int, halo: int, image: int) -> int:
-    """How many of `image` tokens are computed where a mask touches `touched`: as if it were a square.
-
-    Args:
-        touched: tokens that the mask touches.
-        halo: tokens around it that are computed too.
-        image: tokens of the picture.
-    """
-    side = math.sqrt(touched)
-    return min(image, round((side + 2 * halo) ** 2)) if touched else 0
-
-
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What a job asks of a worker."""
@@ -91,25 +78,22 @@ class Demand:
     model: str
     model_digest: str
     shapes: tuple[RowShape, ...]
-    """Of the rows that are still to be computed."""
+    """The rows that are still to be computed."""
     template: str | None = None
-    """Key of the template that they may take from; None where they do not reuse."""
+    """Picture whose recording they may take from; None where they do not reuse."""
     ticket: int = 0
     """Counts jobs in order of arrival."""
     within_ms: float | None = None
-    """From now, in which the client wants its rows computed."""
+    """Time from now in which the client wants the rows computed."""
     together: bool = False
     """Its rows go to one worker; otherwise they may be computed by several."""
     alone: bool = False
-    """It may share a worker with nobody: it is suspected of having brought others down."""
+    """It goes to an empty worker: it is suspected of having brought others down."""
 
     def piece(self) -> Demand:
-        """What is placed at once: its first row, or all where they stay together."""
-        return self if self.together or self.alone else replace(self, shapes=self.shapes[:1])
-
-    def without(self, rows: int) -> Demand:
-        """What is left once so many of the first are placed; it takes turns as the next job would."""
-        return replace(self, shapes=self.shapes[rows:], ticket=self.ticket + rows)
+        """What is placed at once: the first row, or all rows where they stay together."""
+        whole = self.together or self.alone or len(self.shapes) == 1
+        return self if whole else replace(self, shapes=self.shapes[:1])
 
     @property
     def rows(self) -> int:
@@ -134,5 +118,5 @@ class Demand:
         return rows == 0 or (not self.alone and rows + self.rows <= capacity_rows)
 
     def loads(self, pace: Pace, *, reuses: bool) -> tuple[RowLoad, ...]:
-        """Of its rows on a worker of this pace."""
+        """What its rows add to steps of a worker of this pace."""
         return tuple(shape.load(pace, reuses=reuses and self.template is not None) for shape in self.shapes)

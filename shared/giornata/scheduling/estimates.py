@@ -1,9 +1,9 @@
 """What steps and loads cost on every worker, learnt from what all workers tell of theirs. Pure.
 
-One regression for every model and device (FlashPS, EuroSys '26, section 4.4), begun from the profile of whichever
-worker is heard first and refitted with forgetting; and for every worker by how much it is slower, so that a host that
-is throttled or shared with others is known for it. A worker of a known kind is predicted from its first moment. By how
-much its planner expected loads to make steps longer it tells with every step; so much longer are its next ones.
+Every model and device has one regression (FlashPS, EuroSys '26, section 4.4), begun from the profile of the worker that
+is heard first and refitted with forgetting. Every worker has a slowness, so that a host that is throttled or shared is
+known for it. A worker of a known kind is predicted from its first moment. With every step a worker tells how much
+longer its planner expected loads to make it; its next steps are expected to be as much longer.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from giornata.planning.costing import CostModel
-from giornata.planning.costs import COMPUTE, LOAD, Work
-from giornata.planning.profile import FitRecord
+from giornata.planning.costs import Work
 from giornata.scheduling.demand import Pace
-from giornata.scheduling.rate import Rate
+from giornata.scheduling.unit_time import UnitTime
 from giornata.wire.values import Mode
-from giornata.wire.workers import CostFit, KindCosts, LoadSample, StepSample, Tier, WorkerCosts
+from giornata.wire.workers import KindCosts, LoadSample, StepSample, Tier, WorkerCosts
 
 Kind = tuple[str, str]
 """Digest of a model, and a device."""
@@ -35,15 +34,15 @@ class _Worker:
     blocks: int
     reused: Mode
     slowness: float = 1.0
-    excess: Rate = field(default_factory=Rate)
-    """Of planned steps, in a millisecond of what rows that reuse compute at least."""
+    excess: UnitTime = field(default_factory=UnitTime)
+    """Time by which loads lengthen steps, per millisecond of the least computing of rows that reuse."""
 
 
 class Estimates:
     """Feed it all telemetry of denoisers."""
 
     def __init__(self) -> None:
-        self._kinds: dict[Kind, _Followed] = {}
+        self._kinds: dict[Kind, _KindModel] = {}
         self._workers: dict[str, _Worker] = {}
 
     def observe(
@@ -54,7 +53,7 @@ class Estimates:
         samples: Iterable[StepSample] = (),
         loads: Iterable[LoadSample] = (),
     ) -> None:
-        """Take in what a worker tells; one without a cost model tells nothing that can be used."""
+        """Take in a worker's telemetry; without a cost model it holds nothing that can be used."""
         if costs is None:
             return
         kind = (model_digest, costs.device)
@@ -63,7 +62,7 @@ class Estimates:
             worker = self._workers[instance] = _Worker(kind, costs.blocks, costs.reused)
         followed = self._kinds.get(kind)
         if followed is None:
-            followed = self._kinds[kind] = _Followed(costs)
+            followed = self._kinds[kind] = _KindModel(costs)
         for sample in samples:
             if not sample.rows:
                 continue
@@ -79,7 +78,7 @@ class Estimates:
         self._workers.pop(instance, None)
 
     def pace(self, instance: str) -> Pace:
-        """Of a worker; the same object for workers of one kind that are equally slow."""
+        """The pace of a worker; the same object for workers of one kind that are equally slow."""
         worker = self._workers.get(instance)
         if worker is None:
             return UNKNOWN
@@ -87,23 +86,25 @@ class Estimates:
         return self._kinds[worker.kind].pace(worker.blocks, worker.reused, slowness, loading)
 
     def fetch_ms(self, instance: str, size_bytes: float) -> float:
-        """Of reading so much of a template from disk, on a worker; 0 as long as nobody did."""
+        """Time that a worker takes to read so much of a template from disk; 0 while it is unknown."""
         worker = self._workers.get(instance)
-        return 0.0 if worker is None else self._kinds[worker.kind].fetch_ms(size_bytes)
+        return 0.0 if worker is None else self._kinds[worker.kind].disk.ms(size_bytes)
 
     def kinds(self) -> Iterator[KindCosts]:
-        """What is known of each kind, and how good it is."""
+        """The costs of each kind, and how good they are."""
         for (digest, device), followed in self._kinds.items():
             state = followed.compute.state
             yield KindCosts(model_digest=digest, device=device, compute=state.compute, load=state.load)
 
 
-class _Followed:
-    """One kind's regressions."""
+class _KindModel:
+    """The regressions of one kind."""
 
     def __init__(self, costs: WorkerCosts) -> None:
-        self.compute = CostModel(_record(costs.compute, COMPUTE), _record(costs.load, LOAD))
-        self._disk = Rate()
+        begun = {"samples": 0, "outliers": 0}
+        compute, load = (fit.model_copy(update=begun) for fit in (costs.compute, costs.load))
+        self.compute = CostModel(compute, load)
+        self.disk = UnitTime()
         self._paces: dict[tuple[int, Mode, float, float], Pace] = {}
         """With the present costs."""
 
@@ -117,7 +118,7 @@ class _Followed:
         return pace
 
     def step(self, sample: StepSample, blocks: int, slowness: float) -> float:
-        """Take in a step; how slow its worker is after that."""
+        """Take in a step; return how slow its worker is after it."""
         work = work_of(sample, blocks)
         ratio = sample.step_ms / max(1e-6, self.compute.costs.step_ms(work))
         self.compute.observe_step(work, sample.step_ms)
@@ -128,25 +129,11 @@ class _Followed:
         """Take in a load."""
         if sample.tier is Tier.MEMORY:
             self.compute.observe_load(sample.size_bytes, sample.load_ms)
-            return
-        self._disk.observe(sample.size_bytes, sample.load_ms)
-
-    def fetch_ms(self, size_bytes: float) -> float:
-        return self._disk.ms(size_bytes)
+        else:
+            self.disk.observe(sample.size_bytes, sample.load_ms)
 
 
 def work_of(sample: StepSample, blocks: int) -> Work:
-    """What a step computed in all of so many blocks, of which its sample tells means."""
+    """What a step computed in all blocks; its sample tells means over them."""
     tokens = sample.image_tokens + sample.text_tokens
     return Work(sample.sequences, tokens, sample.projected_tokens, sample.attention_pairs) * blocks
-
-
-def _record(fit: CostFit, names: tuple[str, ...]) -> FitRecord:
-    return FitRecord(
-        names=names,
-        weights=fit.weights,
-        r2=fit.r2,
-        residual_ms_p50=fit.residual_ms,
-        residual_ms_p95=fit.residual_ms,
-        samples=max(1, fit.samples),
-    )

@@ -1,8 +1,8 @@
-"""When a job will have been computed that no worker has yet. Pure.
+"""When a job is computed that no worker has yet. Pure.
 
-By levelling: what workers have to compute ends at different times; what waits, spread so that all workers end together,
-ends at a level that depends on how much comes before. It is exact for work that can be divided, and late rather than
-early for jobs that share steps.
+The forecast levels: the work of the workers ends at different times; waiting work, spread so that all workers end
+together, ends at a level that depends on how much comes before it. The level is exact for work that can be divided, and
+late rather than early for jobs that share steps.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ class Prospect(NamedTuple):
     """One worker, or several alike."""
 
     drained_ms: float
-    """Until all that it has is computed, from now."""
+    """Time until all its rows are computed."""
     row_ms: float
-    """That a row takes there."""
+    """Time that a row takes there."""
     workers: float = 1.0
-    """For which it stands."""
+    """How many it stands for."""
 
 
 class Computed(NamedTuple):
-    """When a job will be."""
+    """When a job is computed."""
 
     finish_ms: float
-    """From now, after all before it."""
+    """Time from now, after all that comes before it."""
     alone_ms: float
-    """If nothing were before it."""
+    """Time if nothing came before it."""
 
 
 def computed(prospects: Sequence[Prospect], ahead: float, rows: float) -> Computed | None:
-    """When a job's rows are computed, each by any worker; None where none serves it, or nobody knows what it costs.
+    """When a job's rows are computed, each by any worker; None where no worker serves it or its cost is unknown.
 
     Args:
-        prospects: of the workers that serve it.
+        prospects: the workers that serve it.
         ahead: how much comes before it, in rows like its own.
         rows: its own.
     """
@@ -48,7 +48,7 @@ def computed(prospects: Sequence[Prospect], ahead: float, rows: float) -> Comput
 
 
 def _level_ms(prospects: Sequence[Prospect], rows: float) -> float:
-    """At which all workers end together that have to compute so many more."""
+    """The time at which all workers end together if they compute so many more rows."""
     workers = sorted(prospects)
     alone_ms = min(worker.row_ms for worker in workers)
     level_ms, rate, left = workers[0].drained_ms, 0.0, rows
@@ -63,7 +63,7 @@ def _level_ms(prospects: Sequence[Prospect], rows: float) -> float:
 
 
 def size(demand: Demand) -> float:
-    """In token steps: to compare what jobs ask for."""
+    """Token steps, to compare what jobs ask for."""
     return float(
         sum((shape.text + shape.computed) * shape.sequences * shape.steps for shape in demand.shapes)
     )

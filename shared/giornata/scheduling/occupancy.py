@@ -1,4 +1,4 @@
-"""What one worker has: listed by telemetry and not reported, or assigned and not listed yet. Pure."""
+"""What one worker has: rows that telemetry lists, and rows that it does not list yet. Pure."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Attempt = tuple[str, int]
 Served = tuple[str, str]
 """Name and digest of a model."""
 REMEMBERED: Final = 64
-"""Attempts that have ended, and what rows cost, of each worker."""
+"""How many ended attempts, and how many costs of rows, are kept of each worker."""
 
 
-class Held(NamedTuple):
-    """All of it, summed up."""
+class Totals(NamedTuple):
+    """Everything a worker has, summed up."""
 
     outlook: Outlook
     owners: tuple[str, ...]
-    """Jobs of the outlook's rows."""
+    """The job of each of the outlook's rows."""
     tokens: int
-    """Of the rows' pictures."""
+    """Image tokens of the rows."""
     work_ms: float
-    """Of all rows, as if steps cost nothing by themselves."""
+    """Sum over all rows, without the base of steps."""
 
     @property
     def rows(self) -> int:
@@ -44,26 +44,26 @@ class Occupancy:
     shown: WorkerState
     pace: Pace
     fetch_ms: float = 0.0
-    """Of reading one of its templates from disk."""
+    """Time of reading one of its templates from disk."""
     listed: dict[Attempt, list[RowProgress]] = field(default_factory=dict)
-    """Of the latest telemetry."""
+    """Rows by the latest telemetry."""
     unseen: dict[Attempt, Demand] = field(default_factory=dict)
-    """Assigned, and not listed yet."""
+    """What is assigned and not listed yet."""
     ended: dict[Attempt, None] = field(default_factory=dict)
-    """The latest ones that were reported: a message may list them still, or again if it is late."""
+    """The latest attempts that were reported: a message may list them still, or again if it is late."""
     places: dict[str, Tier] = field(default_factory=dict)
     """Templates that it has."""
     stalled: bool = False
-    held: Held | None = None
-    """None once what it has changed."""
+    totals: Totals | None = None
+    """None once the worker's rows have changed."""
     _loads: dict[Attempt, tuple[RowLoad, ...]] = field(default_factory=dict)
-    """Of what is listed and unseen, with the present pace; a new message begins anew."""
+    """Costs of what is listed and unseen, at the present pace; a new message empties it."""
     rates: dict[tuple[int, int, int, int, bool], RowLoad] = field(default_factory=dict)
-    """Of rows like those listed, with the present pace: most are listed again and again, with fewer steps left."""
+    """Costs of rows like the listed ones, at the present pace: most are listed many times, with fewer steps left."""
 
     @classmethod
     def of(cls, state: ServiceState, shown: WorkerState, pace: Pace, before: Occupancy | None) -> Occupancy:
-        """As the latest telemetry tells it, and what was known before beside it."""
+        """A worker by its latest telemetry, and by what was known `before`."""
         made = cls(state, shown, pace)
         for row in shown.running + shown.waiting:
             made.listed.setdefault((row.job_id, row.attempt), []).append(row)
@@ -79,7 +79,7 @@ class Occupancy:
 
     @property
     def name(self) -> str:
-        """Of its instance."""
+        """Its instance."""
         return self.state.instance
 
     @property
@@ -98,7 +98,7 @@ class Occupancy:
 
     @property
     def disk_bytes(self) -> float:
-        """Of a template on disk, on average over those that are listed."""
+        """Size of a template on disk, on average over the listed ones."""
         count = len(self.shown.resident.get(Tier.DISK, ()))
         return self.shown.templates.disk_bytes / count if self.shown.templates is not None and count else 0.0
 
@@ -107,23 +107,29 @@ class Occupancy:
         self.ended.pop(attempt, None)
         if attempt not in self.listed:
             self.unseen[attempt] = demand
-        self.held = None
+        self.totals = None
 
     def take(self, attempt: Attempt) -> None:
-        """Count it no more, though it may be listed still."""
+        """Stop counting an attempt, though it may be listed still."""
         self.unseen.pop(attempt, None)
         self._loads.pop(attempt, None)
         self.ended[attempt] = None
         if len(self.ended) > REMEMBERED:
             del self.ended[next(iter(self.ended))]
-        self.held = None
+        self.totals = None
 
-    def sum_up(self, pace: Pace, demanded: Mapping[Attempt, Demand]) -> Held:
-        """All that it has.
+    def forget(self, attempt: Attempt, totals: Totals | None) -> None:
+        """Take `attempt` back as if it had never been given, with the `totals` of before."""
+        del self.unseen[attempt]
+        self._loads.pop(attempt, None)
+        self.totals = totals
+
+    def sum_up(self, pace: Pace, demanded: Mapping[Attempt, Demand]) -> Totals:
+        """Sum up everything it has.
 
         Args:
-            pace: at which it computes now.
-            demanded: what was asked for where the worker knows no more of it than that.
+            pace: its present pace.
+            demanded: what was asked for, of attempts that the worker has no inputs of yet.
         """
         if pace is not self.pace:
             self.pace = pace
@@ -152,8 +158,8 @@ class Occupancy:
             tokens += demand.tokens
         backlog = Backlog(self.shown.capacity_rows, pace.base_ms, tokens=self.shown.capacity_tokens)
         work_ms = sum(load.work_ms for load in loads)
-        self.held = Held(Outlook(backlog.running_what_fits(loads)), tuple(owners), tokens, work_ms)
-        return self.held
+        self.totals = Totals(Outlook(backlog.running_what_fits(loads)), tuple(owners), tokens, work_ms)
+        return self.totals
 
     def _load(self, row: RowProgress) -> RowLoad:
         computed = row.tokens if row.computed_tokens is None else row.computed_tokens
@@ -173,5 +179,5 @@ class Occupancy:
 
 
 def _places(shown: WorkerState) -> dict[str, Tier]:
-    """A template that is in both tiers is in memory."""
+    """Templates by tier; one that is in both tiers is in memory."""
     return {key: tier for tier in (Tier.DISK, Tier.MEMORY) for key in shown.resident.get(tier, ())}

@@ -1,7 +1,4 @@
-"""Choosing a worker for a job. Policies are plain functions of one signature, so that they can be compared. Pure.
-
-The paper's baselines are here beside ours (FlashPS, EuroSys '26, sections 4.4 and 6.5).
-"""
+"""Choosing a worker for a job, by FlashPS's policies (EuroSys '26, 4.4 and 6.5) and ours, of one signature. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from giornata.scheduling.backlog import Outlook, Prediction, RowLoad
+from giornata.scheduling.backlog import Effect, Outlook, RowLoad
 from giornata.scheduling.demand import Demand
 from giornata.wire.workers import Tier
 
@@ -27,26 +24,26 @@ class Candidate(NamedTuple):
     tokens: int
     """Image tokens of these rows."""
     outlook: Outlook
-    """Of these rows."""
+    """What becomes of these rows."""
     loads: tuple[RowLoad, ...]
-    """What the job's rows would cost here."""
+    """What the job's rows would add to steps here."""
     template: Tier | None = None
     """Where it has the job's template."""
     hit_saves_ms: float = 0.0
-    """What is expected to be saved later, of jobs like this one, if the template is recorded once and found again."""
+    """Time that later jobs like this one are expected to save if the template is recorded once and found again."""
     fetch_ms: float = 0.0
-    """Until the job's rows could begin, were there nothing else to do: reading the template."""
+    """Time of reading the template, before the job's rows could begin on an idle worker."""
 
-    def prediction(self) -> Prediction:
-        """What became of this worker if it got the job."""
+    def prediction(self) -> Effect:
+        """What would become of this worker if it got the job."""
         predicted = self.outlook.predict(self.loads)
         if not self.fetch_ms:
             return predicted
-        return Prediction(predicted.finish_ms + self.fetch_ms, predicted.delay_ms)
+        return Effect(predicted.finish_ms + self.fetch_ms, predicted.delay_ms)
 
 
 Policy = Callable[[Sequence[Candidate], Demand], Candidate | None]
-"""The chosen candidate, or None where the job should wait: nobody has room, or whom it should wait for has none."""
+"""The chosen candidate, or None where the job waits: no worker has room, or the worker worth waiting for is full."""
 
 
 def round_robin(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
@@ -77,11 +74,11 @@ def mask_aware(candidates: Sequence[Candidate], demand: Demand) -> Candidate | N
 
 
 def finish_time(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
-    """Where the job costs least: its own finish, and the time by which it makes all others there finish later.
+    """The worker where the job costs least: its own finish, and the delay of all other rows there.
 
-    A virtual run of each worker tells both; a miss of the template costs what it costs there. A job whose template
-    nobody has goes to the worker that its key names, unless that costs more than a later hit is expected to save: so
-    templates are recorded once, and found again. A worker without room is waited for where the job still ends earlier
+    A virtual run of each worker tells both; a miss of the template costs what it costs there. A job whose template no
+    worker has goes to the worker that the template's key names, unless that costs more than a later hit is expected to
+    save: so templates are recorded once, and found again. The job waits for a full worker where it still ends earlier
     than elsewhere.
     """
     best = _cheapest(candidates, demand)
@@ -112,18 +109,14 @@ class PolicyName(StrEnum):
 
 POLICIES: Final[Mapping[PolicyName, Policy]] = MappingProxyType(
     {
-        PolicyName.ROUND_ROBIN: round_robin,
-        PolicyName.REQUEST_LEVEL: request_level,
-        PolicyName.TOKEN_LEVEL: token_level,
-        PolicyName.MASK_AWARE: mask_aware,
-        PolicyName.FINISH_TIME: finish_time,
-        PolicyName.DEADLINE_AWARE: deadline_aware,
+        PolicyName(policy.__name__): policy
+        for policy in (round_robin, request_level, token_level, mask_aware, finish_time, deadline_aware)
     }
 )
 
 
 def with_room(candidates: Iterable[Candidate], demand: Demand) -> list[Candidate]:
-    """Those that can take the job now."""
+    """The candidates that can take the job now."""
     return [c for c in candidates if demand.fits(c.rows, c.capacity_rows)]
 
 

@@ -1,4 +1,4 @@
-"""Which templates are recorded: registered ones, and those that are edited again. Pure."""
+"""Which templates are recorded: registered ones, and templates that are edited again. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ REMEMBERED: Final = 100_000
 """Templates whose edits are counted."""
 
 
-class Admission:
-    """Counts edits by template; a template that is seen for the second time is worth a run.
+class RecordingRule:
+    """Counts edits by template; a template that comes a second time is worth a run.
 
-    FlashPS's production trace (section 2) has 970 templates for 34 million requests: what comes back comes back often.
+    FlashPS's production trace (section 2) has 970 templates for 34 million requests: few templates come, and often.
 
     Args:
         edits: which edit of a template, counted from 1, has it recorded.
@@ -23,7 +23,7 @@ class Admission:
         self._seen: OrderedDict[str, int] = OrderedDict()
 
     def see(self, template_id: str, *, registered: bool = False) -> bool:
-        """Count an edit that found no template; whether there should be one: a registered one, always."""
+        """Count an edit that found no recording; return whether one is to be made: of a registered template, always."""
         count = self._seen.pop(template_id, 0) + 1
         self._seen[template_id] = count
         while len(self._seen) > REMEMBERED:

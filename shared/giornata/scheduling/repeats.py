@@ -12,19 +12,19 @@ SMOOTHING: Final = 0.02
 
 
 class Repeats:
-    """Feed it the template of every edit.
+    """Counts the templates of edits.
 
-    Where all pictures are new it is worth nothing to have a template in one place; where few come again and again, as
-    in FlashPS's production trace, one more hit is almost certain.
+    Where all pictures are new, keeping a template in one place is worth nothing; where few come again and again, as in
+    FlashPS's production trace, one more hit is almost certain.
     """
 
     def __init__(self) -> None:
         self._seen: OrderedDict[str, None] = OrderedDict()
         self.share = 0.5
-        """Of the edits whose picture had been edited before, lately; a half before anything is known."""
+        """Share of recent edits whose picture was edited before; a half before the first edit."""
 
     def see(self, template: str) -> None:
-        """An edit of it was placed."""
+        """Take in that an edit of `template` was placed."""
         again = template in self._seen
         self._seen[template] = None
         self._seen.move_to_end(template)

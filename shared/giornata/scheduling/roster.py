@@ -1,4 +1,4 @@
-"""Workers that take rows of one model now, in the order of what they have to compute and of their room. Pure.
+"""Workers that take rows of one model now, ordered by what they have to compute and by their room. Pure.
 
 A decision looks at a few of them, so that it costs about the same for eight workers and for a thousand.
 """
@@ -12,27 +12,27 @@ from heapq import nsmallest
 from itertools import islice
 
 from giornata.scheduling.demand import Demand
-from giornata.scheduling.occupancy import Held, Occupancy
+from giornata.scheduling.occupancy import Occupancy, Totals
 
-SumUp = Callable[[Occupancy], Held]
+SumUp = Callable[[Occupancy], Totals]
 
 
 class _Order:
-    """Names by a number, least first; equals by name."""
+    """Names ordered by a number, least first, and equal ones by name."""
 
     def __init__(self) -> None:
         self._places: list[tuple[float, str]] = []
         self._values: dict[str, float] = {}
 
     def put(self, name: str, value: float) -> None:
-        """Where it belongs now."""
+        """Move `name` to the place of `value`."""
         if self._values.get(name) != value:
             self.drop(name)
             self._values[name] = value
             insort(self._places, (value, name))
 
     def drop(self, name: str) -> None:
-        """It may be absent."""
+        """Take `name` out, if it is there."""
         value = self._values.pop(name, None)
         if value is not None:
             del self._places[bisect_left(self._places, (value, name))]
@@ -41,19 +41,19 @@ class _Order:
         return (name for _, name in self._places)
 
     def every(self, step: int) -> list[str]:
-        """The middle one of each so many."""
+        """Every `step`-th name, from the middle of the first `step`."""
         return [name for _, name in self._places[(step - 1) // 2 :: step]]
 
     def of(self, name: str) -> tuple[float, str]:
-        """Its place, to compare with others'."""
+        """The place of `name`, to compare with others."""
         return self._values[name], name
 
 
 class Roster:
-    """Put workers in as they change; what is asked of them is up to date.
+    """Keeps workers in order while they change.
 
     Args:
-        sum_up: of a worker that has changed.
+        sum_up: sums up a worker that has changed.
     """
 
     def __init__(self, sum_up: SumUp) -> None:
@@ -62,13 +62,13 @@ class Roster:
         self._changed: set[str] = set()
         self._work, self._crowding = _Order(), _Order()
         self._having: dict[str, set[str]] = {}
-        """By template: who has it."""
+        """The workers that have each template."""
 
     def __len__(self) -> int:
         return len(self._members)
 
     def put(self, worker: Occupancy) -> None:
-        """A new one, or in the place of what it was before."""
+        """Take in a worker, instead of what was known of it before."""
         before = self._members.get(worker.name)
         self._members[worker.name] = worker
         self._changed.add(worker.name)
@@ -76,7 +76,7 @@ class Roster:
             self._have(worker.name, before.places if before else (), worker.places)
 
     def drop(self, name: str) -> None:
-        """It may be absent."""
+        """Take a worker out, if it is there."""
         worker = self._members.pop(name, None)
         if worker is not None:
             self._changed.discard(name)
@@ -85,23 +85,23 @@ class Roster:
             self._have(name, worker.places, ())
 
     def changed(self, name: str) -> None:
-        """What it has is another now."""
+        """The rows of a worker have changed."""
         if name in self._members:
             self._changed.add(name)
 
     def get(self, name: str | None) -> Occupancy | None:
-        """One of them, summed up."""
+        """One worker, summed up."""
         worker = self._members.get(name or "")
-        if worker is not None and worker.held is None:
+        if worker is not None and worker.totals is None:
             self._sum_up(worker)
         return worker
 
     def all(self, excluded: Collection[str] = ()) -> list[Occupancy]:
-        """Every one but those excluded, least to compute first."""
+        """All workers but the excluded ones, least to compute first."""
         return [self._members[name] for name in self._ordered(excluded)]
 
     def sample(self, count: int) -> list[tuple[Occupancy, float]]:
-        """About so many, each with how many it stands for: every n-th in the order of what they have to compute."""
+        """About `count` workers evenly spread over the order, each with how many workers it stands for."""
         self._settle()
         names = self._work.every(max(1, len(self._members) // count))
         return [(self._members[name], len(self._members) / len(names)) for name in names]
@@ -109,7 +109,7 @@ class Roster:
     def least(
         self, count: int, excluded: Collection[str] = (), template: str | None = None
     ) -> list[Occupancy]:
-        """So many with least to compute, among all and among those that have the template."""
+        """The `count` workers with least to compute, and as many of the workers that have the template."""
         names = list(islice(self._ordered(excluded), count))
         having = self._having.get(template, ()) if template is not None else ()
         if len(having) > count * count:  # so many that they are met soon
@@ -119,12 +119,12 @@ class Roster:
         return [self._members[name] for name in dict.fromkeys(names + found)]
 
     def has_room(self, demand: Demand, excluded: Collection[str] = ()) -> bool:
-        """Whether any could take it now."""
+        """Whether a worker could take `demand` now."""
         self._settle()
         for name in self._crowding:
             if name not in excluded:
                 worker = self._members[name]
-                return demand.fits(worker.held.rows if worker.held else 0, worker.shown.capacity_rows)
+                return demand.fits(worker.totals.rows if worker.totals else 0, worker.shown.capacity_rows)
         return False
 
     def _ordered(self, excluded: Collection[str]) -> Iterator[str]:
@@ -134,9 +134,9 @@ class Roster:
     def _settle(self) -> None:
         for name in self._changed:
             worker = self._members[name]
-            held = worker.held or self._sum_up(worker)
-            self._work.put(name, held.work_ms)
-            self._crowding.put(name, held.rows - worker.shown.capacity_rows if held.rows else -math.inf)
+            totals = worker.totals or self._sum_up(worker)
+            self._work.put(name, totals.work_ms)
+            self._crowding.put(name, totals.rows - worker.shown.capacity_rows if totals.rows else -math.inf)
         self._changed.clear()
 
     def _have(self, name: str, before: Collection[str], now: Collection[str]) -> None:

@@ -10,7 +10,7 @@ from giornata.wire.workers import Tier
 
 
 class Weighing:
-    """Makes candidates for one job; what its rows cost is computed once for all workers of one pace."""
+    """Makes candidates for one job; the cost of its rows is computed once for all workers of one pace."""
 
     def __init__(self, demand: Demand, repeats: float = 0.0) -> None:
         self._demand, self._repeats = demand, repeats
@@ -18,11 +18,11 @@ class Weighing:
         self._alone: dict[tuple[int, bool], tuple[float, float]] = {}
 
     def work_ms(self, worker: Occupancy) -> float:
-        """Of all rows of the job there, as if steps cost nothing by themselves but for what the job has of them."""
+        """Time of all rows of the job there, with its share of the base of steps."""
         return self._ms(worker, 1 / worker.shown.capacity_rows)
 
     def alone_ms(self, worker: Occupancy) -> float:
-        """Of all rows of the job there, if there are no others."""
+        """Time of all rows of the job there without other rows."""
         return self._ms(worker, 1.0)
 
     def _ms(self, worker: Occupancy, share: float) -> float:
@@ -37,18 +37,18 @@ class Weighing:
         return share * known[0] + known[1]
 
     def candidate(self, worker: Occupancy) -> Candidate:
-        """As policies see it; `worker` is summed up."""
+        """The worker, which is summed up, as policies see it."""
         demand = self._demand
         hit, miss, saved_ms = self._on(worker.pace)
         template = worker.places.get(demand.template) if demand.template is not None else None
-        if worker.held is None:
+        if worker.totals is None:
             raise ValueError(f"worker {worker.name} was not summed up")
         return Candidate(
             worker.name,
             worker.shown.capacity_rows,
-            worker.held.rows,
-            worker.held.tokens,
-            worker.held.outlook,
+            worker.totals.rows,
+            worker.totals.tokens,
+            worker.totals.outlook,
             loads=miss if template is None else hit,
             template=template,
             hit_saves_ms=self._repeats * saved_ms,
@@ -56,7 +56,7 @@ class Weighing:
         )
 
     def _on(self, pace: Pace) -> tuple[tuple[RowLoad, ...], tuple[RowLoad, ...], float]:
-        """With the template at hand, without, and what the one saves against the other."""
+        """Costs with the template at hand and without it, and what the template saves."""
         known = self._loads.get(id(pace))
         if known is None:
             hit, miss = (self._demand.loads(pace, reuses=reuses) for reuses in (True, False))

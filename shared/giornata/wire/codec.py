@@ -1,6 +1,6 @@
 """Messages as bytes: msgpack maps with string keys and a schema number.
 
-A reader accepts its own schema number and the one before, ignores fields it does not know, and names those it misses.
+A reader accepts its own schema number and the one before, ignores unknown fields, and names missing ones.
 Golden bytes in ``tests/contract`` pin the encoding.
 """
 

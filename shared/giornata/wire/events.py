@@ -1,4 +1,4 @@
-"""What is told while a job runs. Kinds are the last token of the subject ``giornata.event.<gateway>.<job>.<kind>``.
+"""Events of a running job. The kind is the last token of the subject ``giornata.event.<gateway>.<job>.<kind>``.
 
 A JetStream stream captures these core publishes, so that any gateway can replay them; its sequence number is the id
 that ``Last-Event-ID`` names.
@@ -34,15 +34,15 @@ class EventKind(StrEnum):
 
 
 class StateEvent(Wire):
-    """The job entered a state that is not terminal."""
+    """The job entered a state; it is not the last."""
 
     job_id: str
     state: JobState
     attempt: int
     queue_position: int | None = None
-    """Jobs that are to get a worker before it. Only over NATS, at its acceptance, and where the router knows."""
+    """Jobs that get a worker before this one. Only over NATS, at the acceptance, and if the router knows."""
     predicted_finish_s: float | None = None
-    """Until its pictures should be there; likewise."""
+    """Time until the pictures should be there, under the same conditions."""
 
 
 class StepEvent(Wire):
@@ -57,11 +57,11 @@ class StepEvent(Wire):
 
 
 class PreviewEvent(Wire):
-    """What a picture looks like so far: its predicted end, small and coarse. Only for jobs that ask for it.
+    """A preview: the predicted picture, small and coarse. Only for jobs that ask for previews.
 
-    It goes into the same stream as the other events, so that any gateway replays it in its place. The stream's limit
-    holds all the same: a job's previews take at most :data:`PREVIEW_JOB_BYTES`, about what 200 steps of ten pictures
-    take, and so push out no more of what others want replayed than those would.
+    Previews are in the same stream as the other events, so that any gateway replays them in their place. A job's
+    previews take at most :data:`PREVIEW_JOB_BYTES`, about as much as the other events of a job with 200 steps and ten
+    pictures, so that they push few events of other jobs out of the stream.
     """
 
     job_id: str
@@ -73,17 +73,17 @@ class PreviewEvent(Wire):
     partial_image_index: int
     """0 for the picture's first preview."""
     image: bytes = Field(repr=False)
-    """A file, at most :data:`PREVIEW_BYTES`; one pixel per latent pixel or fewer, to be scaled up to `box`."""
+    """A file of at most :data:`PREVIEW_BYTES`; at most one pixel per latent pixel, to be scaled up to `box`."""
     format: OutputFormat
-    """Of `image`."""
+    """The format of `image`."""
     box: Box
-    """The part of the output picture that it covers, in pixels of the output: left, top, width, height."""
+    """The part of the output picture that the preview covers, in pixels of the output."""
 
 
 class DenoisedEvent(Wire):
-    """denoiser → router: the record now holds the outcome of all rows of this attempt, or their state at a drain.
+    """denoiser → router: the record holds the outcome of all rows of this attempt, or their state at a drain.
 
-    In the same revision the denoiser sets their `worker` to None: nobody has them any more.
+    In the same revision the denoiser has set their `worker` to None.
     """
 
     job_id: str
@@ -94,20 +94,20 @@ class DenoisedEvent(Wire):
     wait_ms: float
     """From the worker's acceptance to the first step."""
     compute_ms: float = 0.0
-    """Sum of the engine steps that the rows took part in."""
+    """Sum of the engine steps with rows of this attempt."""
     handed_back: bool = False
-    """The worker is draining: rows without a result are to go on elsewhere from their `resume`."""
+    """The worker drains: rows without a result go on elsewhere from their `resume`."""
 
 
 class DoneEvent(Wire):
-    """The job reached a terminal state."""
+    """The job has ended."""
 
     job_id: str
     state: JobState
     error: ErrorBody | None = None
     stage_ms: StageTimes
     slo_met: bool | None = None
-    """Whether it was completed within the time that its client wished; None where it wished none."""
+    """Whether the job was completed within its `slo_ms`; None where the client named none."""
 
 
 EVENT_TYPES: Final[dict[EventKind, type[BaseModel]]] = {
@@ -117,4 +117,4 @@ EVENT_TYPES: Final[dict[EventKind, type[BaseModel]]] = {
     EventKind.DENOISED: DenoisedEvent,
     EventKind.DONE: DoneEvent,
 }
-"""Payload of each kind."""
+"""The payload of each kind."""

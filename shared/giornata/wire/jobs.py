@@ -1,4 +1,4 @@
-"""What becomes of a request: the job, its rows, and the record that says how far it is.
+"""The job that a request becomes, its rows, and the record of its progress.
 
 One request is one job; its `n` pictures are `n` rows with seeds seed + i, one shared inspection and one encoding. The
 job record lives in JetStream's key-value store, is changed by revision only, and reaches a terminal state once.
@@ -19,7 +19,7 @@ from giornata.wire.times import ComputeTimes, StageTimes
 from giornata.wire.values import CellMap, Grain, Wire
 
 TAKE_OVER_S = 600
-"""A job may outlive its budget by this while no router carries it."""
+"""How long a job may outlive its budget while no router carries it."""
 
 
 Box = tuple[int, int, int, int]
@@ -27,7 +27,7 @@ Box = tuple[int, int, int, int]
 
 
 class BlobRef(Wire):
-    """A claim check: where bytes lie in the blob store, how many, and what they hash to."""
+    """A claim check: the place, the size and the hash of bytes in the blob store."""
 
     key: str
     size_bytes: int
@@ -35,12 +35,12 @@ class BlobRef(Wire):
 
 
 class Priority(StrEnum):
-    """Which work queue a job waits in; interactive jobs are taken first."""
+    """The work queue that a job waits in; interactive jobs are taken first."""
 
     INTERACTIVE = "interactive"
-    """Somebody holds a connection open for the answer."""
+    """A client holds a connection open for the answer."""
     BATCH = "batch"
-    """Submitted asynchronously."""
+    """The client asks for the result later."""
 
 
 class JobState(StrEnum):
@@ -56,17 +56,17 @@ class JobState(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing follows."""
+        """Whether this state is the last."""
         return self in {JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED}
 
 
 class Job(Wire):
-    """An accepted edit. It is also the envelope: tenant, digest, time left and trace context travel in it."""
+    """An accepted edit, and the envelope in which tenant, digest, time left and trace context travel."""
 
     job_id: str
     tenant: str
     gateway: str
-    """Instance whose event subjects the job's events use."""
+    """The instance that accepted the job; its name is in the subjects of the job's events."""
     priority: Priority
     model: str
     model_digest: str
@@ -75,19 +75,19 @@ class Job(Wire):
     image: BlobRef
     mask: BlobRef | None = None
     template_id: str | None = None
-    """The registered template that `image` is of."""
+    """The registered template whose picture `image` is."""
     budget_ms: int
     """Time allowed from acceptance to the terminal state."""
     result_ttl_s: int
     """How long results are kept."""
     traceparent: str | None = None
     weight: float = 1.0
-    """Share of its tenant beside others, where they compete: twice the weight, twice the pictures."""
+    """The tenant's share where tenants compete: twice the weight, twice the pictures."""
     fingerprint: str | None = None
-    """What was asked for under the idempotency key that `job_id` was made of; None: it was asked for without one."""
+    """Hashes of the request, where it has an idempotency key; `job_id` is made from that key."""
 
     def check_model(self, card: ModelCard) -> None:
-        """Two versions of a model may serve under one name for a while; they never mix in one job.
+        """Keep two versions of a model that serve under one name out of one job.
 
         Raises:
             ServiceUnavailable: `card` is another version than the job was accepted for.
@@ -96,12 +96,12 @@ class Job(Wire):
 
     @property
     def intermediate_ttl_s(self) -> int:
-        """How long what only the job needs is kept: its budget, and time for another router to take it over."""
+        """How long intermediate results are kept: the budget, and time for another router to take the job over."""
         return -(-self.budget_ms // 1000) + TAKE_OVER_S
 
 
 def check_version(model: str, digest: str, card: ModelCard) -> None:
-    """ServiceUnavailable where `card` has another digest."""
+    """Raise ServiceUnavailable if `card` has another digest."""
     if digest != card.digest:
         raise ServiceUnavailable(
             f"This instance has another version of the model {model}.",
@@ -111,14 +111,14 @@ def check_version(model: str, digest: str, card: ModelCard) -> None:
 
 
 class Inspection(Wire):
-    """What prepost's `inspect` learned of a job's pictures."""
+    """What prepost's `inspect` measures of a job's image and mask."""
 
     width: int
-    """Of the upright original, in pixels."""
+    """The upright original's, in pixels."""
     height: int
     has_alpha: bool
     model_width: int
-    """Of the picture that enters the autoencoder, in pixels; a multiple of two latent pixels."""
+    """The width of the picture that enters the autoencoder, in pixels; a multiple of a token's side."""
     model_height: int
     output_width: int
     output_height: int
@@ -129,9 +129,8 @@ class Inspection(Wire):
     mask_ratio: float
     """compute_tokens / tokens."""
     compute_set: dict[Grain, CellMap] | None = None
-    """The cells that an edit computes where it reuses the others: those that the model's mask touches, and the job's
-    halo around them, at every grain that the family has. None where reuse gains nothing: every token is in it, or
-    the mask touches none.
+    """The cells that an edit computes where it reuses the others, by grain: every cell that the model's mask touches,
+    and the job's halo. None where reuse gains nothing: the set holds every token, or the mask touches none.
     """
     template_key: str
     """Digest of model, family and the pixels that enter the autoencoder."""
@@ -140,9 +139,9 @@ class Inspection(Wire):
     alpha: BlobRef | None = None
     """The effective alpha, for prepost's `finish`; None from versions that computed it again there."""
     crop: Box | None = None
-    """The part of the upright original that the model's picture shows, with `padding_mask_crop`; default all of it."""
+    """The part of the upright original that the model's picture shows, with `padding_mask_crop`; None for all of it."""
     compute_ms: float = 0.0
-    """In the image process."""
+    """Time in the image process."""
 
     @property
     def painted_box(self) -> Box:
@@ -154,38 +153,38 @@ class Inspection(Wire):
 
 
 class Encoding(Wire):
-    """What prepost's `encode` made: conditioning of the whole job and of each row, as safetensors blobs."""
+    """What prepost's `encode` makes: conditioning of the job and of each row, as safetensors blobs."""
 
     text: BlobRef
     text_tokens: int
     rows: tuple[BlobRef, ...]
     empty_text: BlobRef | None = None
-    """Of the empty prompt, which template runs have; only where the job may reuse."""
+    """The empty prompt's conditioning, for template runs; only where the job may reuse."""
     compute_ms: float = 0.0
-    """In the model's thread."""
+    """Time in the model's thread."""
 
 
 class TemplateUse(StrEnum):
-    """What a template did for a picture."""
+    """What a template's recording did for a picture."""
 
     HIT = "hit"
-    """What it had recorded outside the mask was taken."""
+    """The picture took what was recorded outside its mask."""
     MISS = "miss"
-    """It was not recorded where the picture was computed."""
+    """The worker that computed the picture had no recording."""
     SKIPPED = "skipped"
-    """It was recorded there; computing everything was faster, or the mask left nothing to take."""
+    """There was a recording; computing everything was faster, or the mask left nothing to take."""
     OFF = "off"
-    """It was not asked for."""
+    """The request asked for no reuse."""
 
 
 class RowState(Wire):
-    """A row at a step boundary, as a value: enough to go on elsewhere.
+    """A row at a step boundary, as a value with which another worker can go on.
 
-    The row's noise, mask and template latents are in its encoding blob; only what a step changes is here.
+    Noise, mask and template latents are in the row's encoding blob; a step changes none of them.
     """
 
     step: int
-    """Steps already computed."""
+    """Steps computed."""
     latents: BlobRef
     """safetensors: `latents` (tokens, 4 * latent_channels) float32, packed row-major."""
 
@@ -196,21 +195,19 @@ class Row(Wire):
     index: int
     seed: int
     attempt: int = 0
-    """Number of the attempt that it is part of, or was last; 0 before its first. A report of another is void."""
+    """The attempt that the row is part of, or was last; 0 before its first. A report of another attempt is void."""
     worker: str | None = None
-    """Denoiser that has it in this attempt; None while nobody has it."""
+    """The denoiser that has the row in this attempt; None while no denoiser has it."""
     failures: int = 0
-    """Attempts at it that were lost: the worker died, fell silent or stalled."""
+    """Lost attempts: the worker died, fell silent or stalled."""
     resume: RowState | None = None
-    """Where a drained or migrated row goes on."""
+    """The state from which a drained or migrated row goes on."""
     latents: BlobRef | None = None
     """Final latents, written by the denoiser."""
     computed_tokens: int | None = None
-    """Image tokens that each step computed; fewer than there are where the others were reused, in all steps but the
-    first.
-    """
+    """Image tokens that each step after the first computed; fewer than all where the others were reused."""
     template: TemplateUse | None = None
-    """What a template did for it, written with the final latents."""
+    """What a template's recording did for the row, written with the final latents."""
     image: BlobRef | None = None
     """The encoded picture, written by prepost's `finish`."""
     error: ErrorBody | None = None
@@ -218,16 +215,16 @@ class Row(Wire):
 
 
 class Assignment(NamedTuple):
-    """Rows of a job that one denoiser was given together."""
+    """Rows of a job that one denoiser has together."""
 
     attempt: int
     worker: str
     rows: tuple[int, ...]
-    """Their indices."""
+    """Indices of the rows."""
 
 
 def assignments(rows: Iterable[Row]) -> tuple[Assignment, ...]:
-    """Who has which of `rows`, oldest attempt first."""
+    """Which worker has which of `rows`, oldest attempt first."""
     held: dict[tuple[int, str], list[int]] = {}
     for row in rows:
         if row.worker is not None:
@@ -243,18 +240,18 @@ class JobRecord(Wire):
     job: Job
     state: JobState = JobState.QUEUED
     attempt: int = 0
-    """Counts attempts: rows that one denoiser was given together. Those of one job may be computed side by side."""
+    """Counts attempts. An attempt is a set of rows that one denoiser has together; a job may have several at a time."""
     causes: tuple[str, ...] = ()
-    """How each attempt was lost that was lost."""
+    """Why each lost attempt was lost."""
     cancel: bool = False
-    """Somebody asked to cancel."""
+    """The client asked to cancel the job."""
     inspection: Inspection | None = None
     encoding: Encoding | None = None
     rows: tuple[Row, ...] = ()
     stage_ms: StageTimes = Field(default_factory=StageTimes)
     compute_ms: ComputeTimes = Field(default_factory=ComputeTimes)
     spent_ms: int = 0
-    """Time used up so far, so that a standby router keeps to the budget; the gap of a take-over is not counted."""
+    """Time used, so that a standby router keeps to the budget; the gap of a take-over does not count."""
     error: ErrorBody | None = None
     """Why the job as a whole failed."""
 
@@ -265,18 +262,18 @@ class JobRecord(Wire):
 
     @property
     def failures(self) -> int:
-        """Attempts that were lost."""
+        """How many attempts were lost."""
         return len(self.causes)
 
     @property
     def assignments(self) -> tuple[Assignment, ...]:
-        """Who has rows now, oldest attempt first."""
+        """Which workers have rows now, oldest attempt first."""
         return assignments(self.rows)
 
     def freed(
         self, attempt: int, worker: str, change: Callable[[Row], Mapping[str, object]]
     ) -> JobRecord | None:
-        """With the rows that `worker` has in `attempt` changed, and nobody's any more; None if it has none of them."""
+        """The record with the rows that `worker` has in `attempt` changed and free; None if there are none."""
         rows = tuple(
             row.model_copy(update={**change(row), "worker": None})
             if (row.attempt, row.worker) == (attempt, worker)
@@ -287,7 +284,7 @@ class JobRecord(Wire):
 
     @property
     def slo_met(self) -> bool | None:
-        """Whether an ended job was completed within the time that its client wished; None where it wished none."""
+        """Whether the job was completed within its `slo_ms`; None while it runs, or where the client named none."""
         slo_ms = self.job.parameters.slo_ms
         if slo_ms is None or not self.state.terminal:
             return None

@@ -25,12 +25,12 @@ class Accepted(Wire):
 
 
 class Forecast(Wire):
-    """When a job should have its pictures, as the router sees it now."""
+    """When the router expects a job to have its pictures."""
 
     position: int
-    """Jobs that are to get a worker before it; 0 for the next one, and for one that has a worker."""
+    """Jobs that get a worker before this one; 0 for the next job, and for a job that has a worker."""
     finish_ms: float
-    """Until its rows are computed, decoded and pasted, from now."""
+    """Time from now until its rows are computed, decoded and pasted."""
 
 
 class ForecastRequest(Wire):
@@ -66,7 +66,7 @@ class FinishRequest(Wire):
 
 
 class FinishReply(Wire):
-    """prepost → router: the finished picture, and where the time went."""
+    """prepost → router: the finished picture, and how long it took."""
 
     image: BlobRef
     decode_ms: float
@@ -85,7 +85,7 @@ class RunRequest(Wire):
 
 
 class RunAnswer(StrEnum):
-    """What a denoiser says to rows."""
+    """A denoiser's answer to rows."""
 
     ACCEPTED = "accepted"
     FULL = "full"
@@ -101,7 +101,7 @@ class RunReply(Wire):
 
 
 class CancelRows(Wire):
-    """router → one denoiser: drop the rows of this attempt, it has been given to another."""
+    """router → one denoiser: drop the rows of this attempt; another worker has them."""
 
     job_id: str
     attempt: int
@@ -110,7 +110,7 @@ class CancelRows(Wire):
 class TemplateRequest(Wire):
     """gateway → router: have this template recorded; answered by its record. router → prepost: answered by its inputs.
 
-    May be asked again: what is recorded, or is being recorded, is not recorded twice.
+    The question may be repeated: a template is not recorded twice.
     """
 
     template: TemplateRecord
@@ -118,11 +118,11 @@ class TemplateRequest(Wire):
 
 
 Question = InspectRequest | EncodeRequest | FinishRequest | TemplateRequest
-"""What prepost is asked."""
+"""The questions to prepost."""
 
 
 def question(request: Question) -> str:
-    """Names what `request` asks for: asked again, it has the same name."""
+    """The name of a question; the same when it is asked again."""
     match request:
         case InspectRequest():
             return f"inspect {request.job.job_id}"
@@ -135,7 +135,7 @@ def question(request: Question) -> str:
 
 
 class RecordRequest(Wire):
-    """router → one denoiser: record this template, beside its edits; its record tells how that ends."""
+    """router → one denoiser: record this template beside the edits. The template's record tells the outcome."""
 
     template: TemplateRecord
     inputs: TemplateInputs
@@ -143,14 +143,14 @@ class RecordRequest(Wire):
 
 
 class PrefetchTemplate(Wire):
-    """router → one denoiser: an edit of this template probably comes; what is on disk of it belongs into memory."""
+    """router → one denoiser: an edit of this picture probably comes; load its recording from disk into memory."""
 
     job: Job
     inspection: Inspection
 
 
 class RemoveTemplate(Wire):
-    """gateway → every denoiser: forget what was recorded of this template; rows that run go on."""
+    """gateway → every denoiser: forget the recordings of this template. Running rows go on."""
 
     tenant: str
     template_key: str

@@ -1,8 +1,7 @@
 """What each user of the NATS servers may publish and subscribe, and the server's configuration that says so. Pure.
 
-One user per service, one for applications, one for who only looks on, one for who clears up. A user's inboxes have a
-prefix of their own, so that nobody reads another's answers; who answers may publish below the prefixes of those that it
-answers, no further.
+Every service has a user; applications, observers and operators have one each. A user's inboxes have a prefix of their
+own, so that no user reads another's answers. A service may publish answers below the prefixes of its askers only.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from giornata.wire.jobs import Priority
 
 API: Final = "$JS.API"
 ROUTES_USER: Final = "routes"
-"""As whom the servers of a cluster let each other in."""
+"""The user with which the servers of a cluster let each other in."""
 CLUSTER: Final = "giornata"
 CLUSTER_PORT: Final = 6222
 
 
 class User(StrEnum):
-    """Who connects. A service's user has the service's name."""
+    """A user of the NATS servers. A service's user has the service's name."""
 
     GATEWAY = "gateway"
     ROUTER = "router"
@@ -34,23 +33,23 @@ class User(StrEnum):
     CONTROLNET = "controlnet"
     LORA_STORE = "lora-store"
     APPLICATION = "application"
-    """Asks for edits; all applications share it, unless the operator adds users of the same rights."""
+    """Asks for edits. All applications share it, unless the operator adds users with the same rights."""
     OBSERVER = "observer"
     """Hears telemetry and asks micro services for their state: the launcher, an operator."""
     OPERATOR = "operator"
-    """Looks into jobs that were given up, whose records tell what was asked for, and removes them."""
+    """Reads and removes jobs in quarantine; their records hold prompts."""
 
 
 @dataclass(frozen=True)
 class Rights:
-    """Subjects, with wildcards. What is not listed is refused."""
+    """Subjects, with wildcards; every other subject is refused."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
 
 
 def inbox(user: User) -> str:
-    """Prefix of the inboxes of `user`: an application's is what clients of every language use by default."""
+    """Prefix of the inboxes of `user`. An application's is the default of clients in every language."""
     return subjects.INBOX if user is User.APPLICATION else f"{subjects.INBOX}_{user}"
 
 
@@ -65,7 +64,7 @@ def _answers(*askers: User) -> tuple[str, ...]:
 
 
 def _micro(service: User) -> tuple[str, ...]:
-    """Where a micro service is asked for its state (ADR-32 of NATS)."""
+    """Subjects on which a micro service tells its state (ADR-32 of NATS)."""
     name = f"giornata-{service}"
     verbs = ("PING", "INFO", "STATS")
     return tuple(f"$SRV.{verb}{rest}" for verb in verbs for rest in ("", f".{name}", f".{name}.*"))
@@ -76,18 +75,18 @@ def _tells(service: User) -> str:
 
 
 STREAMS: Final = (stores.EVENTS, *(stores.bucket_stream(bucket) for bucket in stores.BUCKETS))
-"""What :func:`giornata.bus.streams.ensure` makes; every service that keeps something may be the first."""
+"""Streams that :func:`giornata.bus.streams.ensure` makes; any service that keeps something may be the first."""
 _MAKES: Final = tuple(f"{API}.STREAM.CREATE.{stream}" for stream in STREAMS)
 
 
 def _keeps(bucket: str) -> tuple[str, ...]:
-    """Open, read and write a bucket's keys."""
+    """The rights to open a bucket, and to read and write its keys."""
     stream = stores.bucket_stream(bucket)
     return f"{API}.STREAM.INFO.{stream}", f"{API}.STREAM.MSG.GET.{stream}", f"$KV.{bucket}.>"
 
 
 def _follows(stream: str) -> tuple[str, ...]:
-    """Read a stream in order, by ephemeral consumers with flow control."""
+    """The rights to read a stream in order, by ephemeral consumers with flow control."""
     return (
         f"{API}.CONSUMER.CREATE.{stream}",
         f"{API}.CONSUMER.CREATE.{stream}.>",
@@ -190,11 +189,11 @@ _NEEDS: Final[Mapping[User, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 
 
 def users_config(passwords: Mapping[User, str], *, anonymous: User | None = None) -> str:
-    """The part of a NATS server's configuration that says who may do what; it holds the passwords.
+    """The users and rights in a NATS server's configuration; it holds the passwords.
 
     Args:
-        passwords: of every user.
-        anonymous: as whom a client without a password is let in; None refuses it.
+        passwords: one for every user.
+        anonymous: the user of clients without a password; None refuses such clients.
     """
     users = [
         {"user": user, "password": passwords[user], "permissions": _permissions(rights(user))}
@@ -210,12 +209,12 @@ def _permissions(granted: Rights) -> dict[str, dict[str, tuple[str, ...]]]:
 
 
 def cluster_config(listen: str, hosts: Sequence[str], password: str) -> str:
-    """The part that joins servers to a cluster; it holds the password with which they let each other in.
+    """The part of the configuration that joins servers to a cluster; it holds the servers' password.
 
     Args:
         listen: address and port for the other servers.
-        hosts: every server's, as ``host:port`` of its `listen`; a server's own among them does no harm.
-        password: the same on all of them, of letters and digits that may stand in an address.
+        hosts: ``host:port`` of every server's `listen`; a server's own among them does no harm.
+        password: the same for all servers; letters and digits only, since it stands in an address.
     """
     routes = [f"nats://{ROUTES_USER}:{password}@{host}" for host in hosts]
     return (

@@ -1,4 +1,4 @@
-"""The names of what JetStream keeps: streams and key-value buckets. :mod:`giornata.bus.streams` makes them."""
+"""Names of the streams and key-value buckets in JetStream. :mod:`giornata.bus.streams` makes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from giornata.wire.jobs import Priority
 
 JOBS: Final = "GIORNATA_JOBS"
-"""Work queue of accepted jobs; a message lives until its job is terminal."""
+"""Work queue of accepted jobs. A message lives until its job has ended."""
 EVENTS: Final = "GIORNATA_EVENTS"
 """Events of all jobs, captured from core publishes, for replay."""
 RECORDS: Final = "giornata-jobs"
@@ -15,7 +15,7 @@ RECORDS: Final = "giornata-jobs"
 TEMPLATES: Final = "giornata-templates"
 """Key-value bucket of registered templates."""
 QUARANTINE: Final = "giornata-quarantine"
-"""Key-value bucket of the records of jobs that were given up: every worker that had them was lost."""
+"""Key-value bucket with records of jobs that were given up: every worker that had them was lost."""
 LEASES: Final = "giornata-leases"
 """Key-value bucket whose entries expire unless renewed."""
 BUCKETS: Final = (RECORDS, TEMPLATES, QUARANTINE, LEASES)
@@ -27,5 +27,5 @@ def bucket_stream(bucket: str) -> str:
 
 
 def queue_consumer_name(priority: Priority) -> str:
-    """Of the durable consumer of one priority of the work queue."""
+    """Name of the durable consumer of one priority of the work queue."""
     return f"router-{priority}"

@@ -13,11 +13,11 @@ EDIT = "giornata.edit"
 EDIT_CANCEL = "giornata.edit.cancel"
 """Cancel an edit that came through the NATS door (gateway, queue group)."""
 SUBMIT = "giornata.router.submit"
-"""Accept a job (the active router); the reply means that the job is durable."""
+"""Accept a job (the active router). The reply means that the job is durable."""
 TEMPLATE = "giornata.router.template"
-"""Have a template recorded (the active router); the reply means that a worker was asked to."""
+"""Have a template recorded (the active router). The reply means that a worker was asked to."""
 FORECAST = "giornata.router.forecast"
-"""When a job that has not ended will be denoised (the active router)."""
+"""Forecast a job that has not ended (the active router)."""
 TEMPLATE_REMOVED = "giornata.template.removed"
 """Broadcast to the denoisers: forget what was recorded of a template."""
 ALL_EVENTS = "giornata.event.>"
@@ -29,13 +29,13 @@ ALL_CONTROLNET = "giornata.controlnet.*"
 ALL_LORA = "giornata.lora.*"
 ALL_WORKERS = tuple(f"giornata.worker.*.{verb}" for verb in ("run", "cancel", "record", "prefetch"))
 INBOX = "_INBOX"
-"""Where answers go. Prefix of an application's inboxes; a service's is this, an underscore and its name."""
+"""Prefix of an application's inboxes; a service's inboxes begin with it, an underscore and the service's name."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,96}\Z")
 
 
 def is_inbox(subject: str) -> bool:
-    """Whether an answer may go there: one that goes wherever its asker says lends the asker the answerer's rights."""
+    """Whether an answer may go there. An answer to any other subject would lend the asker the answerer's rights."""
     return subject.startswith((f"{INBOX}.", f"{INBOX}_"))
 
 
@@ -49,7 +49,7 @@ def token(value: str) -> str:
 def prepost(verb: str, model: str) -> str:
     """Micro endpoint of any prepost instance that has `model`; verbs: inspect, encode, finish, template.
 
-    A dot in the model's name (FLUX.1) becomes an underscore; a job's digest tells models apart that then share one.
+    A dot in the model's name (FLUX.1) becomes an underscore; the digest in a job tells such models apart.
     """
     return f"giornata.prepost.{token(verb)}.{token(model.replace('.', '_'))}"
 
@@ -90,7 +90,7 @@ def worker_prefetch(worker: str) -> str:
 
 
 def event(gateway: str, job: str, kind: str) -> str:
-    """An event of a job, for the gateway that accepted it and for whoever replays it."""
+    """An event of a job, for the gateway that accepted it and for replays."""
     return f"giornata.event.{token(gateway)}.{token(job)}.{token(kind)}"
 
 
@@ -100,7 +100,7 @@ def events_of_gateway(gateway: str, kind: str = "*") -> str:
 
 
 def events_of_job(job: str) -> str:
-    """Pattern: events of one job, whichever gateway accepted it."""
+    """Pattern: events of one job of any gateway."""
     return f"giornata.event.*.{token(job)}.*"
 
 

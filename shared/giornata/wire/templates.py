@@ -1,7 +1,7 @@
-"""Registered templates: pictures that are kept for their edits, and what has been recorded of them. Pure.
+"""Registered templates. A template is a picture, kept for its edits, and the recordings that template runs left of it.
 
-A registration is a record in JetStream's key-value store, changed by revision, under its tenant's name: whoever asks
-for another tenant's finds nothing. Its times are Unix times, since it outlives processes.
+A registration is a record in JetStream's key-value store, changed by revision, under its tenant's name: a request for
+another tenant's template finds nothing. Its times are Unix times, since it outlives processes.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from giornata.wire.requests import EditParameters
 from giornata.wire.values import Wire
 
 RENEW_SHARE: Final = 0.9
-"""A use renews a registration that has less than this share of its life left, so that few uses write."""
+"""A use renews a registration with less than this share of its life left, so that few uses write."""
 
 
 class TemplateState(StrEnum):
-    """How far a registered template is. Edits may name it in every state: what is not recorded is computed."""
+    """The progress of a registered template. Edits may name it in every state: without a recording they compute all."""
 
     REGISTERED = "registered"
-    """Its picture is kept."""
+    """The picture is kept."""
     RECORDING = "recording"
-    """A worker was asked to record it."""
+    """A worker was asked to record the template."""
     READY = "ready"
-    """It was recorded; what a worker has evicted since is recorded again when it is next edited there."""
+    """The template was recorded. An evicted recording is made again by the next edit on its worker."""
     FAILED = "failed"
-    """It could not be recorded."""
+    """The template could not be recorded."""
 
     @property
     def settled(self) -> bool:
-        """Whether nobody is recording it."""
+        """Whether no worker is recording the template."""
         return self in {TemplateState.READY, TemplateState.FAILED}
 
 
@@ -65,37 +65,37 @@ class TemplateRecord(Wire):
     """Unix time in seconds; a use puts it off."""
     state: TemplateState = TemplateState.REGISTERED
     width: int | None = None
-    """Of the upright original, in pixels."""
+    """The upright original's, in pixels."""
     height: int | None = None
     template_key: str | None = None
-    """As in :class:`giornata.wire.jobs.Inspection`."""
+    """See :class:`giornata.wire.jobs.Inspection`."""
     worker: str | None = None
-    """Instance that records it, or recorded it last."""
+    """The instance that records the template, or recorded it last."""
     size_bytes: int = 0
-    """Of what was recorded."""
+    """Size of the recording."""
     error: ErrorBody | None = None
-    """Why it could not be recorded."""
+    """Why the template could not be recorded."""
 
     def check_model(self, card: ModelCard) -> None:
-        """ServiceUnavailable where `card` is another version of the model than the template was registered for."""
+        """Raise ServiceUnavailable if `card` is another version of the model than the template was registered for."""
         check_version(self.model, self.model_digest, card)
 
 
 def template_id(tenant: str, card: ModelCard, size: str, image_sha256: str) -> str:
-    """The same picture, registered again for the same model and size, is the same template."""
+    """The id of a template: the same for the same picture, model and size."""
     parts = (tenant, card.name, card.digest, size, image_sha256)
     return f"template_{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
 
 
 def registered_again(record: TemplateRecord, image: BlobRef, expires_s: int) -> TemplateRecord:
-    """Its picture was sent once more."""
+    """The record after its picture was sent once more."""
     state = record.state if record.state is TemplateState.READY else TemplateState.REGISTERED
     changes = {"image": image, "expires_s": expires_s, "state": state, "error": None}
     return record.model_copy(update=changes)
 
 
 def recording(record: TemplateRecord, worker: str, inspection: Inspection) -> TemplateRecord:
-    """`worker` is asked to record it."""
+    """The record when `worker` is asked to record the template."""
     return record.model_copy(
         update={
             "state": TemplateState.RECORDING,
@@ -109,7 +109,7 @@ def recording(record: TemplateRecord, worker: str, inspection: Inspection) -> Te
 
 
 def ready(record: TemplateRecord, worker: str, template_key: str, size_bytes: int) -> TemplateRecord:
-    """`worker` has recorded it. The key is another one than before where the model's version has changed."""
+    """The record after `worker` has recorded the template; a new version of the model has another key."""
     return record.model_copy(
         update={
             "state": TemplateState.READY,
@@ -122,7 +122,7 @@ def ready(record: TemplateRecord, worker: str, template_key: str, size_bytes: in
 
 
 def failed(record: TemplateRecord, worker: str, error: ErrorBody) -> TemplateRecord | None:
-    """`worker` could not record it; None where another worker has it by now."""
+    """The record after `worker` could not record the template; None if another worker has it by now."""
     if record.state is TemplateState.READY or record.worker not in {None, worker}:
         return None
     return record.model_copy(update={"state": TemplateState.FAILED, "worker": worker, "error": error})
@@ -158,11 +158,11 @@ def applied(record: TemplateRecord, parameters: EditParameters) -> EditParameter
 
 
 def picture_id(tenant: str, template_key: str) -> str:
-    """What the ids of all recordings of one picture of one tenant begin with.
+    """The beginning of the ids of all recordings of one picture of one tenant.
 
     Args:
-        tenant: who may take from them.
-        template_key: of the inspection: model and pixels.
+        tenant: the only one that may take from these recordings.
+        template_key: the inspection's: model and pixels.
     """
     return digest_of(tenant, template_key)
 

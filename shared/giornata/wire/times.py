@@ -1,4 +1,4 @@
-"""Where the time of a job went."""
+"""How a job's time was spent."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from giornata.wire.values import Wire
 
 
 class StageTimes(Wire):
-    """Milliseconds a job spent per stage, as the router saw them; summed over attempts."""
+    """Milliseconds that a job spent in each stage, as the router sees them; summed over attempts."""
 
     prepare: float = 0.0
-    """inspect and encode."""
+    """Inspect and encode."""
     queue: float = 0.0
     """Waiting: in the work queue, for a worker, and in the worker for its first step."""
     denoise: float = 0.0
@@ -24,6 +24,6 @@ class ComputeTimes(Wire):
     inspect: float = 0.0
     encode: float = 0.0
     denoise: float = 0.0
-    """Engine steps that its rows took part in, each counted once."""
+    """Engine steps with rows of the job, each counted once."""
     decode: float = 0.0
     paste: float = 0.0

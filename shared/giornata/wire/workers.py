@@ -1,4 +1,4 @@
-"""What a service instance tells of itself, 2-4 times a second; the latest wins and silence means death."""
+"""What a service instance tells of itself 2-4 times a second. The latest state wins; silence means death."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ class RowProgress(Wire):
     """Steps computed; 0 while it waits."""
     steps: int
     tokens: int
-    """Of the picture."""
+    """Image tokens."""
     computed_tokens: int | None = None
-    """Of them that its next step computes unless it is its first; None: all."""
+    """Image tokens that its next step computes, unless that is its first; None: all."""
     text_tokens: int = 0
-    """Of one sequence."""
+    """Text tokens of one sequence."""
     sequences: int = 1
     """2 with true classifier-free guidance."""
     begun: bool = False
-    """Whether it has made a step here; the first one of an edit that reuses is computed in full."""
+    """Whether the row has made a step here; the first step of an edit that reuses is computed in full."""
 
 
 class StepSample(Wire):
-    """One engine step: what was computed and how long it took; the router's regressions are fitted to these.
+    """One engine step: what it computed and how long it took. The router fits its regressions to these.
 
     Tokens and pairs are means over the transformer's blocks, of all sequences together.
     """
@@ -59,85 +59,85 @@ class StepSample(Wire):
     sequences: int
     """Rows, counted twice where true classifier-free guidance runs a negative branch."""
     image_tokens: int
-    """Computed ones, on average over blocks; the others are taken from templates."""
+    """Computed image tokens, on average over blocks; the others are taken from recordings."""
     text_tokens: int
     projected_tokens: int = 0
-    """Those whose keys and values are projected again, on average over blocks."""
+    """Tokens whose keys and values are projected again, on average over blocks."""
     attention_pairs: int
     """Sum over sequences of their computed tokens times all of their tokens, on average over blocks."""
     loaded_bytes: int = 0
-    """From templates, loaded while the step ran or waited."""
+    """Bytes of recordings that were loaded while the step ran or waited."""
     assemble_ms: float
     """Putting the batch together."""
     step_ms: float
     """The whole step, assembly included."""
     waited_ms: float = 0.0
-    """Of it, waiting for loads."""
+    """Time within the step that it waited for loads."""
     predicted_ms: float = 0.0
-    """What the worker expected it to take."""
+    """What the worker expected the step to take."""
     reusing_ms: float = 0.0
-    """Of that, what rows that take from templates compute at least: what their masks touch, in every block."""
+    """The part of the prediction that reusing rows compute at the least: what their masks touch, in every block."""
     excess_ms: float = 0.0
-    """Of that, what is beyond the least of all rows: loads that do not hide behind computing, or computing instead of
-    them, and steps that a template was not recorded for.
+    """The part of the prediction beyond the least of all rows: loads that do not hide behind computing, computing
+    instead of loads, and steps without a recorded entry.
     """
 
 
 class LoadSample(Wire):
-    """One template's way from one tier to the next, or a part's; the router's regressions are fitted to these."""
+    """The load of a recording, or of a part, from one tier to the next. The router fits its regressions to these."""
 
     tier: Tier
-    """Where it came from."""
+    """The tier that it came from."""
     size_bytes: int
     load_ms: float
 
 
 class CostFit(Wire):
-    """A worker's linear model of one thing that takes time; see :mod:`giornata.planning.costs`."""
+    """A worker's linear cost model; see :mod:`giornata.planning.costs`."""
 
     weights: tuple[float, ...]
     """ms per unit."""
     r2: float
-    """Over the worker's latest samples; of the fit that it began with, where there are too few."""
+    """Over the worker's latest samples; the first fit's, while they are too few."""
     residual_ms: float
-    """Median of absolute residuals, likewise."""
+    """Median of absolute residuals over the same samples."""
     samples: int
-    """Taken in since the start."""
+    """Samples used since the start."""
     outliers: int
-    """Left out since the start."""
+    """Samples left out since the start."""
 
 
 class WorkerCosts(Wire):
-    """What a worker's steps and loads cost, as it sees it now."""
+    """What a worker's steps and loads cost, as the worker sees it now."""
 
     compute: CostFit
-    """By :data:`giornata.planning.costs.COMPUTE`."""
+    """One weight for each of :data:`giornata.planning.costs.COMPUTE`."""
     load: CostFit
-    """By :data:`giornata.planning.costs.LOAD`."""
+    """One weight for each of :data:`giornata.planning.costs.LOAD`."""
     blocks: int = 1
-    """Of the transformer; all weights but a step's own are those of one block."""
+    """Blocks of the transformer. Each weight is one block's, except that of the step itself."""
     device: str = ""
-    """As torch names it; workers of one model and device share regressions at the router."""
+    """Torch's name of it; workers of one model and device share regressions at the router."""
     reused: Mode = Mode.KV
-    """How edits take from templates here."""
+    """How edits take from recordings here."""
 
 
 class TemplateCounters(Wire):
-    """What a denoiser's templates have done since its start, and what they weigh now."""
+    """What a denoiser's recordings have done since its start, and their size now."""
 
     hits_memory: int = 0
-    """Edits whose template was in memory."""
+    """Edits whose recording was in memory."""
     hits_disk: int = 0
-    """Edits whose template was read from disk."""
+    """Edits whose recording was read from disk."""
     misses: int = 0
     prefetched: int = 0
-    """Templates that were read from disk ahead of their edits."""
+    """Recordings that were read from disk ahead of their edits."""
     evicted_memory: int = 0
     evicted_disk: int = 0
     recorded: int = 0
-    """Template runs that ended."""
+    """Template runs that succeeded."""
     failed: int = 0
-    """Template runs that did not."""
+    """Template runs that failed."""
     memory_bytes: int = 0
     disk_bytes: int = 0
 
@@ -152,22 +152,22 @@ class WorkerState(Wire):
     steps_total: int = 0
     """Row steps since the start."""
     stepping_ms: float = 0.0
-    """Since the step that is being computed began; 0 where none is."""
+    """Time since the present step began; 0 between steps."""
     templates: TemplateCounters | None = None
     resident: dict[Tier, tuple[str, ...]] = Field(default_factory=dict)
-    """Pictures whose templates are here, by :func:`giornata.wire.templates.picture_id`, lately used first, at most 256
-    a tier.
+    """Ids (:func:`giornata.wire.templates.picture_id`) of pictures with a recording here, at most 256 a tier, the last
+    used first.
     """
     samples: tuple[StepSample, ...] = ()
-    """Of the steps since the last telemetry, at most 16."""
+    """Steps since the last telemetry, at most 16."""
     loads: tuple[LoadSample, ...] = ()
-    """Likewise."""
+    """Loads since the last telemetry, at most 16."""
     costs: WorkerCosts | None = None
-    """None for a worker that has no cost model."""
+    """None if the worker has no cost model."""
 
 
 class KindCosts(Wire):
-    """What the router has learnt of all workers of one model and device."""
+    """The router's regressions for all workers of one model and device."""
 
     model_digest: str
     device: str
@@ -176,16 +176,20 @@ class KindCosts(Wire):
 
 
 class QueueState(Wire):
-    """Telemetry of the active router: who waits for a worker."""
+    """Telemetry of the active router: the jobs that wait for a worker."""
 
     jobs: int = 0
-    """Jobs that are prepared and that no worker has taken yet."""
+    """Prepared jobs that no worker has taken."""
     rows: int = 0
-    """Their pictures."""
+    """Pictures of these jobs."""
     steps: int = 0
-    """Row steps that they ask for."""
+    """Row steps of these jobs."""
     full: bool = False
-    """As many jobs as may be are carried at a time: more may wait behind these, uncounted."""
+    """The router carries as many jobs as it may: more may wait behind these, uncounted."""
+    wait_ms: float | None = None
+    """Time until the denoising of one more picture would begin. None: unknown, since no worker's speed is, jobs wait
+    uncounted, or several models are served.
+    """
     costs: tuple[KindCosts, ...] = ()
 
 
@@ -198,14 +202,14 @@ class ServiceState(Wire):
     host: str
     version: str
     ready: bool
-    """It can serve: model loaded, connections up, endpoints registered."""
+    """The instance can serve: its model is loaded, its connections are up, its endpoints registered."""
     draining: bool = False
     active: bool = True
-    """False for a router that stands by."""
+    """False for a standby router."""
     models: tuple[ModelCard, ...] = ()
     worker: WorkerState | None = None
-    """Of a denoiser."""
+    """A denoiser's own part."""
     queue: QueueState | None = None
-    """Of the active router."""
+    """The active router's own part."""
     answering: tuple[str, ...] | None = None
-    """Of a prepost: the questions that it has, by :func:`giornata.wire.messages.question`. None: it does not tell."""
+    """Questions that a prepost works on (:func:`giornata.wire.messages.question`); None: the version does not tell."""

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 import giornata_gateway
 from giornata.families import Family
+from giornata.wire.fleet import FleetView, InstanceView
 from giornata.wire.jobs import JobState
 from giornata.wire.requests import OutputFormat
 from giornata.wire.times import StageTimes
@@ -26,7 +27,6 @@ from giornata.wire.workers import ServiceName
 from giornata_gateway.http.sse import frame
 from giornata_gateway.views.answers import ErrorDetail
 from giornata_gateway.views.catalog import ModelList, ModelView
-from giornata_gateway.views.fleet import FleetView, InstanceView
 from giornata_gateway.views.jobs import JobView, PictureView
 from giornata_gateway.views.stream import PARTIAL, PartialImageEvent
 from tests.e2e.pictures import file

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
-from giornata_tools.cli import doctor
-from giornata_tools.cli.checks import servers
-from giornata_tools.cli.checks.finding import Verdict
+from giornata_tools.cli.doctor import command as doctor
+from giornata_tools.cli.doctor import servers
+from giornata_tools.cli.doctor.finding import Verdict
 from tests.integration.conftest import NatsServer
 from tests.integration.gateway_fakes import Stage
 
@@ -129,7 +129,7 @@ async def test_no_gateway_matters_only_where_one_is_named() -> None:
 
 
 async def test_the_whole_examination(nats_url: str, private_redis: tuple[str, Callable[[], None]]) -> None:
-    around = doctor.Surroundings(
+    around = doctor.CheckedSystem(
         root=Path(__file__).parents[3],
         gateway_url="http://127.0.0.1:1",
         gateway_named=False,
@@ -144,7 +144,7 @@ async def test_the_whole_examination(nats_url: str, private_redis: tuple[str, Ca
 
 
 async def test_without_a_checkout_only_the_way_to_a_gateway_is_looked_at(stage: Stage) -> None:
-    alone = doctor.Surroundings(None, stage.url, False, None, None, None)
+    alone = doctor.CheckedSystem(None, stage.url, False, None, None, None)
     findings = {one.name: one.verdict for one in await doctor.examine(alone)}
     assert findings == dict.fromkeys(
         ("Python", "Distributions", "Packages", "NATS", "Redis", "Services"), Verdict.OK

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from giornata_tools.cli import status
-from giornata_tools.cli.edits import Order, Preview, Refused, Stopped, Told
-from giornata_tools.cli.http_door import open_http
+from giornata_tools.cli.operate import status
+from giornata_tools.doors.edits import EditOrder, EditProgress, Preview, Refused, Stopped
+from giornata_tools.doors.http_door import open_http
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Stage, open_stage
 
-ORDER = Order(b"picture", b"mask", {"prompt": "a hat"})
+ORDER = EditOrder(b"picture", b"mask", {"prompt": "a hat"})
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
-def unheard(told: Told | Preview) -> None:
+def unheard(told: EditProgress | Preview) -> None:
     """Nobody listens."""
 
 

@@ -9,31 +9,31 @@ import pytest
 from giornata.bus import bus
 from giornata.bus.subscriptions import barrier
 from giornata.wire import subjects
-from giornata_tools.cli import nats_door
-from giornata_tools.cli.edits import Order, Preview, Refused, Stopped, Told
-from giornata_tools.cli.nats_door import open_nats
+from giornata_tools.doors import nats_door
+from giornata_tools.doors.edits import EditOrder, EditProgress, Preview, Refused, Stopped
+from giornata_tools.doors.nats_door import open_nats
 from tests.integration.conftest import NatsServer
 from tests.integration.gateway_fakes import Stage
 
-ORDER = Order(b"picture", b"mask", {"prompt": "a hat", "n": 2, "seed": 5})
+ORDER = EditOrder(b"picture", b"mask", {"prompt": "a hat", "n": 2, "seed": 5})
 
 
-def unheard(told: Told | Preview) -> None:
+def unheard(told: EditProgress | Preview) -> None:
     """Nobody listens."""
 
 
 async def test_an_edit_tells_its_states_and_brings_its_pictures(stage: Stage, nats_url: str) -> None:
-    heard: list[Told | Preview] = []
+    heard: list[EditProgress | Preview] = []
     async with open_nats(nats_url, None, None, "default", 20) as door:
         outcome = await door.edit(ORDER, heard.append)
     assert [picture.seed for picture in outcome.pictures] == [5, 6]
     assert outcome.job_id == (await stage.record()).job.job_id
-    assert isinstance(heard[0], Told)
+    assert isinstance(heard[0], EditProgress)
     assert heard[0].state == "queued"
 
 
 async def test_a_refusal_keeps_its_code(stage: Stage, nats_url: str) -> None:
-    order = Order(b"picture", None, {"prompt": "a hat", "model": "unheard-of"})
+    order = EditOrder(b"picture", None, {"prompt": "a hat", "model": "unheard-of"})
     async with open_nats(nats_url, None, None, "default", 20) as door:
         with pytest.raises(Refused) as raised:
             await door.edit(order, unheard)

@@ -15,7 +15,7 @@ from giornata.records.quarantine import Quarantine
 from giornata.wire.errors import AttemptsExhausted
 from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.permissions import User
-from giornata_router.transitions import accepted
+from giornata_router.rules.transitions import accepted
 from giornata_tools.cli.app import cli
 from tests.integration.conftest import NatsServer
 from tests.integration.router.test_faults import make_job
@@ -51,7 +51,7 @@ async def run(guarded: Guarded, *words: str, user: User | None = User.OPERATOR) 
 @pytest.fixture(autouse=True)
 def _no_signal_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the main thread may set them."""
-    monkeypatch.setattr("giornata_tools.cli.interrupts.run", lambda main: asyncio.run(main()))
+    monkeypatch.setattr("giornata_tools.interrupts.run", lambda main: asyncio.run(main()))
 
 
 async def test_what_was_given_up_is_listed_shown_and_released(guarded_nats: Guarded) -> None:

@@ -39,7 +39,7 @@ async def other(stage: Stage, nats_url: str, redis_url: str, tmp_path: Path) -> 
 
 
 async def left(stage: Stage) -> None:
-    """Return when nobody can connect any more."""
+    """Return when no client can connect any more."""
     async with asyncio.timeout(10):
         while True:
             try:
@@ -64,7 +64,7 @@ async def test_requests_are_taken_while_others_do_not_know_yet(other: Stage) -> 
 
 
 async def test_who_has_come_is_answered_and_nobody_else_comes(stage: Stage) -> None:
-    """There is no other gateway, so that there is nobody to be told."""
+    """There is no other gateway, so that no balancer waits for notice."""
     stage.router.hold = asyncio.Event()
     edit = asyncio.create_task(stage.edit())
     await stage.router.held.wait()

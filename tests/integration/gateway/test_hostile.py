@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from giornata_gateway.http.app import ROUTES
+from giornata_gateway.http.routes import ROUTES
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway.test_jobs import frames_of, submit
@@ -19,7 +19,7 @@ from tests.integration.gateway_fakes import Stage, open_stage
 
 MIB = 1 << 20
 OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
-"""For probes and for whoever wants to learn the API; they tell nothing of a tenant."""
+"""For probes and for readers of the API; they tell nothing of a tenant."""
 
 
 @asynccontextmanager
@@ -162,7 +162,11 @@ async def test_a_client_that_leaves_while_its_job_is_submitted_leaves_no_job(sta
         assert (await stage.record()).state == "cancelled"
 
 
-@pytest.mark.parametrize(("route"), [route for route in ROUTES if route.path not in OPEN], ids=str)
+@pytest.mark.parametrize(
+    "route",
+    [route for route in ROUTES if route.path not in OPEN],
+    ids=lambda route: f"{route.method} {route.path}",
+)
 async def test_every_route_wants_a_key(
     nats_url: str, redis_url: str, tmp_path: Path, route: aiohttp.web.RouteDef
 ) -> None:

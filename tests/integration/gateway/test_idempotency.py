@@ -1,4 +1,4 @@
-"""``Idempotency-Key``: the same key is the same job, at either door, at any gateway, whoever leaves."""
+"""``Idempotency-Key``: the same key is the same job at either door and any gateway; no client that leaves ends it."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ async def test_requests_at_the_same_time_share_one_job(
     assert len({answer["giornata"]["job_id"] for _, answer, _ in answers}) == 1
     assert [repeated for _, _, repeated in answers].count(False) == 1
     assert len(stage.router.jobs) == 1
-    assert len(await stored(stage)) == 2, "the pictures of those that came second stayed behind"
+    assert len(await stored(stage)) == 2, "the pictures of the later requests stayed behind"
 
 
 async def test_of_two_edits_at_the_same_time_under_one_key_one_is_refused(

@@ -85,7 +85,7 @@ async def test_an_end_that_came_while_nats_was_away_is_noticed(
         request = asyncio.create_task(stage.edit())
         await stage.router.held.wait()
         stage.router.hold.set()
-        await stage.router.ended.wait()  # its record says completed, and nobody has told us
+        await stage.router.ended.wait()  # its record says completed, and its event is lost
         private_nats.kill()
         private_nats.start()
         async with asyncio.timeout(15):

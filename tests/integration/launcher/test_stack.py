@@ -20,7 +20,7 @@ from giornata.bus import bus, streams
 from giornata.bus.connection import RefusedError
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
-from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import NATS, VALKEY
 from giornata_tools.launcher.stack import running
@@ -30,7 +30,7 @@ LIGHT = {ServiceName.CONTROLNET: 1, ServiceName.LORA_STORE: 2}
 LIMIT_S = 30
 
 
-def plan(tmp_path: Path, **changes: object) -> Plan:
+def plan(tmp_path: Path, **changes: object) -> StackPlan:
     fields: dict[str, object] = {
         "state": tmp_path / "state",
         "logs": tmp_path / "logs",
@@ -38,7 +38,7 @@ def plan(tmp_path: Path, **changes: object) -> Plan:
         "replicas": LIGHT,
         "ready_s": LIMIT_S,
     }
-    return Plan(**(fields | changes))  # type: ignore[arg-type]  # a test's own shorthand
+    return StackPlan(**(fields | changes))  # type: ignore[arg-type]  # a test's own shorthand
 
 
 def children() -> list[psutil.Process]:
@@ -215,8 +215,8 @@ def sockets() -> Iterator[Path]:
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from giornata_tools.launcher import signals
-from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher import program
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.stack import running
 from giornata.bus.connection import RefusedError
 from giornata.wire.permissions import User
@@ -225,12 +225,12 @@ from giornata.wire.workers import ServiceName
 async def main():
     folder = Path(sys.argv[1])
     replicas = {ServiceName.CONTROLNET: 1, ServiceName.LORA_STORE: 1}
-    async with running(Plan(state=folder, logs=folder / "logs", model="unused", replicas=replicas)) as stack:
+    async with running(StackPlan(state=folder, logs=folder / "logs", model="unused", replicas=replicas)) as stack:
         await stack.bring_up()
         print("ready", flush=True)
         await asyncio.Event().wait()
 
-sys.exit(signals.run(main))
+sys.exit(program.run("test", main))
 """
 
 

@@ -14,6 +14,7 @@ from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
+from giornata.fleet import SILENCE_S
 from giornata.records.jobs import Records
 from giornata.records.quarantine import Quarantine
 from giornata.scheduling.line import AGEING_S
@@ -35,7 +36,6 @@ from giornata.wire.permissions import User
 from giornata.wire.requests import EditParameters, Reuse, resolve
 from giornata.wire.workers import CostFit, QueueState, ServiceName, ServiceState, WorkerCosts
 from giornata_router.config import RouterConfig
-from giornata_router.questions import LOST_S
 from giornata_router.service import Router
 from tests.fakes.fleet import CARD, FakeDenoiser, FakePrepost
 from tests.fakes.news import News
@@ -401,7 +401,7 @@ async def test_a_question_that_takes_its_time_is_asked_once(bench: Bench, stack:
     bench.prepost.hold = asyncio.Event()
     job = make_job()
     await bench.submit(job)
-    await asyncio.sleep(LOST_S + 2)  # in which it would have been asked again
+    await asyncio.sleep(SILENCE_S + 2)  # in which it would have been asked again
     bench.prepost.hold.set()
     assert (await bench.ended(job)).state is JobState.COMPLETED
     assert sorted(bench.prepost.calls) == ["encode", "finish", "inspect"]

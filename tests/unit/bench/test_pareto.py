@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,11 @@ def test_the_drawing_names_every_variant() -> None:
         }
         for halo in range(3)
     ]
-    drawn = pareto(rows)
-    assert drawn.count("<circle") == 6
-    assert all(f"halo {halo}" in drawn for halo in range(3))
+    for axes, cost in zip(pareto(rows).axes, (10.0, 0.3), strict=True):
+        best, *dots = axes.lines
+        assert np.asarray(best.get_xydata()).tolist() == [[cost, 0.92]]
+        assert [np.asarray(dot.get_xydata()).tolist() for dot in dots] == [
+            [[cost, y]] for y in (0.9, 0.91, 0.92)
+        ]
+        assert all(f"halo {halo}" in str(dot.get_label()) for halo, dot in enumerate(dots))
+        assert len({dot.get_markersize() for dot in dots}) == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from giornata_tools.cli import bench_values, checkout
+from giornata_tools.baseline.program import BaselineOptions
+from giornata_tools.checkout import TRAINED
 from giornata_tools.cli.app import cli
+from giornata_tools.cli.bench import values as bench_values
+from giornata_tools.launcher import program
 from giornata_tools.loadgen import facts, trace
 from giornata_tools.loadgen.pictures import generated
 
@@ -140,30 +142,30 @@ def test_bursts_come_with_the_variation_of_a_real_trace_unless_told_otherwise(tm
     assert times() == times("--arrivals", "bursty", "--cv", "1")
 
 
-def test_the_baseline_is_the_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    became: list[tuple[str, list[str], dict[str, str]]] = []
-    monkeypatch.setattr(os, "execve", lambda *what: became.append(what))
-    monkeypatch.setattr(checkout, "find", lambda: tmp_path)
-    monkeypatch.setenv("PYTHONPATH", "x")
-    CliRunner().invoke(cli, ["bench", "baseline", "--batch", "2"])
-    [(_, command, env)] = became
-    assert command == [sys.executable, "-P", "-m", "giornata_tools.baseline", "--batch", "2"]
-    assert env["PYTHONPATH"] == f"{tmp_path}{os.pathsep}x"
-    monkeypatch.setattr(checkout, "find", lambda: None)
-    assert "the baseline is part of it" in CliRunner().invoke(cli, ["bench", "baseline"]).output
+def test_the_baseline_takes_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, Any]] = []
 
+    def run(name: str, main: Any) -> int:
+        ran.append((name, main.args[0]))
+        return 7
 
-def test_help_is_the_baseline_servers() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "giornata_tools.cli", "bench", "baseline", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "--window-ms" in done.stdout
+    monkeypatch.setattr(program, "run", run)
+    monkeypatch.delenv("GIORNATA_MODEL", raising=False)
+    done = CliRunner().invoke(cli, ["bench", "baseline", "--batch", "2", "--torch-threads", "1"])
+    assert done.exit_code == 7
+    usual = {
+        "host": "127.0.0.1",
+        "port": 8100,
+        "window_ms": 100.0,
+        "queue": 1000,
+        "device": "auto",
+        "dtype": "auto",
+    }
+    assert ran == [("baseline", BaselineOptions(model=str(TRAINED), batch=2, torch_threads=1, **usual))]  # type: ignore[arg-type]  # of several types
 
 
 def test_the_load_generator_imports_nothing_that_computes_tensors() -> None:
-    code = "import sys, giornata_tools.cli.bench; print(*sorted({'torch', 'diffusers', 'nats'} & sys.modules.keys()))"
+    computing = {"torch", "diffusers", "nats", "matplotlib"}
+    code = f"import sys, giornata_tools.cli.bench.command; print(*sorted({computing} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

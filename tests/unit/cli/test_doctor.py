@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import try_to_load_from_cache
 
-from giornata_tools.cli import doctor
-from giornata_tools.cli.checks import accelerator, machine, packages, servers
-from giornata_tools.cli.checks.accelerator import Torch
-from giornata_tools.cli.checks.finding import Finding, Verdict, fail, ok, warn, worst
+from giornata_tools.cli.doctor import accelerator, machine, packages, servers
+from giornata_tools.cli.doctor import command as doctor
+from giornata_tools.cli.doctor.accelerator import Torch
+from giornata_tools.cli.doctor.finding import Finding, Verdict, fail, ok, warn, worst
 from tests.e2e import browsing
 
 ROOT = Path(__file__).parents[3]
@@ -29,9 +29,9 @@ def test_python_is_new_enough() -> None:
     assert (old.verdict, "3.10.14" in old.sentence) == (Verdict.FAIL, True)
 
 
-def test_all_seven_distributions_are_wanted_and_here() -> None:
+def test_all_eight_distributions_are_wanted_and_here() -> None:
     want = packages.wanted(ROOT)
-    assert len(want) == 7
+    assert len(want) == 8
     assert packages.distributions(want).verdict is Verdict.OK
     assert packages.requirements(want).verdict is Verdict.OK
 

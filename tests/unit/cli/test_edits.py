@@ -21,9 +21,15 @@ from giornata_gateway.views.stream import (
     partial_image_event,
     progress_event,
 )
-from giornata_tools.cli.edits import Painted, Preview, StepCount, Told, sentence
-from giornata_tools.cli.http_answers import Completed, Failed, PartialImage, Progress, read_event
-from giornata_tools.cli.sse import EventReader, ServerEvent
+from giornata_tools.doors.edits import EditProgress, PaintedPicture, Preview, StepCount, sentence
+from giornata_tools.doors.http_answers import (
+    CompletedEvent,
+    FailedEvent,
+    PartialImage,
+    ProgressEvent,
+    read_event,
+)
+from giornata_tools.doors.sse import EventReader, ServerEvent
 from tests.contract.messages import INSPECTION, JOB, ROW
 
 RECORD = JobRecord(job=JOB, state=JobState.COMPLETED, rows=(ROW,), inspection=INSPECTION)
@@ -32,13 +38,13 @@ RECORD = JobRecord(job=JOB, state=JobState.COMPLETED, rows=(ROW,), inspection=IN
 def test_steps_of_all_pictures_are_counted_and_a_new_attempt_at_one_begins_anew() -> None:
     count = StepCount(2)
     assert (count.state, count.done, count.total) == ("sending", 0, 0)
-    count.hear(Told("queued", 1))
+    count.hear(EditProgress("queued", 1))
     assert (count.state, count.total) == ("queued", 0)
-    count.hear(Told("running", 1, 0, 3, 4))
-    count.hear(Told("running", 1, 1, 2, 4))
+    count.hear(EditProgress("running", 1, 0, 3, 4))
+    count.hear(EditProgress("running", 1, 1, 2, 4))
     assert (count.done, count.total) == (5, 8)
-    count.hear(Told("running", 2, 0, 1, 4))
-    count.hear(Told("running", 1, 0, 4, 4))  # late
+    count.hear(EditProgress("running", 2, 0, 1, 4))
+    count.hear(EditProgress("running", 1, 0, 4, 4))  # late
     assert (count.done, count.total) == (3, 8), "the other picture's attempt goes on"
 
 
@@ -50,11 +56,11 @@ def test_a_sentence_ends_with_the_code_and_says_when_to_come_again() -> None:
 
 def test_a_code_of_a_newer_gateway_is_shown_as_it_is() -> None:
     answer = ErrorAnswer(error=error_detail(MaskEmpty().body())).model_dump_json()
-    body = Failed.model_validate_json(answer.replace("mask_empty", "brand_new")).body("7")
+    body = FailedEvent.model_validate_json(answer.replace("mask_empty", "brand_new")).body("7")
     assert sentence(body).endswith("Try again in 7 s. [brand_new]")
 
 
-def read(data: bytes) -> Progress | PartialImage | Completed | Failed | None:
+def read(data: bytes) -> ProgressEvent | PartialImage | CompletedEvent | FailedEvent | None:
     [event] = EventReader().feed(data)
     return read_event(event.kind, event.data)
 
@@ -62,11 +68,11 @@ def read(data: bytes) -> Progress | PartialImage | Completed | Failed | None:
 def test_the_gateways_progress_is_read_back() -> None:
     step = StepEvent(job_id="j", attempt=2, index=1, step=3, steps=8)
     told = read(frame(PROGRESS, progress_event(step), 5))
-    assert isinstance(told, Progress)
-    assert told.told() == Told("running", 2, 1, 3, 8)
+    assert isinstance(told, ProgressEvent)
+    assert told.told() == EditProgress("running", 2, 1, 3, 8)
     state = read(frame(PROGRESS, progress_event(StateEvent(job_id="j", attempt=1, state=JobState.PREPARING))))
-    assert isinstance(state, Progress)
-    assert state.told() == Told("preparing", 1)
+    assert isinstance(state, ProgressEvent)
+    assert state.told() == EditProgress("preparing", 1)
 
 
 def test_the_gateways_pictures_are_read_back() -> None:
@@ -85,8 +91,8 @@ def test_the_gateways_pictures_are_read_back() -> None:
     assert isinstance(partial, PartialImage)
     assert partial.preview() == Preview(1, 0, 2, (1, 2, 30, 40), ".webp", b"preview")
     completed = read(frame(COMPLETED, completed_event(RECORD, ROW, b"picture", "", 0)))
-    assert isinstance(completed, Completed)
-    assert completed.painted() == Painted(ROW.index, ROW.seed, b"picture")
+    assert isinstance(completed, CompletedEvent)
+    assert completed.painted() == PaintedPicture(ROW.index, ROW.seed, b"picture")
     assert completed.job_id == JOB.job_id
     assert completed.size == f"{INSPECTION.output_width}x{INSPECTION.output_height}"
 
@@ -94,7 +100,7 @@ def test_the_gateways_pictures_are_read_back() -> None:
 def test_the_gateways_errors_are_read_back() -> None:
     error = MaskEmpty("No pixel.", field="mask", received="0", accepted="1 or more")
     failed = read(frame(ERROR, error_event(error, "j", 1)))
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailedEvent)
     assert failed.index == 1
     assert str(from_body(failed.body())) == str(error)
 
@@ -115,7 +121,7 @@ def test_events_are_the_same_however_the_stream_is_cut(data: st.DataObject) -> N
     found = [event for piece in pieces for event in reader.feed(piece)]
     assert [event.kind for event in found] == [PROGRESS] * 3
     assert [read_event(event.kind, event.data) for event in found] == [
-        Progress.model_validate_json(event.model_dump_json(exclude_none=True)) for event in told
+        ProgressEvent.model_validate_json(event.model_dump_json(exclude_none=True)) for event in told
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from giornata.wire.fleet import FleetView
 from giornata.wire.workers import (
     QueueState,
     RowProgress,
@@ -13,8 +14,8 @@ from giornata.wire.workers import (
     WorkerState,
 )
 from giornata_gateway.views.fleet import fleet_view
-from giornata_gateway.views.forecast import Pace
-from giornata_tools.cli.fleet_table import FleetStatus, fleet_table, sums
+from giornata_gateway.views.rates import StepRates
+from giornata_tools.cli.operate.fleet_table import fleet_table, sums
 from tests.contract.messages import CARD
 
 
@@ -37,15 +38,15 @@ STATES = [
 ]
 
 
-def told(states: list[ServiceState]) -> FleetStatus:
+def told(states: list[ServiceState]) -> FleetView:
     """As it travels: unknown numbers are left out in the stream, and null in the answer."""
-    view = fleet_view(states, Pace(), 0.0)
-    read = FleetStatus.model_validate_json(view.model_dump_json(exclude_none=True))
-    assert read == FleetStatus.model_validate_json(view.model_dump_json())
+    view = fleet_view(states, StepRates(), 0.0)
+    read = FleetView.model_validate_json(view.model_dump_json(exclude_none=True))
+    assert read == FleetView.model_validate_json(view.model_dump_json())
     return read
 
 
-def rendered(fleet: FleetStatus) -> list[list[str]]:
+def rendered(fleet: FleetView) -> list[list[str]]:
     console = Console(width=200)
     with console.capture() as capture:
         console.print(fleet_table(fleet))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from giornata.wire.requests import EditParameters
-from giornata_tools.cli.parameters import option_name, options, validated
+from giornata_tools.cli.edit.parameters import option_name, options, validated
 
 
 def command(kind: type[BaseModel] = EditParameters) -> click.Command:

@@ -1,4 +1,4 @@
-"""``giornata profile``: the profiler gets what was said, and who cannot run it is told why."""
+"""``giornata profile``: the profiler gets what was said, and a user who cannot run it is told why."""
 
 from __future__ import annotations
 
@@ -10,32 +10,49 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from giornata_tools.cli import checkout
-from giornata_tools.cli import profile as module
-from giornata_tools.cli.profile import profile, profiler
+from giornata_denoiser.profiling import __main__ as profiler
+from giornata_tools import checkout
+from giornata_tools.cli.local import profile as module
+from giornata_tools.cli.local.profile import THREADS, profile
 
 
-def test_options_and_threads_reach_the_profiler() -> None:
-    command, env = profiler(
-        "model", Path("p.json"), {"HOME": "h"}, device="cpu", dtype="auto", torch_threads=3, quick=True
-    )
-    assert command == [
-        sys.executable, "-P", "-m", "giornata_denoiser.profiling",
-        "--model", "model", "--device", "cpu", "--dtype", "auto", "--out", "p.json", "--quick",
-    ]  # fmt: skip
-    assert (env["HOME"], env["OMP_NUM_THREADS"]) == ("h", "3")
-    again, _ = profiler("m", Path("p"), {}, device="cpu", dtype="auto", torch_threads=1, quick=False)
-    assert "--quick" not in again
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The profiler's flags, each time it ran; it ends with 7."""
+    flags: list[list[str]] = []
 
+    def main(given: list[str]) -> int:
+        flags.append(given)
+        return 7
 
-def test_in_a_checkout_model_and_file_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[list[str]] = []
-    monkeypatch.setattr(os, "execve", lambda _, command, __: ran.append(command))
+    monkeypatch.setattr(profiler, "main", main)
     monkeypatch.delenv("GIORNATA_MODEL", raising=False)
-    assert CliRunner().invoke(profile, []).exit_code == 0
+    for name in THREADS:  # the command sets them for good
+        monkeypatch.setenv(name, os.environ.get(name, "1"))
+    return flags
+
+
+def test_options_and_threads_reach_the_profiler(ran: list[list[str]]) -> None:
+    words = ["--model", "m", "--device", "cpu", "--torch-threads", "3", "-o", "p.json", "--quick"]
+    assert CliRunner().invoke(profile, words).exit_code == 7
+    assert ran == [["--model", "m", "--device", "cpu", "--dtype", "auto", "--out", "p.json", "--quick"]]
+    assert [os.environ[name] for name in THREADS] == ["3"] * 3
+
+
+def test_in_a_checkout_model_and_file_are_its_own(ran: list[list[str]]) -> None:
+    CliRunner().invoke(profile, [])
     root = Path(__file__).parents[3]
     assert str(root / "deploy" / "model" / "fresco") in ran[0]
     assert str(root / ".giornata" / "profile.json") in ran[0]
+    assert "--quick" not in ran[0]
+
+
+def test_ctrl_c_ends_with_130(ran: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(_: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(profiler, "main", stopped)
+    assert (CliRunner().invoke(profile, []).exit_code, ran) == (130, [])
 
 
 def test_elsewhere_model_and_file_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +70,8 @@ def test_without_a_denoiser_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_command_loads_nothing_that_computes() -> None:
-    code = "import sys, giornata_tools.cli.profile; print(*sorted({'torch', 'numpy', 'scipy'} & sys.modules.keys()))"
+    computing = {"torch", "numpy", "scipy"}
+    code = f"import sys, giornata_tools.cli.local.profile; print(*sorted({computing} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 
@@ -61,11 +79,12 @@ def test_the_command_loads_nothing_that_computes() -> None:
 @pytest.mark.slow
 def test_a_model_that_is_none_is_told_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text("{}")
-    command, _ = profiler(
-        str(tmp_path), tmp_path / "p.json", {}, device="cpu", dtype="auto", torch_threads=1, quick=True
-    )
+    words = ["--model", str(tmp_path), "--out", str(tmp_path / "p.json"), "--device", "cpu", "--quick"]
     done = subprocess.run(
-        [part for part in command if part != "-P"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "giornata_tools.cli", "profile", *words],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert "giornata-profile: The model" in done.stderr

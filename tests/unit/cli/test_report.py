@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from giornata_tools.cli.edits import Failure, Outcome, Painted, Preview
-from giornata_tools.cli.report import Report
+from giornata_tools.cli.edit.report import EditDelivery
+from giornata_tools.doors.edits import EditOutcome, Failure, PaintedPicture, Preview
 
 FULL = "/dev/full"
 """A device on which every write fails for want of space."""
-PICTURES = tuple(Painted(index, 7 + index, b"picture %d" % index) for index in range(3))
+PICTURES = tuple(PaintedPicture(index, 7 + index, b"picture %d" % index) for index in range(3))
 
 
 def preview_of(index: int, data: bytes) -> Preview:
@@ -28,7 +28,7 @@ def files(tmp_path: Path) -> tuple[str, ...]:
 def test_a_picture_that_cannot_be_written_costs_no_other(
     files: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = Report(files).finished(Outcome("job_1", "8x8", PICTURES), 1.0)
+    status = EditDelivery(files).finished(EditOutcome("job_1", "8x8", PICTURES), 1.0)
     assert status == 1
     assert [Path(files[index]).read_bytes() for index in (0, 2)] == [b"picture 0", b"picture 2"]
     *written, error, kept = capsys.readouterr().err.splitlines()
@@ -41,7 +41,10 @@ def test_the_report_as_json_tells_which_file_is_missing_and_why(
     files: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     poisoned = Failure("Not finite.", "row_poisoned", 3)
-    assert Report(files, as_json=True).finished(Outcome("job_1", "8x8", PICTURES, (poisoned,)), 1.0) == 1
+    assert (
+        EditDelivery(files, as_json=True).finished(EditOutcome("job_1", "8x8", PICTURES, (poisoned,)), 1.0)
+        == 1
+    )
     report = json.loads(capsys.readouterr().out)
     assert report["job_id"] == "job_1"
     assert [picture["file"] for picture in report["pictures"]] == [files[0], files[2]]
@@ -55,9 +58,9 @@ def test_a_preview_that_cannot_be_written_costs_no_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "e-preview-0.webp").mkdir()
-    report = Report((str(tmp_path / "e.png"),), as_json=True)
+    report = EditDelivery((str(tmp_path / "e.png"),), as_json=True)
     report.preview(preview_of(0, b"preview"))
-    assert report.finished(Outcome("job_1", "8x8", PICTURES[:1]), 1.0) == 1
+    assert report.finished(EditOutcome("job_1", "8x8", PICTURES[:1]), 1.0) == 1
     assert (tmp_path / "e.png").read_bytes() == b"picture 0"
     captured = capsys.readouterr()
     told = json.loads(captured.out)
@@ -72,21 +75,21 @@ def test_a_preview_that_cannot_be_written_costs_no_picture(
 def test_a_preview_that_another_attempt_writes_is_not_missing(tmp_path: Path) -> None:
     blocked = tmp_path / "e-preview-0.webp"
     blocked.mkdir()
-    report = Report((str(tmp_path / "e.png"),), quiet=True)
+    report = EditDelivery((str(tmp_path / "e.png"),), quiet=True)
     report.preview(preview_of(0, b"first"))
     blocked.rmdir()
     report.preview(preview_of(0, b"second"))
-    assert report.finished(Outcome("job_1", "8x8", PICTURES[:1]), 1.0) == 0
+    assert report.finished(EditOutcome("job_1", "8x8", PICTURES[:1]), 1.0) == 0
     assert blocked.read_bytes() == b"second"
     assert report.previews.keys() == {str(blocked)}
 
 
 def test_a_preview_whose_successor_cannot_be_written_is_missing(tmp_path: Path) -> None:
     file = tmp_path / "e-preview-0.webp"
-    report = Report((str(tmp_path / "e.png"),), quiet=True)
+    report = EditDelivery((str(tmp_path / "e.png"),), quiet=True)
     report.preview(preview_of(0, b"first"))
     file.unlink()
     file.mkdir()
     report.preview(preview_of(0, b"second"))
-    assert report.finished(Outcome("job_1", "8x8", PICTURES[:1]), 1.0) == 1
+    assert report.finished(EditOutcome("job_1", "8x8", PICTURES[:1]), 1.0) == 1
     assert not report.previews

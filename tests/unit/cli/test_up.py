@@ -1,80 +1,117 @@
-"""``giornata up``: finds the checkout and hands everything to its launcher."""
+"""``giornata up``, ``demo`` and ``quality``: flags and variables reach what runs, in this process."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from giornata_tools.cli import checkout
-from giornata_tools.cli.handing_over import module
-
-LAUNCHER = """\
-import os, sys
-print(sys.argv[1:], os.getcwd(), __file__, flush=True)
-sys.exit(7)
-"""
-
-
-def a_checkout(folder: Path) -> Path:
-    package = folder / "deploy" / "launcher"
-    package.mkdir(parents=True)
-    (folder / "deploy" / "__init__.py").touch()
-    (package / "__init__.py").touch()
-    (package / "__main__.py").write_text(LAUNCHER)
-    return folder
+from giornata.families import Family
+from giornata.wire.requests import Reuse
+from giornata_tools import checkout
+from giornata_tools.cli.app import cli
+from giornata_tools.launcher import program
+from giornata_tools.launcher.demo.demo import DemoOptions
+from giornata_tools.launcher.up import UpOptions
+from giornata_tools.quality.evaluation import QualityOptions
 
 
-def test_the_checkout_of_the_installation_is_found_before_the_working_directory(tmp_path: Path) -> None:
-    mine, other = a_checkout(tmp_path / "mine"), a_checkout(tmp_path / "other")
-    package = mine / "shared" / "giornata" / "__init__.py"
-    assert checkout.first(checkout.places(package, other)) == mine
-    installed = tmp_path / "lib" / "giornata" / "__init__.py"
-    assert checkout.first(checkout.places(installed, other / "deploy")) == other
-    assert checkout.first(checkout.places(installed, tmp_path)) is None
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """Name of each program that ran, and its options; each ends with 7."""
+    found: list[tuple[str, Any]] = []
+
+    def run(name: str, main: Callable[..., Coroutine[Any, Any, int]]) -> int:
+        found.append((name, main.args[0]))  # type: ignore[attr-defined]  # a partial
+        return 7
+
+    monkeypatch.setattr(program, "run", run)
+    for name in ("HOST", "PORT", "NATS_URL"):
+        monkeypatch.delenv(f"GIORNATA_{name}", raising=False)
+    return found
+
+
+def test_up_takes_its_flags_and_ends_with_the_stacks_status(ran: list[tuple[str, Any]]) -> None:
+    arguments = ["up", "--denoisers", "2", "--nats-servers", "3", "--family", "flux-fill", "--port", "0"]
+    assert CliRunner().invoke(cli, arguments).exit_code == 7
+    options = UpOptions(
+        host="127.0.0.1",
+        port=0,
+        denoisers=2,
+        routers=1,
+        prepost=1,
+        nats_servers=3,
+        torch_threads=1,
+        family=Family.FLUX_FILL,
+    )
+    assert ran == [("up", options)]
+
+
+def test_up_takes_its_address_from_the_environment(
+    ran: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIORNATA_HOST", "0.0.0.0")  # noqa: S104 - never bound
+    monkeypatch.setenv("GIORNATA_PORT", "9000")
+    CliRunner().invoke(cli, ["up"])
+    monkeypatch.setenv("GIORNATA_PORT", "")
+    CliRunner().invoke(cli, ["up", "--host", "::1"])
+    assert [(options.host, options.port) for _, options in ran] == [("0.0.0.0", 9000), ("::1", 8000)]  # noqa: S104
+
+
+def test_demo_takes_its_flags(ran: list[tuple[str, Any]]) -> None:
+    assert CliRunner().invoke(cli, ["demo", "--steps", "2", "--out", "x", "--no-oracle"]).exit_code == 7
+    options = DemoOptions(family=None, torch_threads=1, out=Path("x"), steps=2, seed=7, no_oracle=True)
+    assert ran == [("demo", options)]
+
+
+def test_quality_takes_its_flags(ran: list[tuple[str, Any]]) -> None:
+    assert CliRunner().invoke(cli, ["quality", "--reuse", "off", "--nats", "nats://a:1"]).exit_code == 7
+    [(name, options)] = ran
+    assert isinstance(options, QualityOptions)
+    assert (name, options.reuse, options.nats, options.in_flight) == ("quality", Reuse.OFF, "nats://a:1", 8)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["up", "--nats-servers", "2"],
+        ["up", "--denoisers", "0"],
+        ["demo", "--steps", "-1"],
+        ["up", "--family", "pixart"],
+        ["quality", "--reuse", "sometimes"],
+    ],
+)
+def test_a_mistake_in_the_command_line_ends_with_2(arguments: list[str], ran: list[tuple[str, Any]]) -> None:
+    assert CliRunner().invoke(cli, arguments).exit_code == 2
+    assert ran == []
+
+
+def test_the_commands_import_nothing_that_computes_or_connects() -> None:
+    names = "up", "demo", "quality"
+    code = "; ".join(
+        [
+            "import sys",
+            *(f"import giornata_tools.cli.local.{name}" for name in names),
+            "print(*sorted({'torch', 'numpy', 'aiohttp', 'nats'} & sys.modules.keys()))",
+        ]
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_this_checkout_is_found() -> None:
     assert checkout.find() == Path(__file__).parents[3]
 
 
-def test_flags_and_working_directory_reach_the_launcher_whatever_lies_there(tmp_path: Path) -> None:
-    root, here = a_checkout(tmp_path / "root"), tmp_path / "here"
-    (here / "deploy").mkdir(parents=True)
-    (here / "deploy" / "__init__.py").write_text("raise RuntimeError('another package of this name')")
-    command, env = module(root, ("giornata_tools.launcher", "up", "--denoisers", "2", "--help"), os.environ)
-    done = subprocess.run(command, env=env, cwd=here, capture_output=True, text=True, check=False)
-    assert done.returncode == 7, done.stderr
-    main = root / "deploy" / "launcher" / "__main__.py"
-    assert done.stdout.strip() == f"['up', '--denoisers', '2', '--help'] {here} {main}"
-
-
-def test_an_existing_search_path_is_kept(tmp_path: Path) -> None:
-    assert module(tmp_path, (), {"PYTHONPATH": "x"})[1]["PYTHONPATH"] == f"{tmp_path}{os.pathsep}x"
-    assert module(tmp_path, (), {})[1] == {"PYTHONPATH": str(tmp_path)}
-
-
-def test_help_is_the_launchers() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "giornata_tools.cli", "up", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "--denoisers N" in done.stdout
-
-
-def test_without_a_checkout_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = (
-        "from pathlib import Path; from giornata_tools.cli import checkout; checkout.find = lambda: None; "
-        "from giornata_tools.cli.up import up; up.main([], prog_name='giornata up')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "Clone the repository" in done.stderr
-    assert "docker compose" in done.stderr
+@pytest.mark.parametrize("command", ["up", "demo", "quality"])
+def test_without_a_checkout_it_says_what_to_do(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkout, "find", lambda: None)
+    done = CliRunner().invoke(cli, [command])
+    assert done.exit_code == 1
+    assert "Clone the repository" in done.output
+    assert "docker compose" in done.output

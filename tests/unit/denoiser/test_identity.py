@@ -11,7 +11,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from giornata.planning.specs import BlockKind, BlockSpec
-from giornata.scheduling.recording import Admission
+from giornata.scheduling.recording import RecordingRule
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import picture_id
 from giornata.wire.values import Mode
@@ -146,6 +146,6 @@ def test_a_recording_is_as_large_as_was_reckoned_with_its_file(tmp_path: Path, f
 
 @pytest.mark.parametrize("edits", [1, 2])
 def test_a_registered_template_is_worth_a_run_at_first_sight(edits: int) -> None:
-    admission = Admission(edits)
+    admission = RecordingRule(edits)
     assert admission.see("a", registered=True)
     assert [admission.see("b") for _ in range(2)] == [edits == 1, True]

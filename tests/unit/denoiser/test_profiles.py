@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from giornata.planning.profile import FitRecord, Profile
+from giornata.planning.profile import Profile
 from giornata.planning.regression import Fit
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint
@@ -70,6 +70,6 @@ def test_what_is_no_profile_is_refused_by_name(
         read_profile(path, checkpoint)
 
 
-def test_a_fit_is_its_record_again() -> None:
-    fit = Fit(("a", "b"), (1.0, 2.0), 0.9, 0.1, 0.2, 7, 0.01, 0.02)
-    assert FitRecord.of(fit).fit() == fit
+def test_a_fit_is_the_same_after_it_was_written_down() -> None:
+    fit = PROFILE.compute.model_copy(update={"error_p50": 0.01})
+    assert Fit.model_validate_json(fit.model_dump_json()) == fit

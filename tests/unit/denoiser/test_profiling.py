@@ -222,7 +222,7 @@ def test_the_report_names_weights_units_and_the_worst(tmp_path: Path) -> None:
     text = report(profile, found)
     for part in ("Computing: R² 1.0000", "ms a token and block", "worst: ", "2.0 KiB", "Batch caps"):
         assert part in text
-    scatter(tmp_path / "fit.svg", "Steps", fitting.predictions(profile.compute.fit(), found.step_samples))
+    scatter(tmp_path / "fit.svg", "Steps", fitting.predictions(profile.compute, found.step_samples))
     picture = (tmp_path / "fit.svg").read_text()
     assert picture[picture.index('id="samples"') :].count("<use ") == len(found.steps)
     assert ">measured, ms</text>" in picture

@@ -19,8 +19,8 @@ from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet.metrics import Metrics
+from giornata_gateway.http.server import CLOSE_S
 from giornata_gateway.intake.rules.tenants import is_loopback
-from giornata_gateway.service import CLOSE_S
 from giornata_tools.launcher import servers
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

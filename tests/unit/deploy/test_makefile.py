@@ -52,7 +52,7 @@ def test_a_fresh_clone_gets_torch_for_cpus_and_all_eight_distributions(checkout:
     commands = would_run(checkout, "demo")
     assert "+cpu" in commands
     assert commands.count("--editable ") == 8
-    assert commands.rstrip().endswith("-m giornata_tools.launcher demo")
+    assert commands.rstrip().endswith(".venv/bin/giornata demo")
 
 
 def test_one_variable_chooses_the_build_of_torch(checkout: Path) -> None:
@@ -66,7 +66,7 @@ def test_later_commands_keep_the_build_that_setup_was_asked_for(checkout: Path) 
     ready = checkout / ".venv" / ".ready-cu130"
     ready.write_text(f"{CUDA}\n")
     assert would_run(checkout, "up", "ARGS=--denoisers 2").splitlines() == [
-        ".venv/bin/python -m giornata_tools.launcher up --denoisers 2"
+        ".venv/bin/giornata up --denoisers 2"
     ]
     os.utime(ready, (0, 0))  # older than the pins: set up again, the same build
     assert "+cu130" in would_run(checkout, "up")

@@ -1,4 +1,4 @@
-"""The seven distributions say what they need, and everything they bring in is pinned."""
+"""The eight distributions say what they need, and everything they bring in is pinned."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import giornata
-from giornata_tools.cli.__main__ import NEEDED
 
 ROOT = Path(__file__).parents[3]
-SHARED = ROOT / "shared" / "giornata"
-EXTRAS = {"cli": [SHARED / "cli", SHARED / "loadgen"], "planning": [SHARED / "planning"]}
-"""Of the shared distribution: what these folders import besides what every service needs."""
-FOLDERS = [ROOT / "shared", *sorted(path.parent for path in ROOT.glob("services/*/pyproject.toml"))]
+SHARED = ROOT / "shared"
+TOOLS = ROOT / "deploy" / "tools"
+FOLDERS = [SHARED, TOOLS, *sorted(path.parent for path in ROOT.glob("services/*/pyproject.toml"))]
 
 NAMED_BY_NOBODY = {"accelerate", "hiredis", "protobuf", "sentencepiece", "transformers"}
 """Required for what diffusers, transformers and redis do with them, and never imported here."""
@@ -38,6 +36,9 @@ RUN_BY_NAME = {
     "types-pyyaml",
 }
 """Tools, and what tools load; no file imports them."""
+SERVICES = {f"giornata-{path.parent.name}" for path in ROOT.glob("services/*/pyproject.toml")}
+LAZILY = {"giornata-denoiser"}
+"""What a command imports when it runs, after it has said how to get it."""
 COMPUTING = {
     "giornata.checkpoints": {"huggingface-hub", "torch"},
     "giornata.tensors": {"safetensors", "torch"},
@@ -50,16 +51,26 @@ def _project(folder: Path) -> dict[str, Any]:
     return project
 
 
-def _extra(name: str) -> list[str]:
-    """What the shared distribution needs only where this extra is asked for."""
-    extras: dict[str, list[str]] = _project(ROOT / "shared")["optional-dependencies"]
-    assert extras.keys() == EXTRAS.keys()
-    return extras[name]
+def _extras(folder: Path) -> dict[str, list[str]]:
+    """What a distribution needs only where an extra is asked for, by the extra's name."""
+    extras: dict[str, list[str]] = _project(folder).get("optional-dependencies", {})
+    return extras
 
 
-def _extras() -> list[str]:
-    """Of all extras together."""
-    return [item for name in EXTRAS for item in _extra(name)]
+def _parts(folder: Path, extra: str) -> list[Path]:
+    """The sources that an extra is for."""
+    if folder == SHARED:
+        return [SHARED / "giornata" / extra]
+    if extra == "bench":
+        return [path for name in ("drawing", "scatter") for path in folder.rglob(f"{name}.py")]
+    return [folder / "giornata_tools" / name for name in ("baseline", "launcher", "model", "quality")]
+
+
+EXTRAS = [(folder, name) for folder in FOLDERS for name in _extras(folder)]
+
+
+def _names(items: Collection[str]) -> set[str]:
+    return {canonicalize_name(Requirement(item).name) for item in items}
 
 
 def _pins() -> dict[str, str]:
@@ -73,27 +84,39 @@ def _development() -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def test_there_is_one_distribution_per_service_and_the_shared_one() -> None:
+def test_there_is_one_distribution_per_service_the_shared_one_and_the_tools() -> None:
     assert {_project(folder)["name"] for folder in FOLDERS} == {
         "giornata",
+        "giornata-tools",
         *(f"giornata-{path.name}" for path in (ROOT / "services").iterdir() if path.is_dir()),
     }
-    assert len(FOLDERS) == 7
+    assert len(FOLDERS) == 8
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_strangers_package_of_the_same_name_can_not_stand_in(folder: Path) -> None:
     project = _project(folder)
     assert project["version"] == f"{giornata.__version__}+src", "a local version can not be on an index"
-    own = [item for item in project["dependencies"] if item.startswith("giornata")]
-    plans = any(name.startswith(("giornata.planning", "giornata.scheduling")) for name in _imports(folder))
-    name = "giornata[planning]" if plans else "giornata"
-    assert own == ([] if folder.name == "shared" else [f"{name}=={project['version']}"])
+    items = [*project["dependencies"], *(item for extra in _extras(folder).values() for item in extra)]
+    own = [item for item in items if item.startswith("giornata")]
+    assert all(item.endswith(f"=={project['version']}") for item in own)
+    imports = _imports(folder)
+    wanted = {
+        name
+        for name, needed in (("planning", ("planning", "scheduling")), ("packed", ("packed",)))
+        if any(one.startswith(tuple(f"giornata.{part}" for part in needed)) for one in imports)
+    }
+    asked = {
+        extra for item in own if Requirement(item).name == "giornata" for extra in Requirement(item).extras
+    }
+    assert asked == (set() if folder == SHARED else wanted)
+    assert ("giornata" in _names(own)) == (folder != SHARED)
 
 
-def _imports(folder: Path, besides: Collection[Path] = ()) -> set[str]:
-    """Dotted names of what any file below `folder` imports, those below `besides` left out."""
-    paths = [path for path in folder.rglob("*.py") if not any(map(path.is_relative_to, besides))]
+def _imports(place: Path, besides: Collection[Path] = ()) -> set[str]:
+    """Dotted names of what `place`, a file or any file below a folder, imports; those below `besides` left out."""
+    files = [place] if place.is_file() else list(place.rglob("*.py"))
+    paths = [path for path in files if not any(map(path.is_relative_to, besides))]
     nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text("utf-8")))]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     for node in nodes:
@@ -111,51 +134,52 @@ def _distributions(imports: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_distribution_requires_what_it_imports_and_nothing_else(folder: Path) -> None:
-    imports = _imports(folder, besides=[part for parts in EXTRAS.values() for part in parts])
+    besides = [part for extra in _extras(folder) for part in _parts(folder, extra)]
+    imports = _imports(folder, besides)
     named = _distributions(imports)
     for module, needs in COMPUTING.items():
-        if folder.name == "shared":
+        if folder == SHARED:
             named -= needs
         elif module in imports:
             named |= needs
-    project = _project(folder)
-    required = {canonicalize_name(Requirement(item).name) for item in project["dependencies"]}
-    assert named - required - {project["name"]} == set(), "imported and not required"
+    required, own = _names(_project(folder)["dependencies"]), {_project(folder)["name"]}
+    lazily = LAZILY if folder == TOOLS else set()
+    assert named - required - own - lazily == set(), "imported and not required"
     assert required - named - NAMED_BY_NOBODY == set(), "required and not imported"
 
 
-@pytest.mark.parametrize("name", EXTRAS)
-def test_an_extra_is_what_its_folder_imports_besides(name: str) -> None:
-    required = {
-        canonicalize_name(Requirement(item).name) for item in _project(ROOT / "shared")["dependencies"]
-    }
-    extra = {canonicalize_name(Requirement(item).name) for item in _extra(name)}
-    imports = set().union(*map(_imports, EXTRAS[name]))
-    assert _distributions(imports) - required - {"giornata"} == extra
+@pytest.mark.parametrize(("folder", "name"), EXTRAS, ids=lambda value: getattr(value, "name", value))
+def test_an_extra_is_what_its_sources_import_besides(folder: Path, name: str) -> None:
+    required, extra = _names(_project(folder)["dependencies"]), _names(_extras(folder)[name])
+    imports = set().union(*(_imports(part) for part in _parts(folder, name)))
+    own = {"giornata", canonicalize_name(_project(folder)["name"])}
+    assert _distributions(imports) - required - own - extra == set(), "imported and not named"
+    assert extra - _distributions(imports) - RUN_BY_NAME - SERVICES - NAMED_BY_NOBODY == set(), (
+        "named and not used"
+    )
     assert extra & required == set(), "required anyway"
 
 
-def test_the_program_asks_for_exactly_its_extra() -> None:
-    assert sorted(NEEDED.values()) == sorted(_extra("cli"))
-    assert _project(ROOT / "shared")["scripts"] == {"giornata": "giornata_tools.cli.__main__:main"}
+def test_what_the_launcher_starts_is_in_its_extra() -> None:
+    assert _names(_extras(TOOLS)["local"]) >= SERVICES
 
 
-def test_launcher_and_tests_import_nothing_that_came_by_chance() -> None:
+def test_tests_import_nothing_that_came_by_chance() -> None:
     named = _distributions(_imports(ROOT / "deploy") | _imports(ROOT / "tests"))
-    projects = [_project(folder) for folder in FOLDERS]
-    services = {canonicalize_name(project["name"]) for project in projects}
-    services |= {canonicalize_name(Requirement(item).name) for p in projects for item in p["dependencies"]}
-    services |= {canonicalize_name(Requirement(item).name) for item in _extras()}
-    development = {canonicalize_name(item) for item in _development()}
+    services: set[str] = {canonicalize_name(_project(folder)["name"]) for folder in FOLDERS}
+    services |= {name for folder in FOLDERS for name in _names(_project(folder)["dependencies"])}
+    services |= {name for folder, extra in EXTRAS for name in _names(_extras(folder)[extra])}
+    development = _names(_development())
     assert named - development - services == set(), "imported and named nowhere"
-    assert development - named == RUN_BY_NAME, "named and not used"
+    assert development - named == RUN_BY_NAME - services, "named and not used"
     assert development & services == set(), "named twice"
 
 
 def test_everything_brought_in_is_pinned_to_what_is_installed() -> None:
     pins = _pins()
     ahead = [Requirement(item) for folder in FOLDERS for item in _project(folder)["dependencies"]]
-    ahead += [Requirement(item) for item in (*_extras(), *_development())]
+    ahead += [Requirement(item) for folder, extra in EXTRAS for item in _extras(folder)[extra]]
+    ahead += [Requirement(item) for item in _development()]
     seen: set[tuple[str, str]] = set()
     while ahead:
         requirement = ahead.pop()
@@ -166,6 +190,8 @@ def test_everything_brought_in_is_pinned_to_what_is_installed() -> None:
             seen.add((name, extra))
             needs = [Requirement(item) for item in metadata.requires(name) or []]
             ahead += [need for need in needs if not need.marker or need.marker.evaluate({"extra": extra})]
-    found = {name: metadata.version(name).partition("+")[0] for name, _ in seen if name != "giornata"}
+    found = {
+        name: metadata.version(name).partition("+")[0] for name, _ in seen if not name.startswith("giornata")
+    }
     assert {name: pins.get(name) for name in found} == found
     assert pins.keys() - found.keys() == {"pip"}, "pinned and not needed"

@@ -1,4 +1,4 @@
-"""The keys' file as the gateway reads it: anew after a change, never less than before for a broken one."""
+"""The keys' file as the gateway reads it: again after a change; a broken file takes no key away."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Clock:
 
 
 def replaced(path: Path, text: str) -> None:
-    """As `giornata keys` and container platforms do it: another file under the same name."""
+    """Put another file under the same name, as `giornata keys` and container platforms do."""
     new = path.with_suffix(".new")
     new.write_text(text)
     os.replace(new, path)  # noqa: PTH105 - as above

@@ -12,8 +12,9 @@ from giornata.wire.jobs import BlobRef, Priority
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_gateway.fleet.watch import FleetWatch
-from giornata_gateway.jobs.preparation import Order, Preparation
+from giornata_gateway.config import GatewayConfig
+from giornata_gateway.fleet.watch import FleetListener
+from giornata_gateway.jobs.preparation import EditOrder, Preparation
 
 CARD = ModelCard(
     name="tiny", family=Family.FLUX_FILL, digest="d", vae_scale_factor=8, latent_channels=16, max_text_tokens=48,
@@ -21,19 +22,19 @@ CARD = ModelCard(
 )  # fmt: skip
 
 
-def order_of(image: bytes | BlobRef, mask: bytes) -> Order:
-    return Order(
+def order_of(image: bytes | BlobRef, mask: bytes) -> EditOrder:
+    return EditOrder(
         EditParameters(prompt="x"), image, mask, "alice", Priority.BATCH, Deadline.after_ms(60_000), None
     )
 
 
 def preparation_of(blobs: MemoryBlobs, tasks: asyncio.TaskGroup) -> Preparation:
-    fleet = FleetWatch(bridged_s=0)
+    fleet = FleetListener(bridged_s=0)
     for service in (ServiceName.PREPOST, ServiceName.DENOISER):
         fleet.hear(
             ServiceState(service=service, instance=service, host="h", version="1", ready=True, models=(CARD,))
         )
-    return Preparation(blobs, fleet, tasks, gateway="gateway-1", result_ttl_s=60)
+    return Preparation(GatewayConfig(instance="gateway-1", result_ttl_s=60), blobs, fleet, tasks)
 
 
 async def test_nothing_stays_of_an_order_whose_mask_finds_no_room() -> None:

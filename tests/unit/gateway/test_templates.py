@@ -8,15 +8,10 @@ from giornata.wire.errors import BadRequest, InvalidField, RowPoisoned, UnknownF
 from giornata.wire.templates import TemplateRecord, TemplateState
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.fleet.metrics import template_metrics
-from giornata_gateway.intake.rules.forms import Upload, check_source
-from giornata_gateway.views.templates import (
-    MAX_WAIT_MS,
-    check_query,
-    query_number,
-    read_template_form,
-    template_list,
-    template_view,
-)
+from giornata_gateway.http.templates import MAX_WAIT_MS
+from giornata_gateway.intake.rules.forms import Upload, check_source, read_template_form
+from giornata_gateway.intake.rules.queries import check_query, query_number
+from giornata_gateway.views.templates import template_list, template_view
 from tests.contract.messages import TEMPLATE, WORKER
 
 

@@ -1,4 +1,4 @@
-"""Who asks: keys by their hashes, limits of tenants, pages of other sites, addresses that others reach."""
+"""Tenants: keys by their hashes, limits, pages of other sites, addresses that other machines reach."""
 
 from __future__ import annotations
 

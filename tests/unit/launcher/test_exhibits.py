@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.ndimage import label
 
-from giornata_tools.launcher.exhibits import BESIDE_THE_ASTRONAUT, exhibits, paint, smooth
+from giornata_tools.launcher.demo.exhibits import BESIDE_THE_ASTRONAUT, exhibits, paint, smooth
 
 
 def test_the_spline_runs_through_every_point() -> None:

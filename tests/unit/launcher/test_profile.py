@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from giornata import families
-from giornata_tools.launcher.model import TRAINED, Model
+from giornata_tools.checkout import TRAINED
+from giornata_tools.launcher.model import Model
 from giornata_tools.launcher.up import profile_env
 from tests.fakes.profiles import PROFILE
 

@@ -7,12 +7,13 @@ import json
 import numpy as np
 import pytest
 
+from giornata.wire.fleet import InstanceView
 from giornata.wire.times import StageTimes
-from giornata_tools.launcher.report import (
+from giornata.wire.workers import ServiceName
+from giornata_tools.launcher.demo.report import (
     ORACLE_LIMIT,
+    DemoReport,
     EditReport,
-    Instance,
-    Report,
     ServiceReport,
     failings,
     max_abs_diff,
@@ -40,8 +41,8 @@ def edit(**changes: object) -> EditReport:
     ).model_copy(update=changes)
 
 
-def report(*edits: EditReport) -> Report:
-    return Report(
+def report(*edits: EditReport) -> DemoReport:
+    return DemoReport(
         model="tiny-flux-fill",
         edits=edits or (edit(),),
         services={"gateway": ServiceReport(instances=1, version="0.1.0")},
@@ -114,12 +115,27 @@ def test_the_file_has_the_promised_names() -> None:
     assert fields["services"] == {"gateway": {"instances": 1, "version": "0.1.0"}}
 
 
+def instance(service: ServiceName, version: str, *, ready: bool = True) -> InstanceView:
+    return InstanceView(
+        service=service,
+        instance=f"{service}-1",
+        host="h",
+        version=version,
+        ready=ready,
+        draining=False,
+        active=True,
+        models=[],
+        running_rows=0,
+        waiting_rows=0,
+    )
+
+
 def test_services_are_counted_by_ready_instances() -> None:
     fleet = [
-        Instance(service="router", version="0.1.0", ready=True),
-        Instance(service="denoiser", version="0.1.0", ready=True),
-        Instance(service="denoiser", version="0.2.0", ready=True),
-        Instance(service="denoiser", version="0.3.0", ready=False),
+        instance(ServiceName.ROUTER, "0.1.0"),
+        instance(ServiceName.DENOISER, "0.1.0"),
+        instance(ServiceName.DENOISER, "0.2.0"),
+        instance(ServiceName.DENOISER, "0.3.0", ready=False),
     ]
     assert services_of(fleet) == {
         "denoiser": ServiceReport(instances=2, version="0.1.0, 0.2.0"),

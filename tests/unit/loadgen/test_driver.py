@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from giornata_tools.loadgen.arrivals import arrival_times
 from giornata_tools.loadgen.driver import Send, drive
-from giornata_tools.loadgen.outcomes import NOT_SENT, Answer, Outcome
-from giornata_tools.loadgen.workload import Request, Shape
+from giornata_tools.loadgen.outcomes import NOT_SENT, Outcome, ServerAnswer
+from giornata_tools.loadgen.workload import MaskShape, Request
 from tests.fakes import virtual_time
 from tests.fakes.virtual_time import VirtualLoop
 
 
 def due(*times: float) -> list[Request]:
-    return [Request(at_s, 0, 0.1, None, 1, seed, Shape.BLOB) for seed, at_s in enumerate(times)]
+    return [Request(at_s, 0, 0.1, None, 1, seed, MaskShape.BLOB) for seed, at_s in enumerate(times)]
 
 
 def driven(requests: list[Request], send: Send, limit: int = 1000) -> list[Outcome]:
@@ -27,9 +27,9 @@ def driven(requests: list[Request], send: Send, limit: int = 1000) -> list[Outco
     return outcomes
 
 
-async def slowly(_: Request) -> Answer:
+async def slowly(_: Request) -> ServerAnswer:
     await asyncio.sleep(100)
-    return Answer(1)
+    return ServerAnswer(1)
 
 
 @given(times=st.lists(st.floats(0, 50), min_size=1, max_size=40).map(sorted))
@@ -43,10 +43,10 @@ def test_requests_leave_when_they_are_due_although_nobody_answers(times: list[fl
 def test_a_server_that_is_too_slow_for_the_rate_does_not_slow_the_generator() -> None:
     serving = asyncio.Lock()
 
-    async def one_at_a_time(_: Request) -> Answer:
+    async def one_at_a_time(_: Request) -> ServerAnswer:
         async with serving:
             await asyncio.sleep(1)
-        return Answer(1)
+        return ServerAnswer(1)
 
     outcomes = driven(due(*arrival_times(4.0, 20.0, seed=0)), one_at_a_time)
     assert max(outcome.late_s for outcome in outcomes) < 1e-6
@@ -56,11 +56,11 @@ def test_a_server_that_is_too_slow_for_the_rate_does_not_slow_the_generator() ->
 
 
 def test_a_slow_generator_is_found_out_and_does_not_flatter_the_server() -> None:
-    async def computing(_: Request) -> Answer:
+    async def computing(_: Request) -> ServerAnswer:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         loop.pass_time(2.0)  # before anything leaves
-        return Answer(1)
+        return ServerAnswer(1)
 
     outcomes = driven(due(0.0, 1.0, 2.0), computing)
     assert [outcome.late_s for outcome in outcomes] == pytest.approx([0.0, 1.0, 2.0])
@@ -70,7 +70,7 @@ def test_a_slow_generator_is_found_out_and_does_not_flatter_the_server() -> None
 def test_who_is_due_while_too_many_wait_is_an_error_and_not_sent() -> None:
     asked: list[int] = []
 
-    async def send(request: Request) -> Answer:
+    async def send(request: Request) -> ServerAnswer:
         asked.append(request.seed)
         return await slowly(request)
 

@@ -19,7 +19,7 @@ from giornata_tools.loadgen.masks import mask, mask_file
 from giornata_tools.loadgen.material import given as templates_of
 from giornata_tools.loadgen.material import made, material
 from giornata_tools.loadgen.pictures import generated, upright_size
-from giornata_tools.loadgen.workload import Shape, Workload, draw
+from giornata_tools.loadgen.workload import MaskShape, Workload, draw
 
 sides = st.integers(16, 200)
 
@@ -29,11 +29,11 @@ sides = st.integers(16, 200)
     width=sides,
     height=sides,
     ratio=st.floats(0, 1),
-    shape=st.sampled_from(Shape),
+    shape=st.sampled_from(MaskShape),
     seed=st.integers(0, 2**31 - 1),
 )
 def test_a_mask_is_one_patch_of_its_ratio(
-    width: int, height: int, ratio: float, shape: Shape, seed: int
+    width: int, height: int, ratio: float, shape: MaskShape, seed: int
 ) -> None:
     marked = mask(width, height, ratio, shape, seed)
     assert marked.shape == (height, width)
@@ -44,18 +44,18 @@ def test_a_mask_is_one_patch_of_its_ratio(
 
 @given(ratio=st.floats(0.02, 0.4), seed=st.integers(0, 2**31 - 1))
 def test_a_square_is_as_wide_as_high(ratio: float, seed: int) -> None:
-    rows, columns = np.nonzero(mask(128, 128, ratio, Shape.SQUARE, seed))
+    rows, columns = np.nonzero(mask(128, 128, ratio, MaskShape.SQUARE, seed))
     assert abs(int(np.ptp(rows)) - int(np.ptp(columns))) <= 1
 
 
 def test_masks_lie_at_other_places_and_equal_seeds_at_the_same() -> None:
-    masks = [mask(64, 64, 0.1, Shape.BLOB, seed) for seed in (1, 1, 2)]
+    masks = [mask(64, 64, 0.1, MaskShape.BLOB, seed) for seed in (1, 1, 2)]
     assert np.array_equal(masks[0], masks[1])
     assert not np.array_equal(masks[0], masks[2])
 
 
 def test_a_mask_file_marks_for_the_system_what_was_asked_for() -> None:
-    marked = mask(48, 32, 0.2, Shape.BLOB, seed=3)
+    marked = mask(48, 32, 0.2, MaskShape.BLOB, seed=3)
     picture = np.zeros((32, 48, 3), np.uint8)
     read = decode(mask_file(marked), 48 * 32, "mask").pixels
     assert np.array_equal(edited_region(picture, read, MaskMode.AUTO), marked)
@@ -82,7 +82,7 @@ def test_what_is_no_picture_is_told_by_its_number() -> None:
 
 
 def test_there_are_files_for_every_request_and_no_others() -> None:
-    workload = Workload((0.1, 0.3), None, {1: 1.0}, zipf(50, 1.0), Shape.BLOB)
+    workload = Workload((0.1, 0.3), None, {1: 1.0}, zipf(50, 1.0), MaskShape.BLOB)
     requests = draw([0.0, 1.0, 2.0], workload, seed=0)
     files = material(requests, made(requests, 32, 48, seed=0))
     assert files.templates.keys() == {request.template for request in requests}

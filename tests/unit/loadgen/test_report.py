@@ -12,22 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from giornata_tools.loadgen.charts import Drawn, svg
-from giornata_tools.loadgen.outcomes import Answer, Outcome, judged
+from giornata_tools.loadgen.charts import Chart, Drawn
+from giornata_tools.loadgen.drawing import figure, svg
+from giornata_tools.loadgen.outcomes import Outcome, ServerAnswer, judged
 from giornata_tools.loadgen.plots import charts
-from giornata_tools.loadgen.report import WIDTH, Run, notes, table, value
+from giornata_tools.loadgen.report import WIDTH, MeasuredRun, notes, table, value
 from giornata_tools.loadgen.statistics import Figures, figures, spread
-from giornata_tools.loadgen.workload import Request, Shape
+from giornata_tools.loadgen.workload import MaskShape, Request
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def request(at_s: float, n: int = 1) -> Request:
-    return Request(at_s, 0, 0.25, 8, n, round(at_s * 1000), Shape.BLOB)
+    return Request(at_s, 0, 0.25, 8, n, round(at_s * 1000), MaskShape.BLOB)
 
 
 def ended(at_s: float, latency_s: float, code: str | None = None, late_s: float = 0.0) -> Outcome:
-    answer = Answer(code=code, message="why") if code else Answer(1)
+    answer = ServerAnswer(code=code, message="why") if code else ServerAnswer(1)
     return Outcome(request(at_s), at_s + latency_s, answer, at_s + late_s, 1)
 
 
@@ -54,15 +55,17 @@ def test_an_answer_is_judged_by_status_and_form(status: int, body: Any, answer: 
 
 
 def test_what_is_no_json_is_told_as_it_is() -> None:
-    assert judged(502, b"<html>\xff", 1) == Answer(0, "http_502", "<html>\ufffd")
+    assert judged(502, b"<html>\xff", 1) == ServerAnswer(0, "http_502", "<html>\ufffd")
     assert judged(200, b"\x89PNG", 1).code == "not_an_image_answer"
 
 
 def test_fewer_pictures_than_asked_for_are_an_error_with_the_servers_code() -> None:
     told: dict[str, Any] = {"data": [{"b64_json": "x"}]}
-    assert judged(200, json.dumps(told).encode(), 2) == Answer(1, "pictures_missing", "1 of 2 pictures came")
+    assert judged(200, json.dumps(told).encode(), 2) == ServerAnswer(
+        1, "pictures_missing", "1 of 2 pictures came"
+    )
     told["giornata"] = {"errors": [{"index": 1, "error": {"code": "row_poisoned", "message": "bad"}}]}
-    assert judged(200, json.dumps(told).encode(), 2) == Answer(1, "row_poisoned", "bad")
+    assert judged(200, json.dumps(told).encode(), 2) == ServerAnswer(1, "row_poisoned", "bad")
     told["giornata"] = {"errors": ["?"]}
     assert judged(200, json.dumps(told).encode(), 2).code == "pictures_missing"
 
@@ -101,7 +104,7 @@ def test_errors_count_by_code_and_against_the_goodput_and_not_in_latencies() -> 
             ended(15.0, 0.1, "queue_full"),
             ended(16.0, 0.1, "timeout"),
             ended(17.0, 0.1, "queue_full"),
-            Outcome(request(18.0), 18.0, Answer(code="too_many_in_flight")),
+            Outcome(request(18.0), 18.0, ServerAnswer(code="too_many_in_flight")),
         ]
     )
     assert found.errors == {"queue_full": 2, "timeout": 1, "too_many_in_flight": 1}
@@ -122,7 +125,7 @@ def test_throughput_counts_until_the_last_answer() -> None:
 
 
 def test_lateness_is_of_what_was_sent() -> None:
-    found = figures_of([ended(10.0, 1.0, late_s=0.5), Outcome(request(11.0), 11.0, Answer(code="x"))])
+    found = figures_of([ended(10.0, 1.0, late_s=0.5), Outcome(request(11.0), 11.0, ServerAnswer(code="x"))])
     assert found.late_s is not None
     assert found.late_s.mean == 0.5
 
@@ -135,12 +138,12 @@ def test_what_did_not_end_is_counted_apart() -> None:
     assert (found.slo_share, found.goodput_per_s) == (None, None)
 
 
-def run(target: str, rate: float | None, *latencies: float, slo_s: float | None = 2.0) -> Run:
+def run(target: str, rate: float | None, *latencies: float, slo_s: float | None = 2.0) -> MeasuredRun:
     outcomes = [ended(10.0 + place, latency) for place, latency in enumerate(latencies)]
-    return Run(target, rate, 10.0, tuple(outcomes), figures_of(outcomes, slo_s=slo_s))
+    return MeasuredRun(target, rate, 10.0, tuple(outcomes), figures_of(outcomes, slo_s=slo_s))
 
 
-def printed(runs: list[Run]) -> str:
+def printed(runs: list[MeasuredRun]) -> str:
     console = Console(width=WIDTH)
     with console.capture() as capture:
         console.print(table(runs))
@@ -165,7 +168,7 @@ def test_notes_tell_errors_with_a_reason_and_a_slow_generator() -> None:
     outcomes = [ended(10.0, 1.0, late_s=0.9), ended(11.0, 1.0, "queue_full")]
     planned = [*(outcome.request for outcome in outcomes), request(13.0)]
     found = figures(planned, outcomes, warmup_s=10.0, seconds=20.0, slo_s=None)
-    told = notes([Run("ours", 3.0, 10.0, tuple(outcomes), found)])
+    told = notes([MeasuredRun("ours", 3.0, 10.0, tuple(outcomes), found)])
     assert told == [
         "ours, 3/s: 1 x queue_full: why",
         "ours, 3/s: 1 requests were given up without an answer or not sent.",
@@ -181,50 +184,59 @@ def test_the_report_has_every_request() -> None:
     assert told["requests"][0]["mask_ratio"] == 0.25
 
 
-def drawn(text: str) -> ET.Element:
-    return ET.fromstring(text)  # noqa: S314 - our own
-
-
 def test_one_rate_has_two_charts_and_several_have_five() -> None:
     one = charts([run("ours", 1.0, 1.0, 3.0, 2.0)])
     assert one.keys() == {"latency_cdf.svg", "latency_over_time.svg"}
-    assert len(drawn(one["latency_over_time.svg"]).findall(f"{SVG}circle")) == 3
+    assert one["latency_over_time.svg"].lines == {"1/s": [(0.0, 1.0), (1.0, 3.0), (2.0, 2.0)]}
     two = charts([run(name, rate, 1.0, 3.0) for rate in (1.0, 2.0) for name in ("ours", "theirs")])
     assert two.keys() - one.keys() == {"latency_by_rate.svg", "throughput_by_rate.svg", "slo_by_rate.svg"}
-    names = {text.text for text in drawn(two["latency_by_rate.svg"]).iter(f"{SVG}text")}
-    assert {"ours P50", "ours P99", "theirs P95"} <= names
-    assert len(drawn(two["slo_by_rate.svg"]).findall(f"{SVG}polyline")) == 2
+    assert {"ours P50", "ours P99", "theirs P95"} <= two["latency_by_rate.svg"].lines.keys()
+    assert two["slo_by_rate.svg"].lines == {name: [(1.0, 0.5), (2.0, 0.5)] for name in ("ours", "theirs")}
 
 
 def test_without_an_answer_there_is_no_chart() -> None:
     outcomes = [ended(10.0, 1.0, "timeout")]
-    assert charts([Run("ours", 1.0, 10.0, tuple(outcomes), figures_of(outcomes))]) == {}
+    assert charts([MeasuredRun("ours", 1.0, 10.0, tuple(outcomes), figures_of(outcomes))]) == {}
 
 
 def test_the_last_point_of_a_cdf_is_the_slowest_request() -> None:
-    [line] = drawn(charts([run("ours", 1.0, *range(1, 1000))])["latency_cdf.svg"]).findall(f"{SVG}polyline")
-    xs, ys = zip(*(point.split(",") for point in line.attrib["points"].split()), strict=True)
-    assert max(map(float, xs)) == float(xs[-1])
-    assert float(ys[-1]) == min(map(float, ys)), "a share of 1 is at the top"
-    assert len(xs) < 600
+    [points] = charts([run("ours", 1.0, *range(1, 1000))])["latency_cdf.svg"].lines.values()
+    assert points[-1] == (999.0, 1.0)
+    assert max(points) == points[-1]
+    assert len(points) < 600
 
 
-def test_a_chart_is_xml_with_a_line_a_system_and_escaped_names() -> None:
-    chart = drawn(svg("P50", "rate", "s", {"a < b": [(1, 0.5), (2, 4.0)], "c": [(1, 1.0)]}))
-    assert len(chart.findall(f"{SVG}polyline")) == 2
-    assert len(chart.findall(f"{SVG}circle")) == 3
-    assert "a < b" in [text.text for text in chart.iter(f"{SVG}text")]
-    heights = [float(circle.attrib["cy"]) for circle in chart.findall(f"{SVG}circle")]
-    assert heights[1] < heights[2] < heights[0], "higher values lie higher"
+CHART = Chart("P50", "rate", "s", {"a < b": [(1, 0.5), (2, 4.0)], "c": [(1, 1.0)]}, logarithmic=True)
+
+
+def test_a_chart_has_a_line_a_system_with_its_points() -> None:
+    drawn = figure(CHART)
+    [axes] = drawn.axes
+    assert [np.asarray(line.get_xydata()).tolist() for line in axes.lines] == [
+        [[1, 0.5], [2, 4.0]],
+        [[1, 1.0]],
+    ]
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["a < b", "c"]
+    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("P50", "rate", "s")
+    assert (axes.get_yscale(), axes.get_xlim()[0]) == ("log", 0)
 
 
 def test_a_linear_axis_begins_at_nothing_and_points_need_no_line() -> None:
-    chart = drawn(svg("", "", "", {"a": [(0, 0.0), (1, 0.5), (1, 1.0)]}, logarithmic=False, drawn=Drawn.DOTS))
-    assert chart.findall(f"{SVG}polyline") == []
-    low, middle, high = (float(circle.attrib["cy"]) for circle in chart.findall(f"{SVG}circle"))
-    assert low - middle == pytest.approx(middle - high)
+    [axes] = figure(Chart("", "", "", {"a": [(0, 0.0), (1, 0.5), (1, 1.0)]}, Drawn.DOTS)).axes
+    assert (axes.get_yscale(), axes.get_ylim()[0]) == ("linear", 0)
+    [line] = axes.lines
+    assert (line.get_linestyle(), line.get_marker()) == ("None", ".")
+
+
+def test_equal_charts_are_equal_files_that_can_be_read_on_any_page() -> None:
+    text = svg(figure(CHART))
+    assert text == svg(figure(CHART))
+    found = ET.fromstring(text)  # noqa: S314 - our own
+    assert "a < b" in [one.text for one in found.iter(f"{SVG}text")], "text stays text"
+    ground = next(path for path in found.iter(f"{SVG}path") if path.attrib.get("style"))
+    assert "fill: #ffffff" in ground.attrib["style"], "also on a dark page"
 
 
 def test_a_chart_without_points_is_refused() -> None:
     with pytest.raises(ValueError, match="one point"):
-        svg("", "", "", {})
+        figure(Chart("", "", "", {}))

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from giornata_tools.loadgen import facts, trace
 from giornata_tools.loadgen.arrivals import arrival_times
 from giornata_tools.loadgen.distributions import at_percentile, chosen, zipf
-from giornata_tools.loadgen.schedule import Arriving, drawn, replayed
-from giornata_tools.loadgen.workload import MAX_SEED, Request, Shape, Workload, draw, faster
+from giornata_tools.loadgen.schedule import Arrivals, drawn, replayed
+from giornata_tools.loadgen.workload import MAX_SEED, MaskShape, Request, Workload, draw, faster
 
 PRODUCTION = Workload(
-    facts.MASK_RATIOS["production"], facts.STEPS, facts.IMAGES, zipf(4, facts.ZIPF), Shape.BLOB
+    facts.MASK_RATIOS["production"], facts.STEPS, facts.IMAGES, zipf(4, facts.ZIPF), MaskShape.BLOB
 )
-FIXED = Workload((0.2, 0.2), {8: 1.0}, {2: 1.0}, {0: 1.0}, Shape.SQUARE)
+FIXED = Workload((0.2, 0.2), {8: 1.0}, {2: 1.0}, {0: 1.0}, MaskShape.SQUARE)
 
 
 @settings(max_examples=30)
@@ -89,8 +89,8 @@ def test_templates_are_as_popular_as_they_should_be() -> None:
 
 def test_what_is_fixed_is_the_same_for_all() -> None:
     for request in draw([0.0, 1.0], FIXED, seed=0):
-        assert (request.mask_ratio, request.steps, request.n, request.shape) == (0.2, 8, 2, Shape.SQUARE)
-    [request] = draw([0.0], Workload((0.2, 0.2), None, {1: 1.0}, {0: 1.0}, Shape.BLOB), seed=0)
+        assert (request.mask_ratio, request.steps, request.n, request.shape) == (0.2, 8, 2, MaskShape.SQUARE)
+    [request] = draw([0.0], Workload((0.2, 0.2), None, {1: 1.0}, {0: 1.0}, MaskShape.BLOB), seed=0)
     assert request.steps is None
 
 
@@ -102,7 +102,7 @@ requests = st.builds(
     steps=st.none() | st.integers(1, 200),
     n=st.integers(1, 10),
     seed=st.integers(0, MAX_SEED),
-    shape=st.sampled_from(Shape),
+    shape=st.sampled_from(MaskShape),
 )
 
 
@@ -111,7 +111,7 @@ requests = st.builds(
     suffix=st.sampled_from(trace.SUFFIXES),
 )
 def test_what_was_written_is_read_again(found: list[Request], suffix: str) -> None:
-    served = Workload((0.2, 0.2), None, {2: 1.0}, {0: 1.0}, Shape.SQUARE)
+    served = Workload((0.2, 0.2), None, {2: 1.0}, {0: 1.0}, MaskShape.SQUARE)
     assert trace.complete(trace.read(trace.write(found, suffix), suffix), served, seed=5) == found
 
 
@@ -148,7 +148,7 @@ def test_a_trace_can_be_replayed_faster() -> None:
 
 
 def test_every_rate_is_a_load_that_goes_on_after_the_warm_up() -> None:
-    slow, fast = drawn(Arriving((2.0, 20.0), 1.0, 100.0), FIXED, warmup_s=50.0, seed=0)
+    slow, fast = drawn(Arrivals((2.0, 20.0), 1.0, 100.0), FIXED, warmup_s=50.0, seed=0)
     assert (slow.rate, slow.warmup_s, slow.seconds) == (2.0, 50.0, 100.0)
     assert len(slow.requests) == pytest.approx(300, rel=0.2)
     assert len(fast.requests) == pytest.approx(3000, rel=0.1)
@@ -157,7 +157,7 @@ def test_every_rate_is_a_load_that_goes_on_after_the_warm_up() -> None:
 
 def test_a_load_without_a_measured_request_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no request of 0\.001 requests a second is due within 1 s"):
-        drawn(Arriving((0.001,), 1.0, 1.0), FIXED, warmup_s=0.0, seed=0)
+        drawn(Arrivals((0.001,), 1.0, 1.0), FIXED, warmup_s=0.0, seed=0)
     lines = trace.read("timestamp\n1\n", ".csv")
     with pytest.raises(ValueError, match="no request of the trace"):
         replayed(lines, FIXED, speed=1.0, warmup_s=2.0, seed=0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
 
-from giornata.planning.regression import Fit, Online, fit
+from giornata.planning.regression import Online, fit
 
 NAMES = ("offset", "tokens", "pairs")
 TRUE = np.array([3.0, 0.02, 1e-6])
@@ -66,13 +66,13 @@ def test_relative_residuals_count_short_and_long_times_alike() -> None:
 
 
 def test_online_fits_as_often_as_it_is_told() -> None:
-    online, offline = Online(OFFLINE, every=10), np.asarray(OFFLINE.weights)
+    online, offline = Online(OFFLINE, every=10), np.asarray(OFFLINE)
     for count, (x, t) in enumerate(zip(*samples(1), strict=True), start=1):
         online.update(x.tolist(), float(t))
         assert (online.weights == offline).all() == (count < 10)
 
 
-OFFLINE = Fit(NAMES, tuple(TRUE * [1, 2, 1]), 1.0, 0.0, 0.0, 10)
+OFFLINE = tuple((TRUE * [1, 2, 1]).tolist())
 
 
 def test_online_the_machines_own_times_win() -> None:

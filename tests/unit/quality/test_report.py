@@ -6,23 +6,24 @@ import io
 import json
 import re
 
+import click
 import numpy as np
 import pytest
 from rich.console import Console
 
 from giornata.wire.requests import EditParameters
+from giornata_tools.cli.local.quality import quality
 from giornata_tools.model.scenes import Task
 from giornata_tools.quality import report, tables
-from giornata_tools.quality.__main__ import parser
 from giornata_tools.quality.cases import Case, draw, slots, spread
 from giornata_tools.quality.checker import Found
 from giornata_tools.quality.evaluation import assess
 from giornata_tools.quality.metrics import PSNR_CEILING_DB
 from giornata_tools.quality.page import outlined, page, panels
-from giornata_tools.quality.report import Gate, MaskBlur, Report, Run
+from giornata_tools.quality.report import Gate, MaskBlur, QualityReport, QualityRun
 from giornata_tools.quality.scoring import Addition, Removal, Scored, score, strayed_px
 
-RUN = Run(
+RUN = QualityRun(
     model="fresco",
     model_digest="0123456789abcdef",
     family="flux-fill",
@@ -159,7 +160,7 @@ def test_a_feather_may_change_its_own_pixels(additions: list[Case]) -> None:
 def test_numbers_survive_their_file(additions: list[Case], removals: list[Case]) -> None:
     found = assess(RUN, perfect([*additions, *removals]), None)
     text = found.model_dump_json()
-    assert Report.model_validate_json(text) == found
+    assert QualityReport.model_validate_json(text) == found
     assert [gate["holds"] for gate in json.loads(text)["gates"]] == [True] * 4
 
 
@@ -254,8 +255,8 @@ def test_the_terminal_shows_every_table_and_verdict(additions: list[Case], remov
 
 def test_flags_are_refused_where_they_make_no_sense() -> None:
     for flags in (["--limit", "0"], ["--steps", "-1"], ["--in-flight", "x"]):
-        with pytest.raises(SystemExit):
-            parser().parse_args(flags)
+        with pytest.raises(click.UsageError):
+            quality.make_context("quality", flags)
 
 
 def test_things_are_added_with_a_hard_edge_and_removed_as_users_get_it() -> None:

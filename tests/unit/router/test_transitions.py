@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from giornata.scheduling.demand import Demand
 from giornata.wire.errors import DeadlineExceeded, InternalError, JobCancelled
 from giornata.wire.jobs import Assignment, JobRecord, JobState, Row, RowState
+from giornata.wire.requests import Reuse
 from giornata.wire.times import ComputeTimes, StageTimes
-from giornata_router import transitions
-from giornata_router.ledger import Ledger
-from giornata_router.transitions import Times
+from giornata_router.rules import transitions
+from giornata_router.rules.transitions import Times
+from giornata_router.time_sheet import TimeSheet
 from tests.contract.messages import ENCODING, INSPECTION, JOB, REF
 
 WHY = "the worker fell silent"
@@ -62,8 +63,8 @@ STEPS: dict[str, Step] = {
     "take back": lambda r: transitions.taken_back(r, Assignment(r.attempt, "d1", ())),
     "denoise": latents,
     "end": finished,
-    "fail": lambda r: transitions.failed(r, DeadlineExceeded(), TIMES),
-    "cancel": lambda r: transitions.cancelled(r, JobCancelled(), TIMES),
+    "fail": lambda r: transitions.closed(r, DeadlineExceeded(), TIMES),
+    "cancel": lambda r: transitions.closed(r, JobCancelled(), TIMES),
 }
 
 
@@ -133,6 +134,21 @@ def test_a_demand_counts_only_what_is_still_to_be_computed() -> None:
     assert (demand.rows, demand.steps, demand.tokens) == (1, 1, INSPECTION.tokens)
 
 
+def test_a_demand_counts_the_compute_set_that_inspection_carries() -> None:
+    record = transitions.accepted(JOB)
+
+    def computed(**changed: object) -> int:
+        seen = INSPECTION.model_copy(update=changed)
+        [shape] = transitions.demand(record, seen, record.pending_rows, ENCODING).shapes
+        return shape.computed
+
+    assert computed() == 9, "of 12 tokens: the mask touches 4, and its halo is no square"
+    assert computed(compute_set=None) == 12, "reuse gains nothing"
+    off = JOB.model_copy(update={"parameters": JOB.parameters.model_copy(update={"reuse": Reuse.OFF})})
+    record = transitions.accepted(off)
+    assert computed() == 12
+
+
 def test_losses_up_to_the_limit_are_borne_by_each_picture() -> None:
     rows = failed_rows(2)
     assert transitions.exhausted((*rows, *rows), (), 3) is None
@@ -147,12 +163,12 @@ def test_a_ledger_adds_to_what_others_have_summed_up(monkeypatch: pytest.MonkeyP
     record = transitions.accepted(JOB).model_copy(
         update={"stage_ms": StageTimes(prepare=10, queue=1), "spent_ms": 11}
     )
-    ledger = Ledger(record, waited_ms=500)
-    with contextlib.suppress(ValueError), ledger.timing("prepare"):
+    sheet = TimeSheet(record, waited_ms=500)
+    with contextlib.suppress(ValueError), sheet.timing("prepare"):
         now += 0.25
         raise ValueError
-    ledger.compute("inspect", 3)
-    times = ledger.times()
+    sheet.compute("inspect", 3)
+    times = sheet.times()
     assert times.stage_ms == StageTimes(prepare=260, queue=501)
     assert times.compute_ms.inspect == 3
     assert times.spent_ms == 11 + 500 + 250, "what was waited is spent"
@@ -161,18 +177,18 @@ def test_a_ledger_adds_to_what_others_have_summed_up(monkeypatch: pytest.MonkeyP
 def test_rows_side_by_side_are_denoised_from_the_first_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    ledger = Ledger(transitions.accepted(TWO))
-    with ledger.denoising():
+    sheet = TimeSheet(transitions.accepted(TWO))
+    with sheet.denoising():
         now += 0.5
-        ledger.denoised(300.0)
+        sheet.denoised(300.0)
         now += 0.25
-        ledger.denoised(250.0)
-    spent = ledger.times().stage_ms
+        sheet.denoised(250.0)
+    spent = sheet.times().stage_ms
     assert spent.queue == pytest.approx(200)
     assert spent.denoise == pytest.approx(550)
-    with ledger.denoising():
+    with sheet.denoising():
         now += 0.125
-    assert ledger.times().stage_ms.queue == pytest.approx(325)
+    assert sheet.times().stage_ms.queue == pytest.approx(325)
 
 
 @given(failures=st.integers(0, 4), limit=st.integers(1, 5))

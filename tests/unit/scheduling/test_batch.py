@@ -132,6 +132,43 @@ def test_take_all_leaves_nothing() -> None:
     assert len(batch) == 0
 
 
+def test_a_row_that_is_not_ready_keeps_its_place_and_lets_others_step() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=10))
+    batch.submit([seat("adapter")], ready=False)
+    assert batch.admit() == ()
+    batch.submit([seat("a"), seat("b"), seat("c")])
+    assert names(batch.admit()) == ["a", "b"], "it takes no place in the step"
+    assert (names(batch.waiting), len(batch)) == (["adapter", "c"], 4)
+    batch.make_ready(RowKey("adapter", 1, 0))
+    batch.settle([], [RowKey("a", 1, 0)])
+    assert names(batch.admit()) == ["b", "adapter"], "it comes before what came after it"
+
+
+def test_a_row_that_is_not_ready_may_leave_and_come_again_ready() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=10))
+    for cancelled in (True, False):
+        batch.submit([seat("a")], ready=False)
+        assert names(batch.cancel("a") if cancelled else batch.take_all()) == ["a"]
+        batch.submit([seat("a")])
+        assert names(batch.admit()) == ["a"]
+        batch.settle([], [RowKey("a", 1, 0)])
+    batch.make_ready(RowKey("a", 1, 0))  # too late, and harmless
+    assert len(batch) == 0
+
+
+def test_background_rows_share_a_step_while_the_only_row_that_waits_is_not_ready() -> None:
+    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=10))
+    batch.submit([seat("a")])
+    batch.submit([seat("adapter")], ready=False)
+    batch.submit([replace(seat("x"), background=True)])
+    batch.submit([replace(seat("y"), background=True)], ready=False)
+    assert names(batch.admit()) == ["a", "x"]
+    batch.settle([], [RowKey("a", 1, 0), RowKey("x", 1, 0)])
+    assert batch.admit() == ()
+    batch.make_ready(RowKey("y", 1, 0))
+    assert names(batch.admit()) == ["y"]
+
+
 @given(st.integers(-1, 0), st.integers(-1, 0))
 def test_capacity_must_let_something_run(rows: int, tokens: int) -> None:
     with pytest.raises(ValueError, match="at least one row and one token"):
@@ -139,7 +176,7 @@ def test_capacity_must_let_something_run(rows: int, tokens: int) -> None:
 
 
 class Serving(RuleBasedStateMachine):
-    """Any order of submits, steps, ends and cancels against a plain list of what should be there."""
+    """Any order of submits, inputs, steps, ends and cancels against a plain list of what should be there."""
 
     submitted = Bundle("submitted")
 
@@ -147,20 +184,28 @@ class Serving(RuleBasedStateMachine):
         super().__init__()
         self.batch: Batch[Seat] = Batch(Capacity(rows=3, tokens=12))
         self.expected: list[RowKey] = []
+        self.unready: set[RowKey] = set()
         self.count = 0
 
-    @rule(target=submitted, tokens=st.integers(1, 20), job=st.sampled_from("xyz"))
-    def submit(self, tokens: int, job: str) -> RowKey:
+    @rule(target=submitted, tokens=st.integers(1, 20), job=st.sampled_from("xyz"), ready=st.booleans())
+    def submit(self, tokens: int, job: str, *, ready: bool) -> RowKey:
         self.count += 1
         member = Seat(RowKey(job, 1, self.count), tokens)
-        self.batch.submit([member])
+        self.batch.submit([member], ready=ready)
         self.expected.append(member.key)
+        if not ready:
+            self.unready.add(member.key)
         return member.key
+
+    @rule(key=submitted)
+    def make_ready(self, key: RowKey) -> None:
+        self.batch.make_ready(key)
+        self.unready.discard(key)
 
     @rule()
     def admit(self) -> None:
         running = self.batch.admit()
-        assert bool(running) == bool(self.expected)  # nobody starves
+        assert bool(running) == bool(set(self.expected) - self.unready)  # nobody starves
         assert len(running) <= self.batch.capacity.rows
         total = sum(member.tokens for member in running)
         assert total <= self.batch.capacity.tokens or len(running) == 1
@@ -176,11 +221,16 @@ class Serving(RuleBasedStateMachine):
     def cancel(self, key: RowKey) -> None:
         self.batch.cancel(key.job_id)
         self.expected = [k for k in self.expected if k.job_id != key.job_id]
+        self.unready &= set(self.expected)
 
     @invariant()
     def nobody_is_lost_and_order_is_kept(self) -> None:
-        present = [member.key for member in (*self.batch.running, *self.batch.waiting)]
-        assert present == self.expected
+        running, waiting = ([m.key for m in rows] for rows in (self.batch.running, self.batch.waiting))
+        assert sorted(running + waiting, key=self.expected.index) == self.expected
+        assert waiting == [key for key in self.expected if key in waiting], "in order of arrival"
+        assert not self.unready & set(running)
+        ready = [key for key in self.expected if key not in self.unready]
+        assert len(ready) >= len(running)
 
 
 TestServing = Serving.TestCase

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.backlog import Backlog, Outlook, RowLoad
-from giornata.scheduling.demand import Demand, Pace, RowShape, with_halo
+from giornata.scheduling.demand import Demand, Pace, RowShape
 from giornata.scheduling.policies import (
     POLICIES,
     Candidate,
@@ -139,11 +139,3 @@ def test_whoever_is_chosen_has_room(
         assert chosen in able
     elif policy not in {PolicyName.FINISH_TIME, PolicyName.DEADLINE_AWARE}:
         assert not able
-
-
-@given(touched=st.integers(0, 400), halo=st.integers(0, 5), image=st.integers(1, 400))
-def test_a_halo_adds_tokens_and_never_more_than_there_are(touched: int, halo: int, image: int) -> None:
-    computed = with_halo(min(touched, image), halo, image)
-    assert min(touched, image) - 1 <= computed <= image
-    assert with_halo(0, halo, image) == 0
-    assert with_halo(25, 1, 10_000) == 49

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from giornata.scheduling.policies import PolicyName
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.statistics import percentile
-from giornata_tools.loadgen.workload import Shape, Workload
-from giornata_tools.simulation.bound import Task, most_on_time
+from giornata_tools.loadgen.workload import MaskShape, Workload
+from giornata_tools.simulation.bound import PooledTask, most_on_time
 from giornata_tools.simulation.published import FLUX, FLUX_PICTURE, h800_flux
-from giornata_tools.simulation.scenario import Arriving, Scenario, fewest_workers
-from giornata_tools.simulation.simulator import Binding, Options
-from giornata_tools.simulation.worker import Templates
+from giornata_tools.simulation.scenario import Arrivals, Scenario, fewest_workers
+from giornata_tools.simulation.simulator import Binding, RunOptions
+from giornata_tools.simulation.tiers import TemplateSetting
 
 
-def brute(tasks: list[Task]) -> int:
+def brute(tasks: list[PooledTask]) -> int:
     """Every subset, in order."""
     for count in range(len(tasks), 0, -1):
         for kept in combinations(tasks, count):
@@ -35,31 +35,31 @@ def brute(tasks: list[Task]) -> int:
 
 
 @st.composite
-def ordered(draw: st.DrawFn) -> list[Task]:
+def ordered(draw: st.DrawFn) -> list[PooledTask]:
     drawn = draw(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6), st.integers(1, 8)), max_size=8))
     released = list(accumulate(gap for gap, _, _ in drawn))
     due = accumulate((at + more for at, (_, more, _) in zip(released, drawn, strict=True)), max)
     return [
-        Task(float(at), float(by), float(took))
+        PooledTask(float(at), float(by), float(took))
         for at, by, (_, _, took) in zip(released, due, drawn, strict=True)
     ]
 
 
 @given(ordered())
 @settings(max_examples=400)
-def test_the_rule_keeps_as_many_as_any_subset(tasks: list[Task]) -> None:
+def test_the_rule_keeps_as_many_as_any_subset(tasks: list[PooledTask]) -> None:
     assert most_on_time(tasks) == brute(tasks)
 
 
 def test_orders_that_disagree_are_refused() -> None:
     with pytest.raises(ValueError, match="by release and by deadline alike"):
-        most_on_time([Task(0.0, 5.0, 1.0), Task(1.0, 4.0, 1.0)])
+        most_on_time([PooledTask(0.0, 5.0, 1.0), PooledTask(1.0, 4.0, 1.0)])
 
 
 def scenario(**fields: Any) -> Scenario:
-    work = Workload(facts.MASK_RATIOS["public"], facts.STEPS, {1: 0.8, 4: 0.2}, {0: 1.0}, Shape.SQUARE)
-    kept = Templates(preloaded=("t0",))
-    return replace(Scenario((h800_flux(),) * 2, work, Arriving(40.0, 0.0), FLUX_PICTURE, kept), **fields)
+    work = Workload(facts.MASK_RATIOS["public"], facts.STEPS, {1: 0.8, 4: 0.2}, {0: 1.0}, MaskShape.SQUARE)
+    kept = TemplateSetting(preloaded=("t0",))
+    return replace(Scenario((h800_flux(),) * 2, work, Arrivals(40.0, 0.0), FLUX_PICTURE, kept), **fields)
 
 
 @given(
@@ -81,7 +81,7 @@ def test_nothing_beats_the_bound(
 ) -> None:
     made = scenario(machines=tuple(replace(h800_flux(rows), slowness=slow) for slow in slowness))
     jobs = made.jobs(max(rate, 0.3), seed)
-    latencies = made.run(jobs, Options(policy=policy, binding=binding)).latencies()
+    latencies = made.run(jobs, RunOptions(policy=policy, binding=binding)).latencies()
     bound = made.bound(jobs)
     for percent in (50, 95, 100):
         assert bound.percentile(percent) <= percentile(latencies, percent) + 1e-6
@@ -91,7 +91,7 @@ def test_nothing_beats_the_bound(
 def test_the_bound_is_met_by_a_job_alone_and_grows_with_the_load() -> None:
     made = scenario()
     [only, *_] = jobs = made.jobs(4.0, 1)
-    alone = made.run([only], Options()).latencies()
+    alone = made.run([only], RunOptions()).latencies()
     assert made.bound([only]).percentile(95) == pytest.approx(alone[0], abs=0.01)
     at_once = made.bound(jobs).percentile(95)
     assert at_once > 2 * made.bound(made.jobs(0.4, 1)).percentile(95)
@@ -109,7 +109,7 @@ def test_published_times_are_met_by_the_costs_that_are_derived_from_them() -> No
 
 def test_as_few_workers_as_are_enough() -> None:
     made = scenario()
-    answer = fewest_workers(made, 1.0, Options(), slo_s=20.0, percent=95, seeds=(1, 2), most=16)
+    answer = fewest_workers(made, 1.0, RunOptions(), slo_s=20.0, percent=95, seeds=(1, 2), most=16)
     assert answer.workers is not None
     assert answer.tried[answer.workers] <= 20.0 < answer.tried[answer.workers - 1]
-    assert fewest_workers(made, 1.0, Options(), slo_s=0.1, percent=95, seeds=(1,), most=4).workers is None
+    assert fewest_workers(made, 1.0, RunOptions(), slo_s=0.1, percent=95, seeds=(1,), most=4).workers is None

@@ -18,12 +18,13 @@ from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.policies import PolicyName
 from giornata_tools.loadgen.arrivals import arrival_times
 from giornata_tools.loadgen.statistics import percentile
-from giornata_tools.simulation.jobs import DIGEST, MODEL, Job
+from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob
 from giornata_tools.simulation.machines import Machine, Storage
-from giornata_tools.simulation.results import Run, summary
+from giornata_tools.simulation.results import SimulatedRun, summary
 from giornata_tools.simulation.segments import Segment
-from giornata_tools.simulation.simulator import Binding, Options, Simulation, Stages
-from giornata_tools.simulation.worker import SimWorker, Templates
+from giornata_tools.simulation.simulator import Binding, RunOptions, Simulation, Stages
+from giornata_tools.simulation.tiers import TemplateSetting
+from giornata_tools.simulation.worker import SimWorker
 
 COSTS = StepCosts((10.0, 0.0, 1.0, 0.0, 0.0))
 """10 ms a step, and 1 ms a token."""
@@ -34,22 +35,22 @@ def shape(computed: int = 5, steps: int = 10, *, corrects: bool = False) -> RowS
     return RowShape(text=0, image=20, computed=computed, steps=steps, begun=not corrects)
 
 
-def job(number: int, at_s: float, *shapes: RowShape, template: str | None = "t0") -> Job:
-    return Job(f"j{number}", at_s, Demand(MODEL, DIGEST, shapes or (shape(),), template))
+def job(number: int, at_s: float, *shapes: RowShape, template: str | None = "t0") -> SimulatedJob:
+    return SimulatedJob(f"j{number}", at_s, Demand(MODEL, DIGEST, shapes or (shape(),), template))
 
 
 def simulated(
-    jobs: Sequence[Job],
+    jobs: Sequence[SimulatedJob],
     machines: Sequence[Machine] = (MACHINE,),
-    options: Options | None = None,
-    templates: Templates | None = None,
+    options: RunOptions | None = None,
+    templates: TemplateSetting | None = None,
     stages: Stages | None = None,
-) -> Run:
-    here = templates or Templates(preloaded=("t0",))
-    return Simulation(machines, jobs, options or Options(), templates=here, stages=stages).run()
+) -> SimulatedRun:
+    here = templates or TemplateSetting(preloaded=("t0",))
+    return Simulation(machines, jobs, options or RunOptions(), templates=here, stages=stages).run()
 
 
-def ends(run: Run) -> dict[str, float]:
+def ends(run: SimulatedRun) -> dict[str, float]:
     return {ended.job.job_id: ended.ended_s for ended in run.ended}
 
 
@@ -87,7 +88,7 @@ class Row:
     left: int
 
 
-def step_by_step(jobs: Sequence[Job], machine: Machine) -> dict[str, float]:
+def step_by_step(jobs: Sequence[SimulatedJob], machine: Machine) -> dict[str, float]:
     """One worker that takes every job at its arrival, one step after the other."""
     coming = [(j, s.load(machine.pace, reuses=True)) for j in jobs for s in j.demand.shapes]
     now, running, found = 0.0, list[Row](), dict[str, float]()
@@ -115,7 +116,7 @@ arrivals = st.lists(
 )
 
 
-def jobs_of(drawn: Sequence[tuple[int, Sequence[RowShape]]], templates: int = 1) -> list[Job]:
+def jobs_of(drawn: Sequence[tuple[int, Sequence[RowShape]]], templates: int = 1) -> list[SimulatedJob]:
     """No two arrive at once, and none at the end of a step: steps begin microseconds off."""
     ordered = sorted(drawn, key=lambda pair: pair[0])
     return [
@@ -128,7 +129,7 @@ def jobs_of(drawn: Sequence[tuple[int, Sequence[RowShape]]], templates: int = 1)
 @settings(deadline=None, max_examples=60)
 def test_jumping_over_equal_steps_changes_nothing(drawn: list[tuple[int, list[RowShape]]], rows: int) -> None:
     machine, jobs = replace(MACHINE, rows=rows), jobs_of(drawn)
-    run = simulated(jobs, [machine], Options(binding=Binding.ARRIVAL))
+    run = simulated(jobs, [machine], RunOptions(binding=Binding.ARRIVAL))
     assert ends(run) == pytest.approx(step_by_step(jobs, machine))
 
 
@@ -161,7 +162,7 @@ def test_every_job_ends_once_and_no_worker_computes_two_batches_at_a_time(
     cold: bool,
 ) -> None:
     jobs = jobs_of(drawn, templates=4)
-    templates = Templates(size_bytes=1.0, levels=3, preloaded=() if cold else ("t0", "t1"))
+    templates = TemplateSetting(size_bytes=1.0, levels=3, preloaded=() if cold else ("t0", "t1"))
     computed: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
     real = SimWorker._end
 
@@ -169,7 +170,7 @@ def test_every_job_ends_once_and_no_worker_computes_two_batches_at_a_time(
         computed[self.name].append((segment.began_s, now, len(segment.rows)))
         real(self, segment, now)
 
-    options = Options(policy=policy, binding=binding)
+    options = RunOptions(policy=policy, binding=binding)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SimWorker, "_end", ended)
         run = simulated(jobs, machines, options, templates)
@@ -188,14 +189,14 @@ def test_every_job_ends_once_and_no_worker_computes_two_batches_at_a_time(
 def test_noise_has_the_spread_that_is_asked_for_and_follows_the_seed() -> None:
     jobs = [job(number, number * 10.0, shape(steps=200)) for number in range(5)]
     noisy = [replace(MACHINE, noise=0.5)]
-    first, second = (simulated(jobs, noisy, Options(seed=seed)) for seed in (1, 2))
+    first, second = (simulated(jobs, noisy, RunOptions(seed=seed)) for seed in (1, 2))
     assert first != second
     assert fmean(first.latencies()) == pytest.approx(3.0, rel=0.1)
 
 
 def test_what_is_edited_again_is_recorded_and_then_reused() -> None:
     jobs = [job(number, float(number)) for number in range(4)]
-    run = simulated(jobs, templates=Templates(size_bytes=1.0, levels=6))
+    run = simulated(jobs, templates=TemplateSetting(size_bytes=1.0, levels=6))
     full, masked = 10 * 0.03, 10 * 0.015
     latencies = run.latencies()
     assert latencies[0] == pytest.approx(full)
@@ -207,7 +208,7 @@ def test_what_is_edited_again_is_recorded_and_then_reused() -> None:
 
 def test_what_is_registered_is_recorded_at_first_sight() -> None:
     jobs = [job(number, float(number)) for number in range(2)]
-    run = simulated(jobs, templates=Templates(size_bytes=1.0, registered=frozenset({"t0"})))
+    run = simulated(jobs, templates=TemplateSetting(size_bytes=1.0, registered=frozenset({"t0"})))
     assert run.latencies()[1] == pytest.approx(0.15)
 
 
@@ -217,7 +218,7 @@ def test_a_template_on_disk_is_read_before_its_edit_and_the_least_used_goes_firs
         job(number, float(number), template=name)
         for number, name in enumerate(["a", "a", "b", "b", "a", "a"])
     ]
-    run = simulated(jobs, [machine], templates=Templates(size_bytes=1e6))
+    run = simulated(jobs, [machine], templates=TemplateSetting(size_bytes=1e6))
     assert run.latencies()[4:] == pytest.approx([0.1 + 0.15, 0.15])
     assert (summary(run).hits_disk, summary(run).hits_memory) == (1, 1)
 
@@ -226,9 +227,9 @@ def test_loads_that_exceed_computing_make_steps_longer_and_rows_of_one_template_
     linked = replace(MACHINE, blocks=4, costs=StepCosts((10.0, 0.0, 0.25, 0.05, 0.0), (0.0, 1e-6)))
     alike = [job(0, 0.0), job(1, 0.0)]
     differ = [alike[0], job(2, 0.0, template="t1")]
-    here = Templates(preloaded=("t0", "t1"))
+    here = TemplateSetting(preloaded=("t0", "t1"))
 
-    def latest(jobs: list[Job], kv_bytes: float) -> float:
+    def latest(jobs: list[SimulatedJob], kv_bytes: float) -> float:
         return max(simulated(jobs, [linked], templates=replace(here, kv_bytes=kv_bytes)).latencies())
 
     hidden_s = latest(differ, 0.0)
@@ -248,8 +249,8 @@ def test_a_worker_on_which_loads_do_not_hide_is_found_out_and_gets_less() -> Non
             for device, ms_a_byte in (("near", 1e-9), ("far", 1e-6))
         ]
         jobs = [job(number, number * 0.1) for number in range(300)]
-        here = Templates(preloaded=("t0",), kv_bytes=kv_bytes)
-        run = simulated(jobs, machines, Options(policy=PolicyName.FINISH_TIME), templates=here)
+        here = TemplateSetting(preloaded=("t0",), kv_bytes=kv_bytes)
+        run = simulated(jobs, machines, RunOptions(policy=PolicyName.FINISH_TIME), templates=here)
         return sum(ended.worker == "w0000" for ended in run.ended[50:]) / 250
 
     assert share(1e6) == pytest.approx(0.5, abs=0.1)
@@ -259,7 +260,7 @@ def test_a_worker_on_which_loads_do_not_hide_is_found_out_and_gets_less() -> Non
 def test_a_worker_that_is_slower_than_its_kind_is_found_out_and_gets_less() -> None:
     jobs = [job(number, number * 0.05) for number in range(600)]
     machines = [MACHINE, replace(MACHINE, slowness=3.0)]
-    run = simulated(jobs, machines, Options(policy=PolicyName.FINISH_TIME))
+    run = simulated(jobs, machines, RunOptions(policy=PolicyName.FINISH_TIME))
     counts = [sum(ended.worker == f"w{number:04d}" for ended in run.ended[100:]) for number in (0, 1)]
     assert counts[0] > 2 * counts[1]
 
@@ -267,8 +268,8 @@ def test_a_worker_that_is_slower_than_its_kind_is_found_out_and_gets_less() -> N
 def test_jobs_bound_at_their_arrival_wait_at_workers_and_others_in_the_line() -> None:
     jobs = [job(number, 0.001 * number) for number in range(20)]
     machine = replace(MACHINE, rows=2)
-    arrival = simulated(jobs, [machine], Options(binding=Binding.ARRIVAL))
-    late = simulated(jobs, [machine], Options(binding=Binding.LATE))
+    arrival = simulated(jobs, [machine], RunOptions(binding=Binding.ARRIVAL))
+    late = simulated(jobs, [machine], RunOptions(binding=Binding.LATE))
     assert max(ended.waited_s for ended in arrival.ended) == 0.0
     assert sum(ended.waited_s > 0 for ended in late.ended) == 18
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingRow:
     """A row that waits."""
 
     alike: Hashable
     """Rows of one batch have equal ones."""
     since: float
-    """In seconds of the caller's clock."""
+    """Seconds of the caller's clock."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Rule:
     """Longest wait of a row for others, while the pipeline is free."""
 
 
-def next_batch(waiting: Sequence[Waiting], rule: Rule, now: float) -> list[int]:
+def next_batch(waiting: Sequence[WaitingRow], rule: Rule, now: float) -> list[int]:
     """Places in `waiting` of the rows that are computed now; empty while they wait for others.
 
     The row that came first decides once its window is over, so that no kind of row waits for ever; before, the first
@@ -47,5 +47,5 @@ def next_batch(waiting: Sequence[Waiting], rule: Rule, now: float) -> list[int]:
     return []
 
 
-def _alike(waiting: Sequence[Waiting], row: Waiting, size: int) -> list[int]:
+def _alike(waiting: Sequence[WaitingRow], row: WaitingRow, size: int) -> list[int]:
     return [place for place, other in enumerate(waiting) if other.alike == row.alike][:size]

@@ -26,7 +26,7 @@ OPAQUE: Final = 128
 """Where a mask has an alpha channel, its pixels below are repainted."""
 
 
-class Form(BaseModel):
+class BaselineForm(BaseModel):
     """Fields of ``POST /v1/images/edits`` besides the files: OpenAI's, and diffusers' own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,14 +42,14 @@ class Form(BaseModel):
     seed: int | None = Field(None, ge=0, lt=2**32)
 
 
-def read_form(fields: Iterable[tuple[str, str]]) -> Form:
+def read_form(fields: Iterable[tuple[str, str]]) -> BaselineForm:
     """The form in `fields`.
 
     Raises:
         InvalidField, UnknownField: names the field at fault.
     """
     try:
-        return Form.model_validate(dict(fields))
+        return BaselineForm.model_validate(dict(fields))
     except ValidationError as error:
         raise request_error(error) from error
 
@@ -88,7 +88,7 @@ def read_mask(file: bytes | None, image: bytes) -> Image.Image:
     return transparent
 
 
-def size_of(form: Form, image: Image.Image) -> tuple[int, int]:
+def size_of(form: BaselineForm, image: Image.Image) -> tuple[int, int]:
     """(width, height) that the pipeline computes: as asked for, or the image's, down to multiples of a token.
 
     Raises:

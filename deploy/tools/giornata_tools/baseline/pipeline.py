@@ -12,7 +12,7 @@ from PIL import Image
 
 from giornata.checkpoints import checkpoint_folder
 from giornata.families import read_model_card
-from giornata_tools.launcher.oracle import PIPELINES
+from giornata_tools.launcher.demo.oracle import PIPELINES
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Alike:
 
 
 @dataclass(frozen=True)
-class Row:
+class PipelineRow:
     """One picture that is to be painted."""
 
     prompt: str
@@ -54,7 +54,7 @@ class Pipeline:
         self._pipeline = kind.from_pretrained(folder, dtype=dtype).to(device)
         self._pipeline.set_progress_bar_config(disable=True)
 
-    def paint(self, rows: Sequence[Row], alike: Alike) -> list[Image.Image]:
+    def paint(self, rows: Sequence[PipelineRow], alike: Alike) -> list[Image.Image]:
         """The pictures of `rows`, computed as one batch; each draws its noise from its own seed."""
         told = {
             "num_inference_steps": alike.steps,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -18,9 +17,10 @@ from PIL import Image
 
 from giornata.wire.errors import GiornataError, InternalError, InvalidField, ModelNotFound, QueueFull
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
-from giornata_tools.baseline.batching import Rule, Waiting, next_batch
-from giornata_tools.baseline.forms import Form, read_form, read_image, read_mask, size_of
-from giornata_tools.baseline.pipeline import Alike, Row
+from giornata_tools.baseline.batching import Rule, WaitingRow, next_batch
+from giornata_tools.baseline.forms import BaselineForm, read_form, read_image, read_mask, size_of
+from giornata_tools.baseline.pipeline import Alike, PipelineRow
+from giornata_tools.loadgen.pictures import png
 
 MAX_BODY: Final = 64 << 20
 """Bytes of a request."""
@@ -31,20 +31,20 @@ class Paints(Protocol):
 
     name: str
 
-    def paint(self, rows: Sequence[Row], alike: Alike) -> list[Image.Image]:
-        """One batch."""
+    def paint(self, rows: Sequence[PipelineRow], alike: Alike) -> list[Image.Image]:
+        """Paint one batch."""
         ...
 
 
 @dataclass(frozen=True)
-class Painted:
+class PaintedRow:
     """A row's picture, and how it came about."""
 
     picture: Image.Image
     batch: int
     """Rows of its batch."""
     place: int
-    """Its own among them."""
+    """The row's place among them."""
     waiting_ms: float
     computing_ms: float
 
@@ -53,9 +53,9 @@ class Painted:
 class Queued:
     """A row, its place in the queue, and where its picture goes."""
 
-    row: Row
-    place: Waiting
-    painted: asyncio.Future[Painted] = field(
+    row: PipelineRow
+    place: WaitingRow
+    painted: asyncio.Future[PaintedRow] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
@@ -74,7 +74,7 @@ class Baseline:
         self._queue: list[Queued] = []
         self._changed = asyncio.Event()
 
-    async def painted(self, rows: Sequence[Row], alike: Alike) -> list[Painted]:
+    async def painted(self, rows: Sequence[PipelineRow], alike: Alike) -> list[PaintedRow]:
         """The rows' pictures; a caller that is cancelled takes the ones that still wait along.
 
         Raises:
@@ -82,7 +82,7 @@ class Baseline:
         """
         if len(self._queue) + len(rows) > self._most:
             raise QueueFull(retry_after_s=1.0)
-        queued = [Queued(row, Waiting(alike, time.monotonic())) for row in rows]
+        queued = [Queued(row, WaitingRow(alike, time.monotonic())) for row in rows]
         self._queue += queued
         self._changed.set()
         try:
@@ -114,7 +114,7 @@ class Baseline:
         rows = [one.row for one in batch]
         try:
             pictures = await asyncio.to_thread(self._pipeline.paint, rows, alike)
-        except Exception as error:  # noqa: BLE001 - whatever the pipeline says, these requests are told and the next go on
+        except Exception as error:  # noqa: BLE001 - these requests are told any error of the pipeline; the next ones go on
             for one in batch:
                 if not one.painted.done():
                     one.painted.set_exception(
@@ -125,12 +125,12 @@ class Baseline:
         for place, (one, picture) in enumerate(zip(batch, pictures, strict=True)):
             if not one.painted.done():
                 waited = (began - one.place.since) * 1000
-                one.painted.set_result(Painted(picture, len(batch), place, waited, took))
+                one.painted.set_result(PaintedRow(picture, len(batch), place, waited, took))
 
 
 @asynccontextmanager
 async def serving(baseline: Baseline, name: str, host: str, port: int) -> AsyncIterator[str]:
-    """The server, listening while inside; gives its address. `port` 0 is any free one."""
+    """Have the server listen while inside; yields its address. `port` 0 takes any free one."""
     app = web.Application(client_max_size=MAX_BODY)
     app.router.add_post("/v1/images/edits", partial(_answered, baseline, name))
     app.router.add_get("/v1/models", partial(_models, name))
@@ -167,9 +167,11 @@ async def _edit(baseline: Baseline, name: str, request: web.Request) -> web.Resp
     width, height = size_of(form, image)
     alike = Alike(width, height, form.num_inference_steps, form.guidance_scale, form.strength)
     seed = secrets.randbits(31) if form.seed is None else form.seed
-    rows = [Row(form.prompt, image, mask, (seed + index) % 2**32) for index in range(form.n)]
+    rows = [PipelineRow(form.prompt, image, mask, (seed + index) % 2**32) for index in range(form.n)]
     painted = await baseline.painted(rows, alike)
-    pictures = await asyncio.to_thread(lambda: [_encoded(one.picture) for one in painted])
+    pictures = await asyncio.to_thread(
+        lambda: [base64.b64encode(png(one.picture)).decode() for one in painted]
+    )
     return web.json_response(
         {
             "created": int(time.time()),
@@ -190,7 +192,7 @@ async def _edit(baseline: Baseline, name: str, request: web.Request) -> web.Resp
     )
 
 
-async def _read(request: web.Request) -> tuple[Form, dict[str, bytes]]:
+async def _read(request: web.Request) -> tuple[BaselineForm, dict[str, bytes]]:
     """A request's form and its files."""
     try:
         posted = await request.post()
@@ -209,9 +211,3 @@ async def _read(request: web.Request) -> tuple[Form, dict[str, bytes]]:
 def _content(part: web.FileField) -> bytes:
     with part.file as file:
         return file.read()
-
-
-def _encoded(picture: Image.Image) -> str:
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()

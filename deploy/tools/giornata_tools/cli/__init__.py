@@ -2,20 +2,14 @@
 
 Read in this order:
 
-* `__main__` and `app` - the program and its commands
-* `edit` - ``edit``: with `parameters` (its options, made from the request's type),
-  `outputs` (where pictures go), `edits` (what is asked and told),
-  `http_door` and `nats_door` (how),
-  `progress` (what is seen meanwhile) and `report` (what is left behind)
-* `status` - ``status``: the table of `fleet_table`
-* `quarantine` - ``quarantine``: what :mod:`giornata.records.quarantine` keeps
-* `up` - ``up``: the launcher of the checkout (`handing_over`)
-* `bench` - ``bench serve``: with `bench_serve` (its options),
-  `workload_options` (those that ``simulate`` has too), `bench_values` (how they
-  are read), `bench_plan` (what follows from them) and
-  `bench_run` (the runs), around :mod:`giornata_tools.loadgen`; ``bench baseline``: a server of the
-  checkout, to compare with
-* `doctor` - ``doctor``: the checks of `checks`
-
-What these modules import beyond the services' needs is the extra ``cli`` of the distribution.
+* `__main__` and `app` - the program and its commands, each imported when it runs
+* `connecting` and `extras` - what several commands need: addresses, and packages that not all of them need
+* `edit` - ``edit``: with `parameters` (its options, made from the request's type), `outputs` (where pictures go) and
+  `report` (what is left behind), around :mod:`giornata_tools.doors`
+* `local` - ``up``, ``demo``, ``quality`` and ``profile``: options of :mod:`giornata_tools.launcher` and its siblings
+* `operate` - ``status``, ``keys`` and ``quarantine``
+* `bench` - ``bench serve``: its options, how they are read, what follows from them and the runs, around
+  :mod:`giornata_tools.loadgen`; ``bench baseline``: the server to compare with
+* `simulate` - ``simulate``, around :mod:`giornata_tools.simulation`
+* `doctor` - ``doctor`` and its checks
 """

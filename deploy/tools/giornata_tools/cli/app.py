@@ -11,37 +11,36 @@ import click
 from giornata import __version__
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "edit": ("giornata_tools.cli.edit", "Repaint the masked part of a picture."),
-    "up": ("giornata_tools.cli.up", "Run the whole system on this machine until Ctrl-C."),
-    "status": ("giornata_tools.cli.status", "Show the services that are running and what they do."),
-    "keys": ("giornata_tools.cli.keys", "Make, list and revoke the API keys that gateways ask for."),
+    "edit": ("edit.command", "Repaint the masked part of a picture."),
+    "up": ("local.up", "Run the whole system on this machine until Ctrl-C."),
+    "demo": ("local.demo", "Edit two photographs and two scenes with the whole system, and measure."),
+    "status": ("operate.status", "Show the services that are running and what they do."),
+    "keys": ("operate.keys", "Make, list and revoke the API keys that gateways ask for."),
     "quarantine": (
-        "giornata_tools.cli.quarantine",
+        "operate.quarantine",
         "Look into edits that were given up since every worker that had them was lost.",
     ),
-    "profile": ("giornata_tools.cli.profile", "Measure what a denoising step costs on this machine."),
-    "bench": ("giornata_tools.cli.bench", "Measure a server under load."),
-    "simulate": ("giornata_tools.cli.simulate", "Simulate a cluster: policies, capacity, bounds."),
-    "doctor": (
-        "giornata_tools.cli.doctor",
-        "Find what is missing for an edit on this machine, and say what to do.",
-    ),
+    "profile": ("local.profile", "Measure what a denoising step costs on this machine."),
+    "quality": ("local.quality", "Measure what the model's edits are worth."),
+    "bench": ("bench.command", "Measure a server under load."),
+    "simulate": ("simulate.command", "Simulate a cluster: policies, capacity, bounds."),
+    "doctor": ("doctor.command", "Find what is missing for an edit on this machine, and say what to do."),
 }
-"""Name → the module that defines it under the same name, and its line in the list."""
+"""Name → the module of this package that defines it under the same name, and its line in the list."""
 
 
 class Commands(click.Group):
     """A group that knows its commands by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """In the order in which a newcomer meets them."""
+        """Names in the order in which a newcomer meets them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         """The command, imported now."""
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        command = getattr(importlib.import_module(f"giornata_tools.cli.{COMMANDS[cmd_name][0]}"), cmd_name)
         assert isinstance(command, click.Command)  # noqa: S101 - the table above says so; this tells the type
         return command
 

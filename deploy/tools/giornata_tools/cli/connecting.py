@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from giornata_tools.cli.addresses import (
+from giornata_tools.doors.addresses import (
     LOCAL_GATEWAY,
     NATS_VARIABLE,
     URL_VARIABLE,

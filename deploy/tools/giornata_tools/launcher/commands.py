@@ -10,6 +10,7 @@ from typing import Final
 
 from giornata.config import ENV_PREFIX
 from giornata.wire.workers import ServiceName
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import Command
 
 MODULES: Final[Mapping[ServiceName, str]] = {
@@ -20,47 +21,37 @@ MODULES: Final[Mapping[ServiceName, str]] = {
     ServiceName.CONTROLNET: "giornata_controlnet",
     ServiceName.LORA_STORE: "giornata_lora_store",
 }
-"""Started as ``python -m <module>``."""
-WITH_MODEL: Final = frozenset({ServiceName.DENOISER, ServiceName.PREPOST})
-"""Services that load the checkpoint."""
+"""The module of each service, which starts as ``python -m <module>``."""
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ServiceSurroundings:
     """What every service is told."""
 
+    plan: StackPlan
     nats_url: str
     nats_password_file: Path | None
-    """Of this service's user; None where the address holds user and password, or none are asked for."""
-    nats_servers: int
-    """Embedded ones; three keep everything three times."""
+    """The password of this service's user; None where the address holds user and password, or none are asked for."""
     redis_url: str
-    model: str
-    """Local folder or hub id."""
-    model_name: str | None
-    """How requests call the model; None for the folder's name."""
-    drain_s: float
-    torch_threads: int
-    """Threads of one process: competing ones are up to a hundred times slower than one each."""
 
 
-def environment(base: Mapping[str, str], around: Surroundings) -> dict[str, str]:
-    """`base` with the addresses, the model and the thread count.
+def environment(base: Mapping[str, str], around: ServiceSurroundings) -> dict[str, str]:
+    """Add the addresses, the model and the thread count to `base`.
 
     These are no flags, because addresses may hold passwords and everybody can read a command line.
     """
-    password_file, servers = around.nats_password_file, around.nats_servers
+    plan, password_file = around.plan, around.nats_password_file
     threads = dict.fromkeys(
-        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(around.torch_threads)
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(plan.torch_threads)
     )
     own = {
         "NATS_URL": around.nats_url,
         "REDIS_URL": around.redis_url,
-        "MODEL": around.model,
-        "DRAIN_S": f"{around.drain_s:g}",
-        **({"MODEL_NAME": around.model_name} if around.model_name else {}),
+        "MODEL": plan.model,
+        "DRAIN_S": f"{plan.drain_s:g}",
+        **({"MODEL_NAME": plan.model_name} if plan.model_name else {}),
         **({"NATS_PASSWORD_FILE": str(password_file)} if password_file else {}),
-        **({"REPLICAS": str(servers)} if servers > 1 else {}),
+        **({"REPLICAS": str(plan.nats_servers)} if plan.nats_servers > 1 else {}),
     }
     return {
         **base,
@@ -71,10 +62,10 @@ def environment(base: Mapping[str, str], around: Surroundings) -> dict[str, str]
 
 
 def service_command(service: ServiceName, instance: str, env: Mapping[str, str], *flags: str) -> Command:
-    """One instance of `service`."""
+    """The command that starts one instance of `service`."""
     return Command(instance, (sys.executable, "-m", MODULES[service], "--instance", instance, *flags), env)
 
 
 def gateway_flags(host: str, port: int, port_file: Path) -> tuple[str, ...]:
-    """Where a gateway listens; with port 0 it takes a free one and writes its number to `port_file`."""
+    """Say where a gateway listens; with port 0 it takes a free one and writes its number to `port_file`."""
     return "--host", host, "--port", str(port), "--port-file", str(port_file)

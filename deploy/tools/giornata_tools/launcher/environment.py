@@ -1,4 +1,4 @@
-"""What the user's environment says of a stack, alike for both commands."""
+"""What the user's environment says of a stack."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 
 from giornata.config import ServiceConfig, load
 from giornata_tools.launcher.model import Model
-from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.plan import StackPlan
 
 
-def plan(chosen: Model, state: Path, logs: Path, torch_threads: int) -> Plan:
-    """One instance of every service, with the servers and the drain limit that the environment names.
+def plan(chosen: Model, state: Path, logs: Path, torch_threads: int) -> StackPlan:
+    """Plan one instance of every service, with the servers and the drain limit that the environment names.
 
     Exits with status 2 and a report of every mistake in what all services share, before anything is started.
     """
     config = load(ServiceConfig, "launcher", [])
-    return Plan(
+    return StackPlan(
         state=state,
         logs=logs,
         model=chosen.source,

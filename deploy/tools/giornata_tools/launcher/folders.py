@@ -12,7 +12,11 @@ from giornata_tools.launcher.process import LaunchError
 
 @contextmanager
 def locked(state: Path) -> Iterator[None]:
-    """Two stacks on one JetStream store would destroy it."""
+    """Hold the lock of the state folder `state`: two stacks on one JetStream store would destroy it.
+
+    Raises:
+        LaunchError: another stack holds it.
+    """
     state.mkdir(parents=True, exist_ok=True)
     with (state / "lock").open("w") as lock:
         try:

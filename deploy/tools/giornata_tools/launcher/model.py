@@ -13,24 +13,23 @@ from pathlib import Path
 from typing import Final
 
 from giornata.families import Family
+from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.process import LaunchError
 
-ROOT: Final = Path(__file__).parents[4]
-"""The repository."""
-TRAINED: Final = ROOT / "deploy" / "model" / "fresco"
-"""The trained checkpoint that the repository carries."""
-BUILDER: Final = (TRAINED.parent / "tokenizers.py", TRAINED.parent / "random" / "build.py")
+BUILDER: Final = tuple(
+    Path(__file__).parents[1] / "model" / name for name in ("tokenizers.py", "random/build.py")
+)
 """What builds checkpoints with random weights; its digest names the cached result."""
 SEED: Final = 0
 READY_S: Final = 120.0
 """How long the services may take to load the built-in model."""
 DOWNLOAD_S: Final = 4 * 3600.0
-"""How long they may take with any other, whose tens of gigabytes may have to come over the network first."""
+"""How long the services may take with any other model: tens of gigabytes may have to come over the network first."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What the services are told."""
+    """The model that the services are told to load."""
 
     source: str
     """Local folder or hub id."""
@@ -93,7 +92,7 @@ async def _build(family: Family, folder: Path) -> None:
     )
     try:
         child = await asyncio.create_subprocess_exec(
-            *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
         try:
             output, _ = await child.communicate()
@@ -110,7 +109,7 @@ async def _build(family: Family, folder: Path) -> None:
 
 
 def publish(unfinished: Path, folder: Path) -> None:
-    """Give a finished build its name; where somebody else was faster, theirs stays."""
+    """Give a finished build its name; a build that another process has named first stays."""
     try:
         unfinished.rename(folder)
     except OSError:  # "directory not empty" has no class of its own

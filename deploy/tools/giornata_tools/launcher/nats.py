@@ -12,7 +12,7 @@ from giornata_tools.launcher.servers import NATS, NatsServer, cluster_file, free
 
 
 class EmbeddedNats:
-    """The servers as values, and where everybody's password lies.
+    """The servers as values, and where each user's password lies.
 
     Args:
         state: folder of stores and passwords. The stores of one server and of a cluster are different ones.
@@ -43,7 +43,7 @@ class EmbeddedNats:
         self.servers[name] = replace(self.servers[name], port=port)
 
     def _write_users(self) -> None:
-        """Whoever comes without a password is an application: only this machine reaches the servers."""
+        """A client without a password is an application: only this machine reaches the servers."""
         shutil.rmtree(self._users, ignore_errors=True)
         write_users(self._users, anonymous=User.APPLICATION)
         if len(self.servers) > 1:

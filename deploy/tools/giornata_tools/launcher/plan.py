@@ -14,19 +14,19 @@ DRAIN_ORDER: Final = (
     (ServiceName.ROUTER,),
     (ServiceName.DENOISER, ServiceName.PREPOST, ServiceName.CONTROLNET, ServiceName.LORA_STORE),
 )
-"""Whoever asks goes before whoever answers; the servers go last."""
+"""A service that asks stops before the ones that answer it; the servers stop last."""
 STEADY_S: Final = 60.0
 MAX_RESTART_DELAY_S: Final = 30.0
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to run."""
+class StackPlan:
+    """What a stack runs."""
 
     state: Path
     """Folder of JetStream's store and the blob store's append-only file; jobs in it go on."""
     logs: Path
-    """Folder of one log file per process; those of an earlier stack are removed."""
+    """Folder of one log file per process; the files of an earlier stack are removed."""
     model: str
     """Local folder or hub id of the checkpoint."""
     model_name: str | None = None
@@ -34,19 +34,20 @@ class Plan:
     nats_url: str | None = None
     """External NATS; None starts embedded ones."""
     nats_servers: int = 1
-    """How many are embedded: 1, or a cluster of 3 that keeps everything while one of them is away."""
+    """Number of embedded NATS servers: 1, or a cluster of 3 that keeps everything while one of them is away."""
     redis_url: str | None = None
     """External Redis-protocol server; None starts an embedded one."""
     host: str = "127.0.0.1"
     port: int = 0
-    """Of the first gateway; 0 for any free one."""
+    """Port of the first gateway; 0 for any free one."""
     torch_threads: int = 1
+    """Threads of one process: competing ones are up to a hundred times slower than one each."""
     drain_s: float = 20.0
     ready_s: float = 120.0
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to this process's environment for every service."""
     env_of: Mapping[ServiceName, Mapping[str, str]] = field(default_factory=dict)
-    """Added to that for one service."""
+    """Added to the environment of one service."""
 
 
 def restart_delay_s(previous_s: float, ran_s: float) -> float:

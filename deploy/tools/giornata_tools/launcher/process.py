@@ -8,7 +8,8 @@ import os
 import re
 import signal
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,7 +25,7 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class Command:
-    """What to start."""
+    """A program to start."""
 
     name: str
     """Unique per start; also the log file's name."""
@@ -35,8 +36,19 @@ class Command:
     """A log line by which the program says that it is up; services say it by telemetry instead."""
 
 
+@asynccontextmanager
+async def single_error() -> AsyncIterator[None]:
+    """Raise the error of a group that holds one: a task group wraps even its body's own error in a group."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) > 1:
+            raise
+        raise group.exceptions[0] from None
+
+
 class Process:
-    """A running command. Make it with :meth:`start`; somebody must await :meth:`attend`."""
+    """A running command. Make it with :meth:`start`; its owner must await :meth:`attend`."""
 
     def __init__(
         self, command: Command, child: asyncio.subprocess.Process, log: Path, warden: Warden
@@ -45,7 +57,7 @@ class Process:
         self.log: Final = log
         self.ended: Final = asyncio.Event()
         self.expected_end = False
-        """Somebody asked it to stop or killed it on purpose."""
+        """It was asked to stop, or killed on purpose."""
         self._command = command
         self._child = child
         self._warden = warden
@@ -76,7 +88,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Also the number of its process group."""
+        """The number of the process and of its group."""
         return self._child.pid
 
     async def attend(self) -> int:
@@ -97,7 +109,7 @@ class Process:
             self.ended.set()
 
     async def announced(self, limit_s: float) -> re.Match[str]:
-        """The announcement in its log.
+        """Wait for the announcement in its log.
 
         Raises:
             LaunchError: the process ended, or said nothing of the kind within `limit_s`.
@@ -112,7 +124,7 @@ class Process:
         return found
 
     async def stop(self, limit_s: float) -> int:
-        """SIGTERM, then SIGKILL to the whole group after `limit_s`; the exit status."""
+        """Send SIGTERM, and SIGKILL to the whole group after `limit_s`; return the exit status."""
         self.expected_end = True
         self._signal(signal.SIGTERM)
         try:
@@ -124,23 +136,23 @@ class Process:
         return self.status
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, now."""
+        """Send SIGKILL to the whole group."""
         self.expected_end = True
         if not self.ended.is_set():
             kill_group(self.pid)
 
     async def crash(self, number: signal.Signals = signal.SIGKILL) -> int:
-        """A signal as from outside, so that the end is not expected; the exit status once it has ended."""
+        """Send a signal as from outside, so that the end is not expected; return the exit status once it has ended."""
         self._signal(number)
         await self.ended.wait()
         return self.status
 
     def freeze(self) -> None:
-        """SIGSTOP to the whole group: nothing of it runs until :meth:`thaw`, as on a machine that stalls."""
+        """Send SIGSTOP to the whole group: nothing of it runs until :meth:`thaw`, as on a machine that stalls."""
         signal_group(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT to the whole group."""
+        """Send SIGCONT to the whole group."""
         if not self.ended.is_set():
             signal_group(self.pid, signal.SIGCONT)
 
@@ -152,13 +164,13 @@ class Process:
         return -signal.SIGKILL if self._child.returncode is None else self._child.returncode
 
     def ending(self) -> str:
-        """A sentence on how it ended."""
+        """Say in a sentence how it ended."""
         status = self.status
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         return f"{self.name} {how}."
 
     def obituary(self) -> str:
-        """How it ended, and the end of its log."""
+        """Say how it ended, with the end of its log."""
         return f"{self.ending()} The end of {self.log}:\n{self.tail()}"
 
     def tail(self, lines: int = TAIL_LINES) -> str:

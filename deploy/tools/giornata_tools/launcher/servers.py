@@ -24,7 +24,7 @@ VALKEY: Final = "valkey-server"
 ANY_PORT: Final = -1
 MAX_PAYLOAD: Final = "8MB"
 MAX_MEMORY: Final = "1gb"
-"""Of the blob store; above it writes are refused, nothing is evicted."""
+"""Memory of the blob store; above it writes are refused, nothing is evicted."""
 SOCKET_PATH_BYTES: Final = 100
 """A unix socket's path may have 103 bytes (macOS) or 107 (Linux)."""
 
@@ -37,19 +37,19 @@ class NatsServer:
     """One of the embedded NATS servers."""
 
     name: str
-    """Also of its process, and of its folder; JetStream knows the servers of a cluster by it."""
+    """Name of the server, its process and its folder; JetStream knows the servers of a cluster by it."""
     folder: Path
-    """Of its configuration and its store."""
+    """Folder of its configuration and its store."""
     users: Path
-    """What :func:`giornata.nats_users.write_users` wrote."""
+    """Folder that :func:`giornata.nats_users.write_users` wrote."""
     port: int = ANY_PORT
-    """For clients, on 127.0.0.1."""
+    """Port for clients, on 127.0.0.1."""
     clustered: bool = False
     """Whether `users` has a file that says how this server joins others."""
 
 
 def nats_command(server: NatsServer, env: Mapping[str, str]) -> Command:
-    """nats-server with JetStream. It announces itself with a group ``port``.
+    """The command that starts nats-server with JetStream. Its announcement has a group ``port``.
 
     Its package puts the binary beside the interpreter.
 
@@ -83,12 +83,12 @@ def nats_config(server: NatsServer) -> str:
 
 
 def cluster_file(name: str) -> str:
-    """How the server `name` joins the others, beside the file of the users."""
+    """Name of the file that says how the server `name` joins the others."""
     return f"{name}.conf"
 
 
 def free_ports(n: int) -> list[int]:
-    """`n` ports of 127.0.0.1 that nobody listens on: servers of a cluster must know each other's before they start."""
+    """`n` free ports of 127.0.0.1: servers of a cluster must know each other's ports before they start."""
     with ExitStack() as opened:
         sockets = [opened.enter_context(socket.socket()) for _ in range(n)]
         for place in sockets:
@@ -97,7 +97,7 @@ def free_ports(n: int) -> list[int]:
 
 
 def valkey_command(folder: Path, socket: Path, env: Mapping[str, str]) -> Command:
-    """valkey-server that appends to `folder` and listens on the unix socket `socket` only."""
+    """The command that starts valkey-server: it appends to `folder` and listens on the unix socket `socket` only."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "valkey.conf"
     config.write_text(valkey_config(folder, socket), encoding="utf-8")
@@ -124,6 +124,6 @@ def valkey_config(folder: Path, socket: Path) -> str:
 
 
 def socket_folder() -> str:
-    """Where unix sockets may lie: the temporary folder, or ``/tmp`` where its path is too long for one."""
+    """The folder where unix sockets may lie: the temporary one, or ``/tmp`` where its path is too long."""
     folder = tempfile.gettempdir()
     return folder if len(os.fsencode(folder)) < SOCKET_PATH_BYTES - 40 else "/tmp"  # noqa: S108 - a fresh folder is made in it

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,41 +21,40 @@ from giornata.wire.workers import ServiceName
 from giornata_tools.launcher import commands, servers
 from giornata_tools.launcher.folders import empty, locked
 from giornata_tools.launcher.nats import EmbeddedNats
-from giornata_tools.launcher.plan import DRAIN_ORDER, Plan, restart_delay_s
-from giornata_tools.launcher.process import Command, LaunchError, Process
+from giornata_tools.launcher.plan import DRAIN_ORDER, StackPlan, restart_delay_s
+from giornata_tools.launcher.ports import GatewayPorts
+from giornata_tools.launcher.process import Command, LaunchError, Process, single_error
 from giornata_tools.launcher.warden import Warden
-from giornata_tools.launcher.watch import FleetWatch, answers_200
+from giornata_tools.launcher.watch import TelemetryWatch, answers_200, missing
 
 SERVER_LIMIT_S: Final = 15.0
 GRACE_S: Final = 15.0
-"""Beyond its own drain limit a process gets this long to exit."""
+"""A process gets this long to exit beyond its own drain limit."""
 
 
 class Stack:
     """A running stack. Make it with :func:`running`."""
 
     def __init__(
-        self, plan: Plan, tasks: asyncio.TaskGroup, warden: Warden, say: Callable[[str], None]
+        self, plan: StackPlan, tasks: asyncio.TaskGroup, warden: Warden, say: Callable[[str], None]
     ) -> None:
         self.plan: Final = plan
-        self.watch: Final = FleetWatch()
+        self.watch: Final = TelemetryWatch()
         self.nats_url = plan.nats_url or ""
-        """Also for applications, which bring no password to embedded servers."""
+        """Address of NATS, also for applications, which bring no password to embedded servers."""
         self._nats: EmbeddedNats | None = None
         self.redis_url = plan.redis_url or ""
         self.keep_up = False
-        """Start again, with growing delays, what ends unasked."""
+        """Whether a process that ends unasked is started again, after growing delays."""
         self.obituaries: Final[list[str]] = []
-        """What ended unasked and was not started again, or did not drain."""
+        """Why each process ended that ended unasked and was not started again, or did not drain."""
         self._tasks = tasks
         self._warden = warden
         self._say = say
         self._draining = asyncio.Event()
         self._processes: dict[str, Process] = {}
         self._services: dict[str, ServiceName] = {}
-        self._requested_ports: dict[str, int] = {}
-        self._vacant_ports = [plan.port]
-        """Where the next gateways listen: the address of one that ended goes to its successor."""
+        self._ports = GatewayPorts(plan.host, plan.port, plan.logs)
         self._sockets: Path | None = None
 
     @property
@@ -72,12 +71,11 @@ class Stack:
     @property
     def urls(self) -> list[str]:
         """REST addresses of the living gateways that have told theirs, oldest first."""
-        return [url for url in map(self.url_of, self.instances(ServiceName.GATEWAY)) if url]
+        return [url for url in map(self._ports.url, self.instances(ServiceName.GATEWAY)) if url]
 
     def url_of(self, gateway: str) -> str | None:
         """REST address of one gateway; None before it listens."""
-        port = self._port(gateway)
-        return f"http://{self.plan.host}:{port}" if port else None
+        return self._ports.url(gateway)
 
     @property
     def servers(self) -> list[str]:
@@ -93,17 +91,17 @@ class Stack:
         return [name for name in self._processes if self._services.get(name) is service]
 
     async def start(self, service: ServiceName, n: int = 1) -> list[str]:
-        """Start `n` more instances of `service`; their names. Then see :meth:`wait_ready`."""
+        """Start `n` more instances of `service` and return their names. Then see :meth:`wait_ready`."""
         return [(await self._launch(partial(self._service_command, service))).name for _ in range(n)]
 
     async def kill(self, instance: str) -> None:
-        """SIGKILL to an instance and its children, as a crash; returns when it has ended."""
+        """Send SIGKILL to an instance and its children, as a crash; return when it has ended."""
         process = self._processes[instance]
         process.kill()
         await process.ended.wait()
 
     async def terminate(self, instance: str) -> int:
-        """SIGTERM to an instance; its exit status after the drain, -9 where it had to be killed."""
+        """Send SIGTERM to an instance; return its exit status after the drain, -9 where it had to be killed."""
         return await self._processes[instance].stop(self.plan.drain_s + GRACE_S)
 
     async def bring_up(self) -> None:
@@ -124,7 +122,7 @@ class Stack:
         await self.wait_ready()
 
     async def wait_ready(self, limit_s: float | None = None) -> None:
-        """Until every instance says *ready*, every service has one that takes work, and the gateway agrees.
+        """Wait until every instance says *ready*, every service has one that takes work, and the gateway agrees.
 
         Raises:
             LaunchError: a process ended, or something is still missing after `limit_s` (default the plan's).
@@ -135,7 +133,7 @@ class Stack:
             await answers_200(f"{self.url}/readyz", limit_s)
 
     async def wait_whole(self, servers: int, limit_s: float) -> None:
-        """Until, after faults, as many instances as planned are ready, with `servers` servers, and all gateways agree.
+        """Wait after faults until all planned instances are ready, `servers` servers run, and all gateways agree.
 
         Raises:
             LaunchError: something is still missing after `limit_s`.
@@ -166,25 +164,16 @@ class Stack:
         return not self._missing(fleet)
 
     def _missing(self, fleet: Fleet) -> list[str]:
-        """Own instances that do not say *ready* (a standby router does), and services without a worker."""
-        own = [name for name in self._processes if name in self._services]
-        states = {name: fleet.get(name) for name in own}
-        waiting = [
-            name for name, state in states.items() if state is None or not state.ready or state.draining
-        ]
-        services = {self._services[name] for name in own}
-        idle = [
-            f"a {s} that takes work"
-            for s in fleet.missing(sorted(services - {self._services[n] for n in waiting}))
-        ]
-        return waiting + idle
+        return missing(
+            fleet, {name: self._services[name] for name in self._processes if name in self._services}
+        )
 
     async def _open_servers(self) -> None:
         env = dict(os.environ)
         if not self.nats_url:
             nats = self._nats = EmbeddedNats(self.plan.state, self.plan.nats_servers)
             started = [
-                await self._launch(lambda name=name: servers.nats_command(nats.servers[name], env))  # type: ignore[misc]  # bound per turn
+                await self._launch(partial(lambda name: servers.nats_command(nats.servers[name], env), name))
                 for name in nats.servers
             ]
             for process in started:
@@ -205,43 +194,18 @@ class Stack:
         return self._nats.password_file(user) if self._nats else None
 
     def _service_command(self, service: ServiceName) -> Command:
-        around = commands.Surroundings(
-            nats_url=self.nats_url,
-            nats_password_file=self.nats_password_file(User(service)),
-            nats_servers=self.plan.nats_servers,
-            redis_url=self.redis_url,
-            model=self.plan.model,
-            model_name=self.plan.model_name,
-            drain_s=self.plan.drain_s,
-            torch_threads=self.plan.torch_threads,
+        around = commands.ServiceSurroundings(
+            self.plan, self.nats_url, self.nats_password_file(User(service)), self.redis_url
         )
         instance = new_instance(service)
-        flags: tuple[str, ...] = ()
-        if service is ServiceName.GATEWAY:
-            port = self._vacant_ports.pop() if self._vacant_ports else 0
-            self._requested_ports[instance] = port
-            flags = commands.gateway_flags(self.plan.host, port, self._port_file(instance))
+        flags = self._ports.flags(instance) if service is ServiceName.GATEWAY else ()
         self._services[instance] = service
-        return commands.service_command(
-            service,
-            instance,
-            {
-                **commands.environment(os.environ, around),
-                **self.plan.env,
-                **self.plan.env_of.get(service, {}),
-            },
-            *flags,
-        )
-
-    def _port(self, instance: str) -> int | None:
-        """Where a gateway listens, or None before it does."""
-        try:
-            return int(self._port_file(instance).read_text())
-        except (FileNotFoundError, ValueError):  # not written yet, or not whole
-            return None
-
-    def _port_file(self, instance: str) -> Path:
-        return self.plan.logs / f"{instance}.port"
+        env = {
+            **commands.environment(os.environ, around),
+            **self.plan.env,
+            **self.plan.env_of.get(service, {}),
+        }
+        return commands.service_command(service, instance, env, *flags)
 
     async def _launch(self, make: Callable[[], Command]) -> Process:
         process = await self._spawn(make)
@@ -268,18 +232,20 @@ class Stack:
                 return
             delay_s = restart_delay_s(delay_s, time.monotonic() - started_s)
             self._say(f"{process.ending()} It is started again in {delay_s:g} s; see {process.log}.")
-            if await _set_within(self._draining, delay_s):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._draining.wait()
+            if self._draining.is_set():
                 return
             process = await self._spawn(make)
 
     def _bury(self, name: str) -> None:
         del self._processes[name]
-        if name in self._requested_ports:
-            self._vacant_ports.append(self._port(name) or self._requested_ports[name])
+        self._ports.vacate(name)
         self.watch.lose(name)
 
     async def _drain(self) -> None:
-        """Stop the services in order; their obituaries where they did not end with status 0."""
+        """Stop the services in order; a service that does not end with status 0 gets an obituary."""
         self._draining.set()
         for tier in DRAIN_ORDER:
             names = [name for service in tier for name in self.instances(service)]
@@ -297,15 +263,15 @@ class Stack:
         self.obituaries.extend(process.obituary() for process, status in ended if status != 0)
 
     def end_now(self) -> None:
-        """SIGKILL to everything that is left, without waiting."""
+        """Send SIGKILL to everything that is left, without waiting."""
         self._draining.set()
         for process in self._processes.values():
             process.kill()
 
 
 @asynccontextmanager
-async def running(plan: Plan, say: Callable[[str], None] = print) -> AsyncIterator[Stack]:
-    """Start the servers, for :meth:`Stack.bring_up`; on leaving, drain and stop everything, whatever happened.
+async def running(plan: StackPlan, say: Callable[[str], None] = print) -> AsyncIterator[Stack]:
+    """Start the servers, for :meth:`Stack.bring_up`; on leaving, drain and stop everything, also after an error.
 
     Args:
         plan: what to run.
@@ -314,7 +280,7 @@ async def running(plan: Plan, say: Callable[[str], None] = print) -> AsyncIterat
     Raises:
         LaunchError: something cannot be started, or another stack uses the same state folder.
     """
-    async with _plain_errors(), AsyncExitStack() as undo:
+    async with single_error(), AsyncExitStack() as undo:
         undo.enter_context(locked(plan.state))
         warden = undo.enter_context(Warden())
         tasks = await undo.enter_async_context(asyncio.TaskGroup())
@@ -330,23 +296,3 @@ async def running(plan: Plan, say: Callable[[str], None] = print) -> AsyncIterat
             raise LaunchError(str(error)) from error
         undo.push_async_callback(stack._drain)  # noqa: SLF001 - as above
         yield stack
-
-
-@asynccontextmanager
-async def _plain_errors() -> AsyncIterator[None]:
-    """A task group wraps even its body's own error in a group; of a group of one, raise the one."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        if len(group.exceptions) > 1:
-            raise
-        raise group.exceptions[0] from None
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

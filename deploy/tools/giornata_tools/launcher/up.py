@@ -1,4 +1,4 @@
-"""``python -m giornata_tools.launcher up``: the stack in the foreground; accepted jobs survive a restart."""
+"""``giornata up``: the stack in the foreground; accepted jobs survive a restart."""
 
 from __future__ import annotations
 
@@ -9,23 +9,18 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
-from urllib.parse import urlsplit
 
 from giornata import families
 from giornata.families import Family
 from giornata.wire.workers import ServiceName
+from giornata_tools.checkout import MODELS, PROFILE, STATE
+from giornata_tools.doors.addresses import without_password
 from giornata_tools.launcher import environment, model
-from giornata_tools.launcher.plan import Plan
+from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import Stack, running
 
 Say = Callable[[str], None]
-
-STATE: Final = model.ROOT / ".giornata"
-MODELS: Final = STATE / "models"
-PROFILE: Final = STATE / "profile.json"
-"""Where `giornata profile` writes by default."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,7 @@ class UpOptions:
 
 
 async def up(options: UpOptions, say: Say) -> int:
-    """Start, print the addresses, stay until cancelled, drain; 1 where something did not end in order."""
+    """Start, print the addresses, stay until cancelled, drain; return 1 where something did not end in order."""
     chosen = await model.choose(os.environ, options.family, MODELS, say)
     asked = plan(options, chosen)
     say("Starting; this takes some seconds.")
@@ -59,7 +54,7 @@ async def up(options: UpOptions, say: Say) -> int:
     return 1 if stack.obituaries else 0
 
 
-def plan(options: UpOptions, chosen: model.Model) -> Plan:
+def plan(options: UpOptions, chosen: model.Model) -> StackPlan:
     """The stack that the flags and the environment ask for.
 
     Raises:
@@ -91,7 +86,7 @@ def plan(options: UpOptions, chosen: model.Model) -> Plan:
 def profile_env(
     path: Path, chosen: model.Model, torch_threads: int, env: Mapping[str, str]
 ) -> dict[str, str]:
-    """What tells denoisers of the profile in `path`: nothing if `env` names one, or this one is of something else."""
+    """Variables that tell denoisers of the profile in `path`: none if `env` names one, or it is of another model."""
     if env.get("GIORNATA_PROFILE") or not path.is_file() or not Path(chosen.source).is_dir():
         return {}
     try:
@@ -118,14 +113,3 @@ def addresses(stack: Stack, chosen: model.Model) -> str:
         f"    -F image=@photo.png -F mask=@mask.png -F prompt='a red star' -F padding_mask_crop=88\n\n"
         f"Ctrl-C drains and stops.\n"
     )
-
-
-def without_password(urls: str) -> str:
-    """One URL, or several with commas between them, fit for a terminal that others may see."""
-    return ",".join(_without_password(url) for url in urls.split(","))
-
-
-def _without_password(url: str) -> str:
-    place = urlsplit(url)
-    user, at, host = place.netloc.rpartition("@")
-    return place._replace(netloc=f"***@{host}").geturl() if at and user else url

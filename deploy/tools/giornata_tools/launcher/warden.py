@@ -1,8 +1,8 @@
-"""Ends the launcher's children when the launcher itself is killed.
+"""The warden ends the launcher's children when the launcher itself is killed.
 
 Every child leads a process group of its own, so that Ctrl-C reaches only the launcher, which drains. The
 price is that nothing would end them if the launcher were killed. The warden does: a small process that is
-told of every group over a pipe and, when the pipe closes with the launcher, kills those that are left.
+told of every group over a pipe and, when the pipe closes with the launcher, kills the groups that are left.
 Unlike ``PR_SET_PDEATHSIG`` this also ends children of children, runs nothing between fork and exec, and
 works on every POSIX system.
 
@@ -42,16 +42,16 @@ class Warden:
         self._child.wait()
 
     def watch(self, group: int) -> None:
-        """From now on `group` ends with the launcher."""
+        """End `group` with the launcher from now on."""
         self._tell(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """`group` has ended; its number may be given to somebody else."""
+        """`group` has ended; its number may be given to another process."""
         self._tell(f"-{group}\n")
 
     def _tell(self, line: str) -> None:
         if self._child.stdin:
-            # Where somebody killed the warden, the launcher still ends its children.
+            # Where the warden was killed, the launcher still ends its children.
             with contextlib.suppress(BrokenPipeError):
                 self._child.stdin.write(line.encode())
 
@@ -69,12 +69,12 @@ def remaining(lines: Iterable[str]) -> set[int]:
 
 
 def kill_group(group: int) -> None:
-    """SIGKILL to every process of `group`; nothing where there is none."""
+    """Send SIGKILL to every process of `group`; do nothing where there is none."""
     signal_group(group, signal.SIGKILL)
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
-    """`number` to every process of `group`; nothing where there is none."""
+    """Send `number` to every process of `group`; do nothing where there is none."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
         os.killpg(group, number)
 

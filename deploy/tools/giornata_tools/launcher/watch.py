@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from giornata.bus import bus
 from giornata.fleet import Fleet
 from giornata.wire import subjects
 from giornata.wire.permissions import User
-from giornata.wire.workers import ServiceState
+from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.launcher.process import LaunchError
 
 
-class FleetWatch:
+class TelemetryWatch:
     """The fleet as its telemetry draws it, while :meth:`listening`."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class FleetWatch:
         self.wake()
 
     def wake(self) -> None:
-        """Let everybody who waits look again."""
+        """Have every waiting task look again."""
         self._news.set()
         self._news = asyncio.Event()
 
@@ -82,6 +82,19 @@ class FleetWatch:
     def _living(self) -> Fleet:
         self.fleet.expire(time.monotonic())
         return self.fleet
+
+
+def missing(fleet: Fleet, expected: Mapping[str, ServiceName]) -> list[str]:
+    """Instances that do not say *ready* (a standby router does), and services without one that takes work.
+
+    Args:
+        fleet: as telemetry draws it.
+        expected: the instances that should be ready, and their services.
+    """
+    states = {name: fleet.get(name) for name in expected}
+    waiting = [name for name, state in states.items() if state is None or not state.ready or state.draining]
+    others = set(expected.values()) - {expected[name] for name in waiting}
+    return waiting + [f"a {service} that takes work" for service in fleet.missing(sorted(others))]
 
 
 async def answers_200(url: str, limit_s: float) -> None:

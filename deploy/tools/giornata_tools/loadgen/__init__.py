@@ -1,4 +1,4 @@
-"""The load generator of ``giornata bench serve``: edits arrive by chance, as in production, whatever the server does.
+"""The load generator of ``giornata bench serve``: edits arrive by chance, as in production.
 
 Read in this order:
 
@@ -7,11 +7,8 @@ Read in this order:
 * `arrivals`, `workload`, `trace` and
   `schedule` - which edits are asked for and when: drawn, or read from a file
 * `masks`, `pictures` and `material` - their files
-* `driver`, `images_api`, `balancing` - sends them
-  when they are due, to one server or to several, and reads answers
+* `driver` and `images_api` - send them
+  when they are due, and read answers
 * `outcomes` and `statistics` - what became of them, and its figures
-* `report`, `plots` and `charts` - how it is told
-
-What these modules import beyond the services' needs is the extra ``cli`` of the distribution; facts, distributions,
-arrivals and charts import nothing.
+* `report`, `plots`, `charts` and `drawing` - how it is told
 """

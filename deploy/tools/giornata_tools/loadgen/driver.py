@@ -1,14 +1,14 @@
-"""Open loop: requests leave when they are due, whatever became of those before them."""
+"""Open loop: a request leaves when it is due, answered or not the ones before."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from giornata_tools.loadgen.outcomes import NOT_SENT, Answer, Outcome
+from giornata_tools.loadgen.outcomes import NOT_SENT, Outcome, ServerAnswer
 from giornata_tools.loadgen.workload import Request
 
-Send = Callable[[Request], Awaitable[Answer]]
+Send = Callable[[Request], Awaitable[ServerAnswer]]
 """Sends a request and waits for its answer; raises nothing but a cancellation."""
 Record = Callable[[Outcome], object]
 """Takes what became of a request."""
@@ -42,7 +42,7 @@ async def drive(requests: Sequence[Request], send: Send, record: Record, *, limi
         for request in requests:
             await asyncio.sleep(max(0.0, began + request.at_s - loop.time()))
             if in_flight >= limit:
-                refused = Answer(code=NOT_SENT, message=f"{limit} requests had no answer yet")
+                refused = ServerAnswer(code=NOT_SENT, message=f"{limit} requests had no answer yet")
                 record(Outcome(request, request.at_s, refused, in_flight=in_flight))
                 continue
             in_flight += 1

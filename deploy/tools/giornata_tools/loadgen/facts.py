@@ -13,7 +13,7 @@ FACTS: Final[Mapping[str, Any]] = json.loads(
     Path(__file__).with_name("workload_facts.json").read_text(encoding="utf-8")
 )
 MASK_RATIOS: Final[Mapping[str, Sequence[float]]] = FACTS["mask_ratio_percentiles"]
-"""By trace: the ratio of masked to all pixels at percentiles 0 to 100."""
+"""The ratio of masked to all pixels at percentiles 0 to 100, by trace."""
 STEPS: Final[Mix] = {int(steps): weight for steps, weight in FACTS["steps"].items()}
 """Denoising steps of a request."""
 IMAGES: Final[Mix] = {int(images): weight for images, weight in FACTS["images_per_request"].items()}

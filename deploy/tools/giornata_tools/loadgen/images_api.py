@@ -11,7 +11,7 @@ from typing import Final
 import aiohttp
 
 from giornata_tools.loadgen.material import Material
-from giornata_tools.loadgen.outcomes import CONNECTION_LOST, NOT_CONNECTED, TIMEOUT, Answer, judged
+from giornata_tools.loadgen.outcomes import CONNECTION_LOST, NOT_CONNECTED, TIMEOUT, ServerAnswer, judged
 from giornata_tools.loadgen.workload import Request
 
 PATH: Final = "/v1/images/edits"
@@ -22,7 +22,7 @@ class Api(StrEnum):
     """What the server understands."""
 
     GIORNATA = "giornata"
-    """Steps and seed of each edit are sent too; so do servers of diffusers' pipelines understand them."""
+    """Steps and seed of each edit are sent too; servers of diffusers' pipelines understand them too."""
     OPENAI = "openai"
     """Only the fields of OpenAI's API; the server has its own number of steps."""
 
@@ -44,17 +44,17 @@ class ImagesApi:
         self._fields = fields
         self._api = api
 
-    async def send(self, request: Request) -> Answer:
+    async def send(self, request: Request) -> ServerAnswer:
         """Ask for an edit and read the whole answer."""
         try:
             async with self._session.post(self._url, data=self._form(request)) as response:
                 return judged(response.status, await response.read(), request.n)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            return Answer(code=NOT_CONNECTED, message=str(error))
+            return ServerAnswer(code=NOT_CONNECTED, message=str(error))
         except aiohttp.ClientError as error:
-            return Answer(code=CONNECTION_LOST, message=str(error) or type(error).__name__)
+            return ServerAnswer(code=CONNECTION_LOST, message=str(error) or type(error).__name__)
         except TimeoutError:
-            return Answer(code=TIMEOUT, message=f"no answer within {self._session.timeout.total:g} s")
+            return ServerAnswer(code=TIMEOUT, message=f"no answer within {self._session.timeout.total:g} s")
 
     def _form(self, request: Request) -> aiohttp.FormData:
         form = aiohttp.FormData()
@@ -104,7 +104,7 @@ def fields_of(request: Request, api: Api, fields: Mapping[str, str]) -> dict[str
 
 
 def media_type(file: bytes) -> str:
-    """Of a PNG, WebP or JPEG file, by its first bytes."""
+    """The media type of a PNG, WebP or JPEG file, by its first bytes."""
     if file.startswith(b"\x89PNG"):
         return "image/png"
     return "image/webp" if file[8:12] == b"WEBP" else "image/jpeg"

@@ -11,7 +11,7 @@ from giornata_tools.loadgen.workload import Request
 
 
 @dataclass(frozen=True)
-class Template:
+class TemplatePicture:
     """A picture that requests edit."""
 
     file: bytes
@@ -23,11 +23,11 @@ class Template:
 class Material:
     """Files by what they depend on."""
 
-    templates: Mapping[int, Template]
+    templates: Mapping[int, TemplatePicture]
     masks: Mapping[Request, bytes]
 
 
-def given(files: Sequence[bytes]) -> dict[int, Template]:
+def given(files: Sequence[bytes]) -> dict[int, TemplatePicture]:
     """Templates of encoded pictures, in order.
 
     Raises:
@@ -36,23 +36,25 @@ def given(files: Sequence[bytes]) -> dict[int, Template]:
     found = {}
     for number, file in enumerate(files):
         try:
-            found[number] = Template(file, *upright_size(file))
+            found[number] = TemplatePicture(file, *upright_size(file))
         except ValueError as error:
             raise ValueError(f"picture {number}: {error}") from error
     return found
 
 
-def made(requests: Sequence[Request], width: int, height: int, seed: int) -> dict[int, Template]:
+def made(requests: Sequence[Request], width: int, height: int, seed: int) -> dict[int, TemplatePicture]:
     """The templates that `requests` edit, generated."""
     numbers = sorted({request.template for request in requests})
-    return {number: Template(generated(width, height, seed + number), width, height) for number in numbers}
+    return {
+        number: TemplatePicture(generated(width, height, seed + number), width, height) for number in numbers
+    }
 
 
-def material(requests: Sequence[Request], templates: Mapping[int, Template]) -> Material:
+def material(requests: Sequence[Request], templates: Mapping[int, TemplatePicture]) -> Material:
     """Everything that `requests` are made of; `templates` has all that they edit."""
     masks = {request: _mask(request, templates[request.template]) for request in requests}
     return Material(templates, masks)
 
 
-def _mask(request: Request, template: Template) -> bytes:
+def _mask(request: Request, template: TemplatePicture) -> bytes:
     return mask_file(mask(template.width, template.height, request.mask_ratio, request.shape, request.seed))

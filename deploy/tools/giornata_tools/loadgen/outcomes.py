@@ -25,7 +25,7 @@ SAID: Final = 500
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServerAnswer:
     """What a server answered."""
 
     pictures: int = 0
@@ -42,7 +42,7 @@ class Outcome:
     request: Request
     ended_s: float
     """When the whole answer had come; of one that was not sent, when it was due."""
-    answer: Answer
+    answer: ServerAnswer
     sent_s: float | None = None
     """When it left; None: it was not sent."""
     in_flight: int = 0
@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def latency_s(self) -> float:
-        """From when it was due until its answer had come: a generator that is late does not flatter the server."""
+        """Seconds from when it was due until its answer had come: a late generator does not flatter the server."""
         return self.ended_s - self.request.at_s
 
     @property
@@ -59,7 +59,7 @@ class Outcome:
         return 0.0 if self.sent_s is None else self.sent_s - self.request.at_s
 
 
-def judged(status: int, body: bytes, n: int) -> Answer:
+def judged(status: int, body: bytes, n: int) -> ServerAnswer:
     """A server's answer to a request for `n` pictures, in the form of OpenAI's image API.
 
     Args:
@@ -70,12 +70,12 @@ def judged(status: int, body: bytes, n: int) -> Answer:
     told = _object(body)
     if not 200 <= status < 300:
         code, message = _error(told.get("error"), f"http_{status}")
-        return Answer(0, code, message or body[:SAID].decode("utf-8", "replace"))
+        return ServerAnswer(0, code, message or body[:SAID].decode("utf-8", "replace"))
     data = told.get("data")
     if not isinstance(data, list) or not data or not all(map(_is_picture, data)):
-        return Answer(0, NO_PICTURES, body[:SAID].decode("utf-8", "replace"))
+        return ServerAnswer(0, NO_PICTURES, body[:SAID].decode("utf-8", "replace"))
     if len(data) >= n:
-        return Answer(len(data))
+        return ServerAnswer(len(data))
     extension = told.get("giornata")
     errors = extension.get("errors") if isinstance(extension, dict) else None
     first = (
@@ -84,7 +84,7 @@ def judged(status: int, body: bytes, n: int) -> Answer:
         else None
     )
     code, message = _error(first, PICTURES_MISSING)
-    return Answer(len(data), code, message or f"{len(data)} of {n} pictures came")
+    return ServerAnswer(len(data), code, message or f"{len(data)} of {n} pictures came")
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".webp")
-"""Of pictures in a folder."""
+"""Endings of pictures in a folder."""
 WAVES: Final = 6
-"""A generated picture is made of."""
+"""How many waves a generated picture is made of."""
 
 
 def generated(width: int, height: int, seed: int) -> bytes:
@@ -25,8 +25,13 @@ def generated(width: int, height: int, seed: int) -> bytes:
             across, down, phase = chance.uniform(-4, 4), chance.uniform(-4, 4), chance.uniform(0, 2 * np.pi)
             plane += np.cos(2 * np.pi * (across * x + down * y) + phase)
         planes.append(127.5 + plane * (127.5 / WAVES))
+    return png(Image.fromarray(np.stack(planes, -1).round().astype(np.uint8)), compress_level=1)
+
+
+def png(picture: Image.Image, **settings: int) -> bytes:
+    """A PNG file; `settings` are Pillow's."""
     file = io.BytesIO()
-    Image.fromarray(np.stack(planes, -1).round().astype(np.uint8)).save(file, "PNG", compress_level=1)
+    picture.save(file, "PNG", **settings)
     return file.getvalue()
 
 

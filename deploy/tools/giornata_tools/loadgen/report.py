@@ -25,7 +25,7 @@ CAPTION: Final = (
 
 
 @dataclass(frozen=True)
-class Run:
+class MeasuredRun:
     """One server under one load."""
 
     target: str
@@ -37,7 +37,7 @@ class Run:
     figures: Figures
 
 
-def table(runs: Sequence[Run]) -> Table:
+def table(runs: Sequence[MeasuredRun]) -> Table:
     """A line for each run; ratios are to the other server's run at the same rate, where there are two."""
     several = len({run.target for run in runs}) > 1
     slo = runs[0].figures.slo_s is not None
@@ -56,7 +56,7 @@ def table(runs: Sequence[Run]) -> Table:
     return drawn
 
 
-def notes(runs: Sequence[Run]) -> list[str]:
+def notes(runs: Sequence[MeasuredRun]) -> list[str]:
     """Sentences about what a table does not show: errors by code, what had no answer, a slow generator."""
     told = []
     for run in runs:
@@ -72,7 +72,7 @@ def notes(runs: Sequence[Run]) -> list[str]:
     return told
 
 
-def value(run: Run) -> dict[str, Any]:
+def value(run: MeasuredRun) -> dict[str, Any]:
     """A run for JSON: its figures and every request."""
     return {
         "target": run.target,
@@ -95,7 +95,7 @@ def _request(outcome: Outcome) -> dict[str, Any]:
     return dict(_rounded({**asked, **told}))
 
 
-def _cells(run: Run, runs: Sequence[Run], *, several: bool) -> list[str]:
+def _cells(run: MeasuredRun, runs: Sequence[MeasuredRun], *, several: bool) -> list[str]:
     found = run.figures
     latency = found.latency_s
     slo = [_share(found.slo_share), _number(found.goodput_per_s)] if found.slo_s is not None else []
@@ -114,7 +114,7 @@ def _cells(run: Run, runs: Sequence[Run], *, several: bool) -> list[str]:
     ]
 
 
-def _ratios(run: Run, runs: Sequence[Run]) -> list[str]:
+def _ratios(run: MeasuredRun, runs: Sequence[MeasuredRun]) -> list[str]:
     """How many times as long the other server takes."""
     others = [other for other in runs if other.rate == run.rate and other.target != run.target]
     latencies = [other.figures.latency_s for other in others]
@@ -128,7 +128,7 @@ def _ratio(other: Spread, own: Spread, name: str) -> float:
     return float(getattr(other, name) / max(getattr(own, name), 1e-9))
 
 
-def _rate(run: Run) -> str:
+def _rate(run: MeasuredRun) -> str:
     return "trace" if run.rate is None else f"{run.rate:g}/s"
 
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from giornata_tools.loadgen.arrivals import arrival_times
-from giornata_tools.loadgen.trace import Line, complete
+from giornata_tools.loadgen.trace import TraceLine, complete
 from giornata_tools.loadgen.workload import Request, Workload, draw, faster
 
 SHORTEST_S = 1.0
-"""That a trace counts for, however soon it ends."""
+"""A trace counts for at least this long."""
 
 
 @dataclass(frozen=True)
-class Load:
+class OfferedLoad:
     """One run's requests."""
 
     rate: float | None
@@ -23,22 +23,22 @@ class Load:
     warmup_s: float
     """Requests due before it are left out of all figures."""
     seconds: float
-    """After that."""
+    """Length of the run after the warm-up."""
 
 
 @dataclass(frozen=True)
-class Arriving:
+class Arrivals:
     """How requests arrive by chance."""
 
     rates: Sequence[float]
-    """A run for each."""
+    """Rates a second; there is a run for each."""
     cv: float
-    """Of the times between them."""
+    """Coefficient of variation of the times between them."""
     seconds: float
-    """After the warm-up."""
+    """Length of the run after the warm-up."""
 
 
-def drawn(arriving: Arriving, workload: Workload, *, warmup_s: float, seed: int) -> list[Load]:
+def drawn(arriving: Arrivals, workload: Workload, *, warmup_s: float, seed: int) -> list[OfferedLoad]:
     """A load for each rate; equal seeds make equal loads.
 
     Raises:
@@ -48,11 +48,13 @@ def drawn(arriving: Arriving, workload: Workload, *, warmup_s: float, seed: int)
     loads = []
     for rate in arriving.rates:
         requests = draw(arrival_times(rate, until, seed, arriving.cv), workload, seed)
-        loads.append(_measured(Load(rate, tuple(requests), warmup_s, arriving.seconds)))
+        loads.append(_measured(OfferedLoad(rate, tuple(requests), warmup_s, arriving.seconds)))
     return loads
 
 
-def replayed(lines: Sequence[Line], workload: Workload, *, speed: float, warmup_s: float, seed: int) -> Load:
+def replayed(
+    lines: Sequence[TraceLine], workload: Workload, *, speed: float, warmup_s: float, seed: int
+) -> OfferedLoad:
     """The load of a trace, `speed` times as fast as it tells.
 
     Raises:
@@ -60,10 +62,10 @@ def replayed(lines: Sequence[Line], workload: Workload, *, speed: float, warmup_
     """
     requests = faster(complete(lines, workload, seed), speed)
     seconds = max(SHORTEST_S, requests[-1].at_s - warmup_s)
-    return _measured(Load(None, tuple(requests), warmup_s, seconds))
+    return _measured(OfferedLoad(None, tuple(requests), warmup_s, seconds))
 
 
-def _measured(load: Load) -> Load:
+def _measured(load: OfferedLoad) -> OfferedLoad:
     if not any(request.at_s >= load.warmup_s for request in load.requests):
         what = "the trace" if load.rate is None else f"{load.rate:g} requests a second"
         raise ValueError(

@@ -7,13 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from giornata_tools.loadgen.outcomes import Outcome
 from giornata_tools.loadgen.workload import Request
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Of several values, in their unit."""
+    """The spread of several values, in their unit."""
 
     mean: float
     p50: float
@@ -24,12 +26,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one run; its warm-up is left out of all of them."""
+    """Figures of one run; its warm-up is left out of all of them."""
 
     requests: int
-    """That were due, less those without an answer when the run was stopped."""
+    """Requests that were due, less the ones without an answer when the run was stopped."""
     unfinished: int
-    """Without an answer when the run was stopped, or not due until then."""
+    """Requests without an answer when the run was stopped, or not due until then."""
     succeeded: int
     pictures: int
     offered_per_s: float
@@ -38,29 +40,25 @@ class Figures:
     """Requests that succeeded, a second; the seconds run until the last of them had its answer."""
     pictures_per_s: float
     latency_s: Spread | None
-    """Of those that succeeded, from when they were due; None: none did."""
+    """Times of the requests that succeeded, from when they were due to their answers; None: none succeeded."""
     slo_s: float | None
     slo_share: float | None
-    """Of all requests, those that succeeded within `slo_s`: errors and requests that were not sent count against it."""
+    """Share of all requests that succeeded within `slo_s`: errors and requests that were not sent count against it."""
     goodput_per_s: float | None
     """The same, a second."""
     errors: dict[str, int]
-    """By code, the most frequent first."""
+    """Counts by code, the most frequent first."""
     late_s: Spread | None
     """How much later than due requests left: the generator's own failing."""
     in_flight: int
     """Most requests without an answer."""
     mask_ratio: float
-    """In the mean."""
+    """Mean of the requests."""
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """By linear interpolation (numpy's default); `values` in any order, at least one."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    lower = min(int(place), len(ordered) - 1)
-    upper = min(lower + 1, len(ordered) - 1)
-    return ordered[lower] + (place - lower) * (ordered[upper] - ordered[lower])
+    """The percentile by linear interpolation; `values` in any order, at least one."""
+    return float(np.percentile(values, percent))
 
 
 def spread(values: Sequence[float]) -> Spread | None:
@@ -83,7 +81,7 @@ def figures(
 
     Args:
         requests: of the run, all of them.
-        outcomes: of those that have ended.
+        outcomes: of the requests that have ended.
         warmup_s: requests due before it are left out.
         seconds: of the run after that.
         slo_s: how long an answer may take to count as goodput; None: no such limit.

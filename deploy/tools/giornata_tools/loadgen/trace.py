@@ -16,13 +16,13 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from giornata.wire.requests import MAX_IMAGES, MAX_STEPS
-from giornata_tools.loadgen.workload import MAX_SEED, Request, Shape, Workload, draw
+from giornata_tools.loadgen.workload import MAX_SEED, MaskShape, Request, Workload, draw
 
 LONGEST_S: Final = 30 * 86400.0
 SUFFIXES: Final = (".csv", ".jsonl")
 
 
-class Line(BaseModel):
+class TraceLine(BaseModel):
     """A request, as far as a file tells it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,10 +33,10 @@ class Line(BaseModel):
     template: int | None = Field(None, ge=0)
     n: int | None = Field(None, ge=1, le=MAX_IMAGES)
     seed: int | None = Field(None, ge=0, le=MAX_SEED)
-    shape: Shape | None = None
+    shape: MaskShape | None = None
 
 
-def read(text: str, suffix: str) -> list[Line]:
+def read(text: str, suffix: str) -> list[TraceLine]:
     """The requests in a file's `text`, in the order of their times.
 
     Args:
@@ -53,7 +53,7 @@ def read(text: str, suffix: str) -> list[Line]:
     return sorted(lines, key=lambda line: line.timestamp)
 
 
-def complete(lines: Sequence[Line], workload: Workload, seed: int) -> list[Request]:
+def complete(lines: Sequence[TraceLine], workload: Workload, seed: int) -> list[Request]:
     """The requests of a trace; what it does not tell is drawn from `workload`."""
     drawn = draw([line.timestamp for line in lines], workload, seed)
     return [
@@ -70,21 +70,13 @@ def write(requests: Sequence[Request], suffix: str) -> str:
         suffix: of the file's name, one of `SUFFIXES`.
     """
     rows = [
-        {
-            "timestamp": request.at_s,
-            "mask_ratio": request.mask_ratio,
-            "steps": request.steps,
-            "template": request.template,
-            "n": request.n,
-            "seed": request.seed,
-            "shape": str(request.shape),
-        }
+        {name: getattr(request, "at_s" if name == "timestamp" else name) for name in TraceLine.model_fields}
         for request in requests
     ]
     if suffix == ".jsonl":
         return "".join(json.dumps(row) + "\n" for row in rows)
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(Line.model_fields), lineterminator="\n")
+    writer = csv.DictWriter(text, list(TraceLine.model_fields), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
@@ -105,11 +97,11 @@ def _json_rows(text: str) -> Iterator[tuple[int, Any]]:
                 raise ValueError(f"line {number}: no JSON: {error}") from error
 
 
-def _line(number: int, row: Any) -> Line:
+def _line(number: int, row: Any) -> TraceLine:
     try:
-        return Line.model_validate(row)
+        return TraceLine.model_validate(row)
     except ValidationError as error:
         told = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in told["loc"]) or "the line"
-        accepted = ", ".join(Line.model_fields)
+        accepted = ", ".join(TraceLine.model_fields)
         raise ValueError(f"line {number}: {where}: {told['msg']}; accepted are {accepted}") from error

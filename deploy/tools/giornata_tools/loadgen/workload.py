@@ -10,7 +10,7 @@ from enum import StrEnum
 from giornata_tools.loadgen.distributions import Mix, at_percentile, chosen
 
 
-class Shape(StrEnum):
+class MaskShape(StrEnum):
     """What a mask looks like."""
 
     BLOB = "blob"
@@ -27,14 +27,14 @@ class Request:
     template: int
     """Which picture."""
     mask_ratio: float
-    """Of masked to all pixels."""
+    """Ratio of masked to all pixels."""
     steps: int | None
     """None: the server's own default."""
     n: int
     """Pictures that it asks for."""
     seed: int
-    """Of its pictures, and of where its mask lies."""
-    shape: Shape
+    """Seed of its pictures, and of where its mask lies."""
+    shape: MaskShape
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,17 @@ class Workload:
     """What requests are drawn from."""
 
     mask_ratios: Sequence[float]
-    """At percentiles, the least first and the largest last, in equal distances; a fixed one twice."""
+    """Ratios at percentiles, the least first and the largest last, in equal distances; a fixed one twice."""
     steps: Mix | None
     """None: the server's own default."""
     images: Mix
     templates: Mix
     """Popularity by number."""
-    shape: Shape
+    shape: MaskShape
 
 
 MAX_SEED = 2**31 - 1
-"""What every server takes."""
+"""The largest seed that every server takes."""
 
 
 def draw(times: Sequence[float], workload: Workload, seed: int) -> list[Request]:

@@ -56,7 +56,7 @@ class TextEncoders:
 
 
 def autoencoder() -> AutoencoderKL:
-    """No attention in the middle: what lies outside of a mask is then encoded the same whatever the mask.
+    """No attention in the middle: the encoding outside of a mask then does not depend on the mask.
 
     One group per norm: groups of two channels would keep only the sign of a flat picture's colour. The posterior begins
     narrow, so that the decoder sees signal and not noise from the first step.

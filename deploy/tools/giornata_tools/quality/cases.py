@@ -1,4 +1,4 @@
-"""The held-out edits: always the same scenes, none of which training has seen. Pure.
+"""The held-out edits: always the same scenes, which training has not seen. Pure.
 
 Composed of the parts of :mod:`giornata_tools.model.scenes`, as its `sample` does, with colour, shape and ground dealt
 out evenly and with what measuring needs: the mask is at least four tokens wide and high, the thing lies wholly inside
@@ -51,11 +51,11 @@ class Slot:
     task: Task
     """`ADD` or `REMOVE`."""
     side: int
-    """Of the picture, in pixels."""
+    """Side of the picture, in pixels."""
     ground: str
     colour: str
     shape: str
-    """Of the thing to be added or removed."""
+    """Kind of the thing to be added or removed."""
 
     @property
     def name(self) -> str:

@@ -23,7 +23,7 @@ from giornata_tools.model.scenes.palette import rgb
 CHANGED: Final = 0.12
 """Euclidean distance from the ground, in [0, 1] RGB, from which a pixel counts as changed."""
 LEAST_PART: Final = 0.06
-"""Of the mask's area: a smaller thing is none."""
+"""Share of the mask's area: a smaller thing is none."""
 LEAST_OVERLAP: Final = 0.72
 """Intersection over union with the best outline: below, the shape is none of the eight."""
 COLOUR_REACH: Final = 0.30
@@ -33,7 +33,7 @@ EVENNESS: Final = 0.13
 SECOND_PART: Final = 0.3
 """A second thing of this part of the first one's area is one too many."""
 FLOODED_PART: Final = 0.85
-"""Of the mask's area: a larger thing shows the mask's shape and none of its own. True renders reach 0.63."""
+"""Share of the mask's area: a larger thing shows the mask's shape and none of its own. True renders reach 0.63."""
 SPECK_PART: Final = 0.06
 """Holes below this part of the thing's area are noise; a ring's hole is 43 % of it."""
 SHADES: Final = (0.85, 1.0, 1.15)
@@ -41,7 +41,7 @@ SHADES: Final = (0.85, 1.0, 1.15)
 FRAME: Final = 48
 """Side of the square in which outlines are compared, in pixels."""
 FRAME_AREA: Final = 0.30
-"""Of the frame: every component and outline is brought to this area before they are compared."""
+"""Side of the frame: every component and outline is brought to this area before they are compared."""
 TURNS_DEG: Final = tuple(range(-16, 17, 4))
 SIZES: Final = (0.92, 1.0, 1.08)
 SHIFTS_PX: Final = (-1.5, 0.0, 1.5)
@@ -54,7 +54,7 @@ class Found:
     colour: str | None
     shape: str | None
     area_px: int
-    """Of the thing; 0 where nothing was painted."""
+    """Area of the thing; 0 where nothing was painted."""
     overlap: float
     """Intersection over union with the best outline, 0 to 1."""
 

@@ -25,9 +25,9 @@ WEIGHTS: Final = Path(__file__).with_name("classifier.safetensors")
 CROP: Final = 48
 """Side of what the classifier sees, in pixels."""
 SURROUND: Final = 0.15
-"""Of the mask's box, added on every side."""
+"""Share of the mask's box that is added on every side."""
 PLACES: Final = 3
-"""Of each axis, over which means are taken."""
+"""Parts of each axis over which means are taken."""
 FEATURES: Final = 32
 CLASSES: Final = (len(COLOURS) + 1, len(SHAPES) + 1)
 """Colours and shapes; the last of each is none."""

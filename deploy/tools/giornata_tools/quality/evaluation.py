@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from giornata.wire.requests import Reuse
+from giornata_tools import bars, provenance
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.quality import cases, classifier, pictures, report, tables
 from giornata_tools.quality.cases import Case
 from giornata_tools.quality.metrics import Features, Pixels, frechet
 from giornata_tools.quality.page import page
-from giornata_tools.quality.report import Closeness, Frechet, MaskBlur, Report, Run
-from giornata_tools.quality.runner import Setting, edit_all
+from giornata_tools.quality.report import Closeness, Frechet, MaskBlur, QualityReport, QualityRun
+from giornata_tools.quality.runner import EditSetting, edit_all
 from giornata_tools.quality.scoring import Addition, Removal, Scored, score, strayed_px
 from giornata_tools.quality.system import System, attached, started
 
@@ -49,8 +39,8 @@ VERSIONS: Final = (
 
 
 @dataclass(frozen=True)
-class Options:
-    """Flags of ``python -m giornata_tools.quality``."""
+class QualityOptions:
+    """Flags of ``giornata quality``."""
 
     out: Path
     against: Path | None
@@ -72,12 +62,12 @@ class Made:
     """The edits and how long they took."""
 
     edits: dict[str, Pixels]
-    """By the case's name."""
+    """Pictures by the case's name."""
     each_s: list[float]
     all_s: float
 
 
-async def evaluate(options: Options) -> int:
+async def evaluate(options: QualityOptions) -> int:
     """Run, write, tell; 0 only where every gate holds or none was asked for.
 
     Raises:
@@ -117,18 +107,18 @@ async def evaluate(options: Options) -> int:
     return 0 if result.holds or options.no_gates else 1
 
 
-def _system(options: Options, console: Console) -> AbstractAsyncContextManager[System]:
+def _system(options: QualityOptions, console: Console) -> AbstractAsyncContextManager[System]:
     if options.nats:
         return attached(options.nats, options.model_name)
     return started(options.out / "logs", options.torch_threads, console.print)
 
 
-def _setting(options: Options, system: System) -> Setting:
+def _setting(options: QualityOptions, system: System) -> EditSetting:
     card, blur = system.card, options.mask_blur
     if options.guidance is not None and not card.takes_guidance:
         raise LaunchError(f"--guidance {options.guidance:g}: the model {card.name} takes none; leave it out.")
     guidance = card.default_guidance_scale if options.guidance is None else options.guidance
-    return Setting(
+    return EditSetting(
         steps=options.steps or card.default_steps,
         guidance_scale=guidance if card.takes_guidance else None,
         mask_blur=MaskBlur() if blur is None else MaskBlur(add=blur, remove=blur),
@@ -138,35 +128,32 @@ def _setting(options: Options, system: System) -> Setting:
     )
 
 
-async def _edit(system: System, drawn: Sequence[Case], setting: Setting, out: Path, console: Console) -> Made:
+async def _edit(
+    system: System, drawn: Sequence[Case], setting: EditSetting, out: Path, console: Console
+) -> Made:
     """All edits, each saved as soon as it is there."""
     edits: dict[str, Pixels] = {}
     each_s: list[float] = []
-    columns = (
-        TextColumn("editing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
     started_s = time.monotonic()
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("editing", total=len(drawn))
+    with bars.drawn("editing", len(drawn), console) as update:
 
         def done(case: Case, edit: Pixels, seconds: float) -> None:
             pictures.save(out, case, edit)
             edits[case.slot.name] = edit
             each_s.append(seconds)
-            progress.advance(bar)
+            if update:
+                update(len(each_s), len(drawn), "editing")
 
         await edit_all(system, drawn, setting, done)
     return Made(edits, each_s, time.monotonic() - started_s)
 
 
-def _run(system: System, setting: Setting, drawn: Sequence[Case], of_cases: int, made: Made) -> Run:
+def _run(
+    system: System, setting: EditSetting, drawn: Sequence[Case], of_cases: int, made: Made
+) -> QualityRun:
     p50, p95 = (float(np.quantile(made.each_s, q)) * 1000 for q in (0.5, 0.95))
     card = system.card
-    return Run(
+    return QualityRun(
         model=card.name,
         model_digest=card.digest,
         family=card.family,
@@ -182,22 +169,18 @@ def _run(system: System, setting: Setting, drawn: Sequence[Case], of_cases: int,
         edits_s=round(made.all_s, 2),
         edit_ms_p50=round(p50, 1),
         edit_ms_p95=round(p95, 1),
-        machine={
-            "platform": platform.platform(),
-            "python": platform.python_version(),
-            "cpus": os.cpu_count() or 0,
-        },
-        versions={name: version(name) for name in VERSIONS},
+        machine=provenance.machine(),
+        versions=provenance.versions(VERSIONS),
     )
 
 
-def assess(run: Run, scored: Sequence[Scored], closeness: Closeness | None) -> Report:
+def assess(run: QualityRun, scored: Sequence[Scored], closeness: Closeness | None) -> QualityReport:
     """Everything measured of the edits, as one value; loads the classifier where there are enough additions."""
     additions = [s for s in scored if isinstance(s, Addition)]
     adherence = report.adherence(additions)
     completion = report.completion([s for s in scored if isinstance(s, Removal)])
     strayed = sum(strayed_px(s.case, s.edit, run.mask_blur.of(s.case.slot.task)) for s in scored)
-    return Report(
+    return QualityReport(
         run=run,
         gates=report.gates(adherence, completion, strayed),
         strayed_px=strayed,

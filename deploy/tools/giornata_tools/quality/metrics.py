@@ -60,7 +60,7 @@ class Seam:
 
 
 def seam(edit: Pixels, truth: Pixels, mask: Mask) -> Seam:
-    """Gradients between 4-neighbours of which exactly one is masked, in `edit` and in `truth`."""
+    """Gradients between 4-neighbours that the mask's border separates, in `edit` and in `truth`."""
     sums, pairs = [0.0, 0.0], 0
     for axis in (0, 1):
         across = np.diff(mask.astype(np.int8), axis=axis) != 0

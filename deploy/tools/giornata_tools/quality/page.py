@@ -15,7 +15,7 @@ from scipy import ndimage
 from giornata_tools.model.scenes.masks import Mask
 from giornata_tools.quality import tables
 from giornata_tools.quality.metrics import Pixels
-from giornata_tools.quality.report import LEAST_PSNR_DB, Gate, Report
+from giornata_tools.quality.report import LEAST_PSNR_DB, Gate, QualityReport
 from giornata_tools.quality.scoring import Addition, Removal, Scored
 from giornata_tools.quality.tables import Sheet
 
@@ -25,7 +25,7 @@ WIDE_COLUMNS: Final = 6
 """Tables of more columns get the page's whole width."""
 
 
-def page(report: Report, scored: Sequence[Scored]) -> str:
+def page(report: QualityReport, scored: Sequence[Scored]) -> str:
     """The HTML document."""
     additions = [s for s in scored if isinstance(s, Addition)]
     removals = sorted((s for s in scored if isinstance(s, Removal)), key=lambda r: r.psnr_db)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.quality.cases import Case, digest
 from giornata_tools.quality.metrics import Pixels
-from giornata_tools.quality.report import Run
+from giornata_tools.quality.report import QualityRun
 
 MANIFEST: Final = "run.json"
 
@@ -21,7 +21,7 @@ MANIFEST: Final = "run.json"
 class Manifest(BaseModel):
     """``run.json`` in a folder of pictures."""
 
-    run: Run
+    run: QualityRun
     edits: dict[str, str]
     """Name of each edit, and of its file without the ending, → digest of its case."""
 
@@ -53,7 +53,7 @@ class Earlier(BaseModel):
         theirs, ours = self.manifest.edits[name], digest([case])
         if theirs != ours:
             raise LaunchError(
-                f"{self.folder} was made with other scenes: {name} was {theirs}, is {ours}. Make it anew."
+                f"{self.folder} was made with other scenes: {name} was {theirs}, is {ours}. Make it again."
             )
         try:
             return np.asarray(Image.open(self.folder / f"{name}.png").convert("RGB"))
@@ -79,7 +79,7 @@ def save(folder: Path, case: Case, edit: Pixels) -> None:
     Image.fromarray(edit).save(folder / f"{case.slot.name}.png")
 
 
-def conclude(folder: Path, run: Run, cases: list[Case]) -> None:
+def conclude(folder: Path, run: QualityRun, cases: list[Case]) -> None:
     """Write what made the pictures: from now on they can be compared with."""
     manifest = Manifest(run=run, edits={case.slot.name: digest([case]) for case in cases})
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")

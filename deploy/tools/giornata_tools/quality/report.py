@@ -32,11 +32,11 @@ class MaskBlur(BaseModel):
     remove: float = EditParameters.model_fields["mask_blur"].default
 
     def of(self, task: Task) -> float:
-        """For an edit of that kind."""
+        """The feather of an edit of that kind."""
         return self.remove if task is Task.REMOVE else self.add
 
 
-class Run(BaseModel):
+class QualityRun(BaseModel):
     """What made the pictures; also lies beside them, for later runs to compare with."""
 
     model: str
@@ -47,7 +47,7 @@ class Run(BaseModel):
     """None where the model takes none."""
     mask_blur: MaskBlur
     reuse: Reuse = Reuse.OFF
-    """As in a request; runs from before it could be chosen had none."""
+    """What requests asked for; runs from before it could be chosen had none."""
     cases: int
     of_cases: int
     """Size of the whole set; more than `cases` in a quick look."""
@@ -55,15 +55,15 @@ class Run(BaseModel):
     seeds: str
     in_flight: int
     edits_s: float
-    """From the first request to the last picture."""
+    """Seconds from the first request to the last picture."""
     edit_ms_p50: float
     edit_ms_p95: float
-    """Of one edit, waiting included."""
+    """Time of one edit, waiting included."""
     machine: dict[str, str | int]
     versions: dict[str, str]
 
 
-class Rate(BaseModel):
+class HitRate(BaseModel):
     """How many additions are right, as parts of `n`."""
 
     n: int
@@ -75,11 +75,11 @@ class Rate(BaseModel):
 class Adherence(BaseModel):
     """(a) Do edits show what was asked for?"""
 
-    overall: Rate
-    by_side: dict[str, Rate]
-    by_shape: dict[str, Rate]
-    by_colour: dict[str, Rate]
-    by_ground: dict[str, Rate]
+    overall: HitRate
+    by_side: dict[str, HitRate]
+    by_shape: dict[str, HitRate]
+    by_colour: dict[str, HitRate]
+    by_ground: dict[str, HitRate]
 
 
 class Patch(BaseModel):
@@ -119,7 +119,7 @@ class Closeness(BaseModel):
     """(d) This run's pictures against an earlier run's, picture by picture."""
 
     folder: str
-    other: Run
+    other: QualityRun
     n: int
     identical: int
     ssim: float
@@ -128,7 +128,7 @@ class Closeness(BaseModel):
     psnr_in_mask_db: float
     """Means over pictures; equal ones count as `giornata_tools.quality.metrics.PSNR_CEILING_DB`."""
     frechet: float | None
-    """Of all masks; None for fewer than two pictures."""
+    """Distance over all masks; None for fewer than two pictures."""
 
 
 class Gate(BaseModel):
@@ -143,7 +143,7 @@ class Gate(BaseModel):
     @computed_field  # type: ignore[prop-decorator] # as pydantic's manual has it: mypy knows no decorated property
     @property
     def holds(self) -> bool:
-        """Whether it does."""
+        """Whether the gate holds."""
         if self.measured is None or np.isnan(self.measured):
             return False
         low = -np.inf if self.at_least is None else self.at_least
@@ -151,10 +151,10 @@ class Gate(BaseModel):
         return bool(low <= self.measured <= high)
 
 
-class Report(BaseModel):
+class QualityReport(BaseModel):
     """``out/quality.json``."""
 
-    run: Run
+    run: QualityRun
     gates: list[Gate]
     strayed_px: int
     """Pixels outside of masks that changed, over all edits."""
@@ -166,7 +166,7 @@ class Report(BaseModel):
     @computed_field  # type: ignore[prop-decorator] # as pydantic's manual has it: mypy knows no decorated property
     @property
     def holds(self) -> bool:
-        """Whether every gate does."""
+        """Whether every gate holds."""
         return all(gate.holds for gate in self.gates)
 
 
@@ -210,7 +210,7 @@ def gates(of_additions: Adherence | None, of_removals: Completion | None, straye
 
 
 def closeness(
-    pairs: Iterable[tuple[Scored, Pixels]], folder: str, other: Run, distance: float | None
+    pairs: Iterable[tuple[Scored, Pixels]], folder: str, other: QualityRun, distance: float | None
 ) -> Closeness:
     """This run's edits against those of `other`; at least one pair."""
     rows = [
@@ -242,9 +242,9 @@ def _grouped(of: Sequence[S], key: Callable[[S], str], measure: Callable[[Sequen
     return {k: measure([one for one in of if key(one) == k]) for k in keys}
 
 
-def _rate(additions: Sequence[Addition]) -> Rate:
+def _rate(additions: Sequence[Addition]) -> HitRate:
     n = len(additions)
-    return Rate(
+    return HitRate(
         n=n,
         both=sum(a.both_right for a in additions) / n,
         colour=sum(a.colour_right for a in additions) / n,

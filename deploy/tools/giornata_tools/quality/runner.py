@@ -17,6 +17,7 @@ from giornata.wire.errors import GiornataError
 from giornata.wire.jobs import Priority
 from giornata.wire.requests import MaskMode, Reuse
 from giornata_tools.launcher.process import LaunchError
+from giornata_tools.loadgen.pictures import png
 from giornata_tools.model.scenes import masks
 from giornata_tools.quality.cases import Case
 from giornata_tools.quality.metrics import Pixels
@@ -25,7 +26,7 @@ from giornata_tools.quality.system import System
 
 
 @dataclass(frozen=True)
-class Setting:
+class EditSetting:
     """How every edit is made."""
 
     steps: int
@@ -42,7 +43,7 @@ Done = Callable[[Case, Pixels, float], None]
 """Told of each edit with its picture, (height, width, 3), and the seconds that it took."""
 
 
-async def edit_all(system: System, cases: Iterable[Case], setting: Setting, done: Done) -> None:
+async def edit_all(system: System, cases: Iterable[Case], setting: EditSetting, done: Done) -> None:
     """Every case as one edit over NATS, `setting.in_flight` at a time.
 
     Raises:
@@ -68,7 +69,7 @@ async def edit_all(system: System, cases: Iterable[Case], setting: Setting, done
 
 
 async def _edit_some(
-    to: client.Client, model: str, ahead: Iterator[Case], setting: Setting, done: Done
+    to: client.Client, model: str, ahead: Iterator[Case], setting: EditSetting, done: Done
 ) -> None:
     """Take from `ahead`, which others take from as well, until it is empty."""
     for case in ahead:
@@ -80,13 +81,13 @@ async def _edit_some(
         done(case, picture, time.monotonic() - started_s)
 
 
-async def _edit(to: client.Client, model: str, case: Case, setting: Setting) -> Pixels:
+async def _edit(to: client.Client, model: str, case: Case, setting: EditSetting) -> Pixels:
     guidance: dict[str, Any] = (
         {} if setting.guidance_scale is None else {"guidance_scale": setting.guidance_scale}
     )
     accepted = await to.edit(
-        image=_png(Image.fromarray(case.scene.before)),
-        mask=_png(masks.image(case.scene.mask)),
+        image=png(Image.fromarray(case.scene.before)),
+        mask=png(masks.image(case.scene.mask)),
         prompt=case.scene.caption,
         timeout_s=setting.timeout_s,
         priority=Priority.BATCH,
@@ -105,9 +106,3 @@ async def _edit(to: client.Client, model: str, case: Case, setting: Setting) -> 
             f"{case.slot.name}: received a picture of {picture.shape}, not {case.scene.before.shape}."
         )
     return picture
-
-
-def _png(picture: Image.Image) -> bytes:
-    buffer = BytesIO()
-    picture.save(buffer, "PNG")
-    return buffer.getvalue()

@@ -13,12 +13,12 @@ from typing import Final
 from giornata.fleet import Fleet
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
 from giornata.wire.models import ModelCard
+from giornata_tools.checkout import MODELS
 from giornata_tools.launcher import environment, model
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import running
-from giornata_tools.launcher.up import MODELS
-from giornata_tools.launcher.watch import FleetWatch
+from giornata_tools.launcher.watch import TelemetryWatch
 
 HEARD_S: Final = 10.0
 """How long a running system's telemetry is waited for; it comes 2-4 times a second."""
@@ -41,10 +41,10 @@ async def attached(nats_url: str, model_name: str | None) -> AsyncIterator[Syste
     """The system that runs at `nats_url`; its telemetry is heard as the user `observer`.
 
     Raises:
-        LaunchError: no server answers, or lets us hear; nobody serves `model_name`, or several models are served and
+        LaunchError: no server answers, or lets us hear; no worker serves `model_name`, or several models are served and
             none is named.
     """
-    watch = FleetWatch()
+    watch = TelemetryWatch()
     password_file = os.environ.get("GIORNATA_NATS_PASSWORD_FILE")
     try:
         async with watch.listening(nats_url, Path(password_file) if password_file else None):

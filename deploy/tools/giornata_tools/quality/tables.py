@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from rich import box
 from rich.table import Table
 
-from giornata_tools.quality.report import Closeness, Gate, Patch, Rate, Report
+from giornata_tools.quality.report import Closeness, Gate, HitRate, Patch, QualityReport
 
 G = TypeVar("G")
 
@@ -26,7 +26,7 @@ class Sheet:
     rows: tuple[tuple[str, ...], ...]
 
 
-def sheets(report: Report) -> list[Sheet]:
+def sheets(report: QualityReport) -> list[Sheet]:
     """Every table of the report beside the gates."""
     found = []
     if a := report.adherence:
@@ -65,7 +65,7 @@ def measured(gate: Gate) -> str:
     return "not measured" if gate.measured is None else f"{gate.measured:.4g}"
 
 
-def described(report: Report) -> str:
+def described(report: QualityReport) -> str:
     """One sentence about what was run."""
     run = report.run
     guidance = "" if run.guidance_scale is None else f", guidance {run.guidance_scale:g}"
@@ -78,7 +78,7 @@ def described(report: Report) -> str:
     )
 
 
-def rich_tables(report: Report) -> list[Table]:
+def rich_tables(report: QualityReport) -> list[Table]:
     """All tables for the terminal, the gates last."""
     drawn = []
     for sheet in sheets(report):
@@ -101,7 +101,7 @@ def _in_px(groups: Mapping[str, G]) -> dict[str, G]:
     return {f"{side} px": value for side, value in groups.items()}
 
 
-def _rates(groups: Mapping[str, Rate]) -> tuple[tuple[str, ...], ...]:
+def _rates(groups: Mapping[str, HitRate]) -> tuple[tuple[str, ...], ...]:
     return tuple(
         (name, str(r.n), f"{r.both:.1%}", f"{r.colour:.1%}", f"{r.shape:.1%}") for name, r in groups.items()
     )

@@ -5,10 +5,10 @@ Equal seeds and equal versions give equal weights.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Final
 
+import click
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -70,32 +70,27 @@ def train(learned: Examples, epochs: int, seed: int) -> Classifier:
 
 
 def accuracy(classifier: Classifier, tested: Examples) -> float:
-    """Part of the examples of which colour and shape are both right."""
+    """Share of the examples whose colour and shape are both right."""
     with torch.inference_mode():
         guesses = [logits.argmax(1).numpy() for logits in classifier(to_tensor(tested[0]))]
     return float((np.stack(guesses, axis=1) == tested[1]).all(1).mean())
 
 
-def main() -> None:
+@click.command(context_settings={"show_default": True})
+@click.option("--out", type=click.Path(path_type=Path), default=WEIGHTS, help="File of the weights.")
+@click.option("--scenes", type=int, default=6000, help="To learn from.")
+@click.option("--epochs", type=int, default=8)
+@click.option("--seed", type=int, default=0)
+def main(out: Path, scenes: int, epochs: int, seed: int) -> None:
     """Train, test on scenes that were kept apart, and write the weights."""
-    parser = argparse.ArgumentParser(
-        prog="python -m giornata_tools.quality.train_classifier", description=__doc__
-    )
-    parser.add_argument("--out", type=Path, default=WEIGHTS, help="file of the weights (%(default)s)")
-    parser.add_argument("--scenes", type=int, default=6000, help="to learn from (%(default)s)")
-    parser.add_argument("--epochs", type=int, default=8, help="(%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
-    flags = parser.parse_args()
     torch.set_num_threads(1)
-    crops, labels = examples(flags.scenes + HELD_OUT, flags.seed)
-    cut = 2 * flags.scenes
-    classifier = train((crops[:cut], labels[:cut]), flags.epochs, flags.seed)
-    save_file(classifier.state_dict(), flags.out)
-    size = flags.out.stat().st_size
+    crops, labels = examples(scenes + HELD_OUT, seed)
+    cut = 2 * scenes
+    classifier = train((crops[:cut], labels[:cut]), epochs, seed)
+    save_file(classifier.state_dict(), out)
+    size = out.stat().st_size
     right = accuracy(classifier, (crops[cut:], labels[cut:]))
-    Console().print(
-        f"{flags.out}: {size} bytes; colour and shape both right on {right:.1%} of held-out pictures."
-    )
+    Console().print(f"{out}: {size} bytes; colour and shape both right on {right:.1%} of held-out pictures.")
 
 
 if __name__ == "__main__":

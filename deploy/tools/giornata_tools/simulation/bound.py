@@ -1,18 +1,18 @@
 """How good any schedule could be: a clairvoyant relaxation. Pure.
 
-Asked is the least x such that a share of all jobs (95 %) may end within x of their arrival. Relaxed is everything
-that makes it hard: all workers are pooled into one machine that serves one job after the other at their summed speed,
-knows what will arrive, may leave any job undone, and may interrupt (which it never needs to).
+The bound is the least x such that a share of all jobs (95 %) can end within x of their arrival. Everything that makes
+scheduling hard is relaxed: all workers are pooled into one machine that serves one job after the other at their summed
+speed, knows what will arrive, may leave any job undone, and may interrupt (which it never needs to).
 
-What a job costs the pool, for a given x: a step of k rows takes a base time and what each of its rows adds, so that a
-row which adds r to a step of length D is charged its share of it, r * D / (D - base). Over the steps of a row that is
-on time the lengths sum to x at most, and so by Cauchy and Schwarz the charges to at least
-sum(r) + base * sum(sqrt(r))² / (x - steps * base): who is fast pays for steps that few share. And since no more than
-`places` rows share a step, none is charged less than r + base * r / (places * the largest r).
+A job costs the pool as follows, for a given x. A step of k rows takes a base time and what each of its rows adds; a
+row that adds r to a step of length D is charged its share, r * D / (D - base). The steps of a row that is on time are
+at most x long together, and so by Cauchy and Schwarz the charges sum to at least
+sum(r) + base * sum(sqrt(r))² / (x - steps * base): a fast row pays for steps that few share. Since no more than
+`places` rows share a step, no row is charged less than r + base * r / (places * the largest r).
 
 With deadlines in the order of arrivals the most jobs on time follow from the rule of Kise, Ibaraki and Mine
-(Operations Research 26, 1978), which is Moore's and Hodgson's with release times: jobs join in order; whenever the last
-one is late, the job goes whose absence lets the others end soonest.
+(Operations Research 26, 1978), which is Moore's and Hodgson's with release times: jobs join in order; when the last
+one is late, the job leaves whose absence lets the others end soonest.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from giornata_tools.simulation.jobs import Job
+from giornata_tools.simulation.jobs import SimulatedJob
 from giornata_tools.simulation.machines import Machine
 
 PRECISION_S = 0.005
 
 
 @dataclass(frozen=True)
-class Task:
+class PooledTask:
     """A job on the pooled machine."""
 
     released_s: float
     due_s: float
     seconds: float
-    """Of the pool."""
+    """Time of the pool."""
 
 
-def most_on_time(tasks: Sequence[Task]) -> int:
+def most_on_time(tasks: Sequence[PooledTask]) -> int:
     """How many can end in time on one machine, no two of them at once.
 
     Args:
@@ -59,21 +59,21 @@ def most_on_time(tasks: Sequence[Task]) -> int:
 
 
 class _Kept:
-    """Tasks that are on time, in order; those that ended before the machine last idled are only counted."""
+    """Tasks that are on time, in order; tasks that ended before the machine last idled are only counted."""
 
     def __init__(self) -> None:
         self._settled = 0
         self._settled_s = 0.0
-        """When the last of those ends."""
-        self._tasks: list[Task] = []
-        """Without a pause between them."""
+        """When the last counted task ends."""
+        self._tasks: list[PooledTask] = []
+        """Tasks without a pause between them."""
         self._starts: list[float] = []
         self.ends_s = 0.0
 
     def __len__(self) -> int:
         return self._settled + len(self._tasks)
 
-    def append(self, task: Task) -> None:
+    def append(self, task: PooledTask) -> None:
         if task.released_s >= self.ends_s:
             self._settled, self._settled_s = len(self), self.ends_s
             self._tasks, self._starts = [], []
@@ -83,7 +83,7 @@ class _Kept:
         self.ends_s = start + task.seconds
 
     def drop(self) -> None:
-        """The task without which the others end soonest."""
+        """Drop the task without which the others end soonest."""
         best, gain, room = len(self._tasks) - 1, -math.inf, math.inf
         for place in reversed(range(len(self._tasks))):
             task = self._tasks[place]
@@ -113,7 +113,7 @@ class _Kind:
     released_s: float
     """When it may be denoised."""
     rows: tuple[tuple[int, float, float], ...]
-    """Of each row: steps, seconds that its steps add, sum of the roots of these."""
+    """For each row: its steps, the seconds that they add, and the sum of the roots of these."""
 
 
 class Bound:
@@ -121,14 +121,14 @@ class Bound:
 
     Args:
         jobs: in the order of their arrival.
-        machines: of the cluster; where they differ, each counts by the most that it is faster than the first.
-        encode_ms: before denoising.
-        finish_ms: after it, of one picture at least.
+        machines: workers of the cluster; where they differ, each counts by the most that it is faster than the first.
+        encode_ms: time before denoising.
+        finish_ms: time after it, for one picture at least.
     """
 
     def __init__(
         self,
-        jobs: Sequence[Job],
+        jobs: Sequence[SimulatedJob],
         machines: Sequence[Machine],
         *,
         encode_ms: float = 0.0,
@@ -165,13 +165,15 @@ class Bound:
         return low
 
     def mean(self, *, warmup_s: float = 0.0) -> float:
-        """Seconds: no schedule has a smaller mean than that of all rows alone on the fastest worker."""
+        """Seconds: no schedule has a smaller mean than all rows alone on the fastest worker."""
         shortest = [job.shortest_s for job in self._jobs if job.at_s >= warmup_s]
         return sum(shortest) / max(1, len(shortest))
 
     def _on_time(self, jobs: Sequence[_Kind], x_s: float) -> int:
         tasks = [
-            Task(job.released_s, job.at_s + x_s - self._finish_s, self._charge_s(job, x_s) / self._speed)
+            PooledTask(
+                job.released_s, job.at_s + x_s - self._finish_s, self._charge_s(job, x_s) / self._speed
+            )
             for job in jobs
             if job.shortest_s <= x_s
         ]
@@ -188,8 +190,8 @@ class Bound:
         return charged
 
 
-def _faster(first: Machine, machine: Machine, jobs: Sequence[Job]) -> float:
-    """The most by which `machine` is faster than `first`, of all rows' steps."""
+def _faster(first: Machine, machine: Machine, jobs: Sequence[SimulatedJob]) -> float:
+    """The most by which `machine` is faster than `first`, over the steps of all rows."""
     shapes = {shape for job in jobs for shape in job.demand.shapes}
     ratios = [1.0] if machine == first else []
     for shape in shapes if not ratios else ():
@@ -199,7 +201,9 @@ def _faster(first: Machine, machine: Machine, jobs: Sequence[Job]) -> float:
     return max(ratios, default=1.0)
 
 
-def _kind(job: Job, first: Machine, kinds: Sequence[Machine], encode_s: float, finish_s: float) -> _Kind:
+def _kind(
+    job: SimulatedJob, first: Machine, kinds: Sequence[Machine], encode_s: float, finish_s: float
+) -> _Kind:
     rows = []
     for shape in job.demand.shapes:
         load = shape.load(first.pace, reuses=True)
@@ -212,7 +216,7 @@ def _kind(job: Job, first: Machine, kinds: Sequence[Machine], encode_s: float, f
     return _Kind(job.at_s, shortest_s, job.at_s + encode_s, tuple(rows))
 
 
-def _alone_ms(job: Job, machine: Machine) -> float:
-    """Each of its rows on a machine of its own."""
+def _alone_ms(job: SimulatedJob, machine: Machine) -> float:
+    """Time of the job with each row on a machine of its own."""
     loads = job.demand.loads(machine.pace, reuses=True)
     return max(load.steps * machine.pace.base_ms + load.work_ms for load in loads)

@@ -1,4 +1,4 @@
-"""A virtual clock: what is due runs in order of time, and at equal times in the order in which it was planned. Pure."""
+"""A virtual clock: actions run in order of time, and at equal times in the order in which they were planned. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 Action = Callable[[float], None]
-"""Gets the time at which it runs, in seconds."""
+"""Called with the time at which it runs, in seconds."""
 
 
 class Clock:
@@ -19,11 +19,11 @@ class Clock:
         self._numbers = count()
 
     def at(self, time_s: float, action: Action) -> None:
-        """Plan `action`; never in the past."""
+        """Plan `action`, not before now."""
         heappush(self._due, (max(time_s, self.now), next(self._numbers), action))
 
     def step(self) -> bool:
-        """Run what is due next; False where there is nothing."""
+        """Run the next action; False where there is none."""
         if not self._due:
             return False
         self.now, _, action = heappop(self._due)

@@ -32,7 +32,7 @@ from giornata_tools.simulation.published import h800_flux
 
 PUBLISHED: Final[dict[str, Callable[[], Machine]]] = {"h800-flux": h800_flux}
 MOST: Final = 1000
-"""Workers of a cluster."""
+"""Most workers of a cluster."""
 
 
 class Costs(BaseModel):
@@ -41,7 +41,7 @@ class Costs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     compute: tuple[float, ...] = Field(min_length=len(COMPUTE), max_length=len(COMPUTE))
-    """By :data:`giornata.planning.costs.COMPUTE`; all but the first are those of one block."""
+    """In the order of :data:`giornata.planning.costs.COMPUTE`; all but the first are costs of one block."""
     load: tuple[float, ...] = Field((0.0,) * len(LOAD), min_length=len(LOAD), max_length=len(LOAD))
     blocks: int = Field(1, ge=1)
 
@@ -81,16 +81,9 @@ class Group(BaseModel):
 
     def of(self, read: Callable[[str], str]) -> Machine:
         """One worker; `read` gives the text of a profile's file."""
-        made = replace(
-            self._source(read),
-            rows=self.rows,
-            tokens=self.tokens,
-            step_limit_ms=self.step_limit_ms,
-            slowness=self.slowness,
-            noise=self.noise,
-            busy=self.busy,
-            storage=Storage(self.memory_gb * 1e9, self.disk_gb * 1e9, self.disk_gb_per_s * 1e9),
-        )
+        alike = self.model_dump(include={"rows", "tokens", "step_limit_ms", "slowness", "noise", "busy"})
+        storage = Storage(self.memory_gb * 1e9, self.disk_gb * 1e9, self.disk_gb_per_s * 1e9)
+        made = replace(self._source(read), **alike, storage=storage)
         if self.device is not None:
             made = replace(made, device=self.device)
         if self.link_gb_per_s is not None:

@@ -1,12 +1,13 @@
-"""What the simulated clients ask for: requests of the load generator as rows of tokens. Pure."""
+"""What simulated clients ask for: requests of the load generator as rows of tokens. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.occupancy import Attempt
 from giornata.wire.jobs import Priority
 from giornata_tools.loadgen.workload import Request
 
@@ -15,7 +16,7 @@ DIGEST = "0" * 64
 
 
 @dataclass(frozen=True)
-class Picture:
+class EditedPicture:
     """The size that all jobs edit, and how their rows reuse."""
 
     text: int = 512
@@ -27,24 +28,24 @@ class Picture:
     corrects: bool = False
     """Rows compute their first step in full and correct what they take by it; FlashPS does not."""
     default_steps: int = 30
-    """Of requests that do not say."""
+    """Steps of requests that name none."""
 
     def computed(self, mask_ratio: float) -> int:
-        """Tokens that a square mask with its halo touches, at least one."""
+        """Tokens that a square mask touches with its halo, at least one."""
         side = math.sqrt(self.image * mask_ratio) + 2 * self.halo
         return max(1, min(self.image, round(side * side)))
 
 
 @dataclass(frozen=True)
-class Job:
+class SimulatedJob:
     """One request."""
 
     job_id: str
     at_s: float
-    """When it arrives."""
+    """Time of its arrival."""
     demand: Demand
     slo_s: float | None = None
-    """After its arrival it should have ended."""
+    """Time from its arrival in which it should end."""
     priority: Priority = Priority.INTERACTIVE
     tenant: str = "tenant"
 
@@ -54,14 +55,34 @@ class Job:
         return len(self.demand.shapes)
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Rows of a job that one worker gets together."""
+
+    job: SimulatedJob
+    attempt: int
+    rows: tuple[int, ...]
+    """Their indices."""
+
+    @property
+    def key(self) -> Attempt:
+        """Job and attempt."""
+        return self.job.job_id, self.attempt
+
+    @property
+    def demand(self) -> Demand:
+        """What its rows ask for."""
+        return replace(self.job.demand, shapes=tuple(self.job.demand.shapes[row] for row in self.rows))
+
+
 def jobs_of(
-    requests: Sequence[Request], picture: Picture, *, reuse: bool = True, slo_s: float | None = None
-) -> list[Job]:
-    """A job of every request, in the order of their times.
+    requests: Sequence[Request], picture: EditedPicture, *, reuse: bool = True, slo_s: float | None = None
+) -> list[SimulatedJob]:
+    """Make a job of every request, in the order of their times.
 
     Args:
         requests: of the load generator.
-        picture: that they edit.
+        picture: what they edit.
         reuse: whether they may take from templates.
         slo_s: of all of them.
     """
@@ -76,10 +97,10 @@ def jobs_of(
             shapes=(shape,) * request.n,
             template=template_name(request.template) if reuse else None,
         )
-        made.append(Job(f"j{number}", request.at_s, demand, slo_s))
+        made.append(SimulatedJob(f"j{number}", request.at_s, demand, slo_s))
     return made
 
 
 def template_name(number: int) -> str:
-    """As telemetry tells it."""
+    """The name of a template in telemetry."""
     return f"t{number}"

@@ -19,7 +19,7 @@ class Storage:
     memory_bytes: float = math.inf
     disk_bytes: float = 0.0
     disk_bytes_per_s: float = 2e9
-    """At which it reads."""
+    """Speed of reading."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,18 @@ class Machine:
     costs: StepCosts
     """`load` all 0: loads from memory hide behind computing and are not planned."""
     blocks: int
-    """Of the transformer; `costs` are those of one block, but for a step's own."""
+    """Blocks of the transformer; all `costs` but the base of a step are costs of one block."""
     device: str = "machine"
     rows: int = 8
-    """That share a step, at most."""
+    """Most rows of a step."""
     tokens: int = 1 << 40
-    """Likewise."""
+    """Most tokens of a step."""
     step_limit_ms: float = math.inf
     """Rows share a step only while it is predicted to take no longer than this; one row may always run."""
     reused: Mode = Mode.KV
     """How rows take from templates."""
     slowness: float = 1.0
-    """By which this worker is slower than `costs`."""
+    """How many times slower this worker is than `costs`."""
     noise: float = 0.0
     """Coefficient of variation of the times of equal steps; lognormal, each step by itself."""
     busy: tuple[tuple[float, float], ...] = ()
@@ -49,7 +49,7 @@ class Machine:
 
     @classmethod
     def of(cls, profile: Profile, rows: int = 8) -> Machine:
-        """As `giornata profile` measured it."""
+        """A worker as `giornata profile` measured it."""
         return cls(profile.costs, profile.blocks, profile.device, rows)
 
     @property
@@ -59,7 +59,7 @@ class Machine:
 
     @property
     def told(self) -> WorkerCosts:
-        """What telemetry tells: the costs without how much slower this worker is, which has to be found out."""
+        """What telemetry tells: the costs without the worker's slowness, which the router has to find out."""
         compute, load = (
             CostFit(weights=weights, r2=1.0, residual_ms=0.0, samples=0, outliers=0)
             for weights in (self.costs.compute, self.costs.load)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from statistics import fmean
 
-from giornata_tools.loadgen.charts import Drawn, Points, distribution, svg, thinned
-from giornata_tools.simulation.results import Run, Summary
+from giornata_tools.loadgen.charts import Chart, Drawn, Points, distribution, thinned
+from giornata_tools.simulation.results import SimulatedRun, Summary
 
 LEAST_S = 1e-4
 """A latency below it is drawn there: the axis is logarithmic."""
@@ -19,81 +21,61 @@ class Simulated:
     policy: str
     rate: float
     seed: int
-    run: Run
+    run: SimulatedRun
     summary: Summary
     bound_p95_s: float | None
     bound_mean_s: float | None
-    """Of the same jobs; None: not asked for."""
+    """Bounds for the same jobs; None: not asked for."""
 
 
-def charts(runs: Sequence[Simulated], warmup_s: float) -> dict[str, str]:
-    """SVG by file name: curves of the first seed's runs; of several rates, figures against the rate."""
+def charts(runs: Sequence[Simulated], warmup_s: float) -> dict[str, Chart]:
+    """Charts by file name: curves of the first seed's runs; of several rates, figures against the rate."""
     first = [run for run in runs if run.seed == runs[0].seed]
     several = len({run.rate for run in runs}) > 1
-    names = {id(r): f"{r.policy} {r.rate:g}/s" if several else r.policy for r in first}
-    cdfs = {names[id(r)]: thinned(distribution(r.run.latencies(warmup_s))) for r in first}
-    queues = {names[id(r)]: thinned([(m.at_s, float(m.waiting)) for m in r.run.moments]) for r in first}
-    inside = {names[id(r)]: thinned([(m.at_s, float(m.unfinished)) for m in r.run.moments]) for r in first}
+    named = {f"{r.policy} {r.rate:g}/s" if several else r.policy: r.run for r in first}
+    cdfs = {name: thinned(distribution(run.latencies(warmup_s))) for name, run in named.items()}
+    queues, unfinished = (
+        {name: thinned([(m.at_s, float(count(m))) for m in run.moments]) for name, run in named.items()}
+        for count in (attrgetter("waiting"), attrgetter("unfinished"))
+    )
     found = {
-        "latency_cdf.svg": svg(
-            "Jobs ended within", "seconds", "share", cdfs, logarithmic=False, drawn=Drawn.LINE
-        ),
-        "queue.svg": svg(
-            "Jobs in the router's line", "seconds", "jobs", queues, logarithmic=False, drawn=Drawn.LINE
-        ),
-        "unfinished.svg": svg(
-            "Unfinished jobs", "seconds", "jobs", inside, logarithmic=False, drawn=Drawn.LINE
-        ),
+        "latency_cdf.svg": Chart("Jobs ended within", "seconds", "share", cdfs, Drawn.LINE),
+        "queue.svg": Chart("Jobs in the router's line", "seconds", "jobs", queues, Drawn.LINE),
+        "unfinished.svg": Chart("Unfinished jobs", "seconds", "jobs", unfinished, Drawn.LINE),
     }
-    if several:
-        found |= _by_rate(runs)
-    return found
+    return found | (_by_rate(runs) if several else {})
 
 
-def _by_rate(runs: Sequence[Simulated]) -> dict[str, str]:
+def _by_rate(runs: Sequence[Simulated]) -> dict[str, Chart]:
     latencies: dict[str, Points] = {}
     for name in ("p50_s", "p95_s", "p99_s"):
-        latencies |= {f"{policy} {name[:3].upper()}": points for policy, points in _means(runs, name).items()}
+        means = _means(runs, lambda run, name=name: max(LEAST_S, getattr(run.summary, name)))  # type: ignore[misc]  # bound per turn
+        latencies |= {f"{policy} {name[:3].upper()}": points for policy, points in means.items()}
     known = [run for run in runs if run.bound_p95_s is not None]
     if known:
         rates = sorted({run.rate for run in known})
         latencies["bound of P95"] = [
             (rate, max(LEAST_S, *(r.bound_p95_s or 0.0 for r in known if r.rate == rate))) for rate in rates
         ]
-    shares = {f"{policy}": points for policy, points in _means(runs, "utilisation").items()}
-    hits: dict[str, Points] = {}
-    for policy in dict.fromkeys(run.policy for run in runs):
-        mine = [run for run in runs if run.policy == policy]
-        hits[policy] = [
-            (
-                rate,
-                sum(_hit_share(r.summary) for r in mine if r.rate == rate)
-                / sum(r.rate == rate for r in mine),
-            )
-            for rate in sorted({r.rate for r in mine})
-        ]
+    shares = _means(runs, lambda run: run.summary.utilisation)
+    hits = _means(runs, lambda run: _hit_share(run.summary))
+    rate = "jobs a second"
     return {
-        "latency_by_rate.svg": svg("Latency against rate", "jobs a second", "seconds", latencies),
-        "utilisation_by_rate.svg": svg(
-            "Share of time in which workers compute", "jobs a second", "share", shares, logarithmic=False
-        ),
-        "hits_by_rate.svg": svg(
-            "Jobs that found their template", "jobs a second", "share", hits, logarithmic=False
-        ),
+        "latency_by_rate.svg": Chart("Latency against rate", rate, "seconds", latencies, logarithmic=True),
+        "utilisation_by_rate.svg": Chart("Share of time in which workers compute", rate, "share", shares),
+        "hits_by_rate.svg": Chart("Jobs that found their template", rate, "share", hits),
     }
 
 
-def _means(runs: Sequence[Simulated], name: str) -> Mapping[str, Points]:
-    """By policy: a figure's mean over seeds, against the rate."""
-    found: dict[str, Points] = {}
-    for policy in dict.fromkeys(run.policy for run in runs):
-        mine = [run for run in runs if run.policy == policy]
-        found[policy] = [
-            (rate, max(LEAST_S, sum(values) / len(values)))
-            for rate in sorted({run.rate for run in mine})
-            for values in [[getattr(run.summary, name) for run in mine if run.rate == rate]]
+def _means(runs: Sequence[Simulated], value: Callable[[Simulated], float]) -> dict[str, Points]:
+    """The mean of `value` over seeds against the rate, for each policy."""
+    return {
+        policy: [
+            (rate, fmean(value(run) for run in runs if (run.policy, run.rate) == (policy, rate)))
+            for rate in sorted({run.rate for run in runs if run.policy == policy})
         ]
-    return found
+        for policy in dict.fromkeys(run.policy for run in runs)
+    }
 
 
 def _hit_share(figures: Summary) -> float:

@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from giornata.planning.costs import StepCosts
-from giornata_tools.simulation.jobs import Picture
+from giornata_tools.simulation.jobs import EditedPicture
 from giornata_tools.simulation.machines import Machine
 
 FIGURES: Final[Mapping[str, Any]] = json.loads(
     Path(__file__).with_name("published.json").read_text(encoding="utf-8")
 )
 FLUX: Final = FIGURES["models"]["flux"]
-FLUX_PICTURE: Final = Picture(FLUX["text_tokens"], FLUX["image_tokens"])
+FLUX_PICTURE: Final = EditedPicture(FLUX["text_tokens"], FLUX["image_tokens"])
 DECODE_MS: Final = float(FLUX["decode_ms"][0])
-"""Of one picture at a time."""
+"""Decoding of one picture at a time."""
 
 
 def h800_flux(rows: int = 8) -> Machine:
     """One H800 with Flux; `rows` share a step at most.
 
-    The times of full batches are fitted by a constant a step and a constant a picture (relative least squares). What a
-    picture takes is then split as its operations are, at one speed for all of them. A token costs 2 FLOP for each of
-    the weights that it meets in a block: 12 width² in either kind of block (double: queries, keys and values 3,
+    The times of full batches are fitted by a constant a step and a constant a picture (relative least squares). The
+    time of a picture is then split as its operations are, at one speed for all of them. A token costs 2 FLOP for each
+    of the weights that it meets in a block: 12 width² in either kind of block (double: queries, keys and values 3,
     projection 1, feed-forward 8; single: 7 in and 5 out). A pair of query and key costs 4 width (both products). To
     project a token's keys and values again costs 4 width².
     """

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from giornata_tools.loadgen.statistics import spread
-from giornata_tools.simulation.jobs import Job
-from giornata_tools.simulation.worker import Counted
+from giornata_tools.simulation.jobs import SimulatedJob
+
+
+@dataclass(slots=True)
+class Counted:
+    """What a worker has done."""
+
+    busy_s: float = 0.0
+    steps: int = 0
+    row_steps: int = 0
+    hits: dict[str, int] = field(default_factory=lambda: {"memory": 0, "disk": 0, "miss": 0})
+    """Jobs that may reuse, by where their template was."""
+    recorded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedJob:
     """A job and when its stages ended, in seconds of the virtual clock."""
 
-    job: Job
+    job: SimulatedJob
     assigned_s: float
     denoised_s: float
     ended_s: float
@@ -22,12 +34,12 @@ class Ended:
 
     @property
     def latency_s(self) -> float:
-        """From its arrival to its end."""
+        """Time from its arrival to its end."""
         return self.ended_s - self.job.at_s
 
     @property
     def waited_s(self) -> float:
-        """From its arrival until it was given to a worker: encoding and the router's line."""
+        """Time from its arrival until a worker got it: encoding and the router's line."""
         return self.assigned_s - self.job.at_s
 
 
@@ -48,14 +60,14 @@ class Moment:
     waiting: int
     """Jobs in the router's line."""
     unfinished: int
-    """All that have arrived and not ended."""
+    """Jobs that have arrived and not ended."""
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulatedRun:
     """Everything that one simulation tells."""
 
-    ended: tuple[Ended, ...]
+    ended: tuple[EndedJob, ...]
     """In the order of their ends."""
     workers: tuple[WorkerFigures, ...]
     moments: tuple[Moment, ...]
@@ -63,7 +75,7 @@ class Run:
     """Virtual ones, until the last job ended."""
 
     def latencies(self, warmup_s: float = 0.0) -> list[float]:
-        """Of jobs that arrived after the warm-up, in the order of their arrival, in seconds."""
+        """Latencies of jobs that arrived after the warm-up, in the order of their arrival, in seconds."""
         counted = sorted((e for e in self.ended if e.job.at_s >= warmup_s), key=lambda e: e.job.at_s)
         return [ended.latency_s for ended in counted]
 
@@ -73,7 +85,7 @@ class Summary:
     """A run in a few figures; latencies in seconds."""
 
     jobs: int
-    """That were counted."""
+    """Jobs that arrived after the warm-up; the figures are theirs."""
     pictures: int
     mean_s: float
     p50_s: float
@@ -81,18 +93,18 @@ class Summary:
     p99_s: float
     most_s: float
     waited_mean_s: float
-    """Before a worker was found."""
+    """Mean time until a worker got the job."""
     throughput_per_s: float
     """Counted jobs over the seconds from the end of the warm-up to the last end."""
     slo_share: float | None
-    """Of jobs that have an SLO, those that met it."""
+    """Share of jobs with an SLO that met it."""
     utilisation: float
-    """Share of time in which a worker computed, in the mean over workers."""
+    """Share of time in which a worker computed, on average over workers."""
     utilisation_least: float
     utilisation_most: float
     rows_a_step: float
     queue_mean: float
-    """Jobs in the router's line, as seen once a second."""
+    """Jobs in the router's line, seen once a second."""
     queue_most: int
     hits_memory: int
     hits_disk: int
@@ -100,8 +112,8 @@ class Summary:
     recorded: int
 
 
-def summary(run: Run, warmup_s: float = 0.0) -> Summary:
-    """Of jobs that arrived after the warm-up; workers' figures are those of the whole run.
+def summary(run: SimulatedRun, warmup_s: float = 0.0) -> Summary:
+    """Sum up the jobs that arrived after the warm-up; the figures of workers are those of the whole run.
 
     Raises:
         ValueError: no job arrived after the warm-up.
@@ -114,9 +126,7 @@ def summary(run: Run, warmup_s: float = 0.0) -> Summary:
     used = [worker.counted.busy_s / run.seconds for worker in run.workers]
     steps = sum(worker.counted.steps for worker in run.workers)
     moments = [m.waiting for m in run.moments if m.at_s >= warmup_s] or [0]
-    hits = {
-        name: sum(worker.counted.hits[name] for worker in run.workers) for name in ("memory", "disk", "miss")
-    }
+    hits = sum((Counter(worker.counted.hits) for worker in run.workers), Counter[str]())
     return Summary(
         jobs=len(counted),
         pictures=sum(ended.job.rows for ended in counted),

@@ -10,20 +10,20 @@ from itertools import islice
 from giornata.scheduling.policies import Policy
 from giornata_tools.loadgen.arrivals import arrival_times
 from giornata_tools.loadgen.statistics import percentile
-from giornata_tools.loadgen.trace import Line, complete
+from giornata_tools.loadgen.trace import TraceLine, complete
 from giornata_tools.loadgen.workload import Workload, draw, faster
 from giornata_tools.simulation.bound import Bound
-from giornata_tools.simulation.jobs import Job, Picture, jobs_of, template_name
+from giornata_tools.simulation.jobs import EditedPicture, SimulatedJob, jobs_of, template_name
 from giornata_tools.simulation.machines import Machine
-from giornata_tools.simulation.results import Run, Summary, summary
-from giornata_tools.simulation.simulator import Options, Simulation, Stages
-from giornata_tools.simulation.worker import Templates
+from giornata_tools.simulation.results import SimulatedRun, Summary, summary
+from giornata_tools.simulation.simulator import RunOptions, Simulation, Stages
+from giornata_tools.simulation.tiers import TemplateSetting
 
 Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Arriving:
+class Arrivals:
     """When jobs arrive."""
 
     seconds: float = 600.0
@@ -32,10 +32,10 @@ class Arriving:
     """Jobs that arrive in it are left out of all figures but the workers'."""
     cv: float = 1.0
     """Coefficient of variation of the times between arrivals; 1 is Poisson."""
-    trace: tuple[Line, ...] = ()
-    """Instead of chance."""
+    trace: tuple[TraceLine, ...] = ()
+    """Requests to replay instead of random ones."""
     speed: float = 1.0
-    """By which the trace is faster."""
+    """How many times faster the trace is replayed."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class Scenario:
 
     machines: tuple[Machine, ...]
     workload: Workload
-    arriving: Arriving = field(default_factory=Arriving)
-    picture: Picture = field(default_factory=Picture)
-    templates: Templates = field(default_factory=Templates)
+    arriving: Arrivals = field(default_factory=Arrivals)
+    picture: EditedPicture = field(default_factory=EditedPicture)
+    templates: TemplateSetting = field(default_factory=TemplateSetting)
     stages: Stages = field(default_factory=Stages)
     reuse: bool = True
     slo_s: float | None = None
     cores: float = math.inf
-    """That workers and stages share, a thread each; infinite: everyone has one."""
+    """Processors that workers and stages share, a thread each; infinite: each has one."""
 
-    def jobs(self, rate: float, seed: int) -> list[Job]:
-        """At `rate` a second; equal seeds make equal jobs.
+    def jobs(self, rate: float, seed: int) -> list[SimulatedJob]:
+        """Jobs that arrive at `rate` a second; equal seeds make equal jobs.
 
         Raises:
             ValueError: none arrives after the warm-up.
@@ -73,12 +73,12 @@ class Scenario:
 
     def run(
         self,
-        jobs: Sequence[Job],
-        options: Options,
+        jobs: Sequence[SimulatedJob],
+        options: RunOptions,
         progress: Progress | None = None,
         *,
         policy: Policy | None = None,
-    ) -> Run:
+    ) -> SimulatedRun:
         """One simulation; `policy` instead of the one that `options` name, to try one out."""
         made = Simulation(
             self.machines,
@@ -86,16 +86,16 @@ class Scenario:
             options,
             templates=self.templates,
             stages=self.stages,
-            policy=policy,
+            scheduler=options.scheduler(policy),
             cores=self.cores,
         )
         return made.run(progress)
 
-    def summary(self, run: Run) -> Summary:
-        """Of what arrived after the warm-up."""
+    def summary(self, run: SimulatedRun) -> Summary:
+        """Sum up the jobs that arrived after the warm-up."""
         return summary(run, self.arriving.warmup_s)
 
-    def bound(self, jobs: Sequence[Job]) -> Bound:
+    def bound(self, jobs: Sequence[SimulatedJob]) -> Bound:
         """How good any schedule of `jobs` could be."""
         stages = self.stages
         return Bound(jobs, self.machines, encode_ms=stages.encode_ms, finish_ms=stages.finish_ms)
@@ -114,26 +114,26 @@ def popular(weights: Mapping[int, float], most: int = 1 << 16) -> tuple[str, ...
 
 
 @dataclass(frozen=True)
-class Answer:
+class FewestWorkers:
     """How many workers are enough."""
 
     workers: int | None
-    """None: not even the most that were asked for."""
+    """None: even the most that may be tried are too few."""
     tried: Mapping[int, float]
-    """By number of workers: the worst percentile over the seeds, in seconds."""
+    """The worst percentile over the seeds for each number of workers, in seconds."""
 
 
 def fewest_workers(
     scenario: Scenario,
     rate: float,
-    options: Options,
+    options: RunOptions,
     *,
     slo_s: float,
     percent: float,
     seeds: Sequence[int],
     most: int = 1000,
     tell: Callable[[int, float], None] = lambda _workers, _seconds: None,
-) -> Answer:
+) -> FewestWorkers:
     """The fewest workers with which a percentile of latencies is at most `slo_s`, with every seed.
 
     By bisection: more workers are taken to be no worse, which chance may belie where a percentile lies on the limit.
@@ -166,7 +166,7 @@ def fewest_workers(
     high = 1
     while seconds(high) > slo_s:
         if high == most:
-            return Answer(None, tried)
+            return FewestWorkers(None, tried)
         high = min(most, 2 * high)
     low = high // 2
     while high - low > 1:
@@ -175,4 +175,4 @@ def fewest_workers(
             low = middle
         else:
             high = middle
-    return Answer(high, tried)
+    return FewestWorkers(high, tried)

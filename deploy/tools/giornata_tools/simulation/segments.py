@@ -11,7 +11,7 @@ from giornata.wire.workers import RowProgress, StepSample
 from giornata_tools.simulation.steps import SimRow
 
 EPSILON_S = 1e-9
-"""A step that ends so soon after something came has ended before it."""
+"""A step that ends within this after an arrival counts as ended before it."""
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class Segment:
     steps: int
     number: int
     excess_ms: float = 0.0
-    """Of each, by which loads make it longer."""
+    """Time by which loads lengthen each of them."""
 
     def made(self, now: float) -> int:
         """Steps that have ended."""
@@ -32,13 +32,13 @@ class Segment:
 
 
 def progress(row: SimRow, made: int) -> RowProgress:
-    """As telemetry tells it, `made` steps into its segment."""
+    """The row as telemetry tells it, `made` steps into its segment."""
     step = row.shape.steps - row.left + made
     return row.told.model_copy(update={"step": step, "begun": row.begun or made > 0 or not row.first_ms})
 
 
 def sample(segment: Segment) -> StepSample:
-    """Of each of its steps, as telemetry tells it."""
+    """A step of the segment as telemetry tells it."""
     work = Work()
     for row in segment.rows:
         shape = Shape(row.shape.text, row.shape.image, row.shape.computed)

@@ -25,13 +25,13 @@ class SimRow:
     shape: RowShape
     reuses: bool
     step_ms: float
-    """What it adds to a step."""
+    """Time that it adds to a step."""
     first_ms: float
-    """To its first one beyond that."""
+    """Time that it adds to its first step beyond that."""
     left: int
-    """Steps."""
+    """Steps to compute."""
     told: RowProgress
-    """At its beginning."""
+    """Its telemetry before its first step."""
     template: str | None = None
     background: bool = False
     """A template run."""
@@ -39,7 +39,7 @@ class SimRow:
 
     @property
     def tokens(self) -> int:
-        """Text and image, as :class:`giornata.scheduling.batch.Batch` counts them."""
+        """Text and image tokens, as :class:`giornata.scheduling.batch.Batch` counts them."""
         return self.shape.sequences * (
             self.shape.text + (self.shape.computed if self.reuses else self.shape.image)
         )
@@ -51,14 +51,14 @@ class SimRow:
 
     @property
     def mode(self) -> Mode:
-        """Whether its next step takes anything from the template: `FULL` if not."""
+        """How its next step is computed: `FULL` where it takes nothing from the template."""
         return Mode.FULL if self.first or not self.reuses else Mode.KV
 
 
 def row_of(
     key: RowKey, shape: RowShape, pace: Pace, *, template: str | None, background: bool = False
 ) -> SimRow:
-    """A row that is to be computed; `template` None: it takes from none."""
+    """Make a row; `template` None: it takes from no template."""
     load = shape.load(pace, reuses=template is not None)
     full_ms = pace.row_ms(Shape(shape.text, shape.image, shape.image), shape.sequences, Mode.FULL)
     reuses = template is not None and load.step_ms < full_ms
@@ -81,7 +81,7 @@ class StepTimes:
 
     Args:
         pace: of the machine.
-        kv_bytes: of keys and values that a row takes a step, of all blocks; 0 where loads are neglected.
+        kv_bytes: keys and values that a row takes a step, over all blocks; 0 where loads are neglected.
     """
 
     def __init__(self, pace: Pace, kv_bytes: float) -> None:
@@ -89,7 +89,7 @@ class StepTimes:
         self._stretch: dict[Hashable, float] = {}
 
     def step_ms(self, rows: Sequence[SimRow]) -> tuple[float, float]:
-        """Of a step of `rows`: computing, and waiting for loads."""
+        """Times of a step of `rows`: computing, and waiting for loads."""
         computing = self._pace.base_ms
         for row in rows:
             computing += row.step_ms + (0.0 if row.begun else row.first_ms)
@@ -103,7 +103,7 @@ class StepTimes:
         return computing, computing * (self._stretched(rows) - 1)
 
     def _stretched(self, rows: Sequence[SimRow]) -> float:
-        """By how much loads make a step of rows like these longer, by the planner of batches."""
+        """How many times longer loads make a step of rows like these, by the planner of batches."""
         numbers: dict[str | None, int] = {}
         kinds = tuple(
             sorted(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -10,6 +11,22 @@ from giornata.wire.workers import Tier
 
 TOLD: Final = 256
 """Templates of a tier that telemetry tells, as :class:`giornata.wire.workers.WorkerState` says."""
+
+
+@dataclass(frozen=True)
+class TemplateSetting:
+    """How all workers keep templates."""
+
+    size_bytes: float = 0.0
+    """Size of a template."""
+    kv_bytes: float = 0.0
+    """Keys and values that a row takes from memory a step; 0: loads are neglected."""
+    levels: int = 6
+    """Steps of a run that records a template."""
+    registered: frozenset[str] = frozenset()
+    """Templates that are recorded at their first edit on a worker; others at their second."""
+    preloaded: tuple[str, ...] = ()
+    """Templates in memory of every worker from the start, the most popular first, as far as there is room."""
 
 
 class Tiers:
@@ -25,7 +42,7 @@ class Tiers:
         self._here: dict[Tier, OrderedDict[str, None]] = {tier: OrderedDict() for tier in Tier}
 
     def find(self, template: str) -> Tier | None:
-        """The fastest tier that has it; this is a use."""
+        """The fastest tier that has `template`, which counts as used."""
         found = None
         for tier in (Tier.DISK, Tier.MEMORY):
             if template in self._here[tier]:
@@ -34,16 +51,16 @@ class Tiers:
         return found
 
     def put(self, template: str) -> None:
-        """Recorded: into memory and onto disk."""
+        """Keep a recorded template, in memory and on disk."""
         self._put(Tier.DISK, template)
         self.fetched(template)
 
     def fetched(self, template: str) -> None:
-        """Read from disk: into memory."""
+        """Keep a template in memory that was read from disk."""
         self._put(Tier.MEMORY, template)
 
     def resident(self) -> dict[Tier, tuple[str, ...]]:
-        """By tier, lately used first, as telemetry tells it."""
+        """Templates by tier, lately used first, as telemetry tells them."""
         return {tier: tuple(islice(reversed(here), TOLD)) for tier, here in self._here.items()}
 
     def _put(self, tier: Tier, template: str) -> None:

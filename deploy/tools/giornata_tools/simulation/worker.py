@@ -10,99 +10,47 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 
 from giornata.scheduling.batch import Batch, Capacity, RowKey
 from giornata.scheduling.demand import RowShape
-from giornata.scheduling.recording import Admission
+from giornata.scheduling.occupancy import Attempt
+from giornata.scheduling.recording import RecordingRule
 from giornata.wire.workers import LoadSample, StepSample, Tier, WorkerState
 from giornata_tools.simulation.clock import Clock
-from giornata_tools.simulation.host import Host
-from giornata_tools.simulation.jobs import Job
+from giornata_tools.simulation.jobs import Piece
 from giornata_tools.simulation.machines import Machine
+from giornata_tools.simulation.processors import Processors
+from giornata_tools.simulation.results import Counted
 from giornata_tools.simulation.segments import EPSILON_S, Segment, progress, sample
 from giornata_tools.simulation.steps import SimRow, StepTimes, row_of
-from giornata_tools.simulation.tiers import Tiers
+from giornata_tools.simulation.tiers import TemplateSetting, Tiers
 
 SAMPLES = 16
-"""Of steps that one telemetry message carries."""
-
-
-@dataclass(frozen=True)
-class Templates:
-    """How all workers keep templates."""
-
-    size_bytes: float = 0.0
-    """Of each."""
-    kv_bytes: float = 0.0
-    """That a row takes a step from memory; 0: loads are neglected."""
-    levels: int = 6
-    """Steps of a run that records one."""
-    registered: frozenset[str] = frozenset()
-    """Are recorded at their first edit on a worker; others at their second."""
-    preloaded: tuple[str, ...] = ()
-    """In memory of every worker from the start, the most popular first, as far as there is room."""
-
-
-@dataclass(slots=True)
-class Counted:
-    """What a worker has done."""
-
-    busy_s: float = 0.0
-    steps: int = 0
-    row_steps: int = 0
-    hits: dict[str, int] = field(default_factory=lambda: {"memory": 0, "disk": 0, "miss": 0})
-    """Jobs that may reuse, by where their template was."""
-    recorded: int = 0
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Rows of a job that one worker gets together."""
-
-    job: Job
-    attempt: int
-    rows: tuple[int, ...]
-    """Their indices."""
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Job and attempt."""
-        return self.job.job_id, self.attempt
+"""Most samples of steps in one telemetry message."""
 
 
 Done = Callable[[Piece, float], None]
 
 
 class SimWorker:
-    """One denoiser.
-
-    Args:
-        name: its instance.
-        machine: what it is.
-        templates: that it keeps.
-        clock: on which it runs.
-        done: told when the rows that it got together are computed.
-        seed: of noise.
-        host: on whose processors it computes.
-    """
+    """One denoiser; `done` is called when the rows of a piece are computed, `seed` is that of noise."""
 
     def __init__(
         self,
         name: str,
         machine: Machine,
-        templates: Templates,
+        templates: TemplateSetting,
         *,
         clock: Clock,
         done: Done,
         seed: int,
-        host: Host | None = None,
+        host: Processors | None = None,
     ) -> None:
         self.name, self.machine = name, machine
         self.counted = Counted()
         self._templates, self._clock, self._done = templates, clock, done
-        self._host = host or Host(clock)
+        self._host = host or Processors(clock)
         self._pace = machine.pace
         self._times = StepTimes(self._pace, templates.kv_bytes)
         capacity = Capacity(machine.rows, machine.tokens)
@@ -113,7 +61,7 @@ class SimWorker:
             int(min(bytes_ / size, 1 << 40))
             for bytes_ in (machine.storage.memory_bytes, machine.storage.disk_bytes)
         )
-        self._tiers, self._admission = Tiers(memory, disk), Admission()
+        self._tiers, self._admission = Tiers(memory, disk), RecordingRule()
         for template in reversed(templates.preloaded[:memory]):
             self._tiers.fetched(template)
         self._runs: set[str] = set()
@@ -131,7 +79,7 @@ class SimWorker:
         self._pausing = False
 
     def take(self, piece: Piece, now: float) -> None:
-        """Rows are assigned: their template is looked for, they join as soon as they can."""
+        """Take assigned rows: look for their template; they join as soon as they can."""
         self._changed = True
         self._pieces[piece.key], self._unfinished[piece.key] = piece, len(piece.rows)
         template = piece.job.demand.template
@@ -151,8 +99,18 @@ class SimWorker:
             self._record(template, piece.job.demand.shapes[0])
         self._submit(piece, template if tier else None, now)
 
+    def drop(self, key: Attempt, now: float) -> Piece:
+        """Give up rows that were assigned; their worker goes on without them after the present step."""
+        self._changed = True
+        del self._unfinished[key]
+        self._fetching.pop(key, None)
+        self.batch.cancel(*key)
+        if self._segment is not None:
+            self._cut(self._segment, now)
+        return self._pieces.pop(key)
+
     def state(self, now: float) -> WorkerState | None:
-        """Telemetry; None where nothing has changed since the last."""
+        """Telemetry; None where nothing has changed since the last message."""
         if not (self._changed or self._pieces or self._segment):
             return None
         self._changed = False
@@ -187,11 +145,11 @@ class SimWorker:
         return math.isinf(limit) or self._pace.base_ms + sum(row.step_ms for row in rows) <= limit
 
     def _fetched(self, piece: Piece, template: str, load_ms: float, now: float) -> None:
-        del self._fetching[piece.key]
         self._tiers.fetched(template)
         size_bytes = round(self._templates.size_bytes)
         self._loads.append(LoadSample.model_construct(tier=Tier.DISK, size_bytes=size_bytes, load_ms=load_ms))
-        self._submit(piece, template, now)
+        if self._fetching.pop(piece.key, None) is not None:  # else it was dropped meanwhile
+            self._submit(piece, template, now)
 
     def _record(self, template: str, shape: RowShape) -> None:
         if template in self._runs:
@@ -210,7 +168,7 @@ class SimWorker:
             self._cut(self._segment, now)
 
     def _cut(self, segment: Segment, now: float) -> None:
-        """Something may join at the end of the step that is being computed."""
+        """End the segment with the present step, since rows may join or leave."""
         if segment.steps == 1:
             return
         steps = min(segment.steps, math.ceil((now - segment.began_s - EPSILON_S) / segment.step_s))
@@ -219,7 +177,7 @@ class SimWorker:
             self._plan_end(segment)
 
     def _begin(self, now: float) -> None:
-        """The next steps."""
+        """Begin the next steps."""
         paused = next((until for since, until in self.machine.busy if since <= now < until), None)
         if paused is not None:
             if not self._pausing:
@@ -279,13 +237,15 @@ class SimWorker:
             self._done(piece, now)
 
     def _left(self, row: SimRow) -> Piece | None:
-        """The piece that ends with this row."""
+        """The piece that ends with this row, if one does."""
         if row.background:
             self._runs.discard(row.key.job_id)
             self._tiers.put(row.key.job_id)
             self.counted.recorded += 1
             return None
         key = row.key.job_id, row.key.attempt
+        if key not in self._unfinished:  # dropped while its step was computed
+            return None
         self._unfinished[key] -= 1
         if self._unfinished[key]:
             return None

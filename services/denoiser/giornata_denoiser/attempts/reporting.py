@@ -16,7 +16,6 @@ from giornata.wire.workers import (
     StepSample,
     TemplateCounters,
     Tier,
-    WorkerCosts,
     WorkerState,
 )
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint
@@ -87,11 +86,8 @@ class Reporter:
             resident=resident,
             samples=_taken(self._samples),
             loads=_taken(self._loads),
-            costs=self._costs_now(),
+            costs=self._costs.state.model_copy(update=self._told_of_costs),
         )
-
-    def _costs_now(self) -> WorkerCosts:
-        return self._costs.state.model_copy(update=self._told_of_costs)
 
 
 def _taken(samples: deque[Sample]) -> tuple[Sample, ...]:

@@ -130,14 +130,11 @@ def planned(
     ]
     unit = slab_unit(load for window in windows for load in window)
     link = Link(costs.load[0] / SLABS + costs.load[1] * unit, busy_ms)
-    rows = [
-        BatchRow(
-            row_blocks(costs, row.shapes, window, unit, blocks),
-            id(row.entry) if shared else id(row.slabs[0]),
-        )
-        for row, window in zip(now, windows, strict=True)
+    loaded_once = [id(row.entry) if shared else id(row.slabs[0]) for row in now]
+    works = [
+        row_blocks(costs, row.shapes, each, unit, blocks) for row, each in zip(now, windows, strict=True)
     ]
-    plan = planner(rows, link, beside_ms)
+    plan = planner(list(map(BatchRow, works, loaded_once)), link, beside_ms)
     chosen = [replace(row, modes=modes[:blocks]) for row, modes in zip(now, plan.modes, strict=True)]
     return [_settled(row) for row in chosen], plan.timeline.ended_ms[blocks - 1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,9 +37,9 @@ class ProfilerConfig(DenoiserConfig):
     )
 
 
-def main() -> int:
-    """Exit status of the process."""
-    config = load(ProfilerConfig, "profile")
+def main(flags: Sequence[str] | None = None) -> int:
+    """Exit status of the profiler with `flags`, by default those of the process."""
+    config = load(ProfilerConfig, "profile", flags)
     try:
         checkpoint = open_checkpoint(config)
         rehearse(checkpoint)
@@ -81,7 +82,7 @@ def _plotted(out: Path, profile: Profile, measured: making.Measurements) -> str:
     from giornata_denoiser.profiling.scatter import scatter  # noqa: PLC0415 - matplotlib is an extra
 
     plot = out.with_suffix(".svg")
-    points = fitting.predictions(profile.compute.fit(), measured.step_samples)
+    points = fitting.predictions(profile.compute, measured.step_samples)
     scatter(plot, f"Steps of {profile.model}, R² {profile.compute.r2:.4f}", points)
     return f" and {plot}"
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from giornata.planning.profile import BatchCap, FitRecord, Profile
+from giornata.planning.profile import BatchCap, Profile
 from giornata.planning.regression import Fit
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint
@@ -94,8 +94,8 @@ def profile(
         versions=versions(),
         measured_on=measured_on,
         blocks=checkpoint.family.depth,
-        compute=FitRecord.of(compute),
-        load=FitRecord.of(load),
+        compute=compute,
+        load=load,
         activation_bytes=activation,
         caps=caps,
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from giornata.planning.costs import COMPUTE, LOAD
-from giornata.planning.profile import FitRecord, Profile
+from giornata.planning.profile import Profile
 from giornata.planning.regression import Fit
 from giornata_denoiser.profiling import fitting
 from giornata_denoiser.profiling.making import Measurements
@@ -33,13 +33,13 @@ def _lines(profile: Profile, measured: Measurements) -> Iterator[str]:
     yield ""
     yield from _table("Computing", profile.compute, fitting.unseen(COMPUTE, measured.step_samples))
     worst = max(
-        zip(measured.steps, fitting.predictions(profile.compute.fit(), measured.step_samples), strict=True),
+        zip(measured.steps, fitting.predictions(profile.compute, measured.step_samples), strict=True),
         key=lambda pair: abs(pair[1].error),
     )
     yield f"  worst: {_told(worst[1])} for {_mixture(worst[0].mixture)}"
     yield ""
     yield from _table("Loading", profile.load, fitting.unseen(LOAD, measured.load_samples))
-    off = max(fitting.predictions(profile.load.fit(), measured.load_samples), key=lambda one: abs(one.error))
+    off = max(fitting.predictions(profile.load, measured.load_samples), key=lambda one: abs(one.error))
     yield f"  worst: {_told(off)}"
     yield ""
     yield f"Memory: {profile.activation_bytes / 1024:.1f} KiB a computed token"
@@ -48,7 +48,7 @@ def _lines(profile: Profile, measured: Measurements) -> Iterator[str]:
     )
 
 
-def _table(title: str, fit: FitRecord, unseen: Fit) -> Iterator[str]:
+def _table(title: str, fit: Fit, unseen: Fit) -> Iterator[str]:
     """`unseen` grades predictions of samples that were left out of the fit."""
     yield f"{title}: R² {fit.r2:.4f} over {fit.samples} sizes, {unseen.r2:.4f} on sizes not seen"
     for name, weight in zip(fit.names, fit.weights, strict=True):

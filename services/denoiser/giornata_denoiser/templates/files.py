@@ -13,6 +13,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -76,16 +77,9 @@ def stamp(path: Path) -> Stamp:
 
 def read_ahead(path: Path) -> None:
     """Ask the system to read a file before it is needed; where it cannot, or the file is gone, that is no error."""
-    if not hasattr(os, "posix_fadvise"):
-        return
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
-    finally:
-        os.close(handle)
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError), path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def read(path: Path, recording_id: str, *, checked: bool = False) -> Recording:

@@ -70,16 +70,11 @@ def wanted(
     else:
         keeping = _keeping(config, checkpoint.family, inspection.tokens, config.template_levels)
         track = levels(steps=keeping.levels, strength=1.0)
-    recording = digest_of(
-        RECORDER,
-        config.template_form,
-        config.template_bits,
-        [round(level, 6) for level in track.levels.tolist()],
-        checkpoint.card.default_guidance_scale or 0.0,
-        keeping.first_block,
-    )
+    levels_kept = [round(level, 6) for level in track.levels.tolist()]
+    guidance = checkpoint.card.default_guidance_scale or 0.0
+    what = (config.template_form, config.template_bits, levels_kept, guidance, keeping.first_block)
     return Wanted(
-        f"{picture_id(tenant, inspection.template_key)}-{recording}",
+        f"{picture_id(tenant, inspection.template_key)}-{digest_of(RECORDER, *what)}",
         track,
         SAME if strict else ANYWHERE,
         keeping.first_block,

@@ -11,7 +11,7 @@ from itertools import count
 import structlog
 
 from giornata.scheduling.batch import RowKey
-from giornata.scheduling.recording import Admission
+from giornata.scheduling.recording import RecordingRule
 from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailable, TemplateNotFound
 from giornata.wire.messages import RecordRequest, RemoveTemplate
 from giornata.wire.templates import picture_id
@@ -55,7 +55,7 @@ class Runs:
         self._rows, self._store, self._engine = rows, store, engine
         self._registrations, self._tasks = registrations, tasks
         self._policy = rows.config.template_policy
-        self._admission = Admission(1 if self._policy is TemplatePolicy.INLINE else 2)
+        self._admission = RecordingRule(1 if self._policy is TemplatePolicy.INLINE else 2)
         self._runs: dict[str, _Run] = {}
         """The runs that count, by recording."""
         self._numbers = count(1)

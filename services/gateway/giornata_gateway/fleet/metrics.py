@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,68 +18,61 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 30
 
 
 class FleetCollector(Collector):
-    """The fleet's telemetry as metrics, whatever it is when somebody looks."""
+    """The fleet's telemetry as metrics, as it is at each scrape."""
 
     def __init__(self, states: Callable[[], Iterable[ServiceState]]) -> None:
         self._states = states
 
     def collect(self) -> Iterator[Metric]:
-        """Ready instances per service; rows, steps and how well their times are predicted per worker."""
+        """Ready instances per service, and what workers and the active router tell."""
         states = list(self._states())
-        instances = GaugeMetricFamily("giornata_fleet_instances", "Ready instances.", labels=["service"])
-        for service, count in sorted(
-            Tally(str(s.service) for s in states if s.ready and not s.draining).items()
-        ):
+        instances = _gauge("fleet_instances", "Ready instances.", "service")
+        ready = Tally(str(state.service) for state in states if state.ready and not state.draining)
+        for service, count in sorted(ready.items()):
             instances.add_metric([service], count)
-        running = GaugeMetricFamily(
-            "giornata_worker_running_rows", "Rows in a worker's batch.", labels=["worker"]
-        )
-        waiting = GaugeMetricFamily(
-            "giornata_worker_waiting_rows", "Rows waiting in a worker.", labels=["worker"]
-        )
-        steps = CounterMetricFamily(
-            "giornata_worker_steps", "Row steps since the worker's start.", labels=["worker"]
-        )
-        r2 = GaugeMetricFamily(
-            "giornata_worker_cost_r2", "R² of a worker's cost model.", labels=["worker", "of"]
-        )
-        residual = GaugeMetricFamily(
-            "giornata_worker_cost_residual_ms",
-            "Median distance of a worker's predictions from its measurements, in milliseconds.",
-            labels=["worker", "of"],
-        )
-        for state in states:
-            if state.worker is not None and state.worker.costs is not None:
-                costs = state.worker.costs
-                for of, one in (("compute", costs.compute), ("load", costs.load)):
-                    r2.add_metric([state.instance, of], one.r2)
-                    residual.add_metric([state.instance, of], one.residual_ms)
-            if state.worker is not None:
-                running.add_metric([state.instance], len(state.worker.running))
-                waiting.add_metric([state.instance], len(state.worker.waiting))
-                steps.add_metric([state.instance], state.worker.steps_total)
-        yield from (instances, running, waiting, steps, r2, residual)
+        yield instances
+        yield from worker_metrics(states)
         yield from template_metrics(states)
         yield from router_metrics(states)
 
 
+def _gauge(name: str, meaning: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"giornata_{name}", meaning, labels=labels)
+
+
+def _counter(name: str, meaning: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"giornata_{name}", meaning, labels=labels)
+
+
+def worker_metrics(states: Sequence[ServiceState]) -> Iterator[Metric]:
+    """Rows and steps of each worker, and how well its cost model predicts them."""
+    running = _gauge("worker_running_rows", "Rows in a worker's batch.", "worker")
+    waiting = _gauge("worker_waiting_rows", "Rows waiting in a worker.", "worker")
+    steps = _counter("worker_steps", "Row steps since the worker's start.", "worker")
+    r2 = _gauge("worker_cost_r2", "R² of a worker's cost model.", "worker", "of")
+    meaning = "Median distance of a worker's predictions from its measurements, in milliseconds."
+    residual = _gauge("worker_cost_residual_ms", meaning, "worker", "of")
+    for state in states:
+        if (worker := state.worker) is None:
+            continue
+        running.add_metric([state.instance], len(worker.running))
+        waiting.add_metric([state.instance], len(worker.waiting))
+        steps.add_metric([state.instance], worker.steps_total)
+        if worker.costs is not None:
+            for of, one in (("compute", worker.costs.compute), ("load", worker.costs.load)):
+                r2.add_metric([state.instance, of], one.r2)
+                residual.add_metric([state.instance, of], one.residual_ms)
+    yield from (running, waiting, steps, r2, residual)
+
+
 def template_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
-    """What the templates of each worker have done, and what they weigh, by tier."""
-    lookups = CounterMetricFamily(
-        "giornata_template_lookups",
-        "Edits that could take from a template, by the tier that had it; tier `none`: a miss.",
-        labels=["worker", "tier"],
-    )
-    sizes = GaugeMetricFamily("giornata_template_bytes", "Recorded templates.", labels=["worker", "tier"])
-    evictions = CounterMetricFamily(
-        "giornata_template_evictions", "Templates that had to go for others.", labels=["worker", "tier"]
-    )
-    runs = CounterMetricFamily(
-        "giornata_template_runs", "Template runs that ended.", labels=["worker", "outcome"]
-    )
-    prefetched = CounterMetricFamily(
-        "giornata_template_prefetches", "Templates read from disk ahead of their edits.", labels=["worker"]
-    )
+    """What the templates of each worker have done, and how large they are, by tier."""
+    meaning = "Edits that could take from a template, by the tier that had it; tier `none`: a miss."
+    lookups = _counter("template_lookups", meaning, "worker", "tier")
+    sizes = _gauge("template_bytes", "Recorded templates.", "worker", "tier")
+    evictions = _counter("template_evictions", "Templates that had to go for others.", "worker", "tier")
+    runs = _counter("template_runs", "Template runs that ended.", "worker", "outcome")
+    prefetched = _counter("template_prefetches", "Templates read from disk ahead of their edits.", "worker")
     for state in states:
         count = state.worker.templates if state.worker else None
         if count is None:
@@ -99,16 +93,13 @@ def template_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
 
 
 def router_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
-    """Who waits for a worker, and what the active router has learnt of steps and loads by model and device."""
-    jobs = GaugeMetricFamily("giornata_router_waiting_jobs", "Prepared jobs that no worker has taken yet.")
-    rows = GaugeMetricFamily("giornata_router_waiting_rows", "Their pictures.")
-    labels = ["model_digest", "device", "of"]
-    r2 = GaugeMetricFamily("giornata_router_cost_r2", "R² of the router's regressions.", labels=labels)
-    residual = GaugeMetricFamily(
-        "giornata_router_cost_residual_ms",
-        "Median distance of the router's predictions from measurements, in milliseconds.",
-        labels=labels,
-    )
+    """The jobs that wait at the active router, and what it has learnt of steps and loads by model and device."""
+    jobs = _gauge("router_waiting_jobs", "Prepared jobs that no worker has taken yet.")
+    rows = _gauge("router_waiting_rows", "Their pictures.")
+    labels = ("model_digest", "device", "of")
+    r2 = _gauge("router_cost_r2", "R² of the router's regressions.", *labels)
+    meaning = "Median distance of the router's predictions from measurements, in milliseconds."
+    residual = _gauge("router_cost_residual_ms", meaning, *labels)
     for queue in [state.queue for state in states if state.queue is not None and state.active]:
         jobs.add_metric([], queue.jobs)
         rows.add_metric([], queue.rows)
@@ -124,53 +115,22 @@ class Metrics:
 
     def __init__(self, states: Callable[[], Iterable[ServiceState]], waiting: Callable[[], int]) -> None:
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "giornata_requests_total",
-            "Answered requests.",
-            ["door", "route", "status", "code"],
-            registry=self.registry,
-        )
-        self._request_seconds = Histogram(
-            "giornata_request_seconds",
-            "From a request to its answer.",
-            ["door"],
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        self._stage_seconds = Histogram(
-            "giornata_stage_seconds",
-            "Time a job spent per stage.",
-            ["stage"],
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        self._errors = Counter(
-            "giornata_errors_total",
-            "Errors answered, and of jobs that nobody waited for.",
-            ["code"],
-            registry=self.registry,
-        )
-        self._slo = Counter(
-            "giornata_slo_total",
-            "Ended jobs that asked for a time to end in, and whether they were completed in it.",
-            ["met"],
-            registry=self.registry,
-        )
-        self._tenant_refusals = Counter(
-            "giornata_tenant_refusals_total",
-            "Requests refused by a limit of their tenant.",
-            ["tenant", "code"],
-            registry=self.registry,
-        )
-        self._repeated = Counter(
-            "giornata_repeated_requests_total",
-            "Requests answered with the job of an earlier one, by their idempotency key.",
-            ["door"],
-            registry=self.registry,
-        )
-        in_flight = Gauge(
-            "giornata_jobs_in_flight", "Jobs that somebody waits for at this gateway.", registry=self.registry
-        )
+        count = partial(Counter, registry=self.registry)
+        time = partial(Histogram, buckets=SECONDS, registry=self.registry)
+        answered = ["door", "route", "status", "code"]
+        self._requests = count("giornata_requests_total", "Answered requests.", answered)
+        self._request_seconds = time("giornata_request_seconds", "From a request to its answer.", ["door"])
+        self._stage_seconds = time("giornata_stage_seconds", "Time a job spent per stage.", ["stage"])
+        meaning = "Errors answered, and errors of jobs for which no request waited."
+        self._errors = count("giornata_errors_total", meaning, ["code"])
+        meaning = "Ended jobs that asked for a time to end in, and whether they were completed in it."
+        self._slo = count("giornata_slo_total", meaning, ["met"])
+        meaning = "Requests refused by a limit of their tenant."
+        self._tenant_refusals = count("giornata_tenant_refusals_total", meaning, ["tenant", "code"])
+        meaning = "Requests answered with the job of an earlier one, by their idempotency key."
+        self._repeated = count("giornata_repeated_requests_total", meaning, ["door"])
+        meaning = "Jobs for which a request waits at this gateway."
+        in_flight = Gauge("giornata_jobs_in_flight", meaning, registry=self.registry)
         in_flight.set_function(waiting)
         self.registry.register(FleetCollector(states))
 

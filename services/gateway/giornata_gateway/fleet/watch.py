@@ -10,18 +10,19 @@ from contextlib import asynccontextmanager
 from giornata.bus.bus import Bus
 from giornata.fleet import Fleet
 from giornata.wire import subjects
+from giornata.wire.fleet import FleetView
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.views.catalog import NEEDED
-from giornata_gateway.views.fleet import FleetView, fleet_view
-from giornata_gateway.views.forecast import Pace
+from giornata_gateway.views.fleet import fleet_view
+from giornata_gateway.views.rates import StepRates
 
 
-class FleetWatch:
-    """Live instances and what they serve; whoever has been silent is forgotten before every answer.
+class FleetListener:
+    """Live instances and what they serve. Silent instances are forgotten before every answer.
 
     Args:
-        bridged_s: for how long the router may be away without being missed: submissions are tried again meanwhile.
+        bridged_s: how long the router may be away without being missed, since submissions are tried again meanwhile.
     """
 
     def __init__(self, bridged_s: float) -> None:
@@ -29,13 +30,13 @@ class FleetWatch:
         self._bridged_s = bridged_s
         self._led_s = -math.inf
         """When a router last said that it leads."""
-        self._pace = Pace()
+        self._rates = StepRates()
 
     def hear(self, state: ServiceState) -> None:
         """Take in one telemetry message."""
         now = time.monotonic()
         self._fleet.observe(state, now)
-        self._pace.observe(state, now)
+        self._rates.observe(state, now)
         if state.service is ServiceName.ROUTER and state.ready and state.active:
             self._led_s = now
 
@@ -56,10 +57,10 @@ class FleetWatch:
     def view(self) -> FleetView:
         """What the fleet is doing."""
         states = self._present().all()
-        return fleet_view(states, self._pace, time.monotonic())
+        return fleet_view(states, self._rates, time.monotonic())
 
     def missing(self) -> list[ServiceName]:
-        """Services that an edit needs and that have no ready instance; not a router that is being relieved."""
+        """Services that an edit needs and that have no ready instance, but not a router that is being replaced."""
         missing = self._present().missing(NEEDED)
         bridged = time.monotonic() - self._led_s < self._bridged_s
         return [service for service in missing if not (bridged and service is ServiceName.ROUTER)]
@@ -70,5 +71,5 @@ class FleetWatch:
 
     def _present(self) -> Fleet:
         for state in self._fleet.expire(time.monotonic()):
-            self._pace.forget(state.instance)
+            self._rates.forget(state.instance)
         return self._fleet

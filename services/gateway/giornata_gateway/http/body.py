@@ -1,4 +1,4 @@
-"""Bodies on their way to a client: in pieces, each of which it must take in time. Who does not read is cut off."""
+"""Bodies on their way to a client, in pieces. A client that does not take a piece in time is cut off."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 PIECE_BYTES: Final = 1 << 20
 JSON_COPIES: Final = 4
-"""A picture inside an answer is held as text and as bytes, each a third larger, and for a while as itself."""
+"""A picture inside an answer is held as text and as bytes, each a third larger, and for a while as the picture."""
 
 
 async def send(

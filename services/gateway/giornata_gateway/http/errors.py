@@ -15,21 +15,26 @@ from pydantic import BaseModel
 
 from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailable
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.http.openapi import HTTP_ERRORS
 from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.views.answers import ErrorAnswer, ErrorDetail, error_detail, error_type
 
 log = structlog.get_logger(__name__)
 
+HTTP_ERRORS: Final = {
+    404: ("route_not_found", "No such path."),
+    405: ("method_not_allowed", "Not with this method."),
+}
+"""Errors of HTTP itself; :mod:`giornata.wire.errors` has all others."""
+
 GATEWAY: Final = web.AppKey("gateway", Gateway)
 JOB_ID: Final = web.RequestKey("job_id", str)
-"""Set once a request has a job, so that its errors name it."""
+"""Set once a request is about a job, so that its errors name it."""
 OUTCOME: Final = web.RequestKey("outcome", str)
 """Code of an error that was told inside an event stream, whose status is 200."""
 TENANT: Final = web.RequestKey("tenant", Tenant)
-"""Set for requests that ask for pictures, so that their answers tell what the tenant may still ask for."""
+"""The tenant that asks, on every route that needs a key."""
 REPEATED: Final = web.RequestKey("repeated", bool)
-"""Set once a request has a job: whether it is that of an earlier request, by their idempotency key."""
+"""Whether the request's job is that of an earlier request with the same idempotency key."""
 CLIENT_CLOSED: Final = 499
 """Counted for a request whose client left; never sent."""
 

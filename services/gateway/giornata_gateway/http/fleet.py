@@ -8,10 +8,8 @@ from typing import Final
 from aiohttp import web
 
 from giornata_gateway.http.body import write
-from giornata_gateway.http.edits import tenant_of_request
 from giornata_gateway.http.errors import GATEWAY, json_answer
-from giornata_gateway.http.sse import frame
-from giornata_gateway.http.stream import HEADERS
+from giornata_gateway.http.sse import HEADERS, frame
 from giornata_gateway.views.fleet import EVENT
 
 PERIOD_S: Final = 0.5
@@ -20,18 +18,14 @@ PERIOD_S: Final = 0.5
 
 async def fleet(request: web.Request) -> web.StreamResponse:
     """Every live instance and their sums; again and again where the Accept header asks for an event stream."""
-    tenant_of_request(request)
     gateway = request.app[GATEWAY]
-    if not _prefers_stream(request.headers.get("Accept", "")):
+    accepted = request.headers.get("Accept", "").split(",", maxsplit=1)[0].partition(";")[0]
+    if accepted.strip().lower() != "text/event-stream":
         return json_answer(gateway.fleet.view())
-    with gateway.watching():
+    with gateway.watchers.held():
         response = web.StreamResponse(headers=HEADERS)
         await response.prepare(request)
         while not gateway.departure.begun.is_set():
             await write(request, response, frame(EVENT, gateway.fleet.view()))
             await asyncio.sleep(PERIOD_S)  # the rate of the stream, not a poll
         return response
-
-
-def _prefers_stream(accept: str) -> bool:
-    return accept.split(",", maxsplit=1)[0].partition(";")[0].strip().lower() == "text/event-stream"

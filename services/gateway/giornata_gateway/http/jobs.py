@@ -1,4 +1,4 @@
-"""``/v1/jobs``: edits that nobody waits for, and what has become of them."""
+"""``/v1/jobs``: edits without an open connection, and what has become of them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from contextlib import ExitStack
 
 from aiohttp import web
 
-from giornata.wire.errors import BadRequest, InvalidField, JobNotFinished, from_body
-from giornata.wire.jobs import JobRecord, JobState, Priority, Row
+from giornata.deadlines import Deadline
+from giornata.wire.errors import JobNotFinished, from_body
+from giornata.wire.jobs import JobRecord, JobState, Priority
 from giornata_gateway.http.body import send
-from giornata_gateway.http.edits import base_url, receive, tenant_of_request
-from giornata_gateway.http.errors import GATEWAY, JOB_ID, REPEATED, json_answer
+from giornata_gateway.http.errors import GATEWAY, JOB_ID, REPEATED, TENANT, json_answer
+from giornata_gateway.http.requests import base_url, receive
 from giornata_gateway.http.sse import last_event_id
 from giornata_gateway.http.stream import Stream
 from giornata_gateway.intake.rules.forms import JobForm
+from giornata_gateway.intake.rules.queries import check_query, query_number
 from giornata_gateway.jobs.feed import done_sequence, known_sequence
 from giornata_gateway.views.answers import CONTENT_TYPES, error_of
 from giornata_gateway.views.jobs import JobView, job_view, steps_of
@@ -22,12 +24,12 @@ from giornata_gateway.views.jobs import JobView, job_view, steps_of
 async def create(request: web.Request) -> web.Response:
     """Accept a job: 202 with its status and its Location. It holds its places only until it is accepted."""
     gateway = request.app[GATEWAY]
-    with ExitStack() as places:
-        received = await receive(request, JobForm, Priority.BATCH, places)
-        job = await gateway.submit(received.prepared, received.place)
-        request[REPEATED] = received.place.repeated
+    with ExitStack() as held:
+        _, admitted = await receive(request, JobForm, Priority.BATCH, held)
+        job = await gateway.submit(admitted)
+        request[REPEATED] = admitted.stay.repeated
     request[JOB_ID] = job.job_id
-    record = await gateway.submission.read(job.job_id)
+    record = await gateway.ledger.records.get(job.job_id)
     location = f"{gateway.config.public_url}/v1/jobs/{job.job_id}"
     return json_answer(await _view(request, record), status=202, headers={"Location": location})
 
@@ -39,14 +41,15 @@ async def status(request: web.Request) -> web.Response:
 
 async def cancel(request: web.Request) -> web.Response:
     """Cancel a job: 202, it ends at its next step. A job that has ended stays as it is: 200 and its status."""
-    record = await request.app[GATEWAY].submission.cancel((await _record(request)).job.job_id)
+    record = await request.app[GATEWAY].ledger.cancel((await _record(request)).job.job_id)
     return json_answer(await _view(request, record), status=200 if record.state.terminal else 202)
 
 
 async def image(request: web.Request) -> web.StreamResponse:
     """One finished picture, as it was encoded."""
     record = await _record(request)
-    row = _row(request, record)
+    check_query(request.query, "index")
+    row = record.rows[query_number(request.query, "index", 0, len(record.rows) - 1)]
     if row.error is not None:
         raise from_body(row.error)
     if row.image is None:
@@ -70,12 +73,11 @@ async def events(request: web.Request) -> web.StreamResponse:
     204 is what stops a browser's EventSource from connecting again.
     """
     gateway = request.app[GATEWAY]
-    record = await _record(request)
-    job = record.job
+    job = (await _record(request)).job
     after = last_event_id(request.headers.get("Last-Event-ID"))
     after = await known_sequence(gateway.bus, after)
-    with gateway.watching(), gateway.waiting.expect(job.job_id, watching=True) as ended:
-        record = await gateway.submission.read(job.job_id)
+    with gateway.watchers.held(), gateway.ends.expect(job.job_id, watching=True) as ended:
+        record = await gateway.ledger.records.get(job.job_id)
         if record.state.terminal:
             last = await done_sequence(gateway.bus, job)
             if last is not None and after >= last:
@@ -83,27 +85,14 @@ async def events(request: web.Request) -> web.StreamResponse:
             if not ended.done():
                 ended.set_result(None)
         stream = Stream(gateway, request, job.job_id, base_url(request), inline=False)
-        return await stream.run(ended, after, gateway.deadline(job.intermediate_ttl_s))
+        return await stream.run(ended, after, Deadline.after_ms(job.intermediate_ttl_s * 1000))
 
 
 async def _record(request: web.Request) -> JobRecord:
-    job_id = request.match_info["job_id"]
-    request[JOB_ID] = job_id
-    return await request.app[GATEWAY].submission.record(job_id, tenant_of_request(request).name)
-
-
-def _row(request: web.Request, record: JobRecord) -> Row:
-    text = request.query.get("index", "0")
-    accepted = f"0 to {len(record.rows) - 1}"
-    unknown = set(request.query) - {"index"}
-    if unknown:
-        raise BadRequest("Unknown query parameter.", received=", ".join(sorted(unknown)), accepted="index")
-    if not (text.isascii() and text.isdigit() and int(text[:9]) < len(record.rows)):
-        raise InvalidField("The job has no such picture.", field="index", received=text, accepted=accepted)
-    return record.rows[int(text)]
+    return await request.app[GATEWAY].ledger.read_of(request[TENANT].name, request.match_info["job_id"])
 
 
 async def _view(request: web.Request, record: JobRecord) -> JobView:
-    forecast = await request.app[GATEWAY].submission.forecast(record)
-    steps = steps_of(record, request.app[GATEWAY].fleet.states())
-    return job_view(record, steps, base_url(request), forecast)
+    gateway = request.app[GATEWAY]
+    forecast = None if record.state.terminal else await gateway.ledger.forecast(record.job.job_id)
+    return job_view(record, steps_of(record, gateway.fleet.states()), base_url(request), forecast)

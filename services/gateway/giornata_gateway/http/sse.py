@@ -1,4 +1,4 @@
-"""Server-sent events as bytes. Pure; the format is that of the WHATWG HTML standard, section 9.2."""
+"""Server-sent events as bytes, in the format of the WHATWG HTML standard, section 9.2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from giornata.wire.errors import InvalidField
 HEARTBEAT = b": still working\n\n"
 """A comment; keeps proxies from closing a quiet connection."""
 GO_ON_ELSEWHERE = b": this gateway leaves; another one goes on after your Last-Event-ID\nretry: 500\n\n"
-"""The end of a stream whose job goes on: no error, so that clients connect again, by the standard after `retry` ms."""
+"""The end of a stream whose job goes on. It is no error, so that clients connect again after `retry` milliseconds."""
+
+HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 _SEQUENCE = re.compile(r"[0-9]{1,18}\Z")
 

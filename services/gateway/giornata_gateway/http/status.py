@@ -1,31 +1,34 @@
-"""What the gateway tells of itself and of the fleet: health, readiness, metrics, models, the document of the API."""
+"""What the gateway tells of itself and of the fleet: health, readiness, metrics, models, the API's document."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from typing import Final
 
 import nats.errors
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
-from giornata.wire.errors import GiornataError
-from giornata_gateway.http.edits import tenant_of_request
+from giornata.bus.bus import Bus
+from giornata.wire.errors import GiornataError, ServiceUnavailable
 from giornata_gateway.http.errors import GATEWAY, json_answer
-from giornata_gateway.http.openapi import document
 from giornata_gateway.views.catalog import HealthView, model_list, ready_view
 
-CHECK_S = 2.0
+CHECK_S: Final = 2.0
 """A dependency that takes longer to answer counts as gone."""
-RETRY = {"Retry-After": "1"}
+DOCUMENT: Final = web.AppKey("document", dict)
+"""The OpenAPI document, made when the gateway starts."""
 
 
 async def healthz(request: web.Request) -> web.Response:
     """200 while this process, its NATS connection and its blob store answer; else 503."""
-    nats_state, blobs_state = await asyncio.gather(_nats_state(request), _blobs_state(request))
-    healthy = nats_state == blobs_state == "ok"
-    view = HealthView(healthy=healthy, nats=nats_state, blobs=blobs_state)
-    return _state_answer(view, healthy)
+    gateway = request.app[GATEWAY]
+    blobs = asyncio.wait_for(gateway.blobs.ping(), CHECK_S)
+    nats_state, blobs_state = await asyncio.gather(_state(_flushed(gateway.bus)), _state(blobs))
+    view = HealthView(healthy=nats_state == blobs_state == "ok", nats=nats_state, blobs=blobs_state)
+    return _answer(view, good=view.healthy)
 
 
 async def readyz(request: web.Request) -> web.Response:
@@ -33,7 +36,7 @@ async def readyz(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
     draining = gateway.departure.announced.is_set()
     view = ready_view(gateway.fleet.cards(), gateway.fleet.missing(), draining=draining)
-    return _state_answer(view, view.ready)
+    return _answer(view, good=view.ready)
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -44,36 +47,32 @@ async def metrics(request: web.Request) -> web.Response:
 
 async def models(request: web.Request) -> web.Response:
     """Models that can be asked for."""
-    tenant_of_request(request)
     return json_answer(model_list(request.app[GATEWAY].fleet.cards()))
 
 
 async def openapi(request: web.Request) -> web.Response:
-    """This API, from the types that validate it."""
-    return web.json_response(document(request.app[GATEWAY].config.public_url))
+    """This API, from the table that serves it and the types that validate it."""
+    return web.json_response(request.app[DOCUMENT])
 
 
-def _state_answer(view: BaseModel, good: bool) -> web.Response:  # noqa: FBT001 - it is what the answer says
-    return json_answer(view, status=200 if good else 503, headers=None if good else RETRY)
+def _answer(view: BaseModel, *, good: bool) -> web.Response:
+    return json_answer(view, status=200 if good else 503, headers=None if good else {"Retry-After": "1"})
 
 
-async def _nats_state(request: web.Request) -> str:
-    client = request.app[GATEWAY].bus.client
-    if not client.is_connected:
-        return "not connected"
+async def _flushed(bus: Bus) -> None:
+    if not bus.client.is_connected:
+        raise ServiceUnavailable("not connected")
+    await bus.client.flush(timeout=int(CHECK_S))
+
+
+async def _state(check: Awaitable[None]) -> str:
+    """`ok`, or what is wrong."""
     try:
-        await client.flush(timeout=int(CHECK_S))
-    except (nats.errors.Error, OSError) as error:
-        return f"does not answer: {type(error).__name__}"
-    return "ok"
-
-
-async def _blobs_state(request: web.Request) -> str:
-    try:
-        async with asyncio.timeout(CHECK_S):
-            await request.app[GATEWAY].blobs.ping()
+        await check
     except TimeoutError:
         return "does not answer in time"
     except GiornataError as error:
         return error.message
+    except (nats.errors.Error, OSError) as error:
+        return f"does not answer: {type(error).__name__}"
     return "ok"

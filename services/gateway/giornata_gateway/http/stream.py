@@ -16,8 +16,8 @@ from giornata.wire.jobs import JobRecord, Row
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http.body import JSON_COPIES, end, write
 from giornata_gateway.http.errors import OUTCOME, as_known
-from giornata_gateway.http.sse import GO_ON_ELSEWHERE, HEARTBEAT, frame
-from giornata_gateway.jobs.feed import Told, open_feed, until_done
+from giornata_gateway.http.sse import GO_ON_ELSEWHERE, HEADERS, HEARTBEAT, frame
+from giornata_gateway.jobs.feed import StreamedEvent, open_feed, until_done
 from giornata_gateway.views.answers import error_of
 from giornata_gateway.views.stream import (
     COMPLETED,
@@ -29,8 +29,6 @@ from giornata_gateway.views.stream import (
     partial_image_event,
     progress_event,
 )
-
-HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Stream:
                 await self._tell_end(response, ended, last)
             except ConnectionError:
                 raise
-            except Exception as error:  # noqa: BLE001 - the answer has begun: logged, and told inside it
+            except Exception as error:  # noqa: BLE001 - the answer has begun: logged and told inside it
                 known = as_known(error, self.request.path)
                 self.request[OUTCOME] = known.code
                 await self._write(response, frame(ERROR, error_event(known, self.job_id)))
@@ -70,15 +68,16 @@ class Stream:
     async def _tell_progress(
         self,
         response: web.StreamResponse,
-        told: asyncio.Queue[Told | None],
+        told: asyncio.Queue[StreamedEvent | None],
         ended: asyncio.Future[None],
         deadline: Deadline,
-    ) -> Told | None:
+    ) -> StreamedEvent | None:
         """Relay states, steps and previews; the job's last event, or None where the stream lost it."""
         async for item in until_done(told, ended, self.gateway.config.heartbeat_s, deadline):
             if item is None:
                 await self._write(response, HEARTBEAT)
-                if await self._has_ended():
+                record = await self._record()
+                if record is not None and record.state.terminal:
                     return None  # its last event was lost
             elif isinstance(item.event, DoneEvent):
                 return item
@@ -91,25 +90,24 @@ class Stream:
     async def _tell_preview(
         self, response: web.StreamResponse, event: PreviewEvent, at: int, sequence: int
     ) -> None:
-        try:
-            record = await self.gateway.submission.read(self.job_id)
-        except nats.errors.Error:
-            return  # a preview is not worth the stream
-        await self._write(response, frame(PARTIAL, partial_image_event(record, event, at), sequence))
+        record = await self._record()
+        if record is not None:  # a preview is not worth the stream
+            await self._write(response, frame(PARTIAL, partial_image_event(record, event, at), sequence))
 
-    async def _has_ended(self) -> bool:
+    async def _record(self) -> JobRecord | None:
+        """The job's record; None where NATS does not answer, since the stream outlives an outage."""
         try:
-            return (await self.gateway.submission.read(self.job_id)).state.terminal
+            return await self.gateway.ledger.records.get(self.job_id)
         except nats.errors.Error:
-            return False  # the stream outlives an outage
+            return None
 
     async def _tell_end(
-        self, response: web.StreamResponse, ended: asyncio.Future[None], last: Told | None
+        self, response: web.StreamResponse, ended: asyncio.Future[None], last: StreamedEvent | None
     ) -> None:
         """Completed pictures first, since OpenAI's clients stop at the first error; the last frame has the id."""
-        record = await self.gateway.submission.read(self.job_id)
+        record = await self.gateway.ledger.records.get(self.job_id)
         if not record.state.terminal:
-            if ended.done() and not self.inline:  # who only looks on loses nothing
+            if ended.done() and not self.inline:  # a reader that only looks on loses nothing
                 await self._write(response, GO_ON_ELSEWHERE)
                 return
             if ended.done():

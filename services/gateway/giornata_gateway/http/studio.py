@@ -1,7 +1,7 @@
 """The studio page at ``/`` and the API's document at ``/docs``: files of this package, served as they are.
 
-All files are read once, when the gateway starts. Each answer has an ETag of its bytes and is to be asked for again
-(``no-cache``), so that a browser never mixes the files of two versions, and pays only a 304 for it.
+All files are read once, when the gateway starts. Each answer has an ETag of its bytes and is not cached
+(``no-cache``), so that a browser never mixes the files of two versions, at the price of a 304.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Final
 
@@ -28,7 +29,7 @@ CONTENT_TYPES: Final = {
     ".svg": "image/svg+xml",
     ".webp": "image/webp",
 }
-"""By suffix; a file with another one is not served."""
+"""Content types by suffix; a file with another suffix is not served."""
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
@@ -39,7 +40,7 @@ DOCS_POLICY: Final = POLICY.partition("; require-trusted-types-for")[0]
 """Swagger UI writes markup, which it cleans itself."""
 
 SWAGGER: Final = ("swagger-ui-bundle.js", "swagger-ui.css", "LICENSE")
-"""What ``/docs`` takes from the package swagger-ui-py, which carries Swagger UI (Apache-2.0)."""
+"""The files of Swagger UI (Apache-2.0) in the package swagger-ui-py that ``/docs`` shows."""
 
 
 @dataclass(frozen=True)
@@ -110,4 +111,4 @@ def _asset(file: Traversable) -> Asset:
 
 
 def _suffix(file: Traversable) -> str:
-    return file.name[file.name.rfind(".") :] if "." in file.name else ""
+    return PurePosixPath(file.name).suffix

@@ -1,4 +1,4 @@
-"""How a gateway leaves without losing a request: it says so, lets go of who can turn elsewhere, answers the others."""
+"""How a gateway leaves without losing a request: it says so, sends watchers elsewhere, and answers the others."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Departure:
 
     def __init__(self) -> None:
         self.announced = asyncio.Event()
-        """It is not ready any more and each answer closes its connection; but whatever comes is taken."""
+        """The gateway is not ready any more, and each answer closes its connection. It still takes requests."""
         self.begun = asyncio.Event()
-        """Nothing comes any more; who waits for what another gateway can tell as well is answered now."""
+        """No request comes any more. Requests that any gateway can serve are answered at once."""
         self.asking: Counter[asyncio.BaseTransport] = Counter()
         """Connections on which a request is being answered."""
         self._quiet = asyncio.Event()
@@ -40,7 +40,7 @@ class Departure:
                 self._quiet.set()
 
     async def quiet(self, limit_s: float) -> int:
-        """Return when no request is being answered, or after `limit_s`; how many are left."""
+        """Wait until no request is being answered, at most `limit_s`; how many are left."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._quiet.wait()
@@ -49,7 +49,7 @@ class Departure:
         return self.asking.total()
 
     async def before(self, work: Awaitable[T]) -> T | None:
-        """What `work` returns; None, and `work` is cancelled, where this gateway begins to leave before."""
+        """What `work` returns; None where this gateway begins to leave first, which cancels `work`."""
         working = asyncio.ensure_future(work)
         begun = asyncio.ensure_future(self.begun.wait())
         try:
@@ -57,7 +57,7 @@ class Departure:
             return working.result() if working.done() else None
         finally:
             begun.cancel()
-            # Again, since Python 3.11's wait_for, which nats-py uses, may swallow a cancellation.
+            # Repeated, since Python 3.11's wait_for, which nats-py uses, may swallow a cancellation.
             while not working.done():
                 working.cancel()
                 await asyncio.wait([working], timeout=SWALLOWED_S)

@@ -18,7 +18,7 @@ LOOK_S: Final = 1.0
 """The file is looked at when a request comes, at most this often: a revoked key opens nothing for longer."""
 
 _Version = tuple[int, int, int]
-"""Inode, time of the last change in nanoseconds, and size: another after every change, however it was made."""
+"""Inode, time of the last change in nanoseconds, and size: any change of the file changes them."""
 
 
 class KeyFile:

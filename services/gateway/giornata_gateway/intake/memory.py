@@ -14,11 +14,11 @@ ROOM_S: Final = 30.0
 """How long an answer waits for room."""
 
 Grow = Callable[[int], None]
-"""Counts that many bytes more; TooManyRequests where there is no room."""
+"""Counts a number of further bytes; TooManyRequests where there is no room."""
 
 
 class Memory:
-    """Counts bytes against a limit. Whoever waits is let in first come, first served."""
+    """Counts bytes against a limit. Answers that wait are let in first come, first served."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -28,7 +28,7 @@ class Memory:
 
     @contextmanager
     def growing(self) -> Iterator[Grow]:
-        """Hold what is counted, piece by piece as it arrives, while inside; nobody waits here."""
+        """Hold what is counted, piece by piece as it arrives, while inside. It refuses and never waits."""
         held = 0
 
         def grow(size_bytes: int) -> None:

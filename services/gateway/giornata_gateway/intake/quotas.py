@@ -1,11 +1,11 @@
-"""What each tenant may still do at this gateway: pictures in progress, and pictures in a minute.
+"""Limits of each tenant at this gateway: pictures in progress, and pictures in a minute.
 
 The minute is a token bucket by GCRA: it is full with a minute's pictures, an edit takes as many tokens as it has
 pictures, and a token comes back every 60 s / limit. Unlike a window it needs one number per tenant, and knows to the
 moment when an edit of n pictures fits again, which is what Retry-After says. The price: after a quiet minute a tenant
 may spend the full bucket and what flows in meanwhile, up to twice its limit in 60 s; over time the limit holds.
 
-Each gateway counts for itself, and anew after its start.
+Each gateway counts for itself, from its start.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from giornata_gateway.intake.rules.in_progress import InProgress
 from giornata_gateway.intake.rules.tenants import Tenant
 
 MAX_TENANTS: Final = 100_000
-"""Buckets that are remembered; beyond it the one that was used the longest ago is forgotten, and so full."""
+"""Buckets that are remembered. Beyond it the least recently used bucket is forgotten, and so is full again."""
 POLICY: Final = "pictures"
 """Names the limit in the RateLimit headers."""
 
 Estimate = Callable[[int, int], float]
-"""Seconds until so many pictures should be done, of a number that is worked on at a time."""
+"""Seconds until a number of pictures should be done, when another number is worked on at a time."""
 
 
 class Quotas:
@@ -52,16 +52,16 @@ class Quotas:
         self._buckets = MemoryStore(options={"MAX_SIZE": MAX_TENANTS})
 
     def check(self, tenant: Tenant) -> None:
-        """Whether one picture might be asked for now; raises what :meth:`enter` would."""
+        """Raise what :meth:`enter` would raise now for one picture."""
         self._check_in_progress(tenant, 1)
         if tenant.per_minute and self._bucket(tenant).peek(tenant.name).remaining < 1:
-            self._take(tenant, 1)  # which cannot succeed, and knows how long to wait
+            self._take(tenant, 1)  # raises, and knows how long to wait
 
     def enter(self, tenant: Tenant, pictures: int, name: str, longest_s: float) -> bool:
         """Count `pictures` as asked for, and as in progress until `name` leaves, at most for `longest_s`.
 
         Returns:
-            Whether they were counted; not so where `name` is in progress already, as a repeated request's.
+            Whether they were counted: False where `name` is in progress already, as with a repeated request.
 
         Raises:
             InvalidField: more pictures than the tenant may ever ask for at once.
@@ -88,7 +88,7 @@ class Quotas:
         self._in_progress.leave(name)
 
     def headers(self, tenant: Tenant) -> dict[str, str]:
-        """What a client is told of its limit (draft-ietf-httpapi-ratelimit-headers-10); nothing where there is none."""
+        """The RateLimit headers (draft-ietf-httpapi-ratelimit-headers-10); none where the tenant has no limit."""
         if not tenant.per_minute:
             return {}
         state = self._bucket(tenant).peek(tenant.name)

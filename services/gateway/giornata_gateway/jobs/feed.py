@@ -1,4 +1,4 @@
-"""A job's events from the stream that keeps them, from any point on, in order and each once."""
+"""A job's events from the stream that keeps them: from any point on, in order, each once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from functools import partial
 import nats.errors
 import structlog
 from nats.aio.msg import Msg
+from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
@@ -26,41 +27,38 @@ from giornata.wire.stores import EVENTS
 log = structlog.get_logger(__name__)
 
 IDLE_HEARTBEAT_S = 5.0
-"""The server tells this often that a quiet consumer lives; missing two of them makes the client begin it anew."""
+"""How often the server says that a quiet consumer lives. The client restarts a consumer that misses two of them."""
 GRACE_S = 1.0
 """How long the stream may lag behind the news that its job has ended."""
-
 
 Restore = Callable[[], Awaitable[None]]
 """Makes sure of the streams."""
 
-
-News = StateEvent | StepEvent | PreviewEvent | DoneEvent
-"""What applications are told."""
+ClientEvent = StateEvent | StepEvent | PreviewEvent | DoneEvent
+"""The events that clients are told."""
 
 
 @dataclass(frozen=True)
-class Told:
+class StreamedEvent:
     """One event and its place in the stream."""
 
     sequence: int
     time: int
-    """Unix time in seconds at which the stream took it: the same for whoever reads it, and whenever."""
-    event: News
+    """Unix time in seconds at which the stream took it: the same for every reader at any time."""
+    event: ClientEvent
 
 
 @asynccontextmanager
 async def open_feed(
     bus: Bus, job_id: str, after: int, restore: Restore
-) -> AsyncIterator[asyncio.Queue[Told | None]]:
-    """Events of a job with a sequence above `after`: first those that are kept, then the new ones.
+) -> AsyncIterator[asyncio.Queue[StreamedEvent | None]]:
+    """The kept events of a job with a sequence above `after`, then the new ones.
 
-    Where the stream is gone, as after a restart of NATS, since it lives in memory, `restore` is asked to make it anew.
-
-    An ordered consumer begins anew where the stream was interrupted and may then repeat itself; repetitions are
-    dropped here. None is never put here; a reader may, to wake itself.
+    The stream lives in memory. Where it is gone, as after a restart of NATS, `restore` makes it again. An ordered
+    consumer restarts where the stream was interrupted and may repeat itself; repetitions are dropped here. Only
+    readers put None into the queue, to wake themselves.
     """
-    told: asyncio.Queue[Told | None] = asyncio.Queue()
+    told: asyncio.Queue[StreamedEvent | None] = asyncio.Queue()
     last = after
 
     async def receive(message: Msg) -> None:
@@ -72,8 +70,25 @@ async def open_feed(
         last = sequence
         event = _event(message)
         if event is not None:
-            told.put_nowait(Told(sequence, int(metadata.timestamp.timestamp()), event))
+            told.put_nowait(StreamedEvent(sequence, int(metadata.timestamp.timestamp()), event))
 
+    try:
+        subscription = await _subscribed(bus, job_id, after, receive)
+    except NotFoundError:
+        await restore()
+        subscription = await _subscribed(bus, job_id, after, receive)
+    try:
+        yield told
+    finally:
+        try:
+            await subscription.unsubscribe()
+        except nats.errors.Error:
+            log.debug("unsubscribe_failed", job_id=job_id, exc_info=True)  # the connection is going
+
+
+async def _subscribed(
+    bus: Bus, job_id: str, after: int, receive: Callable[[Msg], Awaitable[None]]
+) -> JetStreamContext.PushSubscription:
     config = ConsumerConfig(
         deliver_policy=DeliverPolicy.BY_START_SEQUENCE if after else DeliverPolicy.ALL,
         opt_start_seq=after + 1 if after else None,
@@ -87,24 +102,16 @@ async def open_feed(
         idle_heartbeat=IDLE_HEARTBEAT_S,
         config=config,
     )
-    try:
-        subscription = await repeated(subscribe)
-    except NotFoundError:
-        await restore()
-        subscription = await repeated(subscribe)
-    try:
-        yield told
-    finally:
-        try:
-            await subscription.unsubscribe()
-        except nats.errors.Error:
-            log.debug("unsubscribe_failed", job_id=job_id, exc_info=True)  # the connection is going
+    return await repeated(subscribe)
 
 
 async def until_done(
-    told: asyncio.Queue[Told | None], ended: asyncio.Future[None], heartbeat_s: float, deadline: Deadline
-) -> AsyncIterator[Told | None]:
-    """What is told, up to the job's last event; None after every quiet `heartbeat_s`.
+    told: asyncio.Queue[StreamedEvent | None],
+    ended: asyncio.Future[None],
+    heartbeat_s: float,
+    deadline: Deadline,
+) -> AsyncIterator[StreamedEvent | None]:
+    """The events up to the job's last one; None after every quiet `heartbeat_s`.
 
     Ends without the last event at the deadline, or when `ended` has resolved and the stream does not tell it within
     :data:`GRACE_S`, as after the loss of the stream.
@@ -126,7 +133,7 @@ async def until_done(
 
 
 async def known_sequence(bus: Bus, after: int) -> int:
-    """`after`, or 0 where the stream has not come that far: it has begun anew since, and all of it is news."""
+    """`after`, or 0 where the stream has not come that far: it was made again since, and all of it is news."""
     if not after:
         return 0
     try:
@@ -137,7 +144,7 @@ async def known_sequence(bus: Bus, after: int) -> int:
 
 
 async def done_sequence(bus: Bus, job: Job) -> int | None:
-    """Where the job's last event lies in the stream; None before it came and after it has expired."""
+    """The sequence of the job's last event in the stream; None before it came and after it has expired."""
     subject = subjects.event(job.gateway, job.job_id, EventKind.DONE)
     try:
         message = await repeated(lambda: bus.jetstream.get_last_msg(EVENTS, subject))
@@ -146,11 +153,11 @@ async def done_sequence(bus: Bus, job: Job) -> int | None:
     return message.seq
 
 
-def _event(message: Msg) -> News | None:
-    """The event in a message; None for kinds that are not for applications, and for what cannot be read."""
+def _event(message: Msg) -> ClientEvent | None:
+    """The event in a message; None for kinds that are not for clients, and for what cannot be read."""
     try:
         event = codec.decode(EVENT_TYPES[EventKind(message.subject.rpartition(".")[2])], message.data)
     except (GiornataError, ValueError) as error:
         log.warning("event_dropped", subject=message.subject, error=str(error))
         return None
-    return event if isinstance(event, News) else None
+    return event if isinstance(event, ClientEvent) else None

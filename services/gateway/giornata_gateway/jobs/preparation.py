@@ -1,31 +1,35 @@
-"""From an order to a job whose pictures lie in the blob store; nothing of a refused order stays there."""
+"""From an order to a job whose pictures lie in the blob store. Nothing of a refused order stays there."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
 from giornata.blobs import BlobStore
+from giornata.blobs.protocol import refer
 from giornata.deadlines import Deadline
+from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job, Priority
 from giornata.wire.requests import MAX_SEED, EditParameters, resolve
-from giornata_gateway.fleet.watch import FleetWatch
+from giornata_gateway.config import GatewayConfig
+from giornata_gateway.fleet.watch import FleetListener
 from giornata_gateway.intake.rules.forms import missing_image
+from giornata_gateway.intake.rules.idempotency import fingerprint, job_id_of
 from giornata_gateway.views.catalog import choose_card
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Order:
-    """An edit that somebody asked for, authenticated and well-formed."""
+class EditOrder:
+    """An edit that a tenant asks for, authenticated and well-formed."""
 
     parameters: EditParameters
     image: bytes | BlobRef | None
-    """None until the picture of `template_id` is put here."""
+    """None until the picture of `template_id` takes its place."""
     mask: bytes | BlobRef | None
     tenant: str
     priority: Priority
@@ -34,16 +38,32 @@ class Order:
     template_id: str | None = None
     """The registered template that is edited."""
     weight: float = 1.0
-    """Of its tenant."""
+    """The tenant's share."""
     job_id: str = field(default_factory=lambda: f"job_{secrets.token_urlsafe(18)}")
-    """Of the job that it becomes; with an idempotency key, the one that the key leads to."""
+    """The job that it becomes. An idempotency key leads to a certain one."""
     fingerprint: str | None = None
-    """Given with an idempotency key; see :func:`~giornata_gateway.intake.rules.idempotency.fingerprint`."""
+    """What it asks for, where it has an idempotency key; :func:`~giornata_gateway.intake.rules.idempotency.fingerprint`
+    makes it."""
 
     @property
     def longest_s(self) -> float:
-        """Seconds after which its job has ended, whatever happens."""
+        """Seconds after which its job has ended in any case."""
         return self.deadline.remaining_s() + TAKE_OVER_S
+
+    async def identified(self, key: str | None) -> EditOrder:
+        """The order of the job that the idempotency key `key` leads to; None changes nothing."""
+        if key is None:
+            return self
+        image, mask = [await _sha256(data) for data in (self.image, self.mask)]
+        asked = fingerprint(self.parameters, image, self.template_id, mask)
+        return replace(self, job_id=job_id_of(self.tenant, key), fingerprint=asked)
+
+
+async def _sha256(data: bytes | BlobRef | None) -> str | None:
+    """The digest of a picture. A claim check brings its own, which every reader of the blob checks."""
+    if data is None:
+        return None
+    return data.sha256 if isinstance(data, BlobRef) else (await refer("", data)).sha256
 
 
 @dataclass(frozen=True)
@@ -53,49 +73,48 @@ class Prepared:
     job: Job
     deadline: Deadline
     known: bool = False
-    """It was accepted before, under the same idempotency key."""
+    """The job was accepted before, under the same idempotency key."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether every request with the same idempotency key is about this job."""
+        return self.job.fingerprint is not None
 
 
+@dataclass(frozen=True)
 class Preparation:
-    """Makes jobs of orders. `tasks` owns what must outlive a request: forgetting the pictures of one that failed."""
+    """Makes jobs of orders."""
 
-    def __init__(
-        self,
-        blobs: BlobStore,
-        fleet: FleetWatch,
-        tasks: asyncio.TaskGroup,
-        *,
-        gateway: str,
-        result_ttl_s: int,
-    ) -> None:
-        self._blobs = blobs
-        self._fleet = fleet
-        self._tasks = tasks
-        self._gateway = gateway
-        self._result_ttl_s = result_ttl_s
+    config: GatewayConfig
+    blobs: BlobStore
+    fleet: FleetListener
+    tasks: asyncio.TaskGroup
+    """Owns what outlives a request: forgetting the pictures of an order that failed."""
 
-    async def prepare(self, order: Order) -> Prepared:
-        """Resolve the parameters and store the pictures.
+    async def prepare(self, order: EditOrder) -> Prepared:
+        """Resolve the parameters and store the pictures; submit the job at once.
 
         Raises:
             GiornataError: why the order is refused.
         """
         if order.image is None:
             raise missing_image()
-        card = choose_card(self._fleet.cards(), order.parameters.model, self._fleet.missing())
+        card = choose_card(self.fleet.cards(), order.parameters.model, self.fleet.missing())
         parameters = resolve(order.parameters, card, secrets.randbelow(MAX_SEED + 1))
-        # two requests with one idempotency key are one job, and each has an upload of its own, which it can forget
+        # Two requests with one idempotency key are one job, and each has an upload of its own, which it can forget.
         folder = f"{order.tenant}/{order.job_id}/{secrets.token_urlsafe(9)}"
         try:
             image = await self._stored(order, f"{folder}/image", order.image)
             mask = None if order.mask is None else await self._stored(order, f"{folder}/mask", order.mask)
-        except BaseException:
-            self._tasks.create_task(self._forget_folder(folder), name=f"forget-{order.job_id}")
+        except BaseException:  # a put that was cancelled may have arrived
+            keys = (f"{folder}/{name}" for name in ("image", "mask"))
+            refs = [BlobRef(key=key, size_bytes=0, sha256="") for key in keys]
+            self.tasks.create_task(self._delete(*refs), name=f"forget-{order.job_id}")
             raise
         job = Job(
             job_id=order.job_id,
             tenant=order.tenant,
-            gateway=self._gateway,
+            gateway=self.config.instance,
             priority=order.priority,
             model=card.name,
             model_digest=card.digest,
@@ -104,28 +123,34 @@ class Preparation:
             mask=mask,
             template_id=order.template_id,
             budget_ms=order.deadline.remaining_ms(),
-            result_ttl_s=self._result_ttl_s,
+            result_ttl_s=self.config.result_ttl_s,
             traceparent=order.traceparent,
             weight=order.weight,
             fingerprint=order.fingerprint,
         )
         return Prepared(job, order.deadline)
 
-    async def forget(self, job: Job) -> None:
-        """Delete the pictures that were stored for a job; claim checks of its caller stay."""
-        own = f"{job.tenant}/{job.job_id}/"
-        await self._blobs.delete(*(ref for ref in (job.image, job.mask) if ref and ref.key.startswith(own)))
+    async def check_blobs(self, order: EditOrder) -> None:
+        """Raise InvalidField where a claim check of the order leads to no blob."""
+        for name, picture in (("image", order.image), ("mask", order.mask)):
+            if isinstance(picture, BlobRef) and not await self.blobs.has(picture):
+                raise InvalidField(
+                    "There is no such blob.", field=name, received=picture.key, accepted="a stored blob"
+                )
 
-    async def _stored(self, order: Order, key: str, data: bytes | BlobRef) -> BlobRef:
+    async def forget(self, job: Job) -> None:
+        """Delete the pictures that were stored for a job; claim checks of its caller stay. A failure is logged."""
+        own = f"{job.tenant}/{job.job_id}/"
+        await self._delete(*(ref for ref in (job.image, job.mask) if ref and ref.key.startswith(own)))
+
+    async def _stored(self, order: EditOrder, key: str, data: bytes | BlobRef) -> BlobRef:
         if isinstance(data, BlobRef):
             return data
-        ttl_s = self._result_ttl_s + int(order.deadline.remaining_s()) + 1
-        return await self._blobs.put(key, data, ttl_s)
+        ttl_s = self.config.result_ttl_s + int(order.deadline.remaining_s()) + 1
+        return await self.blobs.put(key, data, ttl_s)
 
-    async def _forget_folder(self, folder: str) -> None:
-        """Delete what may have been stored: a put that was cancelled may have arrived."""
-        keys = (f"{folder}/{name}" for name in ("image", "mask"))
+    async def _delete(self, *refs: BlobRef) -> None:
         try:
-            await self._blobs.delete(*(BlobRef(key=key, size_bytes=0, sha256="") for key in keys))
-        except Exception:  # the task's edge: logged; the blobs end by their time
-            log.exception("forget_failed", folder=folder)
+            await self.blobs.delete(*refs)
+        except Exception:  # the task's edge: logged; the blobs expire
+            log.exception("forget_failed", keys=[ref.key for ref in refs])

@@ -1,198 +1,192 @@
-"""The path that both doors share: from a prepared job to an accepted one, and back out when nobody wants it."""
+"""From a prepared job to an accepted one, and back out when its requester leaves.
+
+A job with an idempotency key is shared: every request with the same key is about one job, at any gateway. The key gives
+the job's id, and the job's record decides: the first to create it gives the job its content. Such a job belongs to all
+its requests, so that none of them cancels it by leaving; a client that lost its connection comes again for the answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 
+import nats.errors
 import structlog
 
 from giornata import retries
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.records.jobs import Records
 from giornata.wire import subjects
 from giornata.wire.errors import (
     DeadlineExceeded,
     GiornataError,
+    IdempotencyKeyReused,
     InternalError,
     JobNotFound,
     ServiceUnavailable,
 )
+from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import Job, JobRecord
-from giornata.wire.messages import Accepted, CancelRows, Forecast, ForecastRequest, SubmitRequest
-from giornata_gateway.jobs.preparation import Order, Preparation, Prepared
-from giornata_gateway.jobs.waiting import Waiting
+from giornata.wire.messages import Accepted, SubmitRequest
+from giornata_gateway.config import GatewayConfig
+from giornata_gateway.intake.rules.idempotency import check_same
+from giornata_gateway.jobs.ends import JobEnds
+from giornata_gateway.jobs.ledger import JobLedger
+from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
 
 log = structlog.get_logger(__name__)
 
-FORECAST_MS = 500
-"""Nobody waits for longer to hear how long to wait."""
 TRY_S = 2.0
 """How long one try of a submission waits for the router."""
 
 
 @dataclass(frozen=True)
-class Held:
-    """An accepted job whose end somebody waits for."""
+class AwaitedJob:
+    """An accepted job whose end a request waits for."""
 
     job: Job
     ended: asyncio.Future[None]
     deadline: Deadline
 
 
+@dataclass(frozen=True)
 class Submission:
-    """Accepts jobs. `tasks` owns what must outlive a request: calls whose outcome must be known, cancellations."""
+    """Has jobs accepted by the router, and lets requests with an idempotency key join them."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        records: Records,
-        preparation: Preparation,
-        *,
-        waiting: Waiting,
-        tasks: asyncio.TaskGroup,
-        window_s: float,
-    ) -> None:
-        self._bus = bus
-        self._records = records
-        self._preparation = preparation
-        self._waiting = waiting
-        self._tasks = tasks
-        self._window_s = window_s
-        """How long a submission is tried while no router answers."""
-        self._sending: dict[str, asyncio.Task[GiornataError | None]] = {}
+    config: GatewayConfig
+    bus: Bus
+    ledger: JobLedger
+    preparation: Preparation
+    ends: JobEnds
+    tasks: asyncio.TaskGroup
+    """Owns what outlives a request: calls whose outcome must be known, and cancellations."""
+    given_up: Callable[[str], None]
+    """Is told the id of a shared job that was not accepted as it was submitted."""
+    sending: dict[str, asyncio.Task[GiornataError | None]] = field(default_factory=dict)
+    """Submissions on their way, by job."""
 
-    async def forget(self, job: Job) -> None:
-        """Delete the pictures that were stored for a job that nobody carries out; what fails is logged."""
-        try:
-            await self._preparation.forget(job)
-        except Exception:  # a task's edge: logged; the blobs end by their time
-            log.exception("forget_failed", job_id=job.job_id)
-
-    async def prepare(self, order: Order) -> Prepared:
-        """A job of `order`, whose pictures lie in the blob store from here on; submit it at once.
+    async def known(self, order: EditOrder) -> Prepared | None:
+        """The job that was accepted under the order's key; None where there is no key, or no such job yet.
 
         Raises:
-            GiornataError: why the order is refused.
+            IdempotencyKeyReused: the job is another edit.
         """
-        return await self._preparation.prepare(order)
+        if order.fingerprint is None:
+            return None
+        try:
+            record = await self.ledger.records.get(order.job_id)
+        except JobNotFound:
+            return None
+        check_same(record.job, order.fingerprint)
+        return Prepared(record.job, order.deadline, known=True)
 
-    async def submit(self, job: Job) -> Job:
-        """Make `job` durable, and answer it. If the caller is cancelled meanwhile, so is the job.
+    async def submit(self, prepared: Prepared) -> Job:
+        """Make a job durable; the job that is carried out, which may be another request's with the same key.
+
+        A job without a key is cancelled if the caller is cancelled meanwhile.
 
         Raises:
+            IdempotencyKeyReused: another request was faster with another edit.
             GiornataError: why it was not accepted.
         """
+        job = prepared.job
+        if prepared.known:
+            return job
+        if prepared.shared:
+            accepting = self.tasks.create_task(self._accept_shared(job), name=f"accept-{job.job_id}")
+            outcome = await asyncio.shield(accepting)
+            if isinstance(outcome, GiornataError):
+                raise outcome
+            return outcome
         try:
             await self._send(job)
         except BaseException:
-            self.call_off(job)
+            self._call_off(job)
             raise
         return job
 
+    def awaited(self, prepared: Prepared) -> AbstractAsyncContextManager[AwaitedJob]:
+        """A job while its request waits. Leaving before it has ended cancels it, unless it is shared."""
+        return self._joined(prepared) if prepared.shared else self._owned(prepared)
+
     @asynccontextmanager
-    async def held(self, prepared: Prepared) -> AsyncIterator[Held]:
-        """A job that lives only as long as somebody waits: leaving before it has ended cancels it."""
+    async def _owned(self, prepared: Prepared) -> AsyncIterator[AwaitedJob]:
         job = prepared.job
-        with self._waiting.expect(job.job_id) as ended:
+        with self.ends.expect(job.job_id) as ended:
             try:
                 await self._send(job)
-                yield Held(job, ended, prepared.deadline)
+                yield AwaitedJob(job, ended, prepared.deadline)
             finally:
                 if not ended.done() or ended.exception() is not None:
-                    self.call_off(job)
+                    self._call_off(job)
 
-    async def outcome(self, held: Held) -> JobRecord:
-        """The terminal record of a held job.
+    @asynccontextmanager
+    async def _joined(self, prepared: Prepared) -> AsyncIterator[AwaitedJob]:
+        job = await self.submit(prepared)
+        async with AsyncExitStack() as stack:
+            ended = stack.enter_context(self.ends.expect(job.job_id))
+            if job.gateway != self.config.instance:  # its events go to that gateway
+                done = subjects.event(job.gateway, job.job_id, EventKind.DONE)
+                heard = self.bus.listen(done, DoneEvent, lambda event: self.ends.wake(event.job_id))
+                await stack.enter_async_context(heard)
+            if (await self.ledger.records.get(job.job_id)).state.terminal:
+                self.ends.wake(job.job_id)
+            yield AwaitedJob(job, ended, prepared.deadline)
+
+    async def outcome(self, awaited: AwaitedJob) -> JobRecord:
+        """The terminal record of an awaited job.
 
         Raises:
             DeadlineExceeded: it has not ended in time.
             ServiceUnavailable: this gateway is shutting down.
         """
         try:
-            async with asyncio.timeout(held.deadline.remaining_s()):
-                await asyncio.shield(held.ended)
+            async with asyncio.timeout(awaited.deadline.remaining_s()):
+                await asyncio.shield(awaited.ended)
         except TimeoutError:
-            log.info("deadline_exceeded", job_id=held.job.job_id)
-        record = await self._records.get(held.job.job_id)
+            log.info("deadline_exceeded", job_id=awaited.job.job_id)
+        record = await self.ledger.records.get(awaited.job.job_id)
         if not record.state.terminal:
             raise DeadlineExceeded
         return record
 
-    async def read(self, job_id: str) -> JobRecord:
-        """The record of a job that this gateway holds."""
-        return await self._records.get(job_id)
+    async def _accept_shared(self, job: Job) -> Job | GiornataError:
+        outcome = await self._standing(job)
+        if outcome is not job:
+            self.given_up(job.job_id)
+        return outcome
 
-    async def record(self, job_id: str, tenant: str) -> JobRecord:
-        """The record of a tenant's job.
+    async def _standing(self, job: Job) -> Job | GiornataError:
+        """Submit, see which request's job the record holds, and forget the pictures of a job that is not carried out.
 
-        Raises:
-            JobNotFound: there is none, or it is somebody else's, which is not told.
+        A router that did not answer may still have accepted the job; then the pictures stay until they expire.
         """
-        try:
-            subjects.token(job_id)
-        except ValueError as error:
-            raise JobNotFound(received=job_id) from error
-        record = await self._records.get(job_id)
-        if record.job.tenant != tenant:
-            raise JobNotFound(received=job_id)
-        return record
-
-    async def forecast(self, record: JobRecord) -> Forecast | None:
-        """When a job should have its pictures; None where that is over, or unknown, or the router is away."""
-        return None if record.state.terminal else await self.forecast_of(record.job.job_id)
-
-    async def forecast_of(self, job_id: str) -> Forecast | None:
-        """The same of a job that was just accepted."""
-        deadline = Deadline.after_ms(FORECAST_MS)
-        request = ForecastRequest(job_id=job_id, remaining_ms=deadline.remaining_ms())
-        try:
-            return await self._bus.call(subjects.FORECAST, request, Forecast, deadline)
-        except GiornataError as error:
-            log.debug("no_forecast", job_id=job_id, error=str(error))
-            return None
-
-    async def cancel(self, job_id: str) -> JobRecord:
-        """Ask for a job's end, in the record and by broadcast; a terminal job stays as it is."""
-        record = await self._records.change(job_id, lambda record: record.model_copy(update={"cancel": True}))
-        if not record.state.terminal:
-            await self._bus.publish(subjects.cancel(job_id), CancelRows(job_id=job_id, attempt=0))
-            log.info("cancel_requested", job_id=job_id)
-        return record
-
-    def call_off(self, job: Job) -> None:
-        """Cancel a job that nobody waits for any more, or forget its pictures if it was refused; in the background."""
-        self._tasks.create_task(self._call_off(job), name=f"call-off-{job.job_id}")
-
-    async def _call_off(self, job: Job) -> None:
-        sending = self._sending.get(job.job_id)
-        if sending is not None:
-            await asyncio.wait([sending])
-        try:
-            try:
-                await self.cancel(job.job_id)
-            except JobNotFound:  # it was never accepted
-                await self._preparation.forget(job)
-        except Exception:  # the task's edge: logged; the job ends by its budget, the blobs by their time
-            log.exception("call_off_failed", job_id=job.job_id)
-
-    async def _send(self, job: Job) -> None:
-        """Submit to the router; the call itself survives its caller, so that its outcome is always known."""
-        sending = self._tasks.create_task(self.ask_router(job), name=f"submit-{job.job_id}")
-        self._sending[job.job_id] = sending
-        sending.add_done_callback(lambda _: self._sending.pop(job.job_id, None))
-        error = await asyncio.shield(sending)
+        error = await self._ask_router(job)
         if error is not None:
-            raise error
+            if not isinstance(error, ServiceUnavailable):
+                await self.preparation.forget(job)
+            return error
+        try:
+            standing = (await self.ledger.records.get(job.job_id)).job
+        except (GiornataError, nats.errors.Error) as lost:
+            log.warning("record_not_read", job_id=job.job_id, error=repr(lost))
+            return ServiceUnavailable("The job's record cannot be read.", retry_after_s=1)
+        if standing == job:
+            return job
+        await self.preparation.forget(job)
+        try:
+            check_same(standing, job.fingerprint or "")
+        except IdempotencyKeyReused as reused:
+            return reused
+        return standing
 
-    async def ask_router(self, job: Job) -> GiornataError | None:
+    async def _ask_router(self, job: Job) -> GiornataError | None:
         """Have `job` accepted, trying again while no router answers; why it was not. It raises nothing."""
         try:
-            attempts = retries.soon((ServiceUnavailable, DeadlineExceeded), self._window_s)
-            await attempts(self._ask_router_once, job)
+            attempts = retries.soon((ServiceUnavailable, DeadlineExceeded), self.config.submit_window_s)
+            await attempts(self._ask_once, job)
         except DeadlineExceeded:
             return ServiceUnavailable("The router did not accept the edit in time.", retry_after_s=2)
         except GiornataError as error:
@@ -211,7 +205,31 @@ class Submission:
         )
         return None
 
-    async def _ask_router_once(self, job: Job) -> None:
+    async def _ask_once(self, job: Job) -> None:
         deadline = Deadline.after_ms(TRY_S * 1000)
         request = SubmitRequest(job=job, remaining_ms=deadline.remaining_ms())
-        await self._bus.call(subjects.SUBMIT, request, Accepted, deadline)
+        await self.bus.call(subjects.SUBMIT, request, Accepted, deadline)
+
+    async def _send(self, job: Job) -> None:
+        """Submit to the router. The call survives its caller, so that its outcome is always known."""
+        sending = self.tasks.create_task(self._ask_router(job), name=f"submit-{job.job_id}")
+        self.sending[job.job_id] = sending
+        sending.add_done_callback(lambda _: self.sending.pop(job.job_id, None))
+        error = await asyncio.shield(sending)
+        if error is not None:
+            raise error
+
+    def _call_off(self, job: Job) -> None:
+        """In the background, cancel a job whose requester has left, or forget its pictures if it was refused."""
+        self.tasks.create_task(self._cancel_or_forget(job), name=f"call-off-{job.job_id}")
+
+    async def _cancel_or_forget(self, job: Job) -> None:
+        sending = self.sending.get(job.job_id)
+        if sending is not None:
+            await asyncio.wait([sending])
+        try:
+            await self.ledger.cancel(job.job_id)
+        except JobNotFound:  # it was never accepted
+            await self.preparation.forget(job)
+        except Exception:  # the task's edge: logged; the job ends by its budget, the blobs expire
+            log.exception("call_off_failed", job_id=job.job_id)

@@ -1,6 +1,6 @@
-"""The bodies of answers, made from job records. Pure; the clock and the pictures are arguments.
+"""The bodies of answers, made from job records.
 
-Shapes follow OpenAI's image API, so that its clients read them; what it has no place for is under `giornata`.
+Shapes follow OpenAI's image API, so that its clients read them. Fields beyond that API are under `giornata`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ CONTENT_TYPES = {
 }
 
 
+ErrorType = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
+Background = Literal["opaque", "transparent"]
+
+
 class View(BaseModel):
     """Part of an answer."""
 
@@ -35,7 +39,7 @@ class ErrorDetail(View):
     code: str
     """Stable; see the list of codes."""
     message: str
-    type: Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
+    type: ErrorType
     param: str | None = None
     """The field at fault."""
     received: str | None = None
@@ -59,7 +63,7 @@ class TokenDetails(View):
 
 
 class Usage(View):
-    """Tokens that one job's input has and that were repainted."""
+    """Tokens of one job's input, and tokens that were repainted."""
 
     input_tokens: int
     input_tokens_details: TokenDetails
@@ -83,23 +87,23 @@ class PictureError(View):
 
 
 class Extension(View):
-    """What OpenAI's answer has no place for."""
+    """Fields beyond OpenAI's answer."""
 
     job_id: str
     seeds: list[int]
-    """Of the pictures in `data`, in order."""
+    """The seeds of the pictures in `data`, in order."""
     stage_ms: StageTimes
     compute_ms: ComputeTimes
-    """The part of it that was computing."""
+    """The part of `stage_ms` that was computing."""
     mask_ratio: float
     steps: int
     """Denoising steps that were computed per picture."""
     computed_tokens: list[int]
-    """Image tokens that each step computed, of the pictures in `data`; fewer than the picture has where `reuse` took
-    the others from its template, in all steps but the first."""
+    """Image tokens that each step computed, for each picture in `data`. Fewer than the picture has where `reuse` took
+    the other tokens from its template, in all steps but the first."""
     template: list[TemplateUse]
-    """What a template did, of the pictures in `data`: `hit`; `miss`, not recorded there, or `skipped`, recorded and not
-    worth it, which both compute everything; or `off`."""
+    """What a template did for each picture in `data`: `hit`; `miss`, no recording there; `skipped`, a recording not
+    worth its load; or `off`. All but `hit` compute everything."""
     slo_met: bool | None
     """Whether the edit was completed within `slo_ms`; null without."""
     errors: list[PictureError]
@@ -110,20 +114,18 @@ class ImagesAnswer(View):
 
     created: int
     """Unix time in seconds."""
-    background: Literal["opaque", "transparent"]
+    background: Background
     """`transparent` where the picture has an alpha channel and the format keeps it."""
     data: list[ImageData]
     output_format: OutputFormat
     quality: None = None
-    """Always null: there is one quality, and OpenAI's `auto` is not among the values of an answer."""
+    """Always null: there is one quality, and OpenAI's answers do not know `auto`."""
     size: str
     usage: Usage
     giornata: Extension
 
 
-def error_type(
-    status: int,
-) -> Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]:
+def error_type(status: int) -> ErrorType:
     """OpenAI's class of an error by its HTTP status."""
     if status == 401:
         return "authentication_error"
@@ -178,7 +180,7 @@ def size_of(record: JobRecord) -> str:
     return f"{inspection.output_width}x{inspection.output_height}" if inspection else "auto"
 
 
-def background_of(record: JobRecord) -> Literal["opaque", "transparent"]:
+def background_of(record: JobRecord) -> Background:
     """Whether the pictures have an alpha channel."""
     alpha = record.inspection is not None and record.inspection.has_alpha
     keeps = record.job.parameters.output_format is not OutputFormat.JPEG
@@ -190,11 +192,6 @@ def image_url(base: str, job_id: str, index: int) -> str:
     return f"{base}/v1/jobs/{job_id}/image?index={index}"
 
 
-def picture_errors(record: JobRecord) -> list[PictureError]:
-    """The pictures that failed."""
-    return [PictureError(index=row.index, error=error_detail(row.error)) for row in record.rows if row.error]
-
-
 def images_answer(
     record: JobRecord, pictures: Mapping[int, bytes] | None, base_url: str, created: int
 ) -> ImagesAnswer:
@@ -203,7 +200,7 @@ def images_answer(
     Args:
         record: completed.
         pictures: encoded pictures by index, or None to link to them.
-        base_url: of this gateway.
+        base_url: how clients reach this gateway.
         created: Unix time in seconds.
     """
     job_id = record.job.job_id
@@ -224,7 +221,11 @@ def images_answer(
             computed_tokens=[row.computed_tokens or 0 for row in record.images],
             template=[row.template or TemplateUse.OFF for row in record.images],
             slo_met=record.slo_met,
-            errors=picture_errors(record),
+            errors=[
+                PictureError(index=row.index, error=error_detail(row.error))
+                for row in record.rows
+                if row.error
+            ],
         ),
     )
 

@@ -1,15 +1,14 @@
-"""What the fleet serves, as the doors need it: the model for a request, readiness, lists. Pure."""
+"""What the fleet serves: the model for a request, the list of models, readiness, health."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from giornata.wire.errors import InvalidField, ModelNotFound, ServiceUnavailable
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName
+from giornata_gateway.views.answers import View
 
 NEEDED: Final = (ServiceName.ROUTER, ServiceName.PREPOST, ServiceName.DENOISER)
 """An edit needs one ready instance of each."""
@@ -22,7 +21,7 @@ def choose_card(
 
     Args:
         cards: served models by name.
-        name: as asked for, or None for the only one.
+        name: the model that the request names, or None for the only one.
         missing: services without a ready instance; they explain why nothing is served.
 
     Raises:
@@ -45,11 +44,7 @@ def choose_card(
     return cards[name]
 
 
-class _View(BaseModel):
-    model_config = ConfigDict(frozen=True, protected_namespaces=())
-
-
-class ModelView(_View):
+class ModelView(View):
     """One served model, in the form of OpenAI's list."""
 
     id: str
@@ -61,7 +56,7 @@ class ModelView(_View):
     default_steps: int
     default_strength: float
     default_guidance_scale: float | None
-    """None where the model takes none."""
+    """Null where the model takes no guidance."""
     takes_guidance: bool
     """Whether `guidance_scale` is accepted."""
     takes_true_cfg: bool
@@ -70,14 +65,14 @@ class ModelView(_View):
     """Pixels per side of the square pictures that it was trained on; `padding_mask_crop` edits at about this size."""
 
 
-class ModelList(_View):
+class ModelList(View):
     """Answer of ``GET /v1/models``."""
 
     object: Literal["list"] = "list"
     data: list[ModelView]
 
 
-class HealthView(_View):
+class HealthView(View):
     """Answer of ``GET /healthz``."""
 
     healthy: bool
@@ -87,7 +82,7 @@ class HealthView(_View):
     """`ok`, or what is wrong."""
 
 
-class ReadyView(_View):
+class ReadyView(View):
     """Answer of ``GET /readyz``."""
 
     ready: bool

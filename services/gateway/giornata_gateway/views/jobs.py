@@ -1,7 +1,7 @@
-"""How far an asynchronous job is, as its status shows it. Pure.
+"""How far an asynchronous job is, as its status shows it.
 
 Steps come from the workers' telemetry: any gateway can answer without following each job's events, and is at most a
-telemetry period behind. Who wants every step follows the job's event stream.
+telemetry period behind. The job's event stream tells every step.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ class JobView(View):
     """It was cancelled and ends at its next step."""
     model: str
     attempt: int
-    """How often a worker was given rows of it: several times where its pictures are computed side by side by several
-    workers, or again after one was lost.
-    """
+    """How often a worker was given rows of it: more than once where several workers share its pictures, or after a
+    worker was lost."""
     step: int | None = None
     """Steps that the slowest picture has computed, while the job is running."""
     steps: int
@@ -57,9 +56,9 @@ class JobView(View):
     mask_ratio: float | None = None
     stage_ms: StageTimes
     queue_position: int | None = None
-    """Jobs that are to get a worker before it; 0 once it has one. Null where that is over, or not known."""
+    """Jobs that get a worker before it; 0 once it has one. Null where that is over, or not known."""
     predicted_finish_s: float | None = None
-    """Until its pictures should be there; null likewise."""
+    """Seconds until its pictures should be there; null where that is over, or not known."""
     slo_met: bool | None = None
     """Once ended: whether it was completed within `slo_ms`; null without."""
     pictures: list[PictureView]
@@ -90,9 +89,9 @@ def job_view(
 
     Args:
         record: the truth.
-        steps: steps computed per picture, of :func:`steps_of`; used while the job is running.
-        base_url: of this gateway.
-        forecast: of the router, where it knows.
+        steps: steps computed per picture, see :func:`steps_of`; used while the job is running.
+        base_url: how clients reach this gateway.
+        forecast: the router's, where it knows.
     """
     job = record.job
     running = record.state is JobState.RUNNING
@@ -130,7 +129,7 @@ def position_of(forecast: Forecast | None) -> int | None:
 
 
 def finish_s_of(forecast: Forecast | None) -> float | None:
-    """`predicted_finish_s`, likewise."""
+    """`predicted_finish_s`; None where the router does not know."""
     return round(forecast.finish_ms / 1e3, 3) if forecast else None
 
 

@@ -1,4 +1,4 @@
-"""What a stream of server-sent events tells: job events as OpenAI's event types and ours. Pure.
+"""What a stream of server-sent events tells: job events as OpenAI's event types and ours.
 
 ``image_edit.progress`` is ours (OpenAI's clients pass unknown types on); ``image_edit.partial_image`` and
 ``image_edit.completed`` have OpenAI's fields; ``error`` has the shape from which OpenAI's clients raise.
@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ from giornata.wire.jobs import Box, JobRecord, JobState, Row
 from giornata.wire.requests import OutputFormat
 from giornata_gateway.views.answers import (
     CONTENT_TYPES,
+    Background,
     ErrorDetail,
     Usage,
     View,
@@ -39,15 +40,30 @@ class ProgressEvent(View):
     type: Literal["image_edit.progress"] = "image_edit.progress"
     job_id: str
     attempt: int
-    """A higher one than before means that the rows began again on another worker."""
+    """A higher number than before means that the rows began again on another worker."""
     state: JobState
     index: int | None = None
-    """Of the picture; only with a step."""
+    """Which picture; only with a step."""
     step: int | None = None
     steps: int | None = None
 
 
-class PartialImageEvent(View):
+class PictureEvent(View):
+    """What the events of one picture have in common."""
+
+    created_at: int = Field(
+        description="Unix time in seconds, the same in every replay. Of the end of a job: when the stream took it, or "
+        "the time of telling where its last event was lost."
+    )
+    background: Background = Field(description="Background of the finished picture.")
+    output_format: OutputFormat = Field(description="Format of the finished picture.")
+    quality: Literal["auto"] = "auto"
+    size: str = Field(description="WIDTHxHEIGHT of the finished picture.")
+    index: int = Field(description="Which picture of the job.")
+    job_id: str
+
+
+class PartialImageEvent(PictureEvent):
     """What a picture looks like so far; only where `partial_images` asks for it."""
 
     type: Literal["image_edit.partial_image"] = "image_edit.partial_image"
@@ -56,24 +72,15 @@ class PartialImageEvent(View):
         "latent pixel, to be scaled up to `box`. The finished picture alone has the size and format asked for."
     )
     partial_image_index: int = Field(description="0 for the first preview of this picture.")
-    created_at: int = Field(description="Unix time in seconds; the same in every replay.")
-    background: Literal["opaque", "transparent"] = Field(
-        description="Of the finished picture, as the next three."
-    )
-    output_format: OutputFormat
-    quality: Literal["auto"] = "auto"
-    size: str
-    index: int = Field(description="Of the picture.")
-    job_id: str
     step: int = Field(description="Steps computed, 1 for the first.")
     steps: int
     box: Box = Field(
         description="Left, top, width, height: the part of the finished picture that the preview shows, in its pixels."
     )
-    media_type: str = Field(description="Of the bytes in `b64_json`.")
+    media_type: str = Field(description="Type of the bytes in `b64_json`.")
 
 
-class CompletedEvent(View):
+class CompletedEvent(PictureEvent):
     """A picture is finished."""
 
     type: Literal["image_edit.completed"] = "image_edit.completed"
@@ -81,16 +88,8 @@ class CompletedEvent(View):
     """In the stream of a synchronous edit."""
     url: str | None = None
     """In the event stream of an asynchronous job."""
-    created_at: int
-    """Unix time in seconds at which the job ended, the same in every replay; of telling, where its end was lost."""
-    background: Literal["opaque", "transparent"]
-    output_format: OutputFormat
-    quality: Literal["auto"] = "auto"
-    size: str
     usage: Usage
-    """Of the job's input and this picture."""
-    index: int
-    job_id: str
+    """Tokens of the job's input and of this picture."""
     seed: int
 
 
@@ -100,7 +99,7 @@ class ErrorEvent(View):
     type: Literal["error"] = "error"
     error: ErrorDetail
     index: int | None = None
-    """Of the picture, where others may have succeeded."""
+    """Which picture; null where the whole job failed."""
 
 
 def progress_event(event: StateEvent | StepEvent) -> ProgressEvent:
@@ -120,14 +119,9 @@ def progress_event(event: StateEvent | StepEvent) -> ProgressEvent:
 def partial_image_event(record: JobRecord, event: PreviewEvent, created_at: int) -> PartialImageEvent:
     """A preview as it is told; the record has been inspected."""
     return PartialImageEvent(
+        **_common(record, event.index, created_at),
         b64_json=base64.b64encode(event.image).decode(),
         partial_image_index=event.partial_image_index,
-        created_at=created_at,
-        background=background_of(record),
-        output_format=record.job.parameters.output_format,
-        size=size_of(record),
-        index=event.index,
-        job_id=event.job_id,
         step=event.step,
         steps=event.steps,
         box=event.box,
@@ -140,17 +134,23 @@ def completed_event(
 ) -> CompletedEvent:
     """A finished picture: inline when its bytes are given, else as a link."""
     return CompletedEvent(
+        **_common(record, row.index, created_at),
         b64_json=None if picture is None else base64.b64encode(picture).decode(),
         url=image_url(base_url, record.job.job_id, row.index) if picture is None else None,
-        created_at=created_at,
-        background=background_of(record),
-        output_format=record.job.parameters.output_format,
-        size=size_of(record),
         usage=usage_of(record, 1),
-        index=row.index,
-        job_id=record.job.job_id,
         seed=row.seed,
     )
+
+
+def _common(record: JobRecord, index: int, created_at: int) -> dict[str, Any]:
+    return {
+        "created_at": created_at,
+        "background": background_of(record),
+        "output_format": record.job.parameters.output_format,
+        "size": size_of(record),
+        "index": index,
+        "job_id": record.job.job_id,
+    }
 
 
 def error_event(error: GiornataError, job_id: str, index: int | None = None) -> ErrorEvent:

@@ -1,32 +1,13 @@
-"""Templates as ``/v1/templates`` takes and tells them. Pure."""
+"""Templates as ``/v1/templates`` tells them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal
+from collections.abc import Sequence
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from giornata.wire.errors import BadRequest, InvalidField
-from giornata.wire.requests import EditParameters, ModelName, OutputSize, request_error
+from giornata.wire.errors import InvalidField
 from giornata.wire.templates import TemplateRecord, TemplateState
-from giornata_gateway.intake.rules.forms import Upload, once_each
 from giornata_gateway.views.answers import ErrorDetail, View, error_detail
-
-MAX_WAIT_MS: Final = 60_000
-MAX_PAGE: Final = 100
-DEFAULT_PAGE: Final = 20
-MAX_DIGITS: Final = 9
-"""Of a number in a query; Python reads no more than a few thousand."""
-
-
-class TemplateForm(BaseModel):
-    """Fields of ``POST /v1/templates``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: ModelName | None = Field(None, description=EditParameters.model_fields["model"].description)
-    size: OutputSize = Field("auto", description=EditParameters.model_fields["size"].description)
 
 
 class TemplateView(View):
@@ -38,14 +19,14 @@ class TemplateView(View):
     model: str
     model_digest: str
     size: str
-    """Output size of its edits: `auto`, that of the picture, or WIDTHxHEIGHT."""
+    """Output size of its edits: `auto`, the size of the picture, or WIDTHxHEIGHT."""
     width: int | None
-    """Of the picture, upright, in pixels; null until it was looked at."""
+    """Width of the upright picture in pixels; null until it was inspected."""
     height: int | None
     bytes: int
-    """What was recorded; 0 until then."""
+    """Size of the recording; 0 until there is one."""
     worker: str | None
-    """The denoiser that records it, or recorded it last; others do at its first edit there."""
+    """The denoiser that records it, or recorded it last. Others record it at its first edit there."""
     created_at: int
     """Unix time in seconds."""
     expires_at: int
@@ -61,7 +42,7 @@ class TemplateList(View):
     data: list[TemplateView]
     """The newest first."""
     has_more: bool
-    """Whether `after` with the last id tells more."""
+    """Whether a request with the last id as `after` tells more."""
 
 
 class TemplateDeleted(View):
@@ -70,25 +51,6 @@ class TemplateDeleted(View):
     id: str
     object: Literal["template"] = "template"
     deleted: Literal[True] = True
-
-
-def read_template_form(upload: Upload) -> TemplateForm:
-    """The form of a registration.
-
-    Raises:
-        InvalidField, UnknownField: names the field at fault.
-    """
-    if upload.mask is not None:
-        raise InvalidField(
-            "A template is a whole picture; masks come with its edits.",
-            field="mask",
-            received="a file",
-            accepted="files: image",
-        )
-    try:
-        return TemplateForm.model_validate(once_each(upload.fields))
-    except ValidationError as error:
-        raise request_error(error) from error
 
 
 def template_view(record: TemplateRecord) -> TemplateView:
@@ -110,10 +72,10 @@ def template_view(record: TemplateRecord) -> TemplateView:
 
 
 def template_list(records: Sequence[TemplateRecord], limit: int, after: str | None) -> TemplateList:
-    """A page of `records`, which are sorted; those that follow the one named `after`.
+    """A page of the sorted `records`, from the one that follows the template `after`.
 
     Raises:
-        InvalidField: none is named so.
+        InvalidField: no template has the id `after`.
     """
     names = [record.template_id for record in records]
     if after is not None and after not in names:
@@ -128,28 +90,3 @@ def template_list(records: Sequence[TemplateRecord], limit: int, after: str | No
     return TemplateList(
         data=[template_view(record) for record in page], has_more=first + limit < len(records)
     )
-
-
-def query_number(query: Mapping[str, str], name: str, default: int, most: int, least: int = 0) -> int:
-    """A whole number of a query.
-
-    Raises:
-        InvalidField: it is none, or beyond the limits.
-    """
-    text = query.get(name, str(default))
-    if len(text) > MAX_DIGITS or not (text.isascii() and text.isdigit() and least <= int(text) <= most):
-        raise InvalidField(
-            "The number is not accepted.", field=name, received=text, accepted=f"{least} to {most}"
-        )
-    return int(text)
-
-
-def check_query(query: Iterable[str], *accepted: str) -> None:
-    """BadRequest where a query names something else than is accepted."""
-    unknown = set(query) - set(accepted)
-    if unknown:
-        raise BadRequest(
-            "Unknown query parameter.",
-            received=", ".join(sorted(unknown)),
-            accepted=", ".join(accepted) or "none",
-        )

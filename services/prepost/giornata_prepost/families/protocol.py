@@ -15,14 +15,14 @@ from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
-"""By the names under which the denoiser's twin of the family reads them; of the loaded dtype, on the CPU."""
+"""Tensors on the CPU, of the loaded dtype, by the names under which the denoiser reads them."""
 
 REHEARSAL_TOKENS = 16
 """A side of the rehearsal's picture: 256 pixels for Flux."""
 
 
 class ImageModel(Protocol):
-    """Autoencoder and text encoders of one checkpoint. To be used from one thread at a time."""
+    """Autoencoder and text encoders of one checkpoint. Used from one thread at a time."""
 
     @property
     def card(self) -> ModelCard:

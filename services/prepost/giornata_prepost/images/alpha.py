@@ -1,4 +1,4 @@
-"""The effective alpha as bytes: computed once by the inspection, read by the finishing of every row."""
+"""The effective alpha as bytes. The inspection computes it once; the finishing of every row reads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from giornata_prepost.images.geometry import Box
 from giornata_prepost.images.masks import Alpha, bounds
 
 LEVEL: Final = 1
-"""Of zlib: an alpha is 0 or 1 nearly everywhere, which shrinks thirtyfold or more at any level."""
+"""Level of zlib. An alpha is 0 or 1 nearly everywhere and shrinks more than thirtyfold at any level."""
 
 
 def pack(alpha: Alpha) -> bytes:

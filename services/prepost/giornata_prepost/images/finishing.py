@@ -1,4 +1,4 @@
-"""The last stage: the painted picture into the original, encoded as asked. Free of torch."""
+"""The last stage: paste the painted picture into the original and encode it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def finish(  # noqa: PLR0917 - the pool passes by position
         parameters: reads `size`, `output_format` and `output_compression`.
         limits: the same as at the inspection.
         painted: (h, w, 3) uint8, the decoded picture at the model's size.
-        crop: what of the upright original it shows, as at the inspection; None for all of it.
+        crop: the part of the upright original that it shows, as at the inspection; None for all of it.
     """
     original = decode(image, limits.max_pixels, "image")
     size = requested_size(Size(original.width, original.height), parameters, limits)

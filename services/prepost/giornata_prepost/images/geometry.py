@@ -1,4 +1,4 @@
-"""Sizes and boxes: what the model computes, and what the caller gets. All in pixels."""
+"""Sizes and boxes of the model's picture and of the output, in pixels."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def model_size(picture: Size, budget_pixels: int, multiple: int) -> Size:
 
 
 def crop_box(marked: Box, picture: Size) -> Box:
-    """What `padding_mask_crop` cuts out: the box of the mask with its padding, made square where there is room.
+    """The box that `padding_mask_crop` cuts out: the mask's with its padding, made square where there is room.
 
     The shorter side grows on both ends, and inward only where the picture ends; this is
     `VaeImageProcessor.get_crop_region` of diffusers for a square. A square, because it is what every checkpoint was
@@ -93,7 +93,7 @@ def crop_size(cut_out: Size, native: int, budget_pixels: int, multiple: int) -> 
     borders would be computed and thrown away, and the model would see them.
 
     Args:
-        cut_out: size of what :func:`crop_box` says.
+        cut_out: size of the box of :func:`crop_box`.
         native: pixels a side of the model's own pictures.
         budget_pixels: most pixels the model computes, at least ``multiple ** 2``.
         multiple: pixels of one token's side (16 for Flux).

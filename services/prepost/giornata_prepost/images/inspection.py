@@ -1,4 +1,4 @@
-"""The first stage: decode, measure, and prepare what the autoencoder sees. Free of torch."""
+"""The first stage: decode, measure, and prepare the picture for the autoencoder."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, fla
 
 @dataclass(frozen=True)
 class PixelLimits:
-    """How large pictures may be, in pixels (width times height)."""
+    """The largest pictures, in pixels (width times height)."""
 
     max_pixels: int
-    """Of an image, a mask, an output."""
+    """Limit of an image, a mask and an output."""
     budget_pixels: int
-    """Of the picture that the model computes."""
+    """Limit of the picture that the model computes."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Inspected:
     """Share of the original's pixels with an effective alpha above 0."""
     template_key: str
     crop: Box | None
-    """What of the upright original the model's picture shows; None for all of it."""
+    """The part of the upright original that the model's picture shows; None for all of it."""
     prepared: bytes
     """safetensors, uint8, at the model's size: `image` (height, width, 3), `mask` (height, width), 255 = edit."""
     alpha: bytes
@@ -67,14 +67,14 @@ class Inspected:
 def inspect(
     image: bytes, mask: bytes | None, parameters: EditParameters, card: ModelCard, limits: PixelLimits
 ) -> Inspected:
-    """Everything that can be known of an edit before any model runs.
+    """Measure an edit before any model runs.
 
     Args:
         image: the file as it was sent.
-        mask: likewise.
+        mask: the file as it was sent, if there is one.
         parameters: reads `size`, `mask_mode`, `grow_mask`, `mask_blur`, `padding_mask_crop`, `halo`.
-        card: the model that will do it.
-        limits: on pixels.
+        card: the model that will compute it.
+        limits: of pixels.
 
     Raises:
         BadRequest: one of its leaves, see :func:`read_edit` and
@@ -87,13 +87,13 @@ def inspect(
 def inspect_template(
     image: bytes, parameters: EditParameters, card: ModelCard, limits: PixelLimits
 ) -> Inspected:
-    """Everything that can be known of a template: the picture as its edits see it, with an empty mask.
+    """Measure a template: the picture as its edits see it, with an empty mask.
 
     Args:
         image: the file as it was sent.
         parameters: reads `size`.
         card: the model that will record it.
-        limits: on pixels.
+        limits: of pixels.
 
     Raises:
         BadRequest: one of its leaves, see :func:`~giornata_prepost.images.pictures.decode` and
@@ -107,14 +107,14 @@ def inspect_template(
 def measured(
     original: DecodedPicture, alpha: Alpha, parameters: EditParameters, card: ModelCard, limits: PixelLimits
 ) -> Inspected:
-    """Measures of an edit, or of a template, whose alpha is 0 everywhere.
+    """Measure an edit, or a template, whose alpha is 0 everywhere.
 
     Args:
         original: upright.
         alpha: (height, width), the effective alpha.
         parameters: reads `size` and, where the alpha is above 0 somewhere, `padding_mask_crop` and `halo`.
-        card: the model that will do it.
-        limits: on pixels.
+        card: the model that will compute it.
+        limits: of pixels.
 
     Raises:
         SizeMismatch, TooManyPixels: the requested output.
@@ -122,10 +122,7 @@ def measured(
     size = Size(original.width, original.height)
     output = requested_size(size, parameters, limits)
     crop = cut_out(alpha, parameters.padding_mask_crop)
-    if crop is None:
-        model = model_size(size, limits.budget_pixels, card.pixel_multiple)
-    else:
-        model = crop_size(crop.size, card.native_size, limits.budget_pixels, card.pixel_multiple)
+    model = computed_size(size, crop, card, limits.budget_pixels)
     window = (crop or Box(0, 0, *size)).window
     seen = template(DecodedPicture(original.pixels[window]), model)
     edited = model_mask(alpha[window], model, card.mask_grain)
@@ -153,6 +150,13 @@ def measured(
     )
 
 
+def computed_size(picture: Size, crop: Box | None, card: ModelCard, budget_pixels: int) -> Size:
+    """The size at which `card` computes a picture, or what `crop` leaves of it; at most `budget_pixels`."""
+    if crop is None:
+        return model_size(picture, budget_pixels, card.pixel_multiple)
+    return crop_size(crop.size, card.native_size, budget_pixels, card.pixel_multiple)
+
+
 def read_edit(
     image: bytes, mask: bytes | None, parameters: EditParameters, limits: PixelLimits
 ) -> tuple[DecodedPicture, Alpha]:
@@ -169,13 +173,13 @@ def read_edit(
 
 
 def cut_out(alpha: Alpha, padding: int | None) -> Box | None:
-    """What `padding_mask_crop` leaves of the picture; None, all of it, where it is not asked for.
+    """The part of the picture that `padding_mask_crop` leaves; None for all of it.
 
-    Nothing outside has an alpha above 0, so that the paste keeps to it: the box holds the mask after grow and blur.
+    The box holds the mask after grow and blur: outside of it the alpha is 0.
 
     Args:
         alpha: (height, width), the effective alpha, somewhere above 0.
-        padding: pixels of the image around the mask's box.
+        padding: pixels of the image around the mask's box; None if no crop is asked for.
     """
     if padding is None:
         return None
@@ -189,14 +193,14 @@ def requested_size(picture: Size, parameters: EditParameters, limits: PixelLimit
 
 
 def template(original: DecodedPicture, size: Size) -> Pixels:
-    """What enters the autoencoder: (size.height, size.width, 3) uint8 RGB, transparency seen on white."""
+    """The picture for the autoencoder: (size.height, size.width, 3) uint8 RGB, transparency seen on white."""
     return resize(flatten(original.pixels), size)
 
 
 def template_key(pixels: Pixels, card: ModelCard) -> str:
     """sha-256 (hex) of the model's digest and family and of the pixels that enter the autoencoder.
 
-    Equal for every edit of one template, whatever mask, prompt, seed and output it has.
+    All edits of one picture have the same key, with any mask, prompt, seed and output.
     """
     key = hashlib.sha256(b"giornata template 1\0")
     key.update(f"{card.digest}\0{card.family}\0".encode())

@@ -31,7 +31,7 @@ REACH_PER_SIGMA: Final = sqrt(2 * log(1 / MIN_ALPHA))
 
 
 def edited_region(image: Pixels, mask: Pixels | None, mode: MaskMode) -> Region:
-    """What the caller marked, at the image's size.
+    """The region that the caller marked, at the image's size.
 
     With a mask, an alpha below 128 means edit in mode `alpha`, a luma (Rec. 601) of at least 128 in `white`,
     below 128 in `black`; transparent parts of a mask count as not marked in the latter two. `auto` is
@@ -43,7 +43,7 @@ def edited_region(image: Pixels, mask: Pixels | None, mode: MaskMode) -> Region:
 
     Args:
         image: (height, width, 3 or 4) uint8, upright.
-        mask: likewise, or None.
+        mask: (height, width, 3 or 4) uint8, or None.
         mode: which pixels mean edit.
 
     Raises:

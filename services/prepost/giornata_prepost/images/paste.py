@@ -28,7 +28,7 @@ def paste(
         alpha: (height, width) float32, 0..1.
         painted: (h, w, 3) uint8, the model's picture; resized to the output (Lanczos).
         size: of the output; default the original's. With another size original and alpha are resized first.
-        crop: what of the original the painted picture shows; alpha is 0 everywhere else. Default all of it.
+        crop: the part of the original that the painted picture shows; alpha is 0 elsewhere. Default all of it.
 
     Returns:
         (size.height, size.width, channels of the original) uint8.
@@ -56,7 +56,7 @@ def placed(painted: Pixels, crop: Box, original: Size, output: Size) -> tuple[Bo
 
     Args:
         painted: (h, w, 3) uint8.
-        crop: what of the original it shows.
+        crop: the part of the original that it shows.
         original: size of the upright original.
         output: size of the output.
 

@@ -1,4 +1,4 @@
-"""The thread in which the model works, one call at a time: what finishes an edit goes before what begins one."""
+"""The thread in which the model works, one call at a time; calls that finish an edit go first."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class Precedence(IntEnum):
-    """Who goes first among those who wait; equals in order of arrival.
+    """Which waiting call goes first; equals in order of arrival.
 
-    Nobody starves: there is no more to finish than has been begun.
+    No call starves: at most as many edits finish as have begun.
     """
 
     FINISH = 0
@@ -27,7 +27,7 @@ class Precedence(IntEnum):
 
 
 class ModelThread:
-    """Runs functions in a thread of its own. To be used from one event loop."""
+    """Runs functions in a thread of its own. Used from one event loop."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="model")
@@ -39,7 +39,7 @@ class ModelThread:
     ) -> tuple[Result, float]:
         """`function(*args)` in the thread, and the milliseconds it took there.
 
-        Cancelled while it waits, it never runs.
+        A call that is cancelled while it waits never runs.
         """
         future: Future[tuple[Result, float]] = Future()
         self._waiting.put((turn, next(self._tickets), future, partial(_timed, function, *args)))
@@ -47,7 +47,7 @@ class ModelThread:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Wait for what runs."""
+        """Wait for the running call."""
         self._executor.shutdown()
 
     def _run_first(self) -> None:

@@ -1,7 +1,7 @@
 """The processes in which untrusted pictures are decoded: a limit on time each, and no torch in them.
 
-A file that keeps a decoder busy costs one process, which is replaced, and one task, which gets an error. One
-that crashes it costs two: a process may also die of something else, so its work is given one more try.
+A file that keeps a decoder busy costs one process, which is replaced, and one task, which gets an error. A file that
+crashes a decoder costs two processes: a process may also die of another cause, so its work gets one more try.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PRELOADED: Final = [
     "PIL.PngImagePlugin",
     "PIL.WebPImagePlugin",
 ]
-"""Imported once, by the server that processes are forked from: a replacement starts in milliseconds."""
+"""Modules that the fork server imports once, so that a replacement starts in milliseconds."""
 
 _log = structlog.get_logger(__name__)
 
@@ -43,9 +43,9 @@ class WorkFailed(Exception):
 class ImagePool:
     """Runs module-level functions in processes of its own.
 
-    To be used from one event loop; ``async with`` starts and ends the processes. A process is forked from a
-    small server (start method `forkserver`), so it holds nothing of this process's memory. It imports the
-    ``__main__`` module anew: that module must not import torch at its top.
+    Used from one event loop; ``async with`` starts and ends the processes. A process is forked from a small server
+    (start method `forkserver`), so it holds nothing of this process's memory. It imports the ``__main__`` module: that
+    module must not import torch at its top.
     """
 
     def __init__(self, processes: int) -> None:
@@ -86,8 +86,8 @@ class ImagePool:
         Raises:
             GiornataError: raised by the function, with every field intact.
             ImageTimeout: it took longer than `limit_s`; its process was ended.
-            ImageUnreadable: its process died, and died again at a second try. Not to be tried elsewhere: what
-                ends this process would end the next one.
+            ImageUnreadable: its process died, and died again at a second try. A retry elsewhere would end another
+                process.
             InternalError: it failed unexpectedly (logged), or no process can be started.
         """
         try:
@@ -134,7 +134,7 @@ async def _end(pool: ProcessPool) -> None:
 
 
 def _guarded(function: Callable[..., Result], args: tuple[Any, ...]) -> tuple[Result, float]:
-    """The task's edge in the process: whatever is raised becomes something that pickles."""
+    """The task's edge in the process: every exception becomes one that pickles."""
     begin = time.perf_counter()
     try:
         return function(*args), (time.perf_counter() - begin) * 1e3
@@ -145,4 +145,4 @@ def _guarded(function: Callable[..., Result], args: tuple[Any, ...]) -> tuple[Re
 
 
 def _nothing() -> None:
-    """What the first task does: it returns when the processes are up."""
+    """The first task: it returns when the processes are up."""

@@ -9,10 +9,10 @@ pictures.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Final
 
+import click
 import torch
 from diffusers import (
     AutoencoderKL,
@@ -175,14 +175,15 @@ def _is_single_block_output(name: str) -> bool:
     return name.startswith("single_transformer_blocks.") and name.endswith(".proj_out.weight")
 
 
-def main() -> None:
-    """Command line of the builder."""
-    parser = argparse.ArgumentParser(prog="python -m giornata_tools.model.random.build", description=__doc__)
-    parser.add_argument("folder", type=Path, help="where the checkpoint goes")
-    parser.add_argument("--family", type=Family, choices=list(Family), default=Family.FLUX_INPAINT)
-    parser.add_argument("--seed", type=int, default=0, help="of the weights (default 0)")
-    arguments = parser.parse_args()
-    build(arguments.family, arguments.folder, arguments.seed)
+@click.command(context_settings={"show_default": True})
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--family", type=click.Choice([str(family) for family in Family]), default=str(Family.FLUX_INPAINT)
+)
+@click.option("--seed", type=int, default=0, help="Of the weights.")
+def main(folder: Path, family: str, seed: int) -> None:
+    """Build a checkpoint with random weights in FOLDER."""
+    build(Family(family), folder, seed)
 
 
 if __name__ == "__main__":

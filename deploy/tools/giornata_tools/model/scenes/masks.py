@@ -15,7 +15,6 @@ RATIO_QUANTILES: Final = (
     0.0157, 0.0484, 0.0612, 0.0722, 0.0822, 0.0952, 0.1103, 0.1278, 0.1545, 0.2082, 0.4209,
 )  # fmt: skip
 """Deciles of the ratio of masked to all pixels in production (FlashPS, EuroSys '26, figure 2's templates)."""
-BRUSH_POINTS: Final = 7
 
 
 def ratio(rng: np.random.Generator) -> float:

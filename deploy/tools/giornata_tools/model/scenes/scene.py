@@ -53,7 +53,7 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Region:
+class SceneRegion:
     """Where the edit takes place, in pixels: a square of half side `half` about (x, y) on a canvas of `side`."""
 
     side: int
@@ -94,7 +94,7 @@ def sample(
     least = least_mask_px * (1.4 if task is Task.ADD_SEVERAL else 1.0) / 2
     half = float(np.clip(side * np.sqrt(masks.ratio(rng)) / 2 * rng.uniform(0.9, 1.1), least, 0.42 * side))
     x, y = (float(rng.uniform(0.9 * half, side - 0.9 * half)) for _ in range(2))
-    region = Region(side, x, y, half)
+    region = SceneRegion(side, x, y, half)
     asked = _asked(rng, task, region)
     others = _others(rng, region, clear=clear)
     kind = str(rng.choice(list(GROUNDS)))
@@ -111,7 +111,7 @@ def sample(
     )
 
 
-def _asked(rng: np.random.Generator, task: Task, region: Region) -> list[Thing]:
+def _asked(rng: np.random.Generator, task: Task, region: SceneRegion) -> list[Thing]:
     """The things inside of the mask: to be added, or (one) to be removed."""
     x, y, half = region.x, region.y, region.half
     if task is Task.EMPTY:
@@ -131,7 +131,7 @@ def _asked(rng: np.random.Generator, task: Task, region: Region) -> list[Thing]:
     ]
 
 
-def _others(rng: np.random.Generator, region: Region, *, clear: bool) -> list[Thing]:
+def _others(rng: np.random.Generator, region: SceneRegion, *, clear: bool) -> list[Thing]:
     """Up to three things elsewhere, which may overlap each other and reach a little into the mask."""
     side, x, y, half = region.side, region.x, region.y, region.half
     things = []
@@ -149,7 +149,9 @@ def _thing(rng: np.random.Generator, x: float, y: float, radius: float) -> Thing
     return Thing(str(rng.choice(SHAPES)), str(rng.choice(list(COLOURS))), x, y, max(radius, 1.0), angle)
 
 
-def _mask(rng: np.random.Generator, task: Task, asked: list[Thing], region: Region, *, clear: bool) -> Mask:
+def _mask(
+    rng: np.random.Generator, task: Task, asked: list[Thing], region: SceneRegion, *, clear: bool
+) -> Mask:
     side, x, y, half = region.side, region.x, region.y, region.half
     if task is Task.EMPTY:
         return np.zeros((side, side), bool)

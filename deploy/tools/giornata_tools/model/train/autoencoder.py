@@ -21,25 +21,25 @@ from giornata_tools.model.scenes import sample
 from giornata_tools.model.train import checkpointing
 from giornata_tools.model.train.coder_loop import CoderLoop, Losses
 from giornata_tools.model.train.muon import Muon
-from giornata_tools.model.train.plan import Plan
+from giornata_tools.model.train.plan import StagePlan
 
 SIDE: Final = 64
 CROPS: Final = ((0.75, 32, 16), (1.0, 64, 6))
 """Until which part of the run, side in pixels, pictures a step: small crops teach most of it, and cheaply."""
 PEAK_RATES: Final = (4e-3, 2e-3)
-"""Of Muon and of AdamW."""
+"""Learning rates of Muon and of AdamW."""
 WARM_UP: Final = 50
 KL_WEIGHT: Final = 1e-4
 GRADIENT_WEIGHT: Final = 0.5
 POOL: Final = 4096
 REFRESH_EVERY: Final = 16
 REFRESHED: Final = 32
-"""Every so many steps, so many pictures of the pool are rendered anew."""
+"""Every so many steps, so many pictures of the pool are rendered again."""
 SAVE_EVERY: Final = 200
 MEASURED: Final = 512
 
 
-def run(plan: Plan) -> None:
+def run(plan: StagePlan) -> None:
     """Train, going on from ``autoencoder.pt`` in the plan's folder, and write ``vae`` there; one rank does it all.
 
     Does nothing where that is done: measuring the latents again would move what was trained on them.

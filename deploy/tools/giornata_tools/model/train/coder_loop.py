@@ -25,17 +25,17 @@ class CoderLoop:
     title: str
     seed: int
     steps: int
-    """In total."""
+    """Steps in total."""
     coder: nn.Module
     """What is trained."""
     optimisers: tuple[torch.optim.Optimizer, torch.optim.Optimizer]
     peak_rates: tuple[float, float]
-    """Of Muon and of AdamW."""
+    """Learning rates of Muon and of AdamW."""
     rate_factor: Callable[[int], float]
-    """By step."""
+    """Factor of the learning rates, by step."""
     save_every: int
     save: Callable[[int], None]
-    """With the number of steps taken."""
+    """Called with the number of steps taken."""
 
     def run(self, first: int, loss_of: Callable[[int], Losses]) -> None:
         """Take the steps from `first`; `loss_of` finds torch's generator seeded for its step."""

@@ -18,7 +18,7 @@ from giornata_tools.model import architecture
 from giornata_tools.model.scenes import sample
 from giornata_tools.model.train import autoencoder, checkpointing
 from giornata_tools.model.train.coder_loop import CoderLoop, Losses
-from giornata_tools.model.train.plan import Plan
+from giornata_tools.model.train.plan import StagePlan
 
 BATCHES: Final = ((96, 4), (128, 2), (256, 1))
 """Side in pixels and pictures a step, in turn; the last one every `LARGE_EVERY` steps."""
@@ -26,15 +26,15 @@ LARGE_EVERY: Final = 8
 PATCH: Final = 8
 PATCH_WEIGHT: Final = 3.0
 PEAK_RATES: Final = (1e-3, 5e-4)
-"""Of Muon and of AdamW."""
+"""Learning rates of Muon and of AdamW."""
 WARM_UP: Final = 20
 NOISE: Final = 0.05
-"""Standard deviation of what is added to normalised latents: those that the transformer paints are not exact either."""
+"""Standard deviation of what is added to normalised latents: the transformer's latents are not exact either."""
 SAVE_EVERY: Final = 100
 
 
-def run(plan: Plan) -> None:
-    """Go on from ``decoder.pt`` or ``vae`` in the plan's folder, and write ``vae`` anew; one rank does it all."""
+def run(plan: StagePlan) -> None:
+    """Go on from ``decoder.pt`` or ``vae`` in the plan's folder, and replace ``vae``; one rank does it all."""
     if not plan.ranks.first:
         return
     path, device = plan.folder / "decoder.pt", plan.device

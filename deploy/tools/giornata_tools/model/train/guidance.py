@@ -15,9 +15,9 @@ import torch
 from giornata_tools.model.painter import UNGUIDED, Painter
 from giornata_tools.model.train import painter
 from giornata_tools.model.train.checkpointing import Unusable, digest
-from giornata_tools.model.train.painter import Course, Run, Stage
-from giornata_tools.model.train.plan import Plan
-from giornata_tools.model.train.pool import Batch
+from giornata_tools.model.train.painter import Course, PainterRun, Stage
+from giornata_tools.model.train.plan import StagePlan
+from giornata_tools.model.train.pool import SceneBatch
 
 GREATEST: Final = 60.0
 """Guidance is learnt from `UNGUIDED` up to this."""
@@ -35,18 +35,18 @@ def classifier_free_scale(guidance: torch.Tensor) -> torch.Tensor:
     return 1 + (guidance - UNGUIDED) / UNITS_PER_SCALE
 
 
-def run(plan: Plan) -> None:
+def run(plan: StagePlan) -> None:
     """Distil from the average in ``painter.pt``, going on from ``guidance.pt``, both in the plan's folder.
 
     Raises:
         Unusable: there is no painter to learn from, or ``guidance.pt`` learnt from another one.
     """
-    taught = Run(plan)
+    taught = PainterRun(plan)
     if taught.step == 0 and plan.start is None:
         raise Unusable(f"{taught.path} is missing: train the painter first, or name a checkpoint by --start")
     teacher = taught.average
     weights = digest(teacher)
-    student = Run(replace(plan, seed=plan.seed + 1), GUIDANCE)
+    student = PainterRun(replace(plan, seed=plan.seed + 1), GUIDANCE)
     if student.step == 0:
         for model in (student.painter, student.average):
             model.load_state_dict(teacher.state_dict())
@@ -54,7 +54,7 @@ def run(plan: Plan) -> None:
         student.taught_by = weights
     elif student.taught_by != weights:
         raise Unusable(
-            f"{student.path} learnt from another painter than the present one: remove it to begin anew"
+            f"{student.path} learnt from another painter than the present one: remove it to begin again"
         )
     clip_ids, t5_ids = (ids.to(plan.device) for ids in student.encoder.tokenize([""]))
     nothing = teacher.read(clip_ids, t5_ids)
@@ -73,7 +73,7 @@ def level_guidance(painter: Painter) -> None:
 
 
 def _loss(
-    teacher: Painter, student: Painter, batch: Batch, nothing: tuple[torch.Tensor, torch.Tensor]
+    teacher: Painter, student: Painter, batch: SceneBatch, nothing: tuple[torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:
     noise = torch.randn_like(batch.clean)
     rows = len(noise)

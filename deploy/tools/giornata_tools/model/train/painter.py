@@ -24,8 +24,8 @@ from giornata_tools.model.architecture import NATIVE_PIXELS, TOKEN_PIXELS
 from giornata_tools.model.painter import UNGUIDED, Painter
 from giornata_tools.model.train import autoencoder, checkpointing, samples
 from giornata_tools.model.train.muon import Muon
-from giornata_tools.model.train.plan import Plan
-from giornata_tools.model.train.pool import Batch, Encoder, Pool
+from giornata_tools.model.train.plan import StagePlan
+from giornata_tools.model.train.pool import Encoder, SceneBatch, ScenePool
 
 MUON_RATE: Final = 4e-3
 ADAM_RATE: Final = 2e-3
@@ -36,7 +36,7 @@ EMA_DECAY: Final = 0.998
 MASKED_WEIGHT: Final = 8.0
 """Loss of a token that the mask touches; the others, which the condition shows, count 1."""
 FRESH_PER_STEP: Final = 8
-"""One in this many rows of a batch is rendered anew."""
+"""One in this many rows of a batch is rendered again."""
 SAVE_EVERY: Final = 250
 SHOW_EVERY: Final = 500
 SHOWN_SIDE: Final = 128
@@ -68,7 +68,7 @@ class Course:
     """One stage of training on tokens."""
 
     title: str
-    """Of its state's file and of what it tells."""
+    """Name of its state's file, and of what it tells."""
     stages: tuple[Stage, ...] = STAGES
     rate: float = 1.0
     """Factor of the learning rates."""
@@ -79,14 +79,14 @@ class Course:
 PAINTER: Final = Course("painter")
 
 
-class Run:
+class PainterRun:
     """A course on its way.
 
     A restart goes on with the same weights, optimisers and schedule, and with scenes that no batch has shown yet; the
-    pool of scenes that batches are drawn from begins anew, so that the batches themselves are others.
+    pool of scenes that batches are drawn from begins again, so that the batches themselves are others.
     """
 
-    def __init__(self, plan: Plan, course: Course = PAINTER) -> None:
+    def __init__(self, plan: StagePlan, course: Course = PAINTER) -> None:
         torch.manual_seed(plan.seed)
         self.plan, self.course = plan, course
         self.painter = Painter(architecture.transformer(), text := architecture.text_encoders()).to(
@@ -98,7 +98,7 @@ class Run:
         self.taught_by = ""
         """Digest of the teacher's weights, where there is one."""
         self._rendered: dict[int, int] = {}
-        self._pools: dict[int, Pool] = {}
+        self._pools: dict[int, ScenePool] = {}
         vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
         self.encoder = Encoder(vae, text)
         if state := checkpointing.load(self.path):
@@ -115,7 +115,7 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """Of the state."""
+        """Where the state lies."""
         return self.plan.folder / f"{self.course.title}.pt"
 
     def _take(self, checkpoint: Path) -> None:
@@ -148,7 +148,7 @@ class Run:
             path = self.plan.folder / f"{self.course.title}-{self.step:06}.png"
             samples.show(self.average, self.encoder, path, SHOWN_SIDE, self.course.guidance)
 
-    def draw(self) -> Batch:
+    def draw(self) -> SceneBatch:
         """This step's batch, on the device; seeds torch's generator for the step."""
         progress = self.step / self.plan.steps
         shares = next(stage.shares for stage in self.course.stages if progress < stage.until)
@@ -159,7 +159,7 @@ class Run:
         rows = max(ROWS[side] // ranks.count, 1)
         if side not in self._pools:
             rendered = self._rendered.get(side, 0)
-            self._pools[side] = Pool(self.encoder, side, self.plan.seed, rendered=rendered, ranks=ranks)
+            self._pools[side] = ScenePool(self.encoder, side, self.plan.seed, rendered=rendered, ranks=ranks)
         if self.step % FRESH_PER_STEP == 0:
             self._pools[side].refresh(rows)
         return self._pools[side].draw(rows).to(self.plan.device)
@@ -186,13 +186,13 @@ class Run:
         return int(np.random.default_rng((self.plan.seed, self.step)).integers(2**31))
 
 
-def run(plan: Plan) -> None:
+def run(plan: StagePlan) -> None:
     """Train, going on from ``painter.pt`` in the plan's folder; sample grids land there too."""
-    state = Run(plan)
+    state = PainterRun(plan)
     train(state, partial(flow_loss, state.painter))
 
 
-def train(state: Run, loss_of: Callable[[Batch], torch.Tensor]) -> None:
+def train(state: PainterRun, loss_of: Callable[[SceneBatch], torch.Tensor]) -> None:
     """Take the steps that are left, telling, saving and showing on the way."""
     began, first, mean_loss = time.perf_counter(), state.step, 0.0
     steps = state.plan.steps
@@ -213,7 +213,7 @@ def train(state: Run, loss_of: Callable[[Batch], torch.Tensor]) -> None:
             state.show()
 
 
-def flow_loss(painter: Painter, batch: Batch) -> torch.Tensor:
+def flow_loss(painter: Painter, batch: SceneBatch) -> torch.Tensor:
     """Squared error of the velocity at a logit-normal time (Esser et al., 2024, 3.1), weighted towards the mask."""
     noise = torch.randn_like(batch.clean)
     times = random_times(noise)

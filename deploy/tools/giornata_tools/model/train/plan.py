@@ -11,15 +11,15 @@ from giornata_tools.model.train.ranks import Ranks
 
 
 @dataclass(frozen=True)
-class Plan:
+class StagePlan:
     """What is to be trained, and where."""
 
     folder: Path
     """State, sample grids and results."""
     steps: int
-    """In total, those before a restart among them."""
+    """Steps in total, the ones before a restart included."""
     seed: int
-    """Of weights, scenes and noise."""
+    """Seed of weights, scenes and noise."""
     device: torch.device
     start: Path | None = None
     """A checkpoint whose weights are learnt on from, where `folder` holds no state; None for random ones."""

@@ -24,7 +24,7 @@ ENCODE_AT_ONCE: Final = 32
 
 
 @dataclass(frozen=True)
-class Batch:
+class SceneBatch:
     """What one step trains on. All (rows, ...)."""
 
     clean: torch.Tensor
@@ -40,17 +40,17 @@ class Batch:
         """(rows, tokens) bool: the mask touches the token."""
         return (self.condition[..., PATCH_CHANNELS:] > 0).any(-1)
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> SceneBatch:
         """The same on `device`, in float32."""
-        return Batch(
+        return SceneBatch(
             self.clean.float().to(device),
             self.condition.float().to(device),
             self.clip_ids.to(device),
             self.t5_ids.to(device),
         )
 
-    def __getitem__(self, rows: torch.Tensor) -> Batch:
-        return Batch(self.clean[rows], self.condition[rows], self.clip_ids[rows], self.t5_ids[rows])
+    def __getitem__(self, rows: torch.Tensor) -> SceneBatch:
+        return SceneBatch(self.clean[rows], self.condition[rows], self.clip_ids[rows], self.t5_ids[rows])
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Encoder:
     vae: AutoencoderKL
     text: TextEncoders
 
-    def encode(self, pictures: torch.Tensor, masks: torch.Tensor, captions: list[str]) -> Batch:
+    def encode(self, pictures: torch.Tensor, masks: torch.Tensor, captions: list[str]) -> SceneBatch:
         """Pictures (rows, side, side, 3) uint8 and masks (rows, side, side) bool as a batch, stored in bfloat16."""
         device = next(self.vae.parameters()).device
         x = pictures.permute(0, 3, 1, 2).to(device).float() / 127.5 - 1
@@ -70,7 +70,7 @@ class Encoder:
         )
         condition = torch.cat([masked, latents.pack_mask(mask)], dim=-1)
         clip_ids, t5_ids = self.tokenize(captions)
-        return Batch(clean.bfloat16().cpu(), condition.bfloat16().cpu(), clip_ids, t5_ids)
+        return SceneBatch(clean.bfloat16().cpu(), condition.bfloat16().cpu(), clip_ids, t5_ids)
 
     def tokenize(self, captions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """CLIP's and T5's ids, (captions, TEXT_TOKENS) each.
@@ -89,7 +89,7 @@ class Encoder:
         )
 
 
-class Pool:
+class ScenePool:
     """Scenes of one size. The same seed and the same calls give the same batches."""
 
     def __init__(
@@ -127,15 +127,15 @@ class Pool:
             mine[self._oldest : end] = new[: end - self._oldest]
         self._oldest = end % len(self._all.clean)
 
-    def draw(self, rows: int) -> Batch:
+    def draw(self, rows: int) -> SceneBatch:
         """A random batch, by torch's generator."""
         return self._all[torch.randint(len(self._all.clean), (rows,))]
 
-    def _encode(self, count: int) -> Batch:
+    def _encode(self, count: int) -> SceneBatch:
         firsts = range(0, count, ENCODE_AT_ONCE)
         return _concatenate([self._render(min(ENCODE_AT_ONCE, count - first)) for first in firsts])
 
-    def _render(self, count: int) -> Batch:
+    def _render(self, count: int) -> SceneBatch:
         pictures, masks, captions = [], [], []
         for _ in range(count):
             number = self._rendered * self._ranks.count + self._ranks.rank
@@ -148,10 +148,10 @@ class Pool:
         return self._encoder.encode(torch.stack(pictures), torch.stack(masks), captions)
 
 
-def _tensors(batch: Batch) -> tuple[torch.Tensor, ...]:
+def _tensors(batch: SceneBatch) -> tuple[torch.Tensor, ...]:
     return batch.clean, batch.condition, batch.clip_ids, batch.t5_ids
 
 
-def _concatenate(parts: list[Batch]) -> Batch:
+def _concatenate(parts: list[SceneBatch]) -> SceneBatch:
     columns = zip(*(_tensors(part) for part in parts), strict=True)
-    return Batch(*(torch.cat(column) for column in columns))
+    return SceneBatch(*(torch.cat(column) for column in columns))

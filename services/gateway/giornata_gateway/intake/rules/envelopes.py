@@ -1,4 +1,4 @@
-"""The messages of the NATS door before they are believed. Pure."""
+"""The messages of the NATS door before they are validated."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from pydantic import StringConstraints, ValidationError
+from pydantic import StringConstraints
 
 from giornata.wire.errors import InvalidField, PayloadTooLarge
 from giornata.wire.jobs import BlobRef, Priority
 from giornata.wire.messages import INLINE_BYTES
-from giornata.wire.requests import EditParameters, request_error
+from giornata.wire.requests import EditParameters
 from giornata.wire.values import Wire
-from giornata_gateway.intake.rules.forms import check_source
+from giornata_gateway.intake.rules.forms import check_filled, check_source, validated
 
 REPLY_MARGIN_BYTES: Final = 64 << 10
 """Room in a reply for everything but the pictures."""
@@ -25,10 +25,10 @@ _INBOX = re.compile(r"_INBOX(\.[A-Za-z0-9_-]{1,64}){1,6}\Z")
 
 
 class EditEnvelope(Wire):
-    """An :class:`giornata.wire.messages.EditMessage` whose parameters are still to be validated, field by field."""
+    """A :class:`giornata.wire.messages.EditMessage` whose parameters are still to be validated, field by field."""
 
     parameters: Any
-    """A map; see :func:`read_parameters`, whose errors stay short whatever is in it."""
+    """A map; :func:`read_parameters` validates it, and its errors are short."""
     image: bytes | BlobRef | None = None
     template_id: Annotated[str, StringConstraints(min_length=1, max_length=96)] | None = None
     mask: bytes | BlobRef | None = None
@@ -39,7 +39,11 @@ class EditEnvelope(Wire):
 
 
 def read_parameters(envelope: EditEnvelope) -> EditParameters:
-    """The parameters, or the error that names the field at fault; what it names is short."""
+    """The parameters.
+
+    Raises:
+        InvalidField, UnknownField, NotSupported: names the field at fault, with at most a short value.
+    """
     given = envelope.parameters
     accepted = f"a map of at most {MAX_PARAMETERS} names, each of at most {NAME_CHARACTERS} characters"
     if not isinstance(given, dict) or len(given) > MAX_PARAMETERS:
@@ -52,10 +56,7 @@ def read_parameters(envelope: EditEnvelope) -> EditParameters:
         raise InvalidField(
             "A parameter has no such name.", field="parameters", received=strange[0], accepted=accepted
         )
-    try:
-        parameters = EditParameters.model_validate(given)
-    except ValidationError as error:
-        raise request_error(error) from error
+    parameters = validated(EditParameters, given)
     if parameters.partial_images and envelope.progress is None:
         raise InvalidField(
             "Partial images are told as progress.",
@@ -72,7 +73,7 @@ def checked_picture(
     """`picture` if it may be used by `tenant`.
 
     Raises:
-        InvalidField: the claim check is for somebody else's blob, or the bytes are none.
+        InvalidField: the claim check is for another tenant's blob, or there are no bytes.
         PayloadTooLarge: it is larger than `limit_bytes`.
     """
     if isinstance(picture, BlobRef):
@@ -87,10 +88,8 @@ def checked_picture(
             raise PayloadTooLarge(
                 field=field, received=f"{picture.size_bytes} bytes", accepted=f"at most {limit_bytes} bytes"
             )
-    if isinstance(picture, bytes) and not picture:
-        raise InvalidField(
-            "The picture is empty.", field=field, received="0 bytes", accepted="a PNG, JPEG or WebP file"
-        )
+    elif picture is not None:
+        check_filled(picture, field)
     return picture
 
 
@@ -132,11 +131,11 @@ def inline_bytes(envelope: EditEnvelope) -> int:
 
 
 def inline_pictures(sizes: Mapping[int, int], room_bytes: int) -> set[int]:
-    """Which pictures travel inside a reply, first come first served; the others become claim checks.
+    """The indices of the pictures that travel inside a reply, first come first served; the others become claim checks.
 
     Args:
         sizes: bytes by index.
-        room_bytes: what a reply may weigh.
+        room_bytes: the largest reply.
     """
     left = room_bytes - REPLY_MARGIN_BYTES
     chosen: set[int] = set()

@@ -1,4 +1,4 @@
-"""The multipart form of an edit as a typed value. Pure."""
+"""The multipart forms of edits and templates as typed values."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from giornata.wire.errors import InvalidField
-from giornata.wire.requests import EditParameters, request_error
+from giornata.wire.requests import EditParameters, ModelName, OutputSize, request_error
 
 
 class ResponseFormat(StrEnum):
@@ -38,7 +46,7 @@ class JobForm(EditParameters):
     )
 
     def parameters(self) -> EditParameters:
-        """Without the fields that concern this door alone."""
+        """The parameters without the fields of this door alone."""
         values = {name: getattr(self, name) for name in EditParameters.model_fields}
         return EditParameters.model_construct(**values)
 
@@ -72,11 +80,22 @@ class EditForm(JobForm):
         return stream
 
 
+class TemplateForm(BaseModel):
+    """Fields of ``POST /v1/templates``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: ModelName | None = Field(None, description=EditParameters.model_fields["model"].description)
+    size: OutputSize = Field("auto", description=EditParameters.model_fields["size"].description)
+
+
 FILES = {"image": "image", "image[]": "image", "mask": "mask"}
 """Names of file parts and what they hold; OpenAI's clients write `image[]` for a list of one."""
+ONE_FILE = "one PNG, JPEG or WebP file"
 NOT_FOR_JOBS = ("stream", "response_format")
 
 F = TypeVar("F", EditForm, JobForm)
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -128,10 +147,7 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = ""
         values.setdefault("response_format", ResponseFormat.IMAGE)
     if kind is JobForm:
         _check_job(values)
-    try:
-        form = kind.model_validate(values)
-    except ValidationError as error:
-        raise request_error(error) from error
+    form = validated(kind, values)
     streamed: bool = getattr(form, "stream", True)  # a job's events can always be followed
     if form.partial_images and not streamed:
         raise InvalidField(
@@ -141,6 +157,14 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = ""
             accepted="0, or stream=true, or POST /v1/jobs and the event stream of the job",
         )
     return form
+
+
+def validated(kind: type[M], values: Mapping[str, object]) -> M:
+    """`values` as a `kind`; the error names the field at fault."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise request_error(error) from error
 
 
 def once_each(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -173,6 +197,26 @@ def prefers_image(accept: str) -> bool:
 
 def missing_image() -> InvalidField:
     """The refusal of a request without a picture."""
-    return InvalidField(
-        "An edit needs a picture.", field="image", received="no image", accepted="one PNG, JPEG or WebP file"
-    )
+    return InvalidField("An edit needs a picture.", field="image", received="no image", accepted=ONE_FILE)
+
+
+def check_filled(picture: bytes, field: str) -> None:
+    """Raise InvalidField where a file has no bytes."""
+    if not picture:
+        raise InvalidField("The file is empty.", field=field, received="0 bytes", accepted=ONE_FILE)
+
+
+def read_template_form(upload: Upload) -> TemplateForm:
+    """The form of a registration.
+
+    Raises:
+        InvalidField, UnknownField: names the field at fault.
+    """
+    if upload.mask is not None:
+        raise InvalidField(
+            "A template is a whole picture; masks come with its edits.",
+            field="mask",
+            received="a file",
+            accepted="files: image",
+        )
+    return validated(TemplateForm, once_each(upload.fields))

@@ -1,4 +1,4 @@
-"""Idempotency keys: the same tenant and key lead to the same job, and only for the same edit. Pure."""
+"""Idempotency keys: the same tenant and key lead to the same job, and only for the same edit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from giornata.wire.jobs import Job
 from giornata.wire.requests import EditParameters
 
 HEADER: Final = "Idempotency-Key"
-"""Of HTTP requests (draft-ietf-httpapi-idempotency-key-header-07)."""
+"""Header of HTTP requests (draft-ietf-httpapi-idempotency-key-header-07)."""
 REPEATED: Final = "Idempotent-Replayed"
-"""Header of an answer that is of an earlier request's job."""
+"""Header of an answer about an earlier request's job."""
 MAX_CHARACTERS: Final = 255
 
 _PARTS: Final = ("its fields", "its image or template", "its mask")
@@ -54,11 +54,11 @@ def fingerprint(
 ) -> str:
     """What an edit asks for, as three digests: fields, image or template, mask.
 
-    Of the fields those that are left out count as their defaults; how the answer travels is none of them.
+    A field that is left out counts as its default. How the answer travels is not part of it.
 
     Args:
-        parameters: as they were asked for, before any default of the model.
-        image_sha256: of the image's bytes, however they came.
+        parameters: as the request gives them, before any default of the model.
+        image_sha256: digest of the image's bytes, sent or referred to.
         template_id: instead of an image.
         mask_sha256: None without a mask.
     """
@@ -71,10 +71,10 @@ def fingerprint(
 
 
 def check_same(job: Job, asked: str) -> None:
-    """Whether the job under a key is the edit that is asked for now.
+    """Check that the job under a key is the edit that is asked for now.
 
     Raises:
-        IdempotencyKeyReused: it is another; says what differs.
+        IdempotencyKeyReused: it is another edit; says what differs.
     """
     known = (job.fingerprint or "").split(".")
     given = asked.split(".")

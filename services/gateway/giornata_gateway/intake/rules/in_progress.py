@@ -1,7 +1,7 @@
-"""Which pictures each tenant has in progress at this gateway. Pure: the time is given.
+"""Which pictures each tenant has in progress at this gateway.
 
 An edit's pictures count until its answer, a job's until it has ended. The end of a job is heard as an event, which an
-outage may swallow; so each job counts at the latest until its time is over.
+outage may swallow, so each job counts at most until its time is over.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class InProgress:
     def __init__(self) -> None:
         self._held: defaultdict[str, dict[str, _Hold]] = defaultdict(dict)
         self._tenants: dict[str, str] = {}
-        """By name of the entry."""
+        """Tenants by the name of their entry."""
 
     def of(self, tenant: str, now_s: float) -> int:
         """Pictures that a tenant has in progress."""
@@ -35,7 +35,7 @@ class InProgress:
         return name in self._tenants
 
     def enter(self, tenant: str, name: str, pictures: int, until_s: float) -> None:
-        """Count `pictures` under `name`, until it leaves or `until_s`; again under the same name: anew."""
+        """Count `pictures` under `name` until it leaves, at most until `until_s`; replaces an entry of that name."""
         self.leave(name)
         self._held[tenant][name] = _Hold(pictures, until_s)
         self._tenants[name] = tenant

@@ -1,4 +1,4 @@
-"""Who is asking: API keys and the tenants they stand for; pages of other web sites; other machines. Pure."""
+"""Tenants and their API keys, and what may ask without a key: no page of another web site, no other machine."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ DEFAULT_TENANT: Final = "default"
 
 @dataclass(frozen=True)
 class Tenant:
-    """Whose request it is, and what they may do at this gateway."""
+    """The owner of a request, and what it may do at this gateway."""
 
     name: str
     in_progress: int = 0
-    """Pictures in progress at a time; 0: no limit of their own."""
+    """Pictures in progress at a time; 0: no limit of its own."""
     per_minute: int = 0
     """Pictures asked for in a minute; 0: no limit."""
     weight: float = 1.0
@@ -32,8 +32,8 @@ def tenant_of(key: str | None, file: KeysFile | None, defaults: Tenant) -> Tenan
 
     Args:
         key: as the request brings it.
-        file: the known keys; None where nobody is asked for one.
-        defaults: the tenant of a gateway without keys, and the limits of those that have none of their own.
+        file: the known keys; None where no key is asked for.
+        defaults: the tenant of a gateway without keys, and the limits of a tenant without limits of its own.
 
     Raises:
         Unauthorized: keys are asked for and `key` is none of them.
@@ -61,14 +61,14 @@ def tenant_of(key: str | None, file: KeysFile | None, defaults: Tenant) -> Tenan
 
 
 def check_site(site: str | None, *, keyed: bool) -> None:
-    """A page of any web site can have its visitor's browser send a form to this machine; a key it does not know.
+    """Refuse pages of other web sites: any page can have its visitor's browser send a form to this machine.
 
     Args:
         site: the ``Sec-Fetch-Site`` header, which browsers set and pages cannot; other clients send none.
         keyed: whether this gateway asks for API keys.
 
     Raises:
-        CrossSite: it does not, and the page is one of another site.
+        CrossSite: the page is of another site, and the gateway asks for no key, which the page would not know.
     """
     if not keyed and site == "cross-site":
         raise CrossSite(

@@ -1,4 +1,4 @@
-// The studio: puts the parts together. Each part is a module of its own; this one says what follows from what.
+// The studio: connects its parts. Each part is a module of its own; this module says what follows from what.
 
 import { listenToDialogs, openHelp, openKey } from "./dialogs.js";
 import { Editor } from "./editor.js";
@@ -44,7 +44,7 @@ function openPicture(opened, rgba = null) {
   announce(`${opened.name}, ${opened.width} by ${opened.height} pixels`);
 }
 
-/** A picture to be kept, without the pixels of what is open, which are freed when another is opened. */
+/** A picture to be kept, without its decoded pixels, which are freed when another picture is opened. */
 function asFile({ bitmap: _, ...kept }) {
   return kept;
 }
@@ -132,7 +132,7 @@ async function carry(before, prompt, begin) {
   if (stage.showing === "mask") at("stage-note").textContent = "Finished. The edit is under “This visit”.";
 }
 
-/** Whether the run is what the stage shows; a person may have opened something else meanwhile, which is left alone. */
+/** Whether the stage still shows the run. A person may have opened something else meanwhile, which stays. */
 function watched() {
   return stage.showing === "run";
 }
@@ -145,7 +145,7 @@ function leaveRun() {
   else offerSwitch();
 }
 
-/** The latest preview of the first picture, drawn through the mask; none that was overtaken while it was decoded. */
+/** Draws the latest preview of the first picture through the mask, and drops a preview that a later one overtook. */
 async function showPreview(running, { b64_json: text, media_type: type, index, partial_image_index: number, box }) {
   const late = () => running !== run || number < (stage.preview?.number ?? 0);
   if (index !== 0 || late()) return;
@@ -161,7 +161,7 @@ async function showPreview(running, { b64_json: text, media_type: type, index, p
   stage.refresh();
 }
 
-/** Takes the pictures of a job that is completed; those that failed have their error instead. */
+/** Takes the pictures of a completed job; a picture that failed has its error instead. */
 async function collect(edit, status) {
   for (const { index, seed, blob } of status.pictures) {
     edit.pictures[index] = blob ? await finishedPicture(edit, blob, seed) : { error: errorOf(status, index) };
@@ -172,7 +172,7 @@ async function collect(edit, status) {
   if (watched()) await results.select(edit, edit.shown, watched);
 }
 
-/** After a reload: the picture, the mask and the edit that was under way or done; unless a person was faster. */
+/** After a reload, restores the picture, the mask and the last edit, unless a person was faster. */
 async function resume() {
   const saved = await recall();
   if (saved === null) return;
@@ -201,7 +201,7 @@ async function useResult() {
   canvas.focus();
 }
 
-/** A change of the mask is seen: not while the result hides it, nor under a run that is shown. */
+/** Applies a change of the mask and shows the mask; changes nothing while a run is shown. */
 function drawn(change) {
   if (watched()) return;
   change();
@@ -235,7 +235,7 @@ listenToKeys(at("workspace"), canvas, stage, editor, commands);
 listenToDialogs(connect);
 editor.addEventListener("change", describe);
 editor.addEventListener("tool", () => {
-  if (stage.showing === "result" && editor.tool !== "hand") view("mask"); // who takes a brush wants to paint
+  if (stage.showing === "result" && editor.tool !== "hand") view("mask"); // a person with a brush wants to paint
 });
 at("edit").addEventListener("submit", (event) => {
   event.preventDefault();

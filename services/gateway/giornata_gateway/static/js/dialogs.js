@@ -10,7 +10,7 @@ export function openHelp() {
   at("help").showModal();
 }
 
-/** Asks for the key; with the gateway's error where it refused one. */
+/** Asks for the key, and shows the gateway's error where it refused one. */
 export function openKey(error = null) {
   if (at("key").open) return;
   at("key-input").value = apiKey.get();
@@ -19,7 +19,7 @@ export function openKey(error = null) {
   at("key-input").focus();
 }
 
-/** `changed()` is called after another key was entered, or the one that was there forgotten. */
+/** Calls `changed()` after a key was entered or forgotten. */
 export function listenToDialogs(changed) {
   at("open-help").addEventListener("click", openHelp);
   at("open-key").addEventListener("click", () => openKey());

@@ -1,11 +1,11 @@
-// What goes wrong, told in words where it belongs. Nothing is swallowed.
+// Shows what goes wrong, in words and in its place. Nothing is swallowed.
 
 import { inWords } from "./api.js";
 import { openKey } from "./dialogs.js";
 import { announce, at, showError } from "./page.js";
 import { blame } from "./settings.js";
 
-/** Does something that may fail, and tells why it did; undefined then. `place` is the id of an element for errors. */
+/** Does something that may fail. On failure shows why in the element with the id `place` and returns undefined. */
 export async function attempt(work, place) {
   try {
     return await work();
@@ -15,7 +15,7 @@ export async function attempt(work, place) {
   }
 }
 
-/** Tells in `place` of whatever nobody caught. */
+/** Shows in `place` every error that was not caught. */
 export function listenToFailures(place) {
   window.addEventListener("unhandledrejection", (event) => {
     event.preventDefault(); // the browser need not tell it again

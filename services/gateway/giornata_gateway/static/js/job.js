@@ -1,13 +1,13 @@
 // One edit as an asynchronous job: submit it, follow it across lost connections, fetch its pictures, cancel it.
 //
-// What takes `on` is tried again while the gateway is away: `on.lost(error)` is told of each failure, `on.back()` once it
-// answers. It throws when the gateway refuses, or stays away.
+// A function with the argument `on` tries again while the gateway is away: it calls `on.lost(error)` at each failure and
+// `on.back()` once the gateway answers. It throws when the gateway refuses, or stays away.
 
 import { ApiError, events, known, requestBlob, requestJson } from "./api.js";
 
 const RETRY_MS = [500, 1000, 2000, 4000, 8000];
 
-/** Accepts an edit; its id. `fields` become form fields, null ones are left out. */
+/** Submits an edit and returns its job's id. `fields` become form fields; null ones are left out. */
 export async function submit(image, mask, fields) {
   const form = new FormData();
   for (const [name, value] of Object.entries(fields)) {
@@ -18,7 +18,7 @@ export async function submit(image, mask, fields) {
   return (await requestJson("v1/jobs", { method: "POST", body: form })).id;
 }
 
-/** Tells `on.event(type, data)` of everything until the job has ended; its status. */
+/** Calls `on.event(type, data)` for every event until the job has ended; returns its status. */
 export function follow(jobId, on) {
   let lastEventId = "";
   return patiently(on, async (heard) => {
@@ -41,7 +41,7 @@ export function picture(jobId, index, on) {
   return patiently(on, () => requestBlob(`v1/jobs/${jobId}/image?index=${index}`));
 }
 
-/** Asks for the job's end; its status. A job that has ended stays as it is. */
+/** Cancels the job and returns its status. A job that has ended stays as it is. */
 export async function cancel(jobId) {
   return requestJson(`v1/jobs/${jobId}`, { method: "DELETE" });
 }
@@ -52,7 +52,7 @@ export function errorOf(job, index = null) {
   return error ? known(error) : null;
 }
 
-/** What `work(heard)` returns, begun again while it returns null or the gateway is away; it calls `heard` at each sign of life. */
+/** Runs `work(heard)` again while it returns null or the gateway is away. `work` calls `heard` at each sign of life. */
 async function patiently(on, work) {
   let failures = 0;
   const heard = () => {

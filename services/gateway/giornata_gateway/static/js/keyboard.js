@@ -1,5 +1,5 @@
 // The picture without a mouse, and the shortcuts. Letters work only inside the workspace, so that they never surprise
-// those who dictate or type elsewhere.
+// a person who dictates or types elsewhere.
 
 import { announce } from "./page.js";
 

@@ -7,7 +7,7 @@ export function at(id) {
   return element;
 }
 
-/** Says something to those who listen rather than look. */
+/** Says something to screen readers. */
 export function announce(text) {
   at("announcer").textContent = text;
 }

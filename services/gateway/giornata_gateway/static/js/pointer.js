@@ -74,7 +74,7 @@ function intent(event, stage, editor) {
   return stage.showing === "mask" ? "draw" : "pan";
 }
 
-/** The ring of the brush follows whatever can hover. */
+/** The ring of the brush follows any pointer that can hover. */
 function hover(stage, editor, event, point) {
   const visible = event.pointerType !== "touch" && editor.tool === "brush" && stage.showing === "mask";
   stage.brush = visible ? { ...stage.toPicture(point), radius: editor.size / 2 } : null;

@@ -1,5 +1,5 @@
 // Finished pictures: before and after, the strip of one edit's pictures, and the edits of this visit. They are kept as
-// files; those two that are seen are decoded, and no others.
+// files; only the two pictures on the stage are decoded.
 
 import { announce, at, element, showError } from "./page.js";
 import { decode } from "./picture.js";

@@ -33,7 +33,7 @@ export class Run {
     this.#on = on;
   }
 
-  /** Sends an edit and follows it to its end; the job's status. */
+  /** Sends an edit, follows it to its end and returns the job's status. */
   start(image, mask, fields, accepted) {
     return this.#during(fields.n ?? 1, "Sending the picture", async () => {
       this.#jobId = await job.submit(image, mask, fields);
@@ -43,7 +43,7 @@ export class Run {
     });
   }
 
-  /** Follows a job that was sent before, as after a reload; its status. */
+  /** Follows a job that was sent before, as after a reload, and returns its status. */
   resume(jobId) {
     this.#jobId = jobId;
     return this.#during(1, "Finding the edit again", async () => {
@@ -53,7 +53,7 @@ export class Run {
     });
   }
 
-  /** Asks for the edit's end; while it is being sent, as soon as there is a job to end. */
+  /** Cancels the edit; while it is being sent, as soon as it has a job. */
   async cancel() {
     if (this.#cancelled) return;
     this.#cancelled = true;

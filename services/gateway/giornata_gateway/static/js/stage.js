@@ -1,4 +1,4 @@
-// The picture as it is seen: drawing alone. What it shows is set from outside; `refresh` draws it at the next frame.
+// Draws the picture, and nothing else. Other modules set what it shows; `refresh` draws it at the next frame.
 
 import { drawHandle, hatching } from "./marks.js";
 import * as viewport from "./viewport.js";
@@ -40,7 +40,7 @@ export class Stage {
     this.refresh();
   }
 
-  /** Takes over a mask, or the part of it inside `box`. */
+  /** Takes a mask, or its part inside `box`. */
   takeMask(mask, box) {
     if (this.#overlay.width !== mask.width || this.#overlay.height !== mask.height) {
       Object.assign(this.#overlay, { width: mask.width, height: mask.height });
@@ -131,7 +131,7 @@ export class Stage {
     context.imageSmoothingQuality = "high";
   }
 
-  /** What is seen through transparent pixels. */
+  /** The pattern behind transparent pixels. */
   #ground(context) {
     context.fillStyle = "#f6f2ea";
     context.fillRect(0, 0, this.base.width, this.base.height);

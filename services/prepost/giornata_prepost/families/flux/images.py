@@ -1,13 +1,12 @@
 """VAE and prompt encoding and VAE decoding, by the checkpoint's diffusers pipeline without transformer.
 
-Everything random of an edit is drawn here, per row from a CPU generator seeded with the row's seed and in
-the order in which the family's pipeline draws, so that a full computation equals diffusers' own for the same
-seed:
+All random numbers of an edit are drawn here, for each row from a CPU generator with the row's seed, in the order in
+which the pipeline draws. So a full computation equals diffusers' own for the same seed. The order is:
 
 1. the posterior sample of the picture, 2. the noise, 3. (Fill) the posterior sample of the masked picture.
 
-An edit that may reuse what was computed for others takes the posteriors' modes instead, which are the same for all
-edits of a picture; the noise is then drawn first.
+An edit that may reuse takes the posteriors' modes instead, which are the same for all edits of a picture. The noise is
+then drawn first.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ MODE: Final = "argmax"
 """How `retrieve_latents` takes latents from a posterior."""
 
 Condition = Callable[[torch.Generator], Tensors]
-"""What a family adds to a row, batched by one; draws from the row's generator, after the noise."""
+"""Makes what a pipeline adds to a row, batched by one; draws from the row's generator, after the noise."""
 
 
 class FluxImages:
@@ -67,7 +66,7 @@ class FluxImages:
         return tensors
 
     def text_tokens(self, text: Tensors) -> int:
-        """Prompts are padded: as many in every row."""
+        """The padded length of the prompt."""
         return text["prompt_embeds"].shape[0]
 
     @torch.no_grad()
@@ -161,7 +160,7 @@ class InpaintImages(FluxImages):
     kind = FluxInpaintPipeline
 
     def _condition(self, picture: torch.Tensor, holes: torch.Tensor, how: str) -> Condition:  # noqa: ARG002 - as Fill
-        """The pipeline encodes the masked picture too, which is read by no step: zeros spare that where it lets us."""
+        """The pipeline encodes the masked picture too, which no step reads. Latents of 16 channels spare it that."""
         shape = (1, 16, *(side // self.card.vae_scale_factor for side in holes.shape[-2:]))
         taken_as_encoded = self.card.latent_channels == 16
         unread = torch.zeros(shape) if taken_as_encoded else picture

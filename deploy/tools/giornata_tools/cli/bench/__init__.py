@@ -1,0 +1,1 @@
+"""``giornata bench``: measure servers from outside."""

@@ -1,0 +1,158 @@
+"""What ``giornata bench serve`` is to do, from its options and the files that they name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from giornata_tools.cli.bench import values as bench_values
+from giornata_tools.cli.bench.run import BenchPlan, Target
+from giornata_tools.cli.connecting import gateway_of
+from giornata_tools.doors.addresses import without_password
+from giornata_tools.loadgen import facts, trace
+from giornata_tools.loadgen.distributions import Mix, zipf
+from giornata_tools.loadgen.images_api import Api
+from giornata_tools.loadgen.material import TemplatePicture, given
+from giornata_tools.loadgen.pictures import SUFFIXES
+from giornata_tools.loadgen.schedule import Arrivals, OfferedLoad, drawn, replayed
+from giornata_tools.loadgen.workload import MaskShape, Workload
+
+Options = Mapping[str, Any]
+"""Values by name; :mod:`giornata_tools.cli.bench.values` reads some of them as `Given`."""
+
+
+def plan_of(options: Options, typed: Collection[str]) -> BenchPlan:
+    """The plan; a trace that is to be saved is written.
+
+    Args:
+        options: of the command.
+        typed: names of the options that were typed.
+
+    Raises:
+        click.UsageError: options that contradict each other, or a file that cannot be read.
+    """
+    loads = _loads(options, typed)
+    if options["save_trace"]:
+        _save(options["save_trace"], loads)
+    return BenchPlan(
+        targets=_targets(options),
+        api=Api(options["api"]),
+        api_key=_api_key(options["api_key_file"]),
+        loads=tuple(loads),
+        templates=_given(options["images"], loads),
+        size=options["picture_size"].value,
+        fields=_fields(options),
+        slo_s=options["slo"],
+        in_flight=options["in_flight"],
+        timeout_s=options["timeout"],
+        seed=options["seed"],
+        out=options["out"],
+        options={name: _told(name, value) for name, value in options.items()},
+    )
+
+
+def _loads(options: Options, typed: Collection[str]) -> list[OfferedLoad]:
+    bursty = options["arrivals"] == "bursty"
+    if options["cv"] is not None and not bursty:
+        raise click.UsageError("--cv belongs to --arrivals bursty.")
+    by_chance = {"rate": "--rate", "arrivals": "--arrivals", "duration": "--duration"}
+    if options["trace"] and (both := by_chance.keys() & typed):
+        raise click.UsageError(f"--trace says when requests are due; leave out {by_chance[min(both)]}.")
+    if "steps" in typed and options["api"] == Api.OPENAI:
+        raise click.UsageError(
+            "--api openai has no field for steps; leave out --steps, or say --api giornata."
+        )
+    if "speed" in typed and not options["trace"]:
+        raise click.UsageError("--speed belongs to --trace.")
+    cv = options["cv"] if options["cv"] is not None else facts.BURSTS
+    arriving = Arrivals(options["rate"].value, cv if bursty else 1.0, options["duration"])
+    shared = {"warmup_s": options["warmup"], "seed": options["seed"]}
+    try:
+        if options["trace"]:
+            path = options["trace"]
+            lines = trace.read(path.read_text(encoding="utf-8"), _suffix(path))
+            return [replayed(lines, _workload(options), speed=options["speed"], **shared)]
+        return drawn(arriving, _workload(options), **shared)
+    except (ValueError, OSError) as error:
+        raise click.UsageError(f"{options['trace'] or 'No load'}: {error}") from error
+
+
+def _workload(options: Options) -> Workload:
+    pictures = len(_files(options["images"])) if options["images"] else options["templates"]
+    popularity: Mix = zipf(pictures, options["zipf"])
+    masks, steps, images = (options[name].value for name in ("masks", "steps", "n"))
+    steps = None if options["api"] == Api.OPENAI else steps
+    return Workload(masks, steps, images, popularity, MaskShape(options["mask_shape"]))
+
+
+def _targets(options: Options) -> tuple[Target, ...]:
+    names = options["names"].split(",")
+    if len(names) != 2 or len({*names, ""}) != 3:
+        raise click.UsageError(
+            f"--names are two with a comma between them, not alike; received {options['names']}."
+        )
+    urls = [options["url"], *([options["against"]] if options["against"] else [])]
+    return tuple(Target(name, gateway_of(url)) for name, url in zip(names, urls, strict=False))
+
+
+def _api_key(path: Path | None) -> str | None:
+    """The key in the file, else in the environment; it is never an argument, which others on the machine could read."""
+    key = path.read_text(encoding="utf-8") if path else os.environ.get("GIORNATA_API_KEY", "")
+    return key.strip() or None
+
+
+def _fields(options: Options) -> dict[str, str]:
+    try:
+        found = bench_values.fields(options["fields"])
+    except ValueError as error:
+        raise click.UsageError(f"--field: {error}.") from error
+    model = {"model": options["model"]} if options["model"] else {}
+    return {"prompt": options["prompt"], **model, **found}
+
+
+def _files(folder: Path) -> list[Path]:
+    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    if not found:
+        raise click.UsageError(f"--images: no file in {folder} ends with {', '.join(SUFFIXES)}.")
+    return found
+
+
+def _given(folder: Path | None, loads: Sequence[OfferedLoad]) -> dict[int, TemplatePicture] | None:
+    if folder is None:
+        return None
+    try:
+        found = given([path.read_bytes() for path in _files(folder)])
+    except (ValueError, OSError) as error:
+        raise click.UsageError(f"--images: {error}.") from error
+    last = max(request.template for load in loads for request in load.requests)
+    if last not in found:
+        raise click.UsageError(
+            f"--images: the trace edits template {last}; the folder's last is {len(found) - 1}."
+        )
+    return found
+
+
+def _save(path: Path, loads: Sequence[OfferedLoad]) -> None:
+    if len(loads) > 1:
+        raise click.UsageError("--save-trace writes one run; give one rate.")
+    try:
+        path.write_text(trace.write(loads[0].requests, _suffix(path)), encoding="utf-8")
+    except (ValueError, OSError) as error:
+        raise click.UsageError(f"--save-trace: {error}.") from error
+
+
+def _suffix(path: Path) -> str:
+    if path.suffix.lower() not in trace.SUFFIXES:
+        raise ValueError(f"{path} does not end with {' or '.join(trace.SUFFIXES)}")
+    return path.suffix.lower()
+
+
+def _told(name: str, value: Any) -> Any:
+    """An option for the report."""
+    if name in {"url", "against"} and value:
+        return without_password(value)
+    return value if isinstance(value, int | float | None) else list(value) if name == "fields" else str(value)

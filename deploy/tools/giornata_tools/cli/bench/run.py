@@ -1,0 +1,182 @@
+"""The runs of ``giornata bench serve``: every load against every server, and the report of what there is at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import platform
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console
+
+from giornata import __version__
+from giornata.wire.errors import ErrorBody
+from giornata_tools.bars import counting
+from giornata_tools.cli.edit.report import not_written
+from giornata_tools.doors.addresses import without_password
+from giornata_tools.doors.edits import Refused
+from giornata_tools.interrupts import INTERRUPTED
+from giornata_tools.loadgen.driver import Record, drive
+from giornata_tools.loadgen.images_api import Api, ImagesApi, open_images_api
+from giornata_tools.loadgen.material import Material, TemplatePicture, made, material
+from giornata_tools.loadgen.outcomes import Outcome
+from giornata_tools.loadgen.plots import charts
+from giornata_tools.loadgen.report import WIDTH, MeasuredRun, notes, table, value
+from giornata_tools.loadgen.schedule import OfferedLoad
+from giornata_tools.loadgen.statistics import figures
+from giornata_tools.loadgen.workload import Request
+
+REPORT: Final = "report.json"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server."""
+
+    name: str
+    url: str
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """What is measured, and how."""
+
+    targets: tuple[Target, ...]
+    api: Api
+    api_key: str | None
+    loads: tuple[OfferedLoad, ...]
+    templates: Mapping[int, TemplatePicture] | None
+    """None: they are generated."""
+    size: tuple[int, int]
+    """Width and height of generated pictures, in pixels."""
+    fields: Mapping[str, str]
+    """Fields of every request's form."""
+    slo_s: float | None
+    in_flight: int
+    timeout_s: float
+    seed: int
+    out: Path
+    options: Mapping[str, Any]
+    """The options as typed, for the report."""
+
+
+async def run(plan: BenchPlan) -> int:
+    """Measure and report; the exit status: 1 where nothing succeeded or nothing could be written."""
+    runs: list[MeasuredRun] = []
+    interrupted = False
+    try:
+        _writable(plan.out)
+        await _measure(plan, runs)
+    except Refused as error:
+        click.echo(f"Error: {error}", err=True)
+        return 1
+    except asyncio.CancelledError:
+        interrupted = True
+        click.echo("Stopped; this is what there is.", err=True)
+    if runs:
+        _report(plan, runs, interrupted=interrupted)
+    if interrupted:
+        return INTERRUPTED
+    return 0 if any(run.figures.succeeded for run in runs) else 1
+
+
+async def _measure(plan: BenchPlan, runs: list[MeasuredRun]) -> None:
+    """Fill `runs`, with the one that is cancelled too.
+
+    Raises:
+        Refused: a server does not answer the first request, sent ahead of all, with a picture.
+    """
+    await _try(plan, plan.loads[0].requests[0])
+    for load in plan.loads:
+        files = await asyncio.to_thread(_material, plan, load.requests)
+        for target in plan.targets:
+            async with _opened(plan, target, files) as api:
+                outcomes: list[Outcome] = []
+                try:
+                    with _recording(target, load, outcomes) as record:
+                        await drive(load.requests, api.send, record, limit=plan.in_flight)
+                finally:
+                    runs.append(_ended(plan, target, load, outcomes))
+
+
+def _material(plan: BenchPlan, requests: Sequence[Request]) -> Material:
+    templates = plan.templates or made(requests, *plan.size, plan.seed)
+    return material(requests, templates)
+
+
+def _opened(plan: BenchPlan, target: Target, files: Material) -> AbstractAsyncContextManager[ImagesApi]:
+    return open_images_api(
+        target.url, files, plan.fields, api=plan.api, api_key=plan.api_key, timeout_s=plan.timeout_s
+    )
+
+
+async def _try(plan: BenchPlan, request: Request) -> None:
+    """Have every server answer one request."""
+    files = await asyncio.to_thread(_material, plan, [request])
+    for target in plan.targets:
+        async with _opened(plan, target, files) as api:
+            answer = await api.send(request)
+        if answer.code is not None:
+            said = f"{target.name} at {without_password(target.url)} does not answer an edit with a picture: "
+            raise Refused(ErrorBody(code=answer.code, message=f"{said}{answer.message}"))
+
+
+def _ended(plan: BenchPlan, target: Target, load: OfferedLoad, outcomes: list[Outcome]) -> MeasuredRun:
+    found = figures(load.requests, outcomes, warmup_s=load.warmup_s, seconds=load.seconds, slo_s=plan.slo_s)
+    return MeasuredRun(target.name, load.rate, load.warmup_s, tuple(outcomes), found)
+
+
+@contextmanager
+def _recording(target: Target, load: OfferedLoad, outcomes: list[Outcome]) -> Iterator[Record]:
+    """Takes outcomes, and shows how many there are."""
+    what = "trace" if load.rate is None else f"{load.rate:g}/s"
+    with counting(f"{target.name} {what}", len(load.requests)) as count:
+
+        def record(outcome: Outcome) -> None:
+            outcomes.append(outcome)
+            count(len(outcomes))
+
+        yield record
+
+
+def _writable(out: Path) -> None:
+    """A measurement that took an hour is not to be lost.
+
+    Raises:
+        Refused: `out` takes no files.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        raise Refused(not_written(str(out), error)) from error
+
+
+def _report(plan: BenchPlan, runs: list[MeasuredRun], *, interrupted: bool) -> None:
+    told = {
+        "workload": {**plan.options, "warmed_up": "one request ahead of the first run of each server"},
+        "interrupted": interrupted,
+        "versions": {
+            "giornata": __version__,
+            "aiohttp": version("aiohttp"),
+            "python": platform.python_version(),
+        },
+        "runs": [value(run) for run in runs],
+    }
+    (plan.out / REPORT).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    from giornata_tools.loadgen.drawing import figure, svg
+
+    for name, chart in charts(runs).items():
+        (plan.out / name).write_text(svg(figure(chart)), encoding="utf-8")
+    console = Console()
+    Console(width=max(console.width, WIDTH)).print(table(runs))
+    for note in notes(runs):
+        click.echo(note)
+    click.echo(f"{plan.out / REPORT} has all of it; charts lie beside it.")

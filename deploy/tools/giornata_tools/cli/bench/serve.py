@@ -1,0 +1,131 @@
+"""``giornata bench serve``: edits arrive by chance, as in production; how long they take, and how many are served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from click.core import ParameterSource
+
+from giornata_tools import interrupts
+from giornata_tools.cli import extras
+from giornata_tools.cli.bench import values as bench_values
+from giornata_tools.cli.bench.plan import plan_of
+from giornata_tools.cli.bench.run import run
+from giornata_tools.cli.bench.workload_options import (
+    ABOVE_0,
+    AT_LEAST_0,
+    COUNT,
+    READABLE,
+    duration_option,
+    images_option,
+    masks_option,
+    rate_option,
+    speed_option,
+    steps_option,
+    trace_option,
+    warmup_option,
+    zipf_option,
+)
+from giornata_tools.cli.connecting import url_option
+from giornata_tools.loadgen import facts
+from giornata_tools.loadgen.images_api import Api
+from giornata_tools.loadgen.workload import MAX_SEED, MaskShape
+
+FILE: Final = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command(context_settings={"show_default": True})
+@url_option
+@click.option("--against", metavar="URL", help="Another server, measured in turn with the same requests.")
+@click.option(
+    "--names", default="giornata,baseline", metavar="NAME,NAME", help="What --url and --against are called."
+)
+@click.option(
+    "--api",
+    type=click.Choice([str(api) for api in Api]),
+    default=str(Api.GIORNATA),
+    help="openai: only the fields of OpenAI's API; giornata: num_inference_steps and seed too.",
+)
+@click.option(
+    "--api-key-file",
+    type=READABLE,
+    help="File that holds the key to send; by default GIORNATA_API_KEY holds it, where one is asked for.",
+)
+@rate_option("1", "Requests a second; a run for each.")
+@click.option(
+    "--arrivals",
+    type=click.Choice(["poisson", "bursty"]),
+    default="poisson",
+    help="bursty: gamma-distributed times between requests.",
+)
+@click.option(
+    "--cv",
+    type=AT_LEAST_0,
+    help=f"Of bursty arrivals: standard deviation of the times between requests over their mean.  "
+    f"[default: {facts.BURSTS:g}, as in a real trace]",
+    show_default=False,
+)
+@trace_option("Replay a .csv or .jsonl file instead")
+@speed_option
+@click.option(
+    "--save-trace", type=FILE, help="Write the requests of the run, .csv or .jsonl, to replay them."
+)
+@duration_option(60.0, "Of each run, after the warm-up.")
+@warmup_option(10.0, "Requests due before it are sent and left out of all figures.")
+@masks_option
+@click.option(
+    "--mask-shape", type=click.Choice([str(shape) for shape in MaskShape]), default=str(MaskShape.BLOB)
+)
+@steps_option("A number, production's mix, or server: the server's default.")
+@images_option("request")
+@click.option("--templates", type=COUNT, default=8, help="Distinct pictures, where they are generated.")
+@zipf_option
+@click.option(
+    "--images",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Take the pictures of a folder, by name; the first is the most popular.",
+)
+@click.option(
+    "--picture-size",
+    default="512x512",
+    metavar="WIDTHxHEIGHT",
+    callback=bench_values.read_by(bench_values.size),
+    help="Of generated pictures.",
+)
+@click.option("--prompt", default="a red star", help="Of every edit.")
+@click.option("--model", help="To name to the server.")
+@click.option(
+    "--field", "fields", multiple=True, metavar="NAME=VALUE", help="Any other field of the form; repeatable."
+)
+@click.option(
+    "--slo", type=ABOVE_0, metavar="SECONDS", help="How long an answer may take to count as goodput."
+)
+@click.option(
+    "--in-flight",
+    type=COUNT,
+    default=1000,
+    help="Most requests without an answer; others are errors.",
+)
+@click.option("--timeout", type=ABOVE_0, default=600.0, metavar="SECONDS", help="Longest wait for an answer.")
+@click.option("--seed", type=click.IntRange(0, MAX_SEED), default=0, help="Of everything that is drawn.")
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("out") / "serve",
+    metavar="FOLDER",
+    help="Where report and charts are written.",
+)
+@click.pass_context
+def serve(ctx: click.Context, /, **options: Any) -> None:
+    """Send each edit when it is due, answered or not the ones before, and measure.
+
+    Latencies count from when a request was due. A table is printed; FOLDER gets report.json, with every request, and
+    charts. Ctrl-C ends the measurement and reports what there is.
+    """
+    extras.require("bench")
+    typed = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    plan = plan_of(options, typed)
+    ctx.exit(interrupts.run(lambda: run(plan)))

@@ -1,1 +1,0 @@
-"""What ``giornata doctor`` looks at: each check is a function that returns a finding, see :mod:`.finding`."""

@@ -1,0 +1,1 @@
+"""``giornata doctor``: each check is a function that returns a finding, see :mod:`.finding`."""

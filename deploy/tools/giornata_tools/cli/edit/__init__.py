@@ -1,0 +1,1 @@
+"""``giornata edit``: one edit, its progress and its pictures."""

@@ -1,0 +1,215 @@
+"""``giornata edit``: one edit, its progress, its pictures; Ctrl-C cancels it."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from click.core import ParameterSource
+
+from giornata.wire.errors import DeadlineExceeded
+from giornata.wire.requests import EditParameters, OutputFormat
+from giornata_tools import interrupts
+from giornata_tools.bars import edit_steps
+from giornata_tools.cli.connecting import api_key_option, door_of, nats_option, redis_option, url_option
+from giornata_tools.cli.edit import outputs
+from giornata_tools.cli.edit.parameters import options, validated
+from giornata_tools.cli.edit.report import EditDelivery, not_written
+from giornata_tools.doors.addresses import Http, Nats
+from giornata_tools.doors.edits import Door, EditOrder, EditOutcome, EditProgress, Preview, Refused, Stopped
+
+NATS_TIMEOUT_S: Final = 120.0
+"""What the NATS door allows unless told otherwise; over HTTP the gateway decides."""
+PROBE_BYTES: Final = 1 << 20
+"""About the size of a picture."""
+
+SOURCE: Final = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The door to ask at, and how long to wait."""
+
+    door: Http | Nats
+    redis_url: str | None
+    api_key: str | None
+    tenant: str
+    timeout_s: float | None
+
+    def open(self) -> AbstractAsyncContextManager[Door]:
+        """The door, open while inside."""
+        if isinstance(self.door, Http):
+            from giornata_tools.doors.http_door import open_http
+
+            return open_http(self.door.url, self.api_key)
+        from giornata_tools.doors.nats_door import open_nats
+
+        return open_nats(
+            self.door.url, self.redis_url, self.api_key, self.tenant, self.timeout_s or NATS_TIMEOUT_S
+        )
+
+
+@click.command(params=options(EditParameters, {"output_format": "what OUT ends with"}))
+@click.argument("image", type=SOURCE, metavar="IN")
+@click.option(
+    "--mask",
+    type=SOURCE,
+    help="What to repaint, white or transparent. Without it: the transparent part of IN, or all of an opaque one.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "out",
+    required=True,
+    metavar="OUT",
+    help="Where to write; an existing file is replaced, - is standard output. Several pictures become OUT-0.png, "
+    "OUT-1.png and so on.",
+)
+@url_option
+@nats_option
+@redis_option
+@api_key_option
+@click.option(
+    "--tenant", default="default", show_default=True, help="Whose key that is; for large pictures over NATS."
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help=f"Cancel the edit after this long.  [default: what the gateway allows; {NATS_TIMEOUT_S:g} over NATS]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a report as JSON: files, seeds, job, error.")
+@click.option(
+    "--progress/--no-progress", default=True, help="A bar on standard error, where that is a terminal."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+@click.pass_context
+def edit(
+    ctx: click.Context,
+    /,
+    *,
+    image: str,
+    mask: str | None,
+    out: str,
+    url: str | None,
+    nats_url: str | None,
+    redis_url: str | None,
+    api_key: str | None,
+    tenant: str,
+    timeout_s: float | None,
+    as_json: bool,
+    progress: bool,
+    quiet: bool,
+    **parameters: Any,
+) -> None:
+    """Repaint the masked part of the picture IN as the prompt says, and write OUT.
+
+    PNG, JPEG and WebP are read; OUT is written in the format that its name ends with. Pixels outside the mask stay
+    exactly as they are in IN.
+    """
+    given = {
+        name: value
+        for name, value in parameters.items()
+        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
+    }
+    files, given["output_format"] = _destinations(out, parameters["n"], given.get("output_format"))
+    validated(given)
+    if out == outputs.STDOUT and parameters.get("partial_images"):
+        raise click.UsageError("--partial-images are files beside OUT, which -o - has none of.")
+    if as_json and out == outputs.STDOUT:
+        raise click.UsageError("--json and -o - both write to standard output; give one.")
+    if image == mask == outputs.STDOUT:
+        raise click.UsageError("Standard input holds one picture, not IN and the mask.")
+    reach = Reach(door_of(ctx, url, nats_url), redis_url, api_key, tenant, timeout_s)
+    order = EditOrder(_read(image), None if mask is None else _read(mask), given)
+    report = EditDelivery(files, as_json, quiet)
+    ctx.exit(interrupts.run(lambda: run(reach, order, report, progress=progress and not quiet)))
+
+
+FIRST: Final = ("image", "prompt", "mask", "out")
+edit.params.sort(key=lambda parameter: FIRST.index(parameter.name) if parameter.name in FIRST else len(FIRST))
+
+
+async def run(reach: Reach, order: EditOrder, report: EditDelivery, *, progress: bool) -> int:
+    """Hand the order in, write its pictures, report; the exit status."""
+    started_s = time.monotonic()
+    try:
+        _probe(report.files)
+        async with asyncio.timeout(reach.timeout_s) as limit:
+            outcome = await _carried_out(reach, order, report, progress=progress)
+    except TimeoutError:
+        return report.refused(DeadlineExceeded().body())
+    except Refused as error:
+        return report.refused(error.body)
+    except Stopped as stopped:
+        if limit.expired():
+            late = DeadlineExceeded(f"The edit took longer than {reach.timeout_s:g} s. {stopped}")
+            return report.refused(late.body())
+        report.stopped(str(stopped))
+        return interrupts.INTERRUPTED
+    return report.finished(outcome, time.monotonic() - started_s)
+
+
+async def _carried_out(
+    reach: Reach, order: EditOrder, report: EditDelivery, *, progress: bool
+) -> EditOutcome:
+    with edit_steps(len(report.files), shown=progress) as draw:
+
+        def tell(told: EditProgress | Preview) -> None:
+            if isinstance(told, Preview):
+                report.preview(told)
+            else:
+                draw(told)
+
+        async with reach.open() as door:
+            return await door.edit(order, tell)
+
+
+def _destinations(out: str, n: int, chosen: str | None) -> tuple[tuple[str, ...], OutputFormat]:
+    """A file for each of `n` pictures, and their format.
+
+    Raises:
+        click.BadParameter: `out` is no name for them.
+    """
+    try:
+        output_format = outputs.format_of(out, OutputFormat(chosen) if chosen else None)
+        files = tuple(outputs.files(out, n))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="-o") from error
+    for path in map(Path, files if out != outputs.STDOUT else ()):
+        if path.is_dir():
+            raise click.BadParameter(f"{path} is a folder.", param_hint="-o")
+        if not path.parent.is_dir():
+            raise click.BadParameter(f"There is no folder {path.parent}.", param_hint="-o")
+    return files, output_format
+
+
+def _probe(files: tuple[str, ...]) -> None:
+    """A picture that took a minute is not to be lost for a disk that is full or a folder that takes no files.
+
+    Leaves no trace: files that exist are opened and not changed, beside others a nameless one lives for a moment.
+
+    Raises:
+        Refused: one of `files` cannot be written.
+    """
+    for path in map(Path, files if files != (outputs.STDOUT,) else ()):
+        try:
+            if path.is_file():
+                path.open("ab").close()
+            elif not path.exists():  # pipes and devices are left alone
+                with tempfile.TemporaryFile(dir=path.parent) as beside:
+                    beside.write(bytes(PROBE_BYTES))
+        except OSError as error:
+            raise Refused(not_written(str(path), error)) from error
+
+
+def _read(name: str) -> bytes:
+    with click.open_file(name, "rb") as file:
+        return bytes(file.read())

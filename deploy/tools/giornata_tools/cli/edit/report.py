@@ -1,0 +1,121 @@
+"""What one edit leaves behind: files, and lines on standard error or a report as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from giornata.wire.errors import ErrorBody, JobCancelled
+from giornata_tools.cli.edit import outputs
+from giornata_tools.doors.edits import EditOutcome, Failure, PaintedPicture, Preview, sentence
+
+NOT_WRITTEN: Final = "output_not_written"
+"""Code of a file that cannot be written: the command line's own, since no service answers it."""
+
+
+@dataclass(frozen=True)
+class EditDelivery:
+    """Where pictures go, and how it is told."""
+
+    files: tuple[str, ...]
+    """File names by index of the picture; ``-`` is standard output."""
+    as_json: bool = False
+    quiet: bool = False
+    previews: dict[str, Preview] = field(default_factory=dict)
+    """Written so far, by file; another attempt's take the place of the first's."""
+    lost: dict[str, Failure] = field(default_factory=dict)
+    """What could not be written, by file."""
+
+    def preview(self, preview: Preview) -> None:
+        """Write a preview beside its picture; where that fails, the edit goes on and :meth:`finished` tells."""
+        name = outputs.preview_file(self.files[preview.index], preview.number, preview.suffix)
+        self.previews.pop(name, None)
+        if self._write(name, preview.index, preview.data):
+            self.previews[name] = preview
+
+    def finished(self, outcome: EditOutcome, elapsed_s: float) -> int:
+        """Write the pictures, every one that can be, and tell; 1 where a file is missing."""
+        written = [p for p in outcome.pictures if self._write(self.files[p.index], p.index, p.data)]
+        failures = (*outcome.failures, *self.lost.values())
+        if self.as_json:
+            _print_json(self._value(outcome, written, failures, elapsed_s))
+        elif not self.quiet:
+            for p in written:
+                click.echo(
+                    f"{self.files[p.index]}: {outcome.size}, seed {p.seed}, {elapsed_s:.1f} s", err=True
+                )
+        for failure in outcome.failures:
+            code = f" [{failure.code}]" if failure.code else ""
+            click.echo(f"A picture failed: {failure.sentence}{code}", err=True)
+        for failure in self.lost.values():
+            click.echo(f"Error: {failure.sentence} [{failure.code}]", err=True)
+        if len(written) < len(outcome.pictures):
+            click.echo(
+                f"The gateway keeps pictures for a while: GET /v1/jobs/{outcome.job_id}/image", err=True
+            )
+        return 1 if failures else 0
+
+    def refused(self, body: ErrorBody) -> int:
+        """Tell why there is no picture."""
+        if self.as_json:
+            _print_json({"error": body.model_dump(mode="json", exclude_none=True)})
+        click.echo(f"Error: {sentence(body)}", err=True)
+        return 1
+
+    def stopped(self, text: str) -> None:
+        """Tell what became of the job that was given up."""
+        if self.as_json:
+            _print_json({"error": {"code": JobCancelled.code, "message": text}})
+        click.echo(text, err=True)
+
+    def _write(self, name: str, index: int, data: bytes) -> bool:
+        """Write a file; whether that succeeded."""
+        try:
+            if name == outputs.STDOUT:
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
+            else:
+                Path(name).write_bytes(data)
+        except OSError as error:
+            self.lost[name] = Failure(not_written(name, error).message, NOT_WRITTEN, index)
+            return False
+        self.lost.pop(name, None)
+        return True
+
+    def _value(
+        self,
+        outcome: EditOutcome,
+        written: Sequence[PaintedPicture],
+        failures: Sequence[Failure],
+        elapsed_s: float,
+    ) -> dict[str, Any]:
+        return {
+            "job_id": outcome.job_id,
+            "size": outcome.size,
+            "elapsed_s": round(elapsed_s, 3),
+            "pictures": [
+                {"file": self.files[p.index], "index": p.index, "seed": p.seed, "bytes": len(p.data)}
+                for p in written
+            ],
+            "previews": [
+                {"file": name, "index": p.index, "step": p.step, "box": p.box}
+                for name, p in self.previews.items()
+            ],
+            "errors": [{"code": f.code, "message": f.sentence, "index": f.index} for f in failures],
+        }
+
+
+def not_written(name: str, error: OSError) -> ErrorBody:
+    """Why the file `name` cannot be written."""
+    place = "Standard output" if name == outputs.STDOUT else name
+    return ErrorBody(code=NOT_WRITTEN, message=f"{place} cannot be written: {error.strerror or error}.")
+
+
+def _print_json(value: object) -> None:
+    click.echo(json.dumps(value, indent=2))

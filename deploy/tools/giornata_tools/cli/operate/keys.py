@@ -1,0 +1,156 @@
+"""``giornata keys``: the file of API keys that gateways read (GIORNATA_API_KEYS_FILE)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from giornata import api_keys
+from giornata.api_keys import KEY_BYTES, MAX_WEIGHT, PREFIX, ApiKey, KeysFile, KeysFileError, TenantLimits
+from giornata_tools.cli.operate import keys_file
+
+Command = Callable[..., Any]
+
+file_option = click.option(
+    "--file",
+    "path",
+    envvar="GIORNATA_API_KEYS_FILE",
+    show_envvar=True,
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The file that the gateways read, too.",
+)
+tenant_option = click.option(
+    "--tenant", required=True, metavar="NAME", help="Letters, digits, _ and -, at most 64."
+)
+
+
+def limit_options(command: Command) -> Command:
+    """Options of what a tenant may do."""
+    for name, kind, text in (
+        (
+            "--weight",
+            click.FloatRange(0, MAX_WEIGHT, min_open=True),
+            "Share beside other tenants; default 1.",
+        ),
+        ("--per-minute", click.IntRange(0), "Pictures that the tenant may ask for in a minute; 0: no limit."),
+        (
+            "--in-progress",
+            click.IntRange(0),
+            "Pictures that the tenant may have in progress; 0: no limit.",
+        ),
+    ):
+        command = click.option(name, type=kind, metavar="N", help=text)(command)
+    return command
+
+
+@click.group()
+def keys() -> None:
+    """Make, list and revoke the API keys that gateways ask for.
+
+    Gateways read the file again when it has changed; it holds no keys, only their hashes.
+    """
+
+
+@keys.command()
+@file_option
+@tenant_option
+@limit_options
+def create(
+    path: Path, tenant: str, in_progress: int | None, per_minute: int | None, weight: float | None
+) -> None:
+    """Make a key and print it, this once.
+
+    Limits are the tenant's and hold for all of its keys. A limit that is not named stays as it is, or as the gateway's
+    configuration says.
+    """
+    key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
+    limits = TenantLimits(in_progress=in_progress, per_minute=per_minute, weight=weight)
+
+    def changed(file: KeysFile) -> KeysFile:
+        return api_keys.with_limits(
+            api_keys.with_key(file, key, tenant, datetime.now(UTC).replace(microsecond=0)), tenant, limits
+        )
+
+    _change(path, changed)
+    click.echo(key)
+    key_id = api_keys.hash_of(key)[: api_keys.ID_CHARACTERS]
+    click.echo(f"Key {key_id} of tenant {tenant} is in {path}. It is not shown again.", err=True)
+
+
+@keys.command()
+@file_option
+@tenant_option
+@limit_options
+def limit(
+    path: Path, tenant: str, in_progress: int | None, per_minute: int | None, weight: float | None
+) -> None:
+    """Change what a tenant may do; what is not named stays as it is."""
+    limits = TenantLimits(in_progress=in_progress, per_minute=per_minute, weight=weight)
+    if limits == TenantLimits():
+        raise click.UsageError("Name a limit: --in-progress, --per-minute or --weight.")
+    _change(path, lambda file: api_keys.with_limits(file, tenant, limits))
+    click.echo(f"Limits of tenant {tenant} are in {path}.", err=True)
+
+
+@keys.command()
+@file_option
+@click.argument("key_id", metavar="ID")
+def revoke(path: Path, key_id: str) -> None:
+    """Forget a key; gateways refuse it from then on.
+
+    ID is the beginning of what `giornata keys list` shows, and of one key alone.
+    """
+    revoked: list[ApiKey] = []
+
+    def changed(file: KeysFile) -> KeysFile:
+        file, key = api_keys.without_key(file, key_id)
+        revoked.append(key)
+        return file
+
+    _change(path, changed)
+    click.echo(f"Key {revoked[0].key_id} of tenant {revoked[0].tenant} is revoked.", err=True)
+
+
+@keys.command("list")
+@file_option
+def list_keys(path: Path) -> None:
+    """Show all keys by their IDs, with what their tenants may do.
+
+    A dash is what the gateway's configuration says.
+    """
+    try:
+        file = keys_file.read(path)
+    except KeysFileError as error:
+        raise click.ClickException(_sentence(error)) from error
+    table = Table("ID", "tenant", "created", "in progress", "per minute", "weight")
+    for key in file.keys:
+        limits = file.tenants.get(key.tenant, TenantLimits())
+        shown = (limits.in_progress, limits.per_minute, limits.weight)
+        table.add_row(
+            key.key_id,
+            key.tenant,
+            f"{key.created:%Y-%m-%d}",
+            *("-" if value is None else "none" if value == 0 else f"{value:g}" for value in shown),
+        )
+    Console().print(table)
+
+
+def _change(path: Path, changed: Callable[[KeysFile], KeysFile]) -> None:
+    try:
+        keys_file.change(path, changed)
+    except KeysFileError as error:
+        raise click.ClickException(_sentence(error)) from error
+
+
+def _sentence(error: KeysFileError) -> str:
+    text = str(error)
+    return f"{text[0].upper()}{text[1:]}."

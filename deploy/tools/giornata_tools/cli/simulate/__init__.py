@@ -1,0 +1,1 @@
+"""``giornata simulate``: a cluster on a virtual clock."""

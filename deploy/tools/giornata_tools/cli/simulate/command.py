@@ -1,0 +1,184 @@
+"""``giornata simulate``: how a cluster would serve a workload, on a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from giornata.scheduling.policies import PolicyName
+from giornata_tools.cli import extras
+from giornata_tools.cli.bench import values as bench_values
+from giornata_tools.cli.bench.workload_options import (
+    ABOVE_0,
+    AT_LEAST_0,
+    COUNT,
+    READABLE,
+    duration_option,
+    images_option,
+    masks_option,
+    rate_option,
+    speed_option,
+    steps_option,
+    trace_option,
+    warmup_option,
+    zipf_option,
+)
+from giornata_tools.loadgen import facts
+
+
+def _policies(text: str) -> list[str]:
+    """Some by their names, each once, or all."""
+    known = [str(name) for name in PolicyName]
+    names = known if text == "all" else list(dict.fromkeys(text.split(",")))
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"no policy is called {unknown[0]}; there are {', '.join(known)}, and all")
+    return names
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--workers", type=click.IntRange(1, 1000), default=8, help="Alike workers.")
+@click.option(
+    "--machine",
+    default="h800-flux",
+    metavar="NAME|FILE",
+    help="What a worker is: h800-flux (published times), or a file of `giornata profile`.",
+)
+@click.option("--rows", type=COUNT, default=8, help="Rows that share a step, at most.")
+@click.option("--noise", type=AT_LEAST_0, default=0.0, help="Coefficient of variation of equal steps' times.")
+@click.option(
+    "--cluster",
+    type=READABLE,
+    metavar="FILE",
+    help="Groups of workers that differ, in TOML or JSON, instead of --workers, --machine, --rows and --noise.",
+)
+@rate_option("4", "Jobs a second, of all workers together; a run for each.")
+@click.option(
+    "--cv",
+    type=AT_LEAST_0,
+    default=1.0,
+    help=f"Of the times between jobs: standard deviation over mean; 1 is Poisson, a real trace has {facts.BURSTS:g}.",
+)
+@trace_option("Replay a .csv or .jsonl file")
+@speed_option
+@duration_option(600.0, "Virtual, after the warm-up.")
+@warmup_option(30.0, "Jobs that arrive in it are not counted.")
+@masks_option
+@steps_option("A number, or production's mix.")
+@images_option("job")
+@click.option("--tokens", type=COUNT, default=4096, help="Of a picture; 4096: 1024 x 1024.")
+@click.option("--text-tokens", type=click.IntRange(min=0), default=512, help="Of a prompt.")
+@click.option(
+    "--halo", type=click.IntRange(min=0), default=0, help="Tokens around a mask that are computed too."
+)
+@click.option("--corrects/--no-corrects", default=False, help="Edits compute their first step in full.")
+@click.option("--reuse/--no-reuse", default=True, help="Whether edits take from templates.")
+@click.option("--templates", type=COUNT, default=1, help="Distinct pictures.")
+@zipf_option
+@click.option(
+    "--template-gb", type=AT_LEAST_0, default=0.0, help="Of one template; 0: all of them fit anywhere."
+)
+@click.option("--memory-gb", type=ABOVE_0, default=64.0, help="For templates, of each worker.")
+@click.option("--disk-gb", type=AT_LEAST_0, default=0.0, help="For templates on disk, of each worker.")
+@click.option("--disk-gb-per-s", type=ABOVE_0, default=2.0, help="At which templates are read from disk.")
+@click.option(
+    "--step-gb",
+    type=AT_LEAST_0,
+    default=0.0,
+    help="That a row takes a step from memory; 0: loads are neglected.",
+)
+@click.option(
+    "--link-gb-per-s", type=ABOVE_0, default=50.0, help="From memory to the device, where --step-gb says so."
+)
+@click.option("--cold", is_flag=True, help="No template is in memory at the start.")
+@click.option(
+    "--registered",
+    is_flag=True,
+    help="Templates are recorded at their first edit on a worker, not the second.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    default="all",
+    metavar="NAME[,NAME...]",
+    callback=bench_values.read_by(_policies),
+    help=f"all, or of {', '.join(PolicyName)}.",
+)
+@click.option(
+    "--binding",
+    type=click.Choice(["late", "arrival"]),
+    default="late",
+    help="When a job gets its worker: once that has a place, as live; or at its arrival, as in FlashPS.",
+)
+@click.option(
+    "--looked-at", type=COUNT, default=16, help="Of many workers, how many the policy is asked about."
+)
+@click.option("--telemetry-hz", type=ABOVE_0, default=4.0, help="How often workers tell of themselves.")
+@click.option("--encode-ms", type=AT_LEAST_0, default=0.0, help="Before denoising, a job.")
+@click.option(
+    "--finish-ms", type=AT_LEAST_0, default=253.0, help="After denoising, a picture; an H800's VAE decode."
+)
+@click.option("--prepost", type=COUNT, default=8, help="Servers that encode, and as many that finish.")
+@click.option(
+    "--hops-ms",
+    type=AT_LEAST_0,
+    default=0.0,
+    help="Time that messages and files of a job take, in which no worker computes.",
+)
+@click.option(
+    "--relay-ms",
+    type=AT_LEAST_0,
+    default=0.0,
+    help="That gateway, router and message servers compute, a job, one after the other.",
+)
+@click.option(
+    "--cores",
+    type=ABOVE_0,
+    help="That all who compute share, a thread each, as on one host without GPUs; default: everyone has one.",
+)
+@click.option("--slo", type=ABOVE_0, metavar="SECONDS", help="Within which every job should end.")
+@click.option(
+    "--seeds", type=click.IntRange(1, 100), default=1, help="Runs of each kind, with jobs of their own."
+)
+@click.option("--bound/--no-bound", default=True, help="Compare with what no schedule could beat.")
+@click.option(
+    "--find-workers", is_flag=True, help="Answer how few workers keep --percentile of latencies within --slo."
+)
+@click.option("--percentile", type=click.FloatRange(1, 100), default=95.0, help="For --find-workers.")
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Write report.json, runs.csv, jobs.csv and charts there.",
+)
+def simulate(**given: Any) -> None:
+    r"""Simulate a cluster: the router's own policies, line and batches on a virtual clock.
+
+    Prints latencies, utilisation and cache hits of each policy on the same jobs, and the gap of its P95 to a lower
+    bound: the least time in which any schedule that knows the future could end 95 % of them, were all workers one.
+
+    \b
+    Examples:
+      giornata simulate --rate 2,3,4 -o out/simulation
+      giornata simulate --templates 970 --template-gb 4 --cold --policy finish_time,request_level
+      giornata simulate --rate 20 --find-workers --slo 5 --policy finish_time
+      giornata simulate --machine .giornata/profile.json --rows 4 --workers 2 --rate 0.5
+    """
+    if given["find_workers"] and given["slo"] is None:
+        raise click.UsageError("--find-workers needs --slo: the seconds that jobs may take.")
+    if given["out"] is not None:
+        extras.require("bench")
+    from giornata_tools.cli.simulate.run import run
+
+    try:
+        run(_plain(given))
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as they were read, without how they were typed."""
+    return {name: v.value if isinstance(v, bench_values.Given) else v for name, v in given.items()}

@@ -1,0 +1,90 @@
+"""What ``giornata simulate`` simulates, made from its options and the files that they name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from giornata_tools.loadgen import trace
+from giornata_tools.loadgen.distributions import zipf
+from giornata_tools.loadgen.workload import MaskShape, Workload
+from giornata_tools.simulation import cluster
+from giornata_tools.simulation.jobs import EditedPicture, template_name
+from giornata_tools.simulation.machines import Machine, Storage
+from giornata_tools.simulation.scenario import Arrivals, Scenario, popular
+from giornata_tools.simulation.simulator import Stages
+from giornata_tools.simulation.tiers import TemplateSetting
+
+
+def scenario_of(given: Mapping[str, Any]) -> Scenario:
+    """What the options say.
+
+    Raises:
+        ValueError: a file holds something else than it should.
+    """
+    weights = zipf(given["templates"], given["zipf"])
+    names = frozenset(map(template_name, weights))
+    return Scenario(
+        machines=tuple(_machines(given)),
+        workload=Workload(given["masks"], given["steps"], given["n"], weights, MaskShape.SQUARE),
+        arriving=_arriving(given),
+        picture=EditedPicture(given["text_tokens"], given["tokens"], given["halo"], given["corrects"]),
+        templates=TemplateSetting(
+            size_bytes=given["template_gb"] * 1e9,
+            kv_bytes=given["step_gb"] * 1e9,
+            registered=names if given["registered"] else frozenset(),
+            preloaded=() if given["cold"] else popular(weights),
+        ),
+        stages=Stages(
+            given["encode_ms"], given["finish_ms"], given["prepost"], given["hops_ms"], given["relay_ms"]
+        ),
+        reuse=given["reuse"],
+        slo_s=given["slo"],
+        cores=given["cores"] or math.inf,
+    )
+
+
+def _machines(given: Mapping[str, Any]) -> list[Machine]:
+    path: Path | None = given["cluster"]
+    if path is not None:
+        try:
+            return cluster.read(
+                path.read_text(encoding="utf-8"),
+                path.suffix,
+                lambda name: (path.parent / name).read_text(encoding="utf-8"),
+            )
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+    named = given["machine"] in cluster.PUBLISHED
+    group = cluster.Group(
+        machine=given["machine"] if named else None,
+        profile=None if named else given["machine"],
+        rows=given["rows"],
+        noise=given["noise"],
+        link_gb_per_s=given["link_gb_per_s"] if given["step_gb"] else None,
+    )
+    try:
+        machine = group.of(lambda name: Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        known = ", ".join(cluster.PUBLISHED)
+        raise ValueError(f"--machine is {known} or a file of `giornata profile`; {error}") from error
+    storage = Storage(given["memory_gb"] * 1e9, given["disk_gb"] * 1e9, given["disk_gb_per_s"] * 1e9)
+    return [replace(machine, storage=storage)] * int(given["workers"])
+
+
+def _arriving(given: Mapping[str, Any]) -> Arrivals:
+    lines: tuple[trace.TraceLine, ...] = ()
+    path: Path | None = given["trace"]
+    if path is not None:
+        if path.suffix not in trace.SUFFIXES:
+            raise ValueError(f"{path}: a trace is a file that ends in {' or '.join(trace.SUFFIXES)}")
+        try:
+            lines = tuple(trace.read(path.read_text(encoding="utf-8"), path.suffix))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from error
+    return Arrivals(given["duration"], given["warmup"], given["cv"], lines, given["speed"])

@@ -1,0 +1,90 @@
+"""Which door is meant, and addresses fit to be shown. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+LOCAL_GATEWAY: Final = "http://127.0.0.1:8000"
+"""Where ``giornata up`` listens."""
+URL_VARIABLE: Final = "GIORNATA_URL"
+NATS_VARIABLE: Final = "GIORNATA_NATS_URL"
+
+
+@dataclass(frozen=True)
+class Http:
+    """The REST door."""
+
+    url: str
+
+
+@dataclass(frozen=True)
+class Nats:
+    """The NATS door."""
+
+    url: str
+
+
+def gateway_url(url: str) -> str:
+    """`url` without a closing slash.
+
+    Raises:
+        ValueError: it is no web address.
+    """
+    place = urlsplit(url)
+    if place.scheme not in {"http", "https"} or not place.hostname:
+        raise ValueError(f"{without_password(url)} is not the address of a gateway, such as {LOCAL_GATEWAY}.")
+    return url.rstrip("/")
+
+
+def nats_urls(urls: str) -> str:
+    """`urls`, one or several with commas between them, unchanged.
+
+    Raises:
+        ValueError: one of them is no address of a NATS server.
+    """
+    for url in urls.split(","):
+        try:
+            place = urlsplit(url.strip())
+            place.port  # noqa: B018 - reading it checks it
+        except ValueError:
+            place = urlsplit("")
+        if place.scheme not in {"nats", "tls", "ws", "wss"} or not place.hostname:
+            raise ValueError(
+                f"{without_password(url)} is not the address of a NATS server, such as nats://127.0.0.1:4222."
+            )
+    return urls
+
+
+def choose_door(
+    url: str | None, nats_url: str | None, *, url_typed: bool = False, nats_typed: bool = False
+) -> Http | Nats:
+    """The door that was asked for: what was typed goes before the environment, and the gateway before NATS.
+
+    Args:
+        url: of a gateway, typed or from the environment.
+        nats_url: of NATS servers, typed or from the environment.
+        url_typed: whether `url` was typed.
+        nats_typed: whether `nats_url` was typed.
+
+    Raises:
+        ValueError: both were typed, or the address is none.
+    """
+    if url_typed and nats_typed:
+        raise ValueError("--url and --nats name two doors; give one.")
+    if nats_url and (nats_typed or not url):
+        return Nats(nats_urls(nats_url))
+    return Http(gateway_url(url or LOCAL_GATEWAY))
+
+
+def without_password(urls: str) -> str:
+    """One address, or several with commas between them, without user, password, token and query."""
+    return ",".join(_without_password(url) for url in re.split(r",(?=\w+://)", urls))
+
+
+def _without_password(url: str) -> str:
+    """Everything up to the last ``@`` goes: a password may hold any character."""
+    shown = re.sub(r"^(\w+://)?.*@", r"\g<1>***@", url, flags=re.DOTALL)
+    return shown.partition("?")[0]

@@ -1,0 +1,141 @@
+"""What the command line asks of Giornata and what it is told, alike at both doors. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from giornata.wire.errors import ErrorBody, from_body
+
+
+@dataclass(frozen=True)
+class EditOrder:
+    """An edit to hand in."""
+
+    image: bytes
+    mask: bytes | None
+    parameters: Mapping[str, object]
+    """Fields of :class:`~giornata.wire.requests.EditParameters` that were given."""
+
+
+@dataclass(frozen=True)
+class EditProgress:
+    """A job entered a state, or one of its pictures finished a step."""
+
+    state: str
+    attempt: int
+    index: int = 0
+    """The picture's index."""
+    step: int = 0
+    """Steps computed; 0 for a state."""
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A picture so far: small, to be scaled up to `box`."""
+
+    index: int
+    """The picture's index."""
+    number: int
+    """0 for the picture's first one."""
+    step: int
+    box: tuple[int, ...]
+    """Left, top, width and height of the part that it covers, in pixels of the output."""
+    suffix: str
+    """Ending of a file of its format."""
+    data: bytes
+
+
+@dataclass(frozen=True)
+class PaintedPicture:
+    """One finished picture."""
+
+    index: int
+    seed: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why one of several pictures is missing."""
+
+    sentence: str
+    code: str | None = None
+    index: int | None = None
+
+
+@dataclass(frozen=True)
+class EditOutcome:
+    """What became of an order: at least one picture."""
+
+    job_id: str
+    size: str
+    """WIDTHxHEIGHT of the pictures."""
+    pictures: tuple[PaintedPicture, ...]
+    failures: tuple[Failure, ...] = ()
+
+
+Tell = Callable[[EditProgress | Preview], None]
+"""Called with what is told while an edit runs."""
+
+
+class Door(Protocol):
+    """A way to hand in an edit."""
+
+    async def edit(self, order: EditOrder, tell: Tell) -> EditOutcome:
+        """Carry out `order`; when cancelled, cancel the job and raise :class:`Stopped`.
+
+        Raises:
+            Refused: it was not accepted, or failed as a whole.
+            Stopped: it was cancelled.
+        """
+        ...
+
+
+class Refused(Exception):
+    """Giornata answered with an error, or not at all; the body has its code and its sentence."""
+
+    def __init__(self, body: ErrorBody) -> None:
+        super().__init__(sentence(body))
+        self.body = body
+
+
+class Unreachable(Refused):
+    """No server listens at the address."""
+
+
+class Stopped(Exception):
+    """The edit was given up; the text says what became of the job."""
+
+
+def sentence(body: ErrorBody) -> str:
+    """Tell an error to a person: what happened, what was received and is accepted, when to come again, and the code."""
+    again = "" if body.retry_after_s is None else f" Try again in {body.retry_after_s:g} s."
+    return f"{from_body(body)}{again} [{body.code}]"
+
+
+class StepCount:
+    """How far an edit is, over all of its pictures; a new attempt at one begins where its first step says."""
+
+    def __init__(self, pictures: int) -> None:
+        self._pictures = pictures
+        self._attempts: dict[int, int] = {}
+        self._done: dict[int, int] = {}
+        self.state = "sending"
+        self.total = 0
+        """Steps of all pictures; 0 until the first one is known."""
+
+    @property
+    def done(self) -> int:
+        """Steps computed."""
+        return sum(self._done.values())
+
+    def hear(self, told: EditProgress) -> None:
+        """Take in one message."""
+        self.state = told.state
+        if told.steps and told.attempt >= self._attempts.get(told.index, 0):
+            self._attempts[told.index] = told.attempt
+            self.total = told.steps * self._pictures
+            self._done[told.index] = told.step

@@ -1,0 +1,181 @@
+"""The REST door: an edit over server-sent events, its cancelling, and what else the gateway tells."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from enum import Enum
+from typing import Any, Final
+
+import aiohttp
+from pydantic import TypeAdapter, ValidationError
+
+from giornata.wire.errors import ErrorBody
+from giornata_tools.doors.addresses import without_password
+from giornata_tools.doors.edits import (
+    EditOrder,
+    EditOutcome,
+    Failure,
+    PaintedPicture,
+    Refused,
+    Stopped,
+    Tell,
+    Unreachable,
+)
+from giornata_tools.doors.http_answers import (
+    CompletedEvent,
+    FailedEvent,
+    JobStateAnswer,
+    PartialImage,
+    ProgressEvent,
+    read_event,
+)
+from giornata_tools.doors.sse import events
+
+SILENCE_S: Final = 60.0
+"""A gateway that says nothing for so long is gone: it comments on a quiet stream every 15 s."""
+CONNECT_S: Final = 10.0
+CANCEL_S: Final = 10.0
+
+_OBJECT: Final[TypeAdapter[dict[str, Any]]] = TypeAdapter(dict[str, Any])
+
+
+class HttpClient:
+    """A gateway. Make it with :func:`open_http`."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session = session
+        self._url = url
+        self._job_id: str | None = None
+
+    async def edit(self, order: EditOrder, tell: Tell) -> EditOutcome:
+        """Carry out `order` by ``POST /v1/images/edits``; see :class:`giornata_tools.doors.edits.Door`."""
+        try:
+            with _told_as_refused(self._url):
+                return await self._streamed(order, tell)
+        except asyncio.CancelledError:
+            raise Stopped(await self._cancelled()) from None
+
+    async def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Status and JSON object of ``GET path``; a status of the gateway's own, such as 503, is no error here.
+
+        Raises:
+            Refused: no gateway answers there.
+        """
+        with _told_as_refused(self._url):
+            async with self._session.get(self._url + path) as answer:
+                return answer.status, _OBJECT.validate_json(await answer.read())
+
+    async def read(self, path: str) -> dict[str, Any]:
+        """JSON object of ``GET path``.
+
+        Raises:
+            Refused: the gateway refuses, or does not answer.
+        """
+        with _told_as_refused(self._url):
+            async with self._session.get(self._url + path) as answer:
+                await _check(answer)
+                return _OBJECT.validate_json(await answer.read())
+
+    async def follow(self, path: str) -> AsyncIterator[dict[str, Any]]:
+        """Data of the events of ``GET path``, until the gateway ends the stream.
+
+        Raises:
+            Refused: the gateway refuses, or stops answering.
+        """
+        headers = {"Accept": "text/event-stream"}
+        with _told_as_refused(self._url):
+            async with self._session.get(self._url + path, headers=headers) as answer:
+                await _check(answer)
+                async for event in events(answer.content):
+                    yield _OBJECT.validate_json(event.data)
+
+    async def _streamed(self, order: EditOrder, tell: Tell) -> EditOutcome:
+        pictures: list[PaintedPicture] = []
+        failures: list[Failure] = []
+        size = ""
+        async with self._session.post(f"{self._url}/v1/images/edits", data=_form(order)) as answer:
+            await _check(answer)
+            async for frame in events(answer.content):
+                match read_event(frame.kind, frame.data):
+                    case ProgressEvent() as progress:
+                        self._job_id = progress.job_id
+                        tell(progress.told())
+                    case PartialImage() as partial:
+                        tell(partial.preview())
+                    case CompletedEvent() as completed:
+                        size = completed.size
+                        pictures.append(completed.painted())
+                    case FailedEvent(index=None) as failed:
+                        raise Refused(failed.body())
+                    case FailedEvent(index=index) as failed:
+                        failures.append(Failure(failed.error.message, failed.error.code, index))
+        if not pictures or self._job_id is None:
+            raise Refused(ErrorBody(code="failed", message="The gateway ended the stream without a picture."))
+        return EditOutcome(self._job_id, size, tuple(pictures), tuple(failures))
+
+    async def _cancelled(self) -> str:
+        """Cancel the job, if there is one, and tell what became of it. Closing the stream has already asked for it."""
+        if self._job_id is None:
+            return "Stopped before the edit was accepted."
+        job = f"job {self._job_id}"
+        try:
+            with _told_as_refused(self._url):
+                async with (
+                    asyncio.timeout(CANCEL_S),
+                    self._session.delete(f"{self._url}/v1/jobs/{self._job_id}") as answer,
+                ):
+                    await _check(answer)
+                    state = JobStateAnswer.model_validate_json(await answer.read()).state
+        except Refused:
+            return f"Stopped waiting. The gateway has not confirmed that {job} is cancelled."
+        if state in {"completed", "failed"}:
+            return f"Stopped waiting; {job} had already ended: {state}."
+        return f"Cancelled {job}."
+
+
+@asynccontextmanager
+async def open_http(url: str, api_key: str | None) -> AsyncIterator[HttpClient]:
+    """The gateway at `url` while inside; nothing is connected before it is asked something."""
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+        yield HttpClient(session, url)
+
+
+@contextmanager
+def _told_as_refused(url: str) -> Iterator[None]:
+    """A connection that fails, and an answer that is not a gateway's, become :class:`Refused`."""
+    place = without_password(url)
+    try:
+        yield
+    except aiohttp.ClientConnectorError as error:
+        message = f"No gateway answers at {place}. Start one with `giornata up`, or name one with --url."
+        raise Unreachable(ErrorBody(code="service_unavailable", message=message)) from error
+    except (aiohttp.ClientError, TimeoutError) as error:
+        message = f"The gateway at {place} stopped answering: {str(error) or type(error).__name__}."
+        raise Refused(ErrorBody(code="service_unavailable", message=message)) from error
+    except ValidationError as error:
+        detail = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(str(part) for part in detail["loc"])
+        message = f"What answers at {place} is not a gateway of this version: {where or 'its body'}: {detail['msg']}."
+        raise Refused(ErrorBody(code="schema_mismatch", message=message)) from error
+
+
+def _form(order: EditOrder) -> aiohttp.FormData:
+    form = aiohttp.FormData()
+    form.add_field("image", order.image, filename="image", content_type="application/octet-stream")
+    if order.mask is not None:
+        form.add_field("mask", order.mask, filename="mask", content_type="application/octet-stream")
+    for name, value in {**order.parameters, "stream": True}.items():
+        text = value.value if isinstance(value, Enum) else value
+        form.add_field(name, str(text).lower() if isinstance(text, bool) else str(text))
+    return form
+
+
+async def _check(answer: aiohttp.ClientResponse) -> None:
+    """Raises the refusal that an answer is, if it is one."""
+    if not answer.ok:
+        failed = FailedEvent.model_validate_json(await answer.read())
+        raise Refused(failed.body(answer.headers.get("Retry-After", "")))

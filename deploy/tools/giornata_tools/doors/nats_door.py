@@ -1,0 +1,121 @@
+"""The NATS door, by :mod:`giornata.client`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+from giornata import client, runtime
+from giornata.wire.errors import GiornataError
+from giornata.wire.events import DoneEvent, PreviewEvent, StateEvent, StepEvent
+from giornata_tools.doors.edits import (
+    EditOrder,
+    EditOutcome,
+    EditProgress,
+    Failure,
+    PaintedPicture,
+    Preview,
+    Refused,
+    Stopped,
+    Tell,
+)
+
+CANCEL_S: Final = 10.0
+"""How long to wait for the acceptance of an edit that is given up, and then for its cancelling."""
+
+
+class NatsClient:
+    """A connection to NATS. Make it with :func:`open_nats`."""
+
+    def __init__(self, connected: client.Client, timeout_s: float) -> None:
+        self._client = connected
+        self._timeout_s = timeout_s
+
+    async def edit(self, order: EditOrder, tell: Tell) -> EditOutcome:
+        """Carry out `order` as one request to ``giornata.edit``; see :class:`giornata_tools.doors.edits.Door`."""
+        parameters: dict[str, Any] = dict(order.parameters)
+        submitting = asyncio.ensure_future(
+            self._client.edit(
+                image=order.image,
+                mask=order.mask,
+                prompt=str(parameters.pop("prompt")),
+                timeout_s=self._timeout_s,
+                **parameters,
+            )
+        )
+        try:
+            edit = await asyncio.shield(submitting)
+            async for progress in edit:
+                if not isinstance(progress, DoneEvent):
+                    tell(_told(progress))
+            result = await edit
+        except asyncio.CancelledError:
+            raise Stopped(await _cancelled(submitting)) from None
+        except GiornataError as error:
+            raise Refused(error.body()) from error
+        return EditOutcome(
+            job_id=result.job_id,
+            size=f"{result.width}x{result.height}",
+            pictures=tuple(PaintedPicture(p.index, p.seed, p.data) for p in result.pictures),
+            failures=tuple(Failure(sentence) for sentence in result.errors),
+        )
+
+
+@asynccontextmanager
+async def open_nats(
+    url: str, redis_url: str | None, api_key: str | None, tenant: str, timeout_s: float
+) -> AsyncIterator[NatsClient]:
+    """Connected while inside; arguments as of :func:`giornata.client.connect`, and the time allowed for an edit.
+
+    Raises:
+        Refused: no server answers.
+    """
+    runtime.configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
+    entered = False
+    try:
+        async with client.connect(
+            url, redis_url=redis_url, api_key=api_key, tenant=tenant, name="giornata-cli"
+        ) as connected:
+            entered = True
+            yield NatsClient(connected, timeout_s)
+    except GiornataError as error:
+        if entered:
+            raise
+        raise Refused(error.body()) from error
+
+
+def _told(progress: StateEvent | StepEvent | PreviewEvent) -> EditProgress | Preview:
+    if isinstance(progress, PreviewEvent):
+        return Preview(
+            index=progress.index,
+            number=progress.partial_image_index,
+            step=progress.step,
+            box=tuple(progress.box),
+            suffix=f".{progress.format}",
+            data=progress.image,
+        )
+    if isinstance(progress, StateEvent):
+        return EditProgress(progress.state, progress.attempt)
+    return EditProgress("running", progress.attempt, progress.index, progress.step, progress.steps)
+
+
+async def _cancelled(submitting: asyncio.Future[client.Edit]) -> str:
+    """Cancel the edit and tell what became of it. One whose acceptance is not told yet has no name: wait for that."""
+    job = "the edit"
+    try:
+        async with asyncio.timeout(CANCEL_S):
+            edit = await asyncio.shield(submitting)
+            job = f"job {edit.job_id}"
+            await edit.cancel()
+    except GiornataError as error:
+        return f"Stopped waiting for {job}: {error}"
+    except TimeoutError:
+        return f"Stopped waiting. The gateway has not confirmed that {job} is cancelled."
+    finally:
+        if not submitting.done():
+            submitting.cancel()
+            with suppress(asyncio.CancelledError, GiornataError):
+                await submitting
+    return f"Cancelled {job}."

@@ -1,0 +1,106 @@
+"""What the demo edits: two photographs and two procedural scenes, each with its mask and prompt. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+from skimage import data
+
+from giornata.wire.requests import EditParameters
+from giornata_tools.model.scenes import Scene, Task, masks, sample
+from giornata_tools.model.scenes.captions import plain
+
+Point: TypeAlias = tuple[float, float]
+"""(x, y) as fractions of width and height."""
+
+BESIDE_THE_ASTRONAUT: Final[Sequence[Point]] = (
+    (0.590, 0.170), (0.612, 0.112), (0.665, 0.090), (0.720, 0.105), (0.748, 0.158),
+    (0.742, 0.220), (0.705, 0.262), (0.650, 0.268), (0.606, 0.232),
+)  # fmt: skip
+"""On the backdrop, between her and the shuttle."""
+BESIDE_THE_CUP: Final[Sequence[Point]] = (
+    (0.815, 0.790), (0.850, 0.720), (0.905, 0.700), (0.960, 0.740), (0.980, 0.830),
+    (0.960, 0.920), (0.905, 0.955), (0.845, 0.935), (0.812, 0.870),
+)  # fmt: skip
+"""On the wood of the table."""
+PHOTOGRAPH_PADDING: Final = 88
+"""`padding_mask_crop` of photographs, which are larger than the built-in model's own pictures."""
+SCENE_SIDE: Final = 256
+SCENE_SEEDS: Final = {Task.ADD: (2026, 22), Task.REMOVE: (2026, 2)}
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """One edit of the demo."""
+
+    name: str
+    """Name of its folder below ``out/demo``."""
+    picture: Image.Image
+    """RGB."""
+    mask: Image.Image
+    """Mode L, white where to edit."""
+    parameters: EditParameters
+    """Prompt and crop; the rest is the model's default."""
+
+
+def exhibits() -> tuple[Exhibit, ...]:
+    """The four edits; equal at every call."""
+    return (
+        _photograph("astronaut", "a red star", data.astronaut(), BESIDE_THE_ASTRONAUT),  # NASA, public domain
+        _photograph("coffee", "a white diamond", data.coffee(), BESIDE_THE_CUP),  # Rachel Michetti, CC0
+        _scene("scene", Task.ADD),
+        _scene("removal", Task.REMOVE),
+    )
+
+
+def _photograph(name: str, prompt: str, pixels: NDArray[np.uint8], outline: Sequence[Point]) -> Exhibit:
+    picture = Image.fromarray(pixels)
+    asked = EditParameters(prompt=prompt, padding_mask_crop=PHOTOGRAPH_PADDING)
+    return Exhibit(name, picture, paint(*picture.size, outline), asked)
+
+
+def scene_of(task: Task) -> Scene:
+    """The scene of the demo and of the studio's samples."""
+    return sample(np.random.default_rng(SCENE_SEEDS[task]), SCENE_SIDE, task, least_mask_px=64.0, clear=True)
+
+
+def _scene(name: str, task: Task) -> Exhibit:
+    scene = scene_of(task)
+    (thing,) = scene.asked
+    prompt = "remove it" if task is Task.REMOVE else plain(thing.colour, thing.shape)
+    return Exhibit(
+        name, Image.fromarray(scene.before), masks.image(scene.mask), EditParameters(prompt=prompt)
+    )
+
+
+def paint(width: int, height: int, outline: Sequence[Point]) -> Image.Image:
+    """A mask as a person draws one: white inside of the outline, black elsewhere, mode L."""
+    mask = Image.new("L", (width, height), 0)
+    ImageDraw.Draw(mask).polygon([(x * width, y * height) for x, y in smooth(outline)], fill=255)
+    return mask
+
+
+def smooth(points: Sequence[Point], per_segment: int = 12) -> list[Point]:
+    """The closed uniform Catmull-Rom spline through `points`, `per_segment` samples between two of them."""
+    n = len(points)
+    quadruples = [[points[(i + k) % n] for k in (-1, 0, 1, 2)] for i in range(n)]
+    return [_catmull_rom(quadruple, j / per_segment) for quadruple in quadruples for j in range(per_segment)]
+
+
+def _catmull_rom(points: Sequence[Point], t: float) -> Point:
+    """Between the second and third of four points, `t` in 0..1."""
+    weights = (
+        (-t + 2 * t**2 - t**3) / 2,
+        (2 - 5 * t**2 + 3 * t**3) / 2,
+        (t + 4 * t**2 - 3 * t**3) / 2,
+        (t**3 - t**2) / 2,
+    )
+    x, y = (
+        sum(weight * point[axis] for weight, point in zip(weights, points, strict=True)) for axis in (0, 1)
+    )
+    return x, y

@@ -1,0 +1,138 @@
+"""Every route of the API in one table: aiohttp serves it, and ``/openapi.json`` documents it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import hdrs
+
+from giornata.wire.errors import BY_CODE, IdempotencyKeyReused, InternalError, ResultExpired
+from giornata.wire.fleet import FleetView
+from giornata_gateway.http import edits, fleet, jobs, status, templates
+from giornata_gateway.http.route import Json, Reply, Route
+from giornata_gateway.intake.rules.forms import EditForm, JobForm, TemplateForm
+from giornata_gateway.views.answers import ImagesAnswer
+from giornata_gateway.views.catalog import HealthView, ModelList, ReadyView
+from giornata_gateway.views.jobs import JobView
+from giornata_gateway.views.stream import CompletedEvent, ErrorEvent, PartialImageEvent, ProgressEvent
+from giornata_gateway.views.templates import TemplateDeleted, TemplateList, TemplateView
+
+GET, POST, DELETE = hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_DELETE
+
+JSON: Final = "application/json"
+STREAM: Final = "text/event-stream"
+TEXT: Final[Json] = {"type": "string"}
+PICTURES: Final = {"image/png": TEXT, "image/jpeg": TEXT, "image/webp": TEXT}
+EVENTS: Final = (ProgressEvent, PartialImageEvent, CompletedEvent, ErrorEvent)
+
+EVERY: Final = tuple(sorted({kind.status for kind in BY_CODE.values()} - {InternalError.status}))
+"""Any error may meet an edit."""
+ONCE: Final = tuple(
+    status for status in EVERY if status not in {IdempotencyKeyReused.status, ResultExpired.status}
+)
+"""Errors of a request that asks for pictures and takes no idempotency key."""
+
+
+def _parameter(name: str, schema: Json, place: str = "query", description: str = "") -> Json:
+    told = {"name": name, "in": place, "schema": schema}
+    return told | ({"description": description} if description else {})
+
+
+def _whole(least: int, most: int | None, default: int) -> Json:
+    limits = {"minimum": least} | ({} if most is None else {"maximum": most})
+    return {"type": "integer", **limits, "default": default}
+
+
+LAST_EVENT: Final = _parameter("Last-Event-ID", {"type": "integer"}, "header")
+INDEX: Final = _parameter("index", _whole(0, None, 0))
+LIMIT: Final = _parameter("limit", _whole(1, templates.MAX_PAGE, templates.DEFAULT_PAGE))
+AFTER: Final = _parameter("after", TEXT)
+WAIT: Final = _parameter(
+    "wait_ms",
+    _whole(0, templates.MAX_WAIT_MS, 0),
+    description="Reply once it is recorded or could not be, at the latest after so many milliseconds.",
+)
+
+ROUTES: Final = (
+    Route(
+        POST, "/v1/images/edits", edits.edit, "edit", "Edit a picture and wait for it.",
+        {200: Reply("Edited.", {JSON: ImagesAnswer, STREAM: EVENTS, **PICTURES})},
+        EVERY, form=EditForm, repeatable=True,
+    ),
+    Route(
+        POST, "/v1/jobs", jobs.create, "createJob", "Submit an edit and do not wait.",
+        {202: Reply("Accepted; Location names the job.", {JSON: JobView})},
+        EVERY, form=JobForm, repeatable=True,
+    ),
+    Route(
+        GET, "/v1/jobs/{job_id}", jobs.status, "getJob", "How far a job is.",
+        {200: Reply("Its status.", {JSON: JobView})}, (401, 404),
+    ),
+    Route(
+        DELETE, "/v1/jobs/{job_id}", jobs.cancel, "cancelJob", "Cancel a job.",
+        {
+            202: Reply("It ends at its next step.", {JSON: JobView}),
+            200: Reply("It had ended before and stays as it is.", {JSON: JobView}),
+        },
+        (401, 403, 404),
+    ),
+    Route(
+        GET, "/v1/jobs/{job_id}/events", jobs.events, "followJob", "A job's events, all or after Last-Event-ID.",
+        {200: Reply("Until the job ends.", {STREAM: EVENTS}), 204: Reply("Nothing left to tell.")},
+        (400, 401, 404, 429, 503), (LAST_EVENT,), head=False,
+    ),
+    Route(
+        GET, "/v1/jobs/{job_id}/image", jobs.image, "getImage", "One picture; its ETag is its sha-256.",
+        {200: Reply("The picture.", PICTURES), 304: Reply("If-None-Match named it.")},
+        (400, 401, 404, 409, 410, 503), (INDEX,),
+    ),
+    Route(
+        POST, "/v1/templates", templates.register, "registerTemplate", "Register a picture for its edits.",
+        {202: Reply("A worker records it; Location names it.", {JSON: TemplateView})}, ONCE, form=TemplateForm,
+    ),
+    Route(
+        GET, "/v1/templates", templates.listed, "listTemplates", "The tenant's templates.",
+        {200: Reply("The newest first.", {JSON: TemplateList})}, (400, 401, 503), (LIMIT, AFTER),
+    ),
+    Route(
+        GET, "/v1/templates/{template_id}", templates.status, "getTemplate", "How far a template is.",
+        {200: Reply("Its state.", {JSON: TemplateView})}, (400, 401, 404, 429, 503), (WAIT,),
+    ),
+    Route(
+        DELETE, "/v1/templates/{template_id}", templates.delete, "deleteTemplate", "Forget a template.",
+        {200: Reply("Forgotten.", {JSON: TemplateDeleted})}, (401, 403, 404, 503),
+    ),
+    Route(
+        GET, "/v1/models", status.models, "listModels", "Served models.",
+        {200: Reply("Served models.", {JSON: ModelList})}, (401,),
+    ),
+    Route(
+        GET, "/v1/fleet", fleet.fleet, "getFleet",
+        "What the fleet is doing; a live stream of it where the Accept header asks for text/event-stream.",
+        {
+            200: Reply(
+                "Every live instance and their sums; null is unknown. In the stream, the data of each event `fleet`, "
+                "where what is null is left out.",
+                {JSON: FleetView, STREAM: FleetView},
+            )
+        },
+        (401, 429), head=False,
+    ),
+    Route(
+        GET, "/healthz", status.healthz, "getHealth", "200 while process, NATS and blob store answer, else 503.",
+        {200: Reply("Healthy.", {JSON: HealthView}), 503: Reply("Not healthy.", {JSON: HealthView})}, keyed=False,
+    ),
+    Route(
+        GET, "/readyz", status.readyz, "getReadiness", "200 while an edit would be carried out, else 503.",
+        {200: Reply("Ready.", {JSON: ReadyView}), 503: Reply("Not ready.", {JSON: ReadyView})}, keyed=False,
+    ),
+    Route(
+        GET, "/metrics", status.metrics, "getMetrics", "Prometheus metrics.",
+        {200: Reply("Text.", {"text/plain": TEXT})}, keyed=False,
+    ),
+    Route(
+        GET, "/openapi.json", status.openapi, "getDocument", "This document.",
+        {200: Reply("It.", {JSON: {"type": "object"}})}, keyed=False,
+    ),
+)  # fmt: skip
+"""The API."""

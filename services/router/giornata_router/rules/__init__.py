@@ -1,0 +1,1 @@
+"""What a job record becomes, and when jobs end. Pure."""
