@@ -11,7 +11,7 @@ from giornata.wire.values import Mode
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.trace import Trace
 from tests.bench.options import wait_for
@@ -31,7 +31,7 @@ class Costs:
         return statistics.mean(self.blocks[mode])
 
 
-def measured(family: Family, row: Row, slabs: Slabs, repeats: int) -> Costs:
+def measured(family: ModelFamily, row: Row, slabs: Slabs, repeats: int) -> Costs:
     """Medians of `repeats` steps of each mode, in turns, after one that warms up, from their traces."""
     assembly = assemble(family, [row])
     blocks: dict[Mode, list[list[float]]] = {mode: [] for mode in Mode}

@@ -11,7 +11,7 @@ from giornata.planning.batch import PLANNERS, PlannerName
 from giornata.scheduling.batch import Capacity, Joining, RowKey
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.options import CostFollower, ReuseOptions
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.loading.accelerator import device_for
 from giornata_denoiser.loading.loader import Loader
 from giornata_denoiser.rows.row import Row
@@ -25,7 +25,7 @@ AHEAD_BYTES = DEVICE_BYTES = 4 << 30
 
 @contextmanager
 def engine_with(
-    family: Family,
+    family: ModelFamily,
     *,
     rows: int = ROWS,
     joining: Joining = Joining.STEP,

@@ -11,7 +11,7 @@ from diffusers.models.transformers.transformer_flux import FluxTransformer2DMode
 
 from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from giornata_denoiser.families.flux.transformer import PackedFlux
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from tests.fakes import tiny_flux
 
 LATENT_CHANNELS: Final = 16
@@ -55,7 +55,7 @@ TINY: Final[Mapping[str, Any]] = {
 SHAPES: Final = {"mid": MID_SIZE, "real": REAL, "tiny": TINY}
 
 
-def flux(shape: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> Family:
+def flux(shape: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> ModelFamily:
     """A family over a transformer of `shape` with random weights, made where it runs."""
     torch.manual_seed(0)
     kind: Any = FluxTransformer2DModel
@@ -69,14 +69,14 @@ def flux(shape: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> 
     return tiny_flux.family(FluxInpaint(model.eval().requires_grad_(requires_grad=False)))
 
 
-def transformer_of(family: Family) -> Any:
+def transformer_of(family: ModelFamily) -> Any:
     """diffusers' module under a family of Flux."""
     if not isinstance(family.network, PackedFlux):
         raise TypeError(f"expected a family of Flux, received {type(family.network).__name__}")
     return family.network.transformer
 
 
-def described(family: Family) -> str:
+def described(family: ModelFamily) -> str:
     """For JSON."""
     transformer = transformer_of(family)
     config = transformer.config

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import click
 import torch
 
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from tests.bench.models import SHAPES, flux
 from tests.bench.rows import Rows
 from tests.flags import option
@@ -54,7 +54,7 @@ def clock_of(options: SimpleNamespace) -> Callable[[], float]:
     return time.process_time if options.processor_time else time.perf_counter
 
 
-def opened(options: SimpleNamespace) -> Family:
+def opened(options: SimpleNamespace) -> ModelFamily:
     """The transformer that the flags name."""
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from giornata.packed.region import region
 from giornata.scheduling.batch import RowKey
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.noise import shared_noise, template_noise
 from giornata_denoiser.rows.row import RecordingSpec, Row
@@ -32,7 +32,7 @@ class Rows:
         setting: how they reuse.
     """
 
-    def __init__(self, family: Family, side: int, text_tokens: int, setting: Setting = DEFAULT) -> None:
+    def __init__(self, family: ModelFamily, side: int, text_tokens: int, setting: Setting = DEFAULT) -> None:
         self.family, self.side, self.text_tokens, self.setting = family, side, text_tokens, setting
         self.template = lru_cache(maxsize=None)(self._template)
         """The template of a number; recorded when it is asked for first."""

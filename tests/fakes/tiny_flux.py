@@ -13,7 +13,7 @@ from giornata.scheduling.batch import RowKey
 from giornata_denoiser.families.flux.fill import FluxFill
 from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from giornata_denoiser.families.flux.schedule import FlowMatching
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row, Snapshot
 
@@ -68,13 +68,13 @@ def family(
     fill: bool = False,
     guidance: bool = True,
     dtype: torch.dtype = torch.float32,
-) -> Family:
+) -> ModelFamily:
     """The family of `network`; default one over a tiny transformer."""
     if network is None:
         model = transformer(fill=fill, guidance=guidance)
         torch.nn.Module.to(model, dtype)
         network = FluxFill(model) if fill else FluxInpaint(model)
-    return Family(network.text, FlowMatching(SCHEDULER), network)
+    return ModelFamily(network.text, FlowMatching(SCHEDULER), network)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Spec:
     seed: int = 0
 
 
-def inputs(of: Family, spec: Spec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def inputs(of: ModelFamily, spec: Spec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Text and conditioning tensors of a row, as prepost would send them."""
     generator = torch.Generator().manual_seed(spec.seed)
 
@@ -111,7 +111,7 @@ def inputs(of: Family, spec: Spec) -> tuple[dict[str, Tensor], dict[str, Tensor]
     return text, tensors
 
 
-def row(of: Family, spec: Spec, resume: Snapshot | None = None) -> Row:
+def row(of: ModelFamily, spec: Spec, resume: Snapshot | None = None) -> Row:
     """The row of `spec`; the same spec makes an equal row."""
     text, tensors = inputs(of, spec)
     return build_row(

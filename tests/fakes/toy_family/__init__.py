@@ -15,7 +15,7 @@ from torch import Tensor
 
 from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from giornata_denoiser.families.flux.schedule import FlowMatching, scheduler_config
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.track import Track
 from tests.fakes import tiny_flux
 
@@ -68,11 +68,11 @@ class TwoStep:
         return self._flow.clean(latent, output, now[:1])
 
 
-def load_toy(folder: Path, dtype: torch.dtype, device: torch.device) -> Family:
+def load_toy(folder: Path, dtype: torch.dtype, device: torch.device) -> ModelFamily:
     """The table's entry: the folder's scheduler, and random weights of the toy's own shape."""
     torch.manual_seed(0)
     kind: Any = FluxTransformer2DModel
     config = FluxTransformer2DModel.load_config(folder, subfolder="transformer")
     transformer = kind.from_config({**config, "in_channels": LATENT + 1, "out_channels": LATENT})
     network = DepthFlux(transformer.to(device, dtype).eval().requires_grad_(requires_grad=False))
-    return Family(network.text, TwoStep(scheduler_config(folder)), network)
+    return ModelFamily(network.text, TwoStep(scheduler_config(folder)), network)

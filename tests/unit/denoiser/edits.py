@@ -17,7 +17,7 @@ from giornata.wire.values import Mode
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.engine.weighing import Budget
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Entry, Form, Recording
@@ -31,7 +31,7 @@ GRID = (4, 4)
 ROOMY = Capacity(rows=8, tokens=10_000)
 
 
-def engine(of: Family, **how: object) -> Engine:
+def engine(of: ModelFamily, **how: object) -> Engine:
     budget, trace = how.pop("budget", None), how.pop("trace", None)
     assert budget is None or isinstance(budget, Budget)
     reusing = ReuseOptions(**how)  # type: ignore[arg-type]  # by name
@@ -49,7 +49,7 @@ def finished(made: Engine) -> dict[str, Row]:
 
 
 def template(
-    of: Family, forms: frozenset[Form] = FORMS[0], *, steps: int = 4, first_block: int = 0
+    of: ModelFamily, forms: frozenset[Form] = FORMS[0], *, steps: int = 4, first_block: int = 0
 ) -> Recording:
     recording = RecordingSpec(forms, EXACT, first_block)
     made = engine(of)
@@ -65,7 +65,7 @@ def where(tokens: Sequence[int] = (0, 5, 10, 15)) -> Region:
     return found
 
 
-def edit(of: Family, taken: Recording | None, spec: Spec, place: Region | None = None) -> Row:
+def edit(of: ModelFamily, taken: Recording | None, spec: Spec, place: Region | None = None) -> Row:
     return replace(tiny_flux.row(of, spec), region=place or where(), template=taken)
 
 
@@ -94,7 +94,9 @@ class Oracle:
         return self._part(block, "hidden", lambda seen: seen.inputs[block])
 
 
-def expected(of: Family, row: Row, taken: Recording, modes: tuple[Mode, ...], *, corrected: bool) -> Tensor:
+def expected(
+    of: ModelFamily, row: Row, taken: Recording, modes: tuple[Mode, ...], *, corrected: bool
+) -> Tensor:
     """The edit's final latent by a second implementation: every step from the entry of its noise level."""
     seen: list[tuple[Entry, Everything]] = []
     place = row.region

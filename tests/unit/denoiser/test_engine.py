@@ -15,7 +15,7 @@ from giornata.wire.errors import InternalError, RowPoisoned, SchemaMismatch
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.flux.inpaint import FluxInpaint
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
@@ -32,7 +32,7 @@ MIXED = [
 """Rows that differ in everything."""
 
 
-def engine(of: Family, capacity: Capacity = ROOMY) -> Engine:
+def engine(of: ModelFamily, capacity: Capacity = ROOMY) -> Engine:
     ticks = count()
     return Engine(of, capacity, lambda: float(next(ticks)))
 
@@ -47,7 +47,7 @@ def run(made: Engine) -> dict[str, Tensor]:
     return {row.key.job_id: row.latent for report in reports(made) for row in report.advanced if row.done}
 
 
-def alone(of: Family, spec: Spec) -> Tensor:
+def alone(of: ModelFamily, spec: Spec) -> Tensor:
     made = engine(of)
     made.batch.submit([tiny_flux.row(of, spec)])
     return run(made)[spec.job_id]

@@ -16,7 +16,7 @@ from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.options import ReuseOptions
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.loading.loader import Loader
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Entry, Form, Recording
@@ -39,7 +39,7 @@ def slabs(of: Entry) -> Slabs:
     return Slabs(of, where, own=2, family=tiny_flux.family())
 
 
-def entry_of(of: Family) -> Entry:
+def entry_of(of: ModelFamily) -> Entry:
     run = tiny_flux.row(of, Spec("t", grid=(4, 4), steps=1))
     return done([replace(run, records=RecordingSpec(frozenset({Form.KV}), 8))], None)["t"].entries[0]
 

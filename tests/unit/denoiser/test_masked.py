@@ -18,7 +18,7 @@ from giornata.wire.values import Mode
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import blend, denoise_step
 from giornata_denoiser.families.flux.schedule import FlowMatching
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_flux
 from tests.fakes.masks import grown
@@ -77,11 +77,11 @@ def uses_of(rows: Sequence[Row], reuse: Mapping[int, Sequence[Use]]) -> list[Use
     ]
 
 
-def step(of: Family, rows: Sequence[Row], uses: Sequence[Use] = ()) -> tuple[Tensor, ...]:
+def step(of: ModelFamily, rows: Sequence[Row], uses: Sequence[Use] = ()) -> tuple[Tensor, ...]:
     return denoise_step(of, assemble(of, rows), rows, uses).latents
 
 
-def recorded(of: Family, row: Row) -> tuple[Tensor, list[Everything]]:
+def recorded(of: ModelFamily, row: Row) -> tuple[Tensor, list[Everything]]:
     """The row's latent after a full step, and what each of its sequences was in it."""
     recorders = [Everything() for _ in row.prompts]
     (latent,) = step(of, [row], [Use(recorder=recorder) for recorder in recorders])
@@ -97,7 +97,7 @@ def reusing(row: Row, recorders: list[Everything], modes: Sequence[Mode], *, roo
     ]
 
 
-def masked(of: Family, spec: Spec, tokens: list[int], halo: int = 0) -> Row:
+def masked(of: ModelFamily, spec: Spec, tokens: list[int], halo: int = 0) -> Row:
     """A row whose region is `tokens`, as on its template's trajectory."""
     row = on_the_line(tiny_flux.row(of, spec))
     touched = torch.zeros(row.image_tokens, dtype=torch.bool)

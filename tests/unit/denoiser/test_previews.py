@@ -21,7 +21,7 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from giornata_denoiser.families.preview_map import PreviewMap
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.track import Track, preview_steps
 from tests.contract.messages import JOB, PARAMETERS
 from tests.fakes import tiny_flux
@@ -89,7 +89,7 @@ def test_all_previews_of_a_job_keep_to_its_share_of_the_stream(n: int, asked: in
     assert n * asked * limit_bytes(job) <= PREVIEW_JOB_BYTES
 
 
-def engine(of: Family) -> Engine:
+def engine(of: ModelFamily) -> Engine:
     ticks = count()
     return Engine(of, Capacity(rows=8, tokens=10_000), lambda: float(next(ticks)), SEEN)
 

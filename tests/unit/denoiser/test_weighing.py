@@ -10,7 +10,7 @@ from giornata.planning.costs import StepCosts
 from giornata.planning.profile import BatchCap
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.weighing import Budget, fits, row_bytes, share, slab_bytes, step_bytes
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Recording
@@ -20,7 +20,7 @@ from tests.unit.denoiser.edits import FORMS, GRID, edit, engine, template, where
 from tests.unit.denoiser.test_masked import BLOCKS
 
 
-def rows_of_any_weight(of: Family, taken: Recording) -> Iterator[Row]:
+def rows_of_any_weight(of: ModelFamily, taken: Recording) -> Iterator[Row]:
     draw = random.Random(0)  # noqa: S311 - no secrets
     for number in range(1000):
         spec = Spec(f"r{number}", grid=GRID, steps=draw.randint(1, 3), true_cfg_scale=draw.choice([1.0, 2.0]))

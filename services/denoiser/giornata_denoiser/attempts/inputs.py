@@ -19,7 +19,7 @@ from giornata.wire.errors import InputLost, SchemaMismatch
 from giornata.wire.messages import RunRequest
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.engine.weighing import profits
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.noise import shared_noise
 from giornata_denoiser.rows.row import MEMORY, Row, Snapshot
@@ -106,7 +106,7 @@ def _made(
     return built if reusing is None else reused(built, where, reusing, family)
 
 
-def reused(row: Row, where: Region | None, how: Reusing, family: Family) -> Row:
+def reused(row: Row, where: Region | None, how: Reusing, family: ModelFamily) -> Row:
     """`row`, which has the template's noise outside of `where`, without computing there if that gains anything."""
     if how.recording is None:
         return row

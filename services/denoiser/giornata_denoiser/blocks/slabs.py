@@ -15,7 +15,7 @@ from giornata.packed.region import Region
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Arrival, Device
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.stored import Stored
 from giornata_denoiser.rows.template import Entry
 
@@ -78,7 +78,7 @@ class Slabs:
         entry: Entry,
         region: Region,
         own: int,
-        family: Family,
+        family: ModelFamily,
         *,
         device: Device | None = None,
         waits: Waits | None = None,

@@ -17,9 +17,9 @@ from giornata.wire.models import ModelCard
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.flux.loading import load_fill, load_inpaint
 from giornata_denoiser.families.preview_map import PreviewMap, fit_autoencoder
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 
-LOADERS: Final[Mapping[str, Callable[[Path, torch.dtype, torch.device], Family]]] = {
+LOADERS: Final[Mapping[str, Callable[[Path, torch.dtype, torch.device], ModelFamily]]] = {
     families.Family.FLUX_INPAINT: load_inpaint,
     families.Family.FLUX_FILL: load_fill,
 }
@@ -31,7 +31,7 @@ class Checkpoint:
     """What the denoiser needs of a checkpoint."""
 
     card: ModelCard
-    family: Family
+    family: ModelFamily
     preview_map: PreviewMap
     """What previews are seen through; of the checkpoint's own autoencoder."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from giornata.packed.packing import bounds, segment_index
-from giornata_denoiser.families.protocol import Family, SequenceInputs
+from giornata_denoiser.families.protocol import ModelFamily, SequenceInputs
 from giornata_denoiser.rows.row import Row
 
 
@@ -67,7 +67,7 @@ class Assembly:
     guided: Guided | None
 
 
-def assemble(family: Family, rows: Sequence[Row], placed: Sequence[Placed] | None = None) -> Assembly:
+def assemble(family: ModelFamily, rows: Sequence[Row], placed: Sequence[Placed] | None = None) -> Assembly:
     """Pack `rows`. What changes from step to step (latents, noise levels) is not in it.
 
     Args:

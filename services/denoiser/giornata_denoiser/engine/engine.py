@@ -26,7 +26,7 @@ from giornata_denoiser.engine.sources import Sources, StepPlan
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.engine.weighing import Budget, fits
 from giornata_denoiser.families.preview_map import PreviewMap
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 
 Clock = Callable[[], float]
@@ -49,7 +49,7 @@ class Engine:
 
     def __init__(
         self,
-        family: Family,
+        family: ModelFamily,
         capacity: Capacity,
         clock: Clock,
         preview_map: PreviewMap | None = None,

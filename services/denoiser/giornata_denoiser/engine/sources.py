@@ -18,7 +18,7 @@ from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.engine.running import Running
 from giornata_denoiser.engine.served import Served, planned, preferred
 from giornata_denoiser.engine.weighing import predicted_ms, reuses
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Entry
 
@@ -50,7 +50,7 @@ class Sources:
         trace: told of every load.
     """
 
-    def __init__(self, family: Family, options: ReuseOptions, waits: Waits, trace: Tracing) -> None:
+    def __init__(self, family: ModelFamily, options: ReuseOptions, waits: Waits, trace: Tracing) -> None:
         self._family, self._options, self._waits, self._trace = family, options, waits, trace
         self._running: dict[RowKey, Running] = {}
         self._shared: WeakValueDictionary[tuple[object, ...], Slabs] = WeakValueDictionary()

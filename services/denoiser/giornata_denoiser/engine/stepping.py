@@ -12,7 +12,7 @@ from torch import Tensor
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
 from giornata_denoiser.engine.assembly import Assembly
-from giornata_denoiser.families.protocol import Family, Network
+from giornata_denoiser.families.protocol import ModelFamily, Network
 from giornata_denoiser.rows.row import Row
 
 
@@ -28,7 +28,7 @@ class Stepped(NamedTuple):
 
 
 def denoise_step(
-    family: Family,
+    family: ModelFamily,
     assembly: Assembly,
     rows: Sequence[Row],
     uses: Sequence[Use] = (),
@@ -89,7 +89,7 @@ def _taken(assembly: Assembly, whole: Sequence[Tensor]) -> Tensor:
     return packed if assembly.computed is None else packed.index_select(0, assembly.computed)
 
 
-def _completed(family: Family, assembly: Assembly, index: int, computed: Tensor, at: Tensor) -> Tensor:
+def _completed(family: ModelFamily, assembly: Assembly, index: int, computed: Tensor, at: Tensor) -> Tensor:
     """A row's whole latent, (tokens, channels), from what was computed of it.
 
     Args:
@@ -121,7 +121,7 @@ def blend(latent: Tensor, outside: Tensor, mask: Tensor) -> Tensor:
     return (1 - mask) * outside + mask * latent
 
 
-def _memory(family: Family, assembly: Assembly, rows: Sequence[Row]) -> tuple[Tensor, ...]:
+def _memory(family: ModelFamily, assembly: Assembly, rows: Sequence[Row]) -> tuple[Tensor, ...]:
     """What the solver remembers of all rows, (computed_tokens, channels) each; zeros for rows that begin."""
     parts = range(family.schedule.memory)
     held = [row.memory or tuple(torch.zeros_like(row.latent) for _ in parts) for row in rows]

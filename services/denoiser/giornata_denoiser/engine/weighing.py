@@ -11,7 +11,7 @@ from giornata.planning.profile import BatchCap
 from giornata.planning.specs import recording_bytes
 from giornata.wire.values import Mode
 from giornata_denoiser.engine.served import preferred
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 
 ENTRIES = 3
@@ -31,7 +31,7 @@ class Budget:
     """Caps of the profile; without any, nothing is capped."""
 
 
-def fits(rows: Sequence[Row], budget: Budget, costs: StepCosts, family: Family) -> bool:
+def fits(rows: Sequence[Row], budget: Budget, costs: StepCosts, family: ModelFamily) -> bool:
     """Whether `rows` may share a step.
 
     Args:
@@ -62,13 +62,13 @@ def reuses(row: Row) -> bool:
     return row.template is not None and row.region is not None and row.begun
 
 
-def step_bytes(rows: Sequence[Row], activation_bytes: float, family: Family) -> float:
+def step_bytes(rows: Sequence[Row], activation_bytes: float, family: ModelFamily) -> float:
     """Memory of a step of `rows` beside the model's weights."""
     held = sum(row_bytes(row, family) for row in rows)
     return held + activation_bytes * sum(row.tokens for row in rows)
 
 
-def row_bytes(row: Row, family: Family) -> int:
+def row_bytes(row: Row, family: ModelFamily) -> int:
     """The most that a row holds between steps: its tensors, what it takes from a template, what it records."""
     held = sum(tensor.nbytes for tensor in (row.latent, *row.memory, *row.conditioning.values()))
     held += sum(prompt.size_bytes for prompt in row.prompts)
@@ -91,7 +91,7 @@ def slab_bytes(row: Row, itemsize: int) -> int:
     )
 
 
-def _recorded_bytes(row: Row, family: Family) -> int:
+def _recorded_bytes(row: Row, family: ModelFamily) -> int:
     """Bytes of the entries that a template run will leave in host memory."""
     what = row.records
     if what is None or family.device.type == "cuda":
@@ -102,7 +102,7 @@ def _recorded_bytes(row: Row, family: Family) -> int:
     return row.steps * recording_bytes(specs, modes, row.image_tokens, bits)
 
 
-def profits(row: Row, costs: StepCosts, family: Family) -> bool:
+def profits(row: Row, costs: StepCosts, family: ModelFamily) -> bool:
     """Whether a row with a template ends earlier than in full: below the crossover mask ratio.
 
     Its first step is computed in full anyway. Its loads are spread over the others: every entry is loaded once.

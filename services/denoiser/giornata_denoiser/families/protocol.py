@@ -170,7 +170,7 @@ class Network(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Family:
+class ModelFamily:
     """One kind of checkpoint and the diffusers pipeline that it equals."""
 
     text: Text

@@ -9,7 +9,7 @@ from torch import Tensor
 from giornata.packed.region import Region
 from giornata.scheduling.batch import RowKey
 from giornata.wire.errors import SchemaMismatch
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.prompt import Prompt
 from giornata_denoiser.rows.row import RecordingSpec, Row, Snapshot
 from giornata_denoiser.rows.template import Recording
@@ -20,7 +20,7 @@ NEGATIVE = "negative_"
 
 
 def build_row(
-    family: Family,
+    family: ModelFamily,
     key: RowKey,
     *,
     grid: tuple[int, int],
@@ -89,7 +89,7 @@ def build_row(
     )
 
 
-def text_shapes(family: Family, tokens: int) -> dict[str, tuple[int, ...]]:
+def text_shapes(family: ModelFamily, tokens: int) -> dict[str, tuple[int, ...]]:
     """The shapes of a prompt's tensors, by name, for a prompt of so many text tokens."""
     return {
         name: tuple(tokens if side is None else side for side in shape)
@@ -98,7 +98,7 @@ def text_shapes(family: Family, tokens: int) -> dict[str, tuple[int, ...]]:
 
 
 def _resumed(
-    family: Family, resume: Snapshot, shape: tuple[int, ...], steps: int
+    family: ModelFamily, resume: Snapshot, shape: tuple[int, ...], steps: int
 ) -> tuple[int, Tensor, tuple[Tensor, ...]]:
     """Step, latent and memory of an interrupted row."""
     if not 0 <= resume.step < steps:
@@ -118,7 +118,7 @@ def _resumed(
 
 
 def _prompt(
-    family: Family, text: Mapping[str, Tensor], prefix: str, grid: tuple[int, int], guidance_scale: float
+    family: ModelFamily, text: Mapping[str, Tensor], prefix: str, grid: tuple[int, int], guidance_scale: float
 ) -> Prompt:
     tensors = {
         name: _take(family, text, f"{prefix}{name}", shape) for name, shape in family.text.tensors.items()
@@ -126,7 +126,9 @@ def _prompt(
     return family.text.prompt(tensors, grid, guidance_scale)
 
 
-def _take(family: Family, tensors: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...]) -> Tensor:
+def _take(
+    family: ModelFamily, tensors: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...]
+) -> Tensor:
     """`tensors[name]` in the network's dtype, if its shape fits; None fits any length."""
     tensor = tensors.get(name)
     if tensor is None:

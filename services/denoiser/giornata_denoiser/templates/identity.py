@@ -14,7 +14,7 @@ from giornata.wire.templates import digest_of, picture_id
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import FILE_BYTES
 from giornata_denoiser.rows.track import Track
@@ -88,7 +88,7 @@ def picture_of(recording_id: str) -> str:
 
 
 def _keeping(
-    config: DenoiserConfig, family: Family, tokens: int, levels: int, least_levels: int = LEAST_LEVELS
+    config: DenoiserConfig, family: ModelFamily, tokens: int, levels: int, least_levels: int = LEAST_LEVELS
 ) -> Keeping:
     """What fits into the configured bytes and into a tier; what no tier holds would be recorded at every edit."""
     bits = config.template_bits or 8 * family.dtype.itemsize

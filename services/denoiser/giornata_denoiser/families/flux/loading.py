@@ -10,21 +10,21 @@ from diffusers.models.transformers.transformer_flux import FluxTransformer2DMode
 from giornata_denoiser.families.flux.fill import FluxFill
 from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from giornata_denoiser.families.flux.schedule import FlowMatching, scheduler_config
-from giornata_denoiser.families.protocol import Family
+from giornata_denoiser.families.protocol import ModelFamily
 
 
-def load_inpaint(folder: Path, dtype: torch.dtype, device: torch.device) -> Family:
+def load_inpaint(folder: Path, dtype: torch.dtype, device: torch.device) -> ModelFamily:
     """The family `flux-inpaint` of a checkpoint; raises as :func:`giornata_denoiser.checkpoints.checkpoint.load`."""
     return _family(folder, FluxInpaint(_transformer(folder, dtype, device)))
 
 
-def load_fill(folder: Path, dtype: torch.dtype, device: torch.device) -> Family:
+def load_fill(folder: Path, dtype: torch.dtype, device: torch.device) -> ModelFamily:
     """The family `flux-fill` of a checkpoint; raises as :func:`giornata_denoiser.checkpoints.checkpoint.load`."""
     return _family(folder, FluxFill(_transformer(folder, dtype, device)))
 
 
-def _family(folder: Path, network: FluxInpaint | FluxFill) -> Family:
-    return Family(network.text, FlowMatching(scheduler_config(folder)), network)
+def _family(folder: Path, network: FluxInpaint | FluxFill) -> ModelFamily:
+    return ModelFamily(network.text, FlowMatching(scheduler_config(folder)), network)
 
 
 def _transformer(folder: Path, dtype: torch.dtype, device: torch.device) -> FluxTransformer2DModel:
