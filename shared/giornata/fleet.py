@@ -1,4 +1,4 @@
-"""Who is alive and what they can do, known from telemetry alone. Pure: time is an argument, in seconds."""
+"""The live instances and what they can do, known from telemetry alone. Pure: time is an argument, in seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
 
 SILENCE_S: Final = 3.0
-"""What telemetry, which comes 2-4 times a second, has not mentioned for this long is lost."""
+"""Silence after which an instance, a row or a question is lost; telemetry comes 2-4 times a second."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -35,7 +35,7 @@ class Heard(Generic[K]):
         self._listens_since_s = now
 
     def silent(self, now: float) -> list[K]:
-        """What was not mentioned for longer than :data:`SILENCE_S`."""
+        """The names that were not mentioned for longer than :data:`SILENCE_S`."""
         if now - self._listens_since_s <= SILENCE_S:
             return []
         return [name for name, heard_s in self._heard_s.items() if now - heard_s > SILENCE_S]
