@@ -19,7 +19,7 @@ class WorkerView(Wire):
     steps_per_s: float | None = None
     """Row steps per second over the last seconds; null while it is unknown."""
     step_ms: float | None = None
-    """Median time of its recent steps, in each of which every running row advances by one; null without any."""
+    """Median time of its recent steps, each of which advances every running row by one; null without any."""
 
 
 class InstanceView(Wire):
@@ -37,7 +37,7 @@ class InstanceView(Wire):
     running_rows: int
     waiting_rows: int
     worker: WorkerView | None = None
-    """Of a denoiser."""
+    """A denoiser's own part."""
 
 
 class FleetView(Wire):
