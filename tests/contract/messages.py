@@ -244,7 +244,7 @@ MESSAGES: list[BaseModel] = [
         ready=True,
         models=(CARD,),
         worker=WORKER,
-        queue=QueueState(jobs=1, rows=2, steps=8),
+        queue=QueueState(jobs=1, rows=2, steps=8, wait_ms=1500.0),
         answering=("inspect job_1", "finish job_2 0"),
     ),
     ErrorBody(
