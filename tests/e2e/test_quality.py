@@ -11,7 +11,7 @@ from giornata_tools.launcher.process import LaunchError
 from giornata_tools.quality.__main__ import parser
 from giornata_tools.quality.evaluation import Options, evaluate
 from giornata_tools.quality.report import Report
-from tests.e2e.conftest import LiveStack
+from tests.e2e.live import LiveStack
 
 
 def options(stack: LiveStack, out: Path, *more: str) -> Options:

@@ -64,6 +64,7 @@ def test_it_is_small_bfloat16_and_says_what_it_is() -> None:
     assert (card.family, card.max_text_tokens, card.takes_guidance) == (Family.FLUX_FILL, TEXT_TOKENS, True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("side", [128, 256])
 def test_the_pipeline_paints_what_the_prompt_says(pipeline: FluxFillPipeline, side: int) -> None:
     right = 0
@@ -76,6 +77,7 @@ def test_the_pipeline_paints_what_the_prompt_says(pipeline: FluxFillPipeline, si
     assert right >= len(chosen) * 3 / 4, f"{right} of {len(chosen)} edits were right"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("side", [128, 256])
 def test_the_pipeline_completes_the_background(pipeline: FluxFillPipeline, side: int) -> None:
     slots = [slot for slot in cases.slots() if slot.task is Task.REMOVE and slot.side == side]

@@ -25,6 +25,8 @@ from giornata_tools.model.train.checkpointing import Unusable
 from giornata_tools.model.train.plan import Plan
 from giornata_tools.model.train.ranks import Ranks
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +130,6 @@ def test_learning_on_begins_with_the_checkpoints_weights(tmp_path: Path) -> None
     assert painter.Run(plan(tmp_path, 1)).painter.transformer._compiled_call_impl is None
 
 
-@pytest.mark.slow
 def test_ranks_share_the_mean_of_their_gradients(tmp_path: Path) -> None:
     spawn(_share, args=(f"file://{tmp_path / 'meeting'}",), nprocs=2)  # type: ignore[no-untyped-call]
 

@@ -19,7 +19,9 @@ ROOT: Final = Path(__file__).parents[4]
 """The repository."""
 TRAINED: Final = ROOT / "deploy" / "model" / "fresco"
 """The trained checkpoint that the repository carries."""
-BUILDER: Final = (TRAINED.parent / "tokenizers.py", TRAINED.parent / "random" / "build.py")
+BUILDER: Final = tuple(
+    Path(__file__).parents[1] / "model" / name for name in ("tokenizers.py", "random/build.py")
+)
 """What builds checkpoints with random weights; its digest names the cached result."""
 SEED: Final = 0
 READY_S: Final = 120.0

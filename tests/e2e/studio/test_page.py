@@ -14,9 +14,12 @@ from axe_playwright_python.async_playwright import Axe
 from PIL import Image
 from playwright.async_api import Browser, Page, Route, expect
 
-from tests.e2e.browsing import screenshot, visiting
-from tests.e2e.conftest import LiveStack, StartStack
-from tests.e2e.easel import (
+from tests.e2e.conftest import StartStack
+from tests.e2e.live import LiveStack
+from tests.e2e.pictures import file, scene
+from tests.e2e.proxy import Proxy
+from tests.e2e.studio.browsing import screenshot, visiting
+from tests.e2e.studio.easel import (
     CANCELLED,
     LONG,
     Visit,
@@ -28,8 +31,6 @@ from tests.e2e.easel import (
     ready,
     running,
 )
-from tests.e2e.pictures import file, scene
-from tests.e2e.proxy import Proxy
 from tests.fakes.key_files import write_keys
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -10,8 +10,9 @@ from typing import Final
 
 from playwright.async_api import Page, expect
 
-from tests.e2e.browsing import LIMIT_MS, Watch
 from tests.e2e.pictures import Pixels, pixels
+from tests.e2e.studio.browsing import LIMIT_MS, Watch
+from tests.e2e.studio.gateway import GREY, plain
 
 Visit = Callable[..., AbstractAsyncContextManager[tuple[Page, Watch]]]
 """Opens a page of the shared stack: its path, and options of the browser's context."""
@@ -53,6 +54,13 @@ async def drag(page: Page, start: tuple[float, float], end: tuple[float, float])
     await page.mouse.down()
     await page.mouse.move(x + end[0], y + end[1], steps=8)
     await page.mouse.up()
+
+
+async def masked(page: Page) -> None:
+    """Open a grey picture, draw a stroke along its middle and write a prompt."""
+    await open_picture(page, plain(GREY))
+    await drag(page, (-60, 0), (60, 0))
+    await page.fill("#prompt", "a red star")
 
 
 async def masked_share(page: Page) -> float:

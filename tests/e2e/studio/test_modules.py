@@ -10,11 +10,11 @@ from playwright.async_api import Route
 
 import giornata_gateway
 from giornata_prepost.config import PrepostConfig
-from tests.e2e.browsing import find_browser, launched
+from tests.e2e.studio.browsing import find_browser, launched
 
 ORIGIN = "http://studio.test"
 STATIC = Path(giornata_gateway.__file__).parent / "static"
-TESTS = Path(__file__).parent / "studio"
+TESTS = Path(__file__).parent
 
 RUN = """async () => {
     const { tests } = await import("/modules.js");

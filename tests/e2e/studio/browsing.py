@@ -27,7 +27,7 @@ FLAGS: Final = (
     "--disable-component-update",
     "--disable-sync",
 )
-SCREENS: Final = Path(__file__).parents[2] / "out" / "screens"
+SCREENS: Final = Path(__file__).parents[3] / "out" / "screens"
 LIMIT_MS: Final = 30_000
 """How long a page may take for anything; machines that run tests are busy."""
 

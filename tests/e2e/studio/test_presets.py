@@ -8,9 +8,9 @@ import pytest
 from playwright.async_api import Route, expect
 
 from giornata_tools.launcher.exhibits import PHOTOGRAPH_PADDING
-from tests.e2e.browsing import screenshot
-from tests.e2e.easel import Visit, downloaded, edit, finished, open_picture, open_sample
 from tests.e2e.pictures import file, scene
+from tests.e2e.studio.browsing import screenshot
+from tests.e2e.studio.easel import Visit, downloaded, edit, finished, open_picture, open_sample
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

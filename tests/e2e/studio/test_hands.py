@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from playwright.async_api import CDPSession, Page, expect
 
-from tests.e2e.browsing import screenshot
-from tests.e2e.easel import (
+from tests.e2e.pictures import file, scene
+from tests.e2e.studio.browsing import screenshot
+from tests.e2e.studio.easel import (
     Visit,
     drag,
     edit,
@@ -20,7 +21,6 @@ from tests.e2e.easel import (
     open_sample,
     ready,
 )
-from tests.e2e.pictures import file, scene
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

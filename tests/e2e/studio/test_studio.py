@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from playwright.async_api import expect
 
-from tests.e2e.browsing import screenshot
-from tests.e2e.easel import (
+from tests.e2e.pictures import file, scene
+from tests.e2e.studio.browsing import screenshot
+from tests.e2e.studio.easel import (
     CANCELLED,
     LONG,
     Visit,
@@ -27,7 +28,6 @@ from tests.e2e.easel import (
     open_sample,
     running,
 )
-from tests.e2e.pictures import file, scene
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
