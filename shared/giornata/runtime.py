@@ -13,16 +13,26 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
 
 import structlog
 import uvloop
 
-from giornata.config import ServiceConfig
+from giornata.config import ServiceConfig, load
 from giornata.wire.errors import GiornataError
+from giornata.wire.workers import ServiceName
 
 Main = Callable[[asyncio.Event], Awaitable[None]]
+C = TypeVar("C", bound=ServiceConfig)
 
 log = structlog.get_logger(__name__)
+
+
+def start(service: ServiceName, kind: type[C], main: Callable[[C, asyncio.Event], Awaitable[None]]) -> int:
+    """Read the configuration of `service` and :func:`run` its `main` with it; the process's exit status."""
+    config = load(kind, service)
+    return run(partial(main, config), config)
 
 
 def run(main: Main, config: ServiceConfig) -> int:

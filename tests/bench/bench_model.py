@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from giornata.packed.region import Region, region
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire.models import read_model_card
 from giornata_denoiser.checkpoint import Checkpoint, load
-from giornata_denoiser.engine import Engine
-from giornata_denoiser.reuse.noise import shared_noise, template_noise
-from giornata_denoiser.reuse.options import ReuseOptions
-from giornata_denoiser.reuse.region import Region, region
-from giornata_denoiser.reuse.template import Template
-from giornata_denoiser.row import Recording, Row, build_row
-from giornata_denoiser.sigmas import sigma_grid
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.options import ReuseOptions
+from giornata_denoiser.rows.noise import shared_noise, template_noise
+from giornata_denoiser.rows.row import Recording, Row, build_row
+from giornata_denoiser.rows.sigmas import sigma_grid
+from giornata_denoiser.rows.template import Template
 from giornata_prepost.encoding import ImageModel
 from giornata_prepost.geometry import Size
 from giornata_prepost.masks import effective_alpha, model_mask

@@ -5,15 +5,15 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from giornata.planning.blocks import Mode
-from giornata_denoiser.assembly import assemble
+from giornata.packed.tracing import Lane
+from giornata.packed.uses import Reuse
+from giornata.wire.values import Mode
+from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.reuse.slabs import Slabs
-from giornata_denoiser.reuse.uses import Reuse
-from giornata_denoiser.row import Row
-from giornata_denoiser.stepping import denoise_step
+from giornata_denoiser.rows.row import Row
 from giornata_denoiser.trace import Trace
-from giornata_denoiser.tracing import Lane
 from tests.bench.options import wait_for
 
 

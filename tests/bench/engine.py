@@ -11,16 +11,16 @@ from unittest.mock import patch
 
 import torch
 
+from giornata.packed.region import region
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.batch import Capacity, RowKey
-from giornata_denoiser.assembly import Assembly, assemble
 from giornata_denoiser.checkpoint import Checkpoint, load
-from giornata_denoiser.engine import Engine
-from giornata_denoiser.reuse.region import region
-from giornata_denoiser.reuse.sources import Reuses
-from giornata_denoiser.reuse.template import Template
-from giornata_denoiser.row import Recording, Row, build_row
-from giornata_denoiser.sigmas import sigma_grid
+from giornata_denoiser.engine.assembly import Assembly, assemble
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.sources import Reuses
+from giornata_denoiser.rows.row import Recording, Row, build_row
+from giornata_denoiser.rows.sigmas import sigma_grid
+from giornata_denoiser.rows.template import Template
 from giornata_tools.loadgen.distributions import at_percentile
 from tests.bench import engines
 from tests.bench.loading_engine import Known

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from giornata.planning.batch import PLANNERS, PlannerName
 from giornata.scheduling.batch import Capacity, Joining, RowKey
-from giornata_denoiser.engine import Engine
+from giornata_denoiser.blocks.accelerator import device_for
+from giornata_denoiser.blocks.loader import Loader
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.options import CostModel, ReuseOptions
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.reuse.accelerator import device_for
-from giornata_denoiser.reuse.loader import Loader
-from giornata_denoiser.reuse.options import CostModel, ReuseOptions
-from giornata_denoiser.row import Row
+from giornata_denoiser.rows.row import Row
 from tests.bench.setting import DEFAULT, Setting
 
 ROWS = 8

@@ -20,13 +20,14 @@ from typing import Any, Final
 
 import torch
 
-from giornata.planning.blocks import Block, Link, Mode, sequential
+from giornata.planning.blocks import Block, Link, sequential
 from giornata.planning.planner import Plan, Planner, always, exact, greedy
-from giornata_denoiser.assembly import assemble
-from giornata_denoiser.reuse.recording import EntryRecorder
-from giornata_denoiser.reuse.slabs import Slabs
-from giornata_denoiser.reuse.template import Entry, Form
-from giornata_denoiser.stepping import denoise_step
+from giornata.wire.values import Mode
+from giornata_denoiser.blocks.recording import EntryRecorder
+from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.rows.template import Entry, Form
 from tests.bench import block_costs, loading_engine
 from tests.bench.loading_engine import Took
 from tests.bench.loading_run import Scene, picture_ms

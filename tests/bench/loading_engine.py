@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from giornata.planning.batch import PlannerName
-from giornata.planning.blocks import Mode
 from giornata.planning.costs import Shape, StepCosts, Work
-from giornata_denoiser.reuse.template import Template
+from giornata.wire.values import Mode
+from giornata_denoiser.rows.template import Template
 from tests.bench.block_costs import Costs
 from tests.bench.engines import engine_with
 from tests.bench.loading_run import Scene

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from giornata.planning.blocks import Mode
-from giornata_denoiser.assembly import assemble
-from giornata_denoiser.reuse.accelerator import device_for
-from giornata_denoiser.reuse.device import Device
-from giornata_denoiser.reuse.loader import Loader
-from giornata_denoiser.reuse.loads import Load
-from giornata_denoiser.reuse.slabs import Slabs
-from giornata_denoiser.reuse.template import Entry
-from giornata_denoiser.reuse.uses import Reuse
-from giornata_denoiser.row import Row
-from giornata_denoiser.stepping import denoise_step
+from giornata.packed.uses import Reuse
+from giornata.wire.values import Mode
+from giornata_denoiser.blocks.accelerator import device_for
+from giornata_denoiser.blocks.device import Device
+from giornata_denoiser.blocks.loader import Loader
+from giornata_denoiser.blocks.loads import Load
+from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.template import Entry
 from tests.bench.options import wait_for
 from tests.bench.rows import Rows
 

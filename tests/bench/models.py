@@ -9,7 +9,7 @@ import torch
 from diffusers import AutoencoderKL
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 
-from giornata_denoiser.families.flux_inpaint import FluxInpaint
+from giornata_denoiser.families.flux.inpaint import FluxInpaint
 
 LATENT_CHANNELS: Final = 16
 CHANNELS: Final = 4 * LATENT_CHANNELS

@@ -10,7 +10,7 @@ from math import isqrt
 
 import torch
 
-from giornata_denoiser.families.flux_inpaint import FluxInpaint
+from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from tests.bench.models import SHAPES, flux
 from tests.bench.rows import Rows
 

@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus as buses
 from giornata.bus.bus import Bus
+from giornata.bus.subscriptions import barrier
 from giornata.wire.jobs import BlobRef
 from tests.bench.report import Measured, measured, write
 from tests.bench.servers import embedded
@@ -61,7 +62,7 @@ async def _receive(receiver: Bus, blobs: RedisBlobs) -> None:
 
     await receiver.client.subscribe("bench.inline", cb=take_inline)
     await receiver.client.subscribe("bench.claim", cb=take_claim_check)
-    await buses.barrier(receiver.client)
+    await barrier(receiver.client)
 
 
 async def _row(size: int, sender: Bus, blobs: RedisBlobs) -> dict[str, object]:

@@ -20,7 +20,7 @@ from diffusers import FluxFillPipeline
 from diffusers.hooks import FirstBlockCacheConfig
 from PIL import Image
 
-from giornata_denoiser.row import Recording
+from giornata_denoiser.rows.row import Recording
 from giornata_prepost.pictures import Pixels
 from giornata_tools.quality import metrics
 from tests.bench.bench_model import BenchModel, Request, box_of, held_out

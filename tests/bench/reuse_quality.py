@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from giornata_denoiser.reuse.options import ReuseOptions
-from giornata_denoiser.reuse.template import Form, Template
-from giornata_denoiser.row import Recording, Row
+from giornata_denoiser.engine.options import ReuseOptions
+from giornata_denoiser.rows.row import Recording, Row
+from giornata_denoiser.rows.template import Form, Template
 from giornata_prepost.pictures import Pixels
 from giornata_tools.quality import metrics
 from tests.bench.bench_model import BenchModel, Request, box_of, held_out

@@ -8,13 +8,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from giornata.packed.region import region
 from giornata.scheduling.batch import RowKey
-from giornata_denoiser.families.flux_inpaint import FluxInpaint
-from giornata_denoiser.reuse.noise import shared_noise, template_noise
-from giornata_denoiser.reuse.region import region
-from giornata_denoiser.reuse.template import Template
-from giornata_denoiser.row import Recording, Row, build_row
-from giornata_denoiser.sigmas import sigma_grid
+from giornata_denoiser.families.flux.inpaint import FluxInpaint
+from giornata_denoiser.rows.noise import shared_noise, template_noise
+from giornata_denoiser.rows.row import Recording, Row, build_row
+from giornata_denoiser.rows.sigmas import sigma_grid
+from giornata_denoiser.rows.template import Template
 from tests.bench import engines
 from tests.bench.models import CHANNELS
 from tests.bench.setting import DEFAULT, Setting

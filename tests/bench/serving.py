@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from giornata.scheduling.batch import Joining, RowKey
-from giornata_denoiser.engine import Engine, StepReport
-from giornata_denoiser.loop import EngineLoop
-from giornata_denoiser.row import Row
+from giornata_denoiser.engine.engine import Engine, StepReport
+from giornata_denoiser.engine.loop import EngineLoop
+from giornata_denoiser.rows.row import Row
 from tests.bench import engines
 from tests.bench.prepost import Array
 from tests.bench.serving_parts import Parts, Worker

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from giornata_denoiser.row import Row
+from giornata_denoiser.rows.row import Row
 from tests.bench.models import TOKEN_PIXELS
 from tests.bench.prepost import Array, Coder, CoderProcess
 from tests.bench.rows import Rows

@@ -7,7 +7,7 @@ from typing import Final
 
 from giornata.wire.requests import EditParameters
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.reuse.template import Form
+from giornata_denoiser.rows.template import Form
 
 FORM, BITS, LEVELS, CORRECTED = (
     DenoiserConfig.model_fields[f"template_{name}"].default

@@ -22,11 +22,11 @@ import psutil
 import torch
 from safetensors.numpy import load
 
+from giornata.packed.region import region
 from giornata.planning.costs import COMPUTE
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.wire.models import ModelCard, read_model_card
 from giornata.wire.requests import EditParameters
-from giornata_denoiser.reuse.region import region
 from giornata_prepost.inspection import PixelLimits, inspect
 from giornata_tools.launcher.model import TRAINED
 from giornata_tools.launcher.stack import Stack

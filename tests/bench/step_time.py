@@ -15,15 +15,15 @@ from typing import Any, Final
 
 import torch
 
-from giornata_denoiser.assembly import assemble
-from giornata_denoiser.reuse.accelerator import device_for
-from giornata_denoiser.reuse.recording import EntryRecorder
-from giornata_denoiser.reuse.served import preferred
-from giornata_denoiser.reuse.slabs import Slabs
-from giornata_denoiser.reuse.template import Form, Template
-from giornata_denoiser.reuse.uses import Reuse
-from giornata_denoiser.row import Row
-from giornata_denoiser.stepping import denoise_step
+from giornata.packed.uses import Reuse
+from giornata_denoiser.blocks.accelerator import device_for
+from giornata_denoiser.blocks.recording import EntryRecorder
+from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.engine.served import preferred
+from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.template import Form, Template
 from tests.bench.models import described
 from tests.bench.options import clock_of, parser, rows_of, wait_for
 from tests.bench.report import write

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from giornata.wire.requests import Reuse
-from giornata_gateway.idempotency import job_id_of
+from giornata_gateway.intake.rules.idempotency import job_id_of
 from giornata_tools.loadgen.masks import mask, mask_file
 from giornata_tools.loadgen.pictures import generated
 from giornata_tools.loadgen.workload import Shape

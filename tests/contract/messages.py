@@ -16,7 +16,6 @@ from giornata.wire.jobs import (
     Priority,
     Row,
     RowState,
-    StageTimes,
     TemplateUse,
 )
 from giornata.wire.messages import (
@@ -45,6 +44,8 @@ from giornata.wire.messages import (
 from giornata.wire.models import Family, ModelCard
 from giornata.wire.requests import EditParameters, OutputFormat, Reuse
 from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState
+from giornata.wire.times import StageTimes
+from giornata.wire.values import CellMap
 from giornata.wire.workers import (
     CostFit,
     QueueState,
@@ -95,6 +96,7 @@ INSPECTION = Inspection(
     tokens=12,
     compute_tokens=4,
     mask_ratio=0.25,
+    compute_set={1: CellMap(height=3, width=4, bits=b"\xee\xe0")},
     template_key="tt",
     prepared=REF,
     crop=(8, 4, 48, 40),

@@ -11,9 +11,10 @@ from pydantic import BaseModel
 from giornata.wire import codec, events, messages
 from giornata.wire.errors import PayloadTooLarge, SchemaMismatch
 from giornata.wire.events import StepEvent
-from giornata.wire.jobs import Inspection, Job, Wire
+from giornata.wire.jobs import Inspection, Job
 from giornata.wire.messages import CancelRows, Picture
 from giornata.wire.models import ModelCard
+from giornata.wire.values import Wire
 from giornata.wire.workers import ServiceState
 from tests.contract.messages import CARD, INSPECTION, JOB, MESSAGES
 

@@ -15,15 +15,15 @@ from giornata.wire.events import PreviewEvent
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, Row
 from giornata.wire.requests import EditParameters, OutputFormat
 from giornata.wire.workers import ServiceName, ServiceState, WorkerState
-from giornata_gateway.answers import images_answer
-from giornata_gateway.fleet_views import EVENT, fleet_view
-from giornata_gateway.forecast import Pace
-from giornata_gateway.forms import EditForm, JobForm
-from giornata_gateway.http_app import ROUTES
-from giornata_gateway.idempotency import HEADER
-from giornata_gateway.openapi import document
-from giornata_gateway.sse import frame
-from giornata_gateway.stream_events import completed_event, partial_image_event
+from giornata_gateway.http.app import ROUTES
+from giornata_gateway.http.openapi import document
+from giornata_gateway.http.sse import frame
+from giornata_gateway.intake.rules.forms import EditForm, JobForm
+from giornata_gateway.intake.rules.idempotency import HEADER
+from giornata_gateway.views.answers import images_answer
+from giornata_gateway.views.fleet import EVENT, fleet_view
+from giornata_gateway.views.forecast import Pace
+from giornata_gateway.views.stream import completed_event, partial_image_event
 
 BLOB = BlobRef(key="default/x", size_bytes=1, sha256="0" * 64)
 

@@ -10,11 +10,11 @@ from diffusers.models.transformers.transformer_flux import FluxTransformer2DMode
 from torch import Tensor
 
 from giornata.scheduling.batch import RowKey
-from giornata_denoiser.families.flux_fill import FluxFill
-from giornata_denoiser.families.flux_inpaint import FluxInpaint
+from giornata_denoiser.families.flux.fill import FluxFill
+from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.row import Row, Snapshot, build_row
-from giornata_denoiser.sigmas import sigma_grid
+from giornata_denoiser.rows.row import Row, Snapshot, build_row
+from giornata_denoiser.rows.sigmas import sigma_grid
 
 JOINT_DIM = 24
 POOLED_DIM = 20

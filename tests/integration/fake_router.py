@@ -20,17 +20,7 @@ from giornata.records.templates import TemplateRecords
 from giornata.wire import subjects, templates
 from giornata.wire.errors import DeadlineExceeded, GiornataError, JobCancelled, JobNotFound
 from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
-from giornata.wire.jobs import (
-    BlobRef,
-    ComputeTimes,
-    Encoding,
-    Inspection,
-    Job,
-    JobRecord,
-    JobState,
-    Row,
-    StageTimes,
-)
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Row
 from giornata.wire.messages import (
     Accepted,
     CancelMessage,
@@ -43,6 +33,7 @@ from giornata.wire.messages import (
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import OutputFormat
 from giornata.wire.templates import TemplateRecord
+from giornata.wire.times import ComputeTimes, StageTimes
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from tests.fakes import fleet
 

@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 import giornata.client
 import giornata.client.connection
 from giornata.bus import bus
+from giornata.bus.subscriptions import barrier
 from giornata.wire import codec, subjects
 from giornata.wire.errors import (
     DeadlineExceeded,
@@ -143,7 +144,7 @@ async def test_a_gateway_that_falls_silent_is_not_waited_for_for_ever(
         giornata.client.connect(private_nats.url) as client,
     ):
         await silent.client.subscribe(subjects.EDIT, cb=accept)
-        await bus.barrier(silent.client)
+        await barrier(silent.client)
         edit = await client.edit(image=b"picture", prompt="a scarf", timeout_s=0.3)
         progress = aiter(edit)
         assert await anext(progress) == StateEvent(job_id="job_1", state=JobState.QUEUED, attempt=0)

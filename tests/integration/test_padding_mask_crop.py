@@ -18,9 +18,9 @@ from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire.models import Family, ModelCard, read_model_card
 from giornata.wire.requests import EditParameters, resolve
 from giornata_denoiser.checkpoint import load
-from giornata_denoiser.engine import Engine
-from giornata_denoiser.row import build_row
-from giornata_denoiser.sigmas import sigma_grid
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.rows.row import build_row
+from giornata_denoiser.rows.sigmas import sigma_grid
 from giornata_prepost import pictures
 from giornata_prepost.encoding import ImageModel
 from giornata_prepost.finishing import finish

@@ -15,9 +15,10 @@ from structlog.testing import capture_logs
 import giornata.client
 from giornata.bus import bus as buses
 from giornata.bus import streams
-from giornata.bus.bus import Bus, Endpoint, barrier
+from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.connection import RefusedError
 from giornata.bus.streams import RECORDS
+from giornata.bus.subscriptions import barrier
 from giornata.deadlines import Deadline
 from giornata.nats_users import password_file
 from giornata.probe import is_ready

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from giornata_denoiser.reuse.options import ReuseOptions
-from giornata_denoiser.row import Recording
+from giornata_denoiser.engine.options import ReuseOptions
+from giornata_denoiser.rows.row import Recording
 from giornata_tools.quality import cases, metrics
 from tests.bench.bench_model import BenchModel, Request, box_of
 from tests.bench.reuse_quality import MODEL

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.messages import EVENT_HEADER, CancelMessage, EditMessage, EditReply, Picture
-from giornata_gateway.forms import EditForm
+from giornata_gateway.intake.rules.forms import EditForm
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,35 +1,13 @@
-"""Endpoint and telemetry of one ControlNet instance."""
+"""The endpoint of the ControlNet service."""
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import AsyncExitStack
-from typing import NoReturn
+from typing import Final, NoReturn
 
-import structlog
-
-from giornata.bus.bus import Bus, Endpoint
-from giornata.bus.telemetry import state_of, telemetry
-from giornata.config import ServiceConfig
+from giornata.bus.bus import Endpoint
 from giornata.wire import subjects
 from giornata.wire.errors import NotSupported
 from giornata.wire.messages import AdapterRequest
-from giornata.wire.workers import ServiceName
-
-log = structlog.get_logger(__name__)
-
-
-async def serve(bus: Bus, config: ServiceConfig, stop: asyncio.Event) -> None:
-    """Answer and tell of this instance until `stop`; then say *draining* and finish what was delivered."""
-    state = state_of(ServiceName.CONTROLNET, config.instance)
-    endpoint = Endpoint(subjects.controlnet("residuals"), AdapterRequest, residuals)
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(bus.serve("controlnet", endpoint, instance=config.instance))
-        await stack.enter_async_context(telemetry(bus, config.telemetry_hz, lambda: state))
-        log.info("ready", subject=endpoint.subject)
-        await stop.wait()
-        log.info("draining")
-    log.info("drained")
 
 
 async def residuals(request: AdapterRequest) -> NoReturn:
@@ -44,3 +22,6 @@ async def residuals(request: AdapterRequest) -> NoReturn:
         received=request.adapter,
         accepted="an edit without a ControlNet",
     )
+
+
+ENDPOINTS: Final = (Endpoint(subjects.controlnet("residuals"), AdapterRequest, residuals),)

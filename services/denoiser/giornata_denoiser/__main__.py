@@ -6,30 +6,26 @@ import asyncio
 import sys
 import time
 from datetime import UTC, datetime
-from functools import partial
 
 from giornata import runtime
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus, streams
-from giornata.config import load
 from giornata.planning.profile import Profile
 from giornata.records.jobs import Records
-from giornata.wire.permissions import User
+from giornata.wire.workers import ServiceName
+from giornata_denoiser.blocks.accelerator import device_for
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.profiles import read_profile
+from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.profiling.calibration import calibrate
-from giornata_denoiser.rehearsal import rehearse
-from giornata_denoiser.reuse.accelerator import device_for
+from giornata_denoiser.profiling.profiles import read_profile
 from giornata_denoiser.service import Denoiser
 
 
 async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
     """Open NATS, blobs and the model; denoise until `stop`."""
     async with (
-        bus.connect(
-            config.nats_url, config.instance, user=User.DENOISER, password_file=config.nats_password_file
-        ) as connected,
+        bus.connect_as(ServiceName.DENOISER, config) as connected,
         RedisBlobs.open(config.redis_url) as blobs,
     ):
         await streams.ensure(connected.jetstream, replicas=config.replicas, events_ttl_s=config.result_ttl_s)
@@ -53,11 +49,5 @@ def profile_of(config: DenoiserConfig, checkpoint: Checkpoint) -> Profile:
     return calibrate(checkpoint, config.template_bits, device, time.perf_counter, today)
 
 
-def main() -> int:
-    """Exit status of the process."""
-    config = load(DenoiserConfig, "denoiser")
-    return runtime.run(partial(serve, config), config)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(runtime.start(ServiceName.DENOISER, DenoiserConfig, serve))

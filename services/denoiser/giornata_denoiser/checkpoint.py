@@ -16,10 +16,10 @@ from giornata.wire import models
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard, read_model_card
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.families.flux_fill import FluxFill
-from giornata_denoiser.families.flux_inpaint import FluxInpaint
+from giornata_denoiser.families.flux.fill import FluxFill
+from giornata_denoiser.families.flux.inpaint import FluxInpaint
+from giornata_denoiser.families.preview_map import PreviewMap, fit_autoencoder
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.preview_map import PreviewMap, fit_autoencoder
 
 FAMILIES: Final[dict[models.Family, type[FluxInpaint | FluxFill]]] = {
     models.Family.FLUX_INPAINT: FluxInpaint,

@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 from giornata.checkpoints import ModelConfig
 from giornata.planning.batch import PlannerName
 from giornata.scheduling.batch import Joining
-from giornata_denoiser.reuse.stored import BITS
-from giornata_denoiser.reuse.template import Form
+from giornata_denoiser.rows.stored import BITS
+from giornata_denoiser.rows.template import Form
 
 
 class TemplatePolicy(StrEnum):

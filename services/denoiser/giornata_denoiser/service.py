@@ -1,6 +1,6 @@
 """The denoiser's subscriptions and telemetry: it answers at once whether it takes rows.
 
-:mod:`giornata_denoiser.carrying` does the rest. The engine runs in a thread of its own; its reports hop to the
+:mod:`giornata_denoiser.attempts.carrying` does the rest. The engine runs in a thread of its own; its reports hop to the
 event loop, where one task tells them in order.
 """
 
@@ -41,19 +41,19 @@ from giornata.wire.workers import (
     ServiceState,
     WorkerState,
 )
-from giornata_denoiser.carrying import Carrier
+from giornata_denoiser.attempts.carrying import Carrier
+from giornata_denoiser.attempts.inputs import rows_of
+from giornata_denoiser.attempts.outcomes import Outcomes
+from giornata_denoiser.attempts.previews import RowPreview, preview_event
+from giornata_denoiser.attempts.reporting import Reporter
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine import Engine, StepReport
-from giornata_denoiser.inputs import rows_of
-from giornata_denoiser.loop import EngineLoop
-from giornata_denoiser.outcomes import Outcomes
-from giornata_denoiser.previews import RowPreview, preview_event
-from giornata_denoiser.registered import Registrations
-from giornata_denoiser.reporting import Reporter
-from giornata_denoiser.reuse.store import TemplateStore
-from giornata_denoiser.row import Row
-from giornata_denoiser.templating import Templates
+from giornata_denoiser.engine.engine import Engine, StepReport
+from giornata_denoiser.engine.loop import EngineLoop
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.templates.registered import Registrations
+from giornata_denoiser.templates.runs import Templates
+from giornata_denoiser.templates.store import TemplateStore
 from giornata_denoiser.tuning import engine_of
 
 HAND_BACK_S: Final = 10.0

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import torch
 
-from giornata_denoiser.tracing import Lane
+from giornata.packed.tracing import Lane
 
 EVENTS: Final = 200_000
 """Most spans of a trace; older ones are dropped."""
@@ -56,7 +56,7 @@ class Trace:
 
     @contextmanager
     def span(self, lane: Lane, name: str, **arguments: object) -> Iterator[None]:
-        """See :meth:`giornata_denoiser.tracing.Tracing.span`."""
+        """See :meth:`giornata.packed.tracing.Tracing.span`."""
         began = self._mark()
         try:
             yield

@@ -9,21 +9,21 @@ from typing import Final
 
 import torch
 
+from giornata.packed.tracing import UNTRACED
 from giornata.planning.batch import PLANNERS
 from giornata.planning.costing import CostModel
 from giornata.planning.profile import Profile
 from giornata.scheduling.batch import Capacity
 from giornata.wire.workers import LoadSample, Tier
+from giornata_denoiser.blocks.accelerator import device_for
+from giornata_denoiser.blocks.loader import Loader
+from giornata_denoiser.blocks.loads import Loaded
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine import Engine
-from giornata_denoiser.reuse.accelerator import device_for
-from giornata_denoiser.reuse.loader import Loader
-from giornata_denoiser.reuse.loads import Loaded
-from giornata_denoiser.reuse.options import ReuseOptions
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.options import ReuseOptions
+from giornata_denoiser.engine.weighing import Budget
 from giornata_denoiser.trace import Trace
-from giornata_denoiser.tracing import UNTRACED
-from giornata_denoiser.weighing import Budget
 
 MIB: Final = 20
 SPARED: Final = 0.9

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import AsyncExitStack
-from functools import partial
 
 from giornata import runtime
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus, streams
-from giornata.config import load
 from giornata.records.jobs import Records
-from giornata.wire.permissions import User
+from giornata.wire.workers import ServiceName
 from giornata_gateway import service
 from giornata_gateway.config import GatewayConfig
 
@@ -20,22 +18,12 @@ from giornata_gateway.config import GatewayConfig
 async def run(config: GatewayConfig, stop: asyncio.Event) -> None:
     """Connect, serve until `stop`, drain."""
     async with AsyncExitStack() as stack:
-        connected = await stack.enter_async_context(
-            bus.connect(
-                config.nats_url, config.instance, user=User.GATEWAY, password_file=config.nats_password_file
-            )
-        )
+        connected = await stack.enter_async_context(bus.connect_as(ServiceName.GATEWAY, config))
         blobs = await stack.enter_async_context(RedisBlobs.open(config.redis_url))
         await streams.ensure(connected.jetstream, replicas=config.replicas, events_ttl_s=config.result_ttl_s)
         records = await Records.open(connected.jetstream)
         await service.serve(config, connected, blobs, records, stop)
 
 
-def main() -> int:
-    """Exit status of the process."""
-    config = load(GatewayConfig, "gateway")
-    return runtime.run(partial(run, config), config)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(runtime.start(ServiceName.GATEWAY, GatewayConfig, run))

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from giornata.config import ServiceConfig
-from giornata_gateway.tenants import is_loopback
+from giornata_gateway.intake.rules.tenants import is_loopback
 
 
 class GatewayConfig(ServiceConfig):

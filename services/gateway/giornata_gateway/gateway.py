@@ -13,20 +13,20 @@ from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.wire.errors import InputLost, ResultExpired
 from giornata.wire.jobs import BlobRef, Job
-from giornata_gateway.admission import Admission
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.departure import Departure
-from giornata_gateway.fleet_watch import FleetWatch
-from giornata_gateway.key_file import KeyFile
-from giornata_gateway.memory import Memory
-from giornata_gateway.metrics import Metrics
-from giornata_gateway.preparation import Order, Prepared
-from giornata_gateway.quotas import Quotas
-from giornata_gateway.registration import Registration
-from giornata_gateway.sharing import Sharing
-from giornata_gateway.submission import Held, Submission
-from giornata_gateway.tenants import DEFAULT_TENANT, Tenant, tenant_of
-from giornata_gateway.waiting import Waiting
+from giornata_gateway.fleet.metrics import Metrics
+from giornata_gateway.fleet.watch import FleetWatch
+from giornata_gateway.intake.departure import Departure
+from giornata_gateway.intake.key_file import KeyFile
+from giornata_gateway.intake.memory import Memory
+from giornata_gateway.intake.quotas import Quotas
+from giornata_gateway.intake.rules.admission import Admission
+from giornata_gateway.intake.rules.tenants import DEFAULT_TENANT, Tenant, tenant_of
+from giornata_gateway.jobs.preparation import Order, Prepared
+from giornata_gateway.jobs.registration import Registration
+from giornata_gateway.jobs.sharing import Sharing
+from giornata_gateway.jobs.submission import Held, Submission
+from giornata_gateway.jobs.waiting import Waiting
 
 
 @dataclass

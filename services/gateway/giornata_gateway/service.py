@@ -19,21 +19,21 @@ from giornata.records.templates import TemplateRecords
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.events import DoneEvent
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_gateway.admission import Admission
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.fleet_watch import FleetWatch
+from giornata_gateway.fleet.metrics import Metrics
+from giornata_gateway.fleet.watch import FleetWatch
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.http_app import build_app
-from giornata_gateway.key_file import KeyFile
-from giornata_gateway.memory import Memory
-from giornata_gateway.metrics import Metrics
-from giornata_gateway.nats_door import open_door
-from giornata_gateway.preparation import Preparation
-from giornata_gateway.quotas import Quotas
-from giornata_gateway.registration import Lives, Registration
-from giornata_gateway.sharing import Sharing
-from giornata_gateway.submission import Submission
-from giornata_gateway.waiting import Waiting
+from giornata_gateway.http.app import build_app
+from giornata_gateway.intake.key_file import KeyFile
+from giornata_gateway.intake.memory import Memory
+from giornata_gateway.intake.quotas import Quotas
+from giornata_gateway.intake.rules.admission import Admission
+from giornata_gateway.jobs.preparation import Preparation
+from giornata_gateway.jobs.registration import Lives, Registration
+from giornata_gateway.jobs.sharing import Sharing
+from giornata_gateway.jobs.submission import Submission
+from giornata_gateway.jobs.waiting import Waiting
+from giornata_gateway.nats.door import open_door
 
 log = structlog.get_logger(__name__)
 

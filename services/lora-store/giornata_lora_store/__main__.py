@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from functools import partial
 
-from giornata import runtime
-from giornata.bus import bus
-from giornata.config import ServiceConfig, load
-from giornata.wire.permissions import User
-from giornata_lora_store import service
-
-
-async def run(config: ServiceConfig, stop: asyncio.Event) -> None:
-    """Connect, serve until `stop`, drain."""
-    async with bus.connect(
-        config.nats_url, config.instance, user=User.LORA_STORE, password_file=config.nats_password_file
-    ) as connected:
-        await service.serve(connected, config, stop)
-
-
-def main() -> int:
-    """Exit status of the process."""
-    config = load(ServiceConfig, "lora-store")
-    return runtime.run(partial(run, config), config)
-
+from giornata import runtime, stateless
+from giornata.config import ServiceConfig
+from giornata.wire.workers import ServiceName
+from giornata_lora_store.service import ENDPOINTS
 
 if __name__ == "__main__":
-    sys.exit(main())
+    serve = partial(stateless.serve, ServiceName.LORA_STORE, ENDPOINTS)
+    sys.exit(runtime.start(ServiceName.LORA_STORE, ServiceConfig, serve))

@@ -11,8 +11,17 @@ from safetensors.numpy import save
 
 from giornata.wire.models import Family, ModelCard
 from giornata.wire.requests import EditParameters
+from giornata.wire.values import CellMap
 from giornata_prepost.geometry import Box, Size, crop_box, crop_size, model_size, output_size
-from giornata_prepost.masks import Alpha, bounds, compute_set, edited_region, effective_alpha, model_mask
+from giornata_prepost.masks import (
+    Alpha,
+    bounds,
+    cells,
+    compute_set,
+    edited_region,
+    effective_alpha,
+    model_mask,
+)
 from giornata_prepost.paste import resize
 from giornata_prepost.pictures import Picture, Pixels, decode, flatten
 
@@ -42,6 +51,7 @@ class Inspected:
     compute_tokens: int
     mask_ratio: float
     """compute_tokens / tokens."""
+    compute_set: dict[int, CellMap] | None
     pixel_ratio: float
     """Share of the original's pixels with an effective alpha above 0."""
     template_key: str
@@ -59,7 +69,7 @@ def inspect(
     Args:
         image: the file as it was sent.
         mask: likewise.
-        parameters: reads `size`, `mask_mode`, `grow_mask`, `mask_blur`, `padding_mask_crop`.
+        parameters: reads `size`, `mask_mode`, `grow_mask`, `mask_blur`, `padding_mask_crop`, `halo`.
         card: the model that will do it.
         limits: on pixels.
 
@@ -99,7 +109,7 @@ def measured(
     Args:
         original: upright.
         alpha: (height, width), the effective alpha.
-        parameters: reads `size` and, where the alpha is above 0 somewhere, `padding_mask_crop`.
+        parameters: reads `size` and, where the alpha is above 0 somewhere, `padding_mask_crop` and `halo`.
         card: the model that will do it.
         limits: on pixels.
 
@@ -117,7 +127,9 @@ def measured(
     seen = template(Picture(original.pixels[window]), model)
     edited = model_mask(alpha[window], model, mask_grain(card))
     tokens = model.pixels // card.pixel_multiple**2
-    compute_tokens = len(compute_set(edited, card.pixel_multiple))
+    touched = cells(edited, card.pixel_multiple)
+    compute_tokens = int(np.count_nonzero(touched))
+    computed = compute_set(touched, parameters.halo)
     return Inspected(
         width=size.width,
         height=size.height,
@@ -129,6 +141,7 @@ def measured(
         tokens=tokens,
         compute_tokens=compute_tokens,
         mask_ratio=compute_tokens / tokens,
+        compute_set=None if computed is None else {1: computed},
         pixel_ratio=float(np.count_nonzero(alpha) / alpha.size),
         template_key=template_key(seen, card),
         crop=crop,

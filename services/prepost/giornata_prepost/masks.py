@@ -11,10 +11,11 @@ from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy.ndimage import distance_transform_edt
+from scipy.ndimage import distance_transform_edt, maximum_filter
 
 from giornata.wire.errors import MaskEmpty, MaskRejected, MaskSizeMismatch
 from giornata.wire.requests import MaskMode
+from giornata.wire.values import CellMap
 from giornata_prepost.geometry import Box, Size, same_aspect
 from giornata_prepost.pictures import Pixels
 
@@ -110,14 +111,19 @@ def model_mask(alpha: Alpha, size: Size, grain: int = 1) -> Region:
     return cells(touched, grain).repeat(grain, axis=0).repeat(grain, axis=1)
 
 
-def compute_set(mask: Region, token_px: int) -> npt.NDArray[np.int64]:
-    """Row-major indices of the tokens that the model's mask touches.
+def compute_set(touched: Region, halo: int) -> CellMap | None:
+    """The cells that an edit computes where it reuses the others; None where reuse gains nothing.
 
     Args:
-        mask: (height, width) bool, sides multiples of `token_px`.
-        token_px: pixels of one token's side (16 for Flux).
+        touched: (height, width) bool, the cells that the model's mask touches.
+        halo: cells around them, in both directions and diagonally, that are computed too. FlashPS has none; a halo
+            costs little, and most of what reuse loses is lost there.
     """
-    return np.flatnonzero(cells(mask, token_px))
+    grown = maximum_filter(touched, 2 * halo + 1, mode="constant")
+    if grown.all() or not grown.any():
+        return None
+    height, width = grown.shape
+    return CellMap(height=height, width=width, bits=np.packbits(grown).tobytes())
 
 
 def cells(mask: Region, cell_px: int) -> Region:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from functools import partial
 
 from giornata import runtime
 from giornata.bus import bus, streams
-from giornata.config import load
 from giornata.records.jobs import Records
 from giornata.records.quarantine import Quarantine
-from giornata.wire.permissions import User
+from giornata.wire.workers import ServiceName
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router
 
 
 async def main(config: RouterConfig, stop: asyncio.Event) -> None:
     """Open NATS, make sure of the streams, route until `stop`."""
-    async with bus.connect(
-        config.nats_url, config.instance, user=User.ROUTER, password_file=config.nats_password_file
-    ) as connected:
+    async with bus.connect_as(ServiceName.ROUTER, config) as connected:
         jetstream = connected.jetstream
         await streams.ensure(jetstream, replicas=config.replicas, events_ttl_s=config.result_ttl_s)
         await streams.replicate(jetstream, replicas=config.replicas)
@@ -30,5 +26,4 @@ async def main(config: RouterConfig, stop: asyncio.Event) -> None:
 
 
 if __name__ == "__main__":
-    router_config = load(RouterConfig, "router")
-    sys.exit(runtime.run(partial(main, router_config), router_config))
+    sys.exit(runtime.start(ServiceName.ROUTER, RouterConfig, main))

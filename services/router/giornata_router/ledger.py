@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from giornata.wire.jobs import ComputeTimes, JobRecord, StageTimes
+from giornata.wire.jobs import JobRecord
+from giornata.wire.times import ComputeTimes, StageTimes
 from giornata_router.transitions import Times
 
 Stage = Literal["prepare", "queue", "denoise", "finish"]

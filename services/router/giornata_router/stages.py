@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from pydantic import BaseModel
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
+from tenacity import RetryCallState
 
+from giornata import retries
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.wire import subjects
@@ -84,17 +85,11 @@ class Stages:
     async def _ask(
         self, subject: str, request: Question, reply: type[R], limit_s: float, deadline: Deadline
     ) -> R:
-        tries = AsyncRetrying(
-            stop=_after_faults(self._config.stage_tries),
-            wait=wait_random_exponential(multiplier=0.2, max=2),
-            retry=retry_if_exception(_worth_another_try),
-            reraise=True,
-        )
-        async for attempt in tries:
-            with attempt:
-                async with self.questions.asked(question(request)):
-                    return await self._bus.call(subject, request, reply, deadline.at_most(limit_s))
-        raise AssertionError("tenacity either returns or raises")
+        async def ask_once() -> R:
+            async with self.questions.asked(question(request)):
+                return await self._bus.call(subject, request, reply, deadline.at_most(limit_s))
+
+        return await retries.elsewhere(_worth_another_try, _after_faults(self._config.stage_tries))(ask_once)
 
 
 def _after_faults(limit: int) -> Callable[[RetryCallState], bool]:

@@ -8,19 +8,10 @@ from typing import Any
 
 from giornata.scheduling.demand import Demand, RowShape, with_halo
 from giornata.wire.errors import AttemptsExhausted, ErrorBody, GiornataError, InternalError
-from giornata.wire.jobs import (
-    Assignment,
-    ComputeTimes,
-    Encoding,
-    Inspection,
-    Job,
-    JobRecord,
-    JobState,
-    Row,
-    StageTimes,
-)
+from giornata.wire.jobs import Assignment, Encoding, Inspection, Job, JobRecord, JobState, Row
 from giornata.wire.requests import Reuse
 from giornata.wire.templates import picture_id
+from giornata.wire.times import ComputeTimes, StageTimes
 
 
 @dataclass(frozen=True)

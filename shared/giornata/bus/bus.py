@@ -11,28 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import nats
 import nats.errors
 import structlog
-from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 from nats.micro import add_service
 from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
 from nats.micro.request import Request as MicroRequest
-from nats.micro.service import Service
 from nats.micro.service import ServiceConfig as MicroConfig
 from pydantic import BaseModel
 
 from giornata import __version__
 from giornata.bus.connection import Login, LostError, RefusedError, TellingClient, opened
+from giornata.bus.subscriptions import drain, drain_endpoints, drained_tasks, in_force, stop
+from giornata.config import ServiceConfig
 from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
 from giornata.wire.errors import (
@@ -48,6 +47,7 @@ from giornata.wire.errors import (
     from_body,
 )
 from giornata.wire.permissions import User
+from giornata.wire.workers import ServiceName
 
 log = structlog.get_logger(__name__)
 
@@ -149,20 +149,20 @@ class Bus:
         Raises:
             NotPermitted: our NATS user may not listen there; so :meth:`serve` and :meth:`listen`.
         """
-        async with _drained_tasks() as (tasks, stack):
+        async with drained_tasks() as (tasks, stack):
             for endpoint in endpoints:
                 subscription = await self.client.subscribe(endpoint.subject, cb=_spawning(tasks, endpoint))
-                stack.push_async_callback(_drain, self.client, subscription)
-            await _in_force(self.client, *(endpoint.subject for endpoint in endpoints))
+                stack.push_async_callback(drain, self.client, subscription)
+            await in_force(self.client, *(endpoint.subject for endpoint in endpoints))
             yield
 
     @asynccontextmanager
     async def serve(self, name: str, *endpoints: Endpoint, instance: str) -> AsyncIterator[None]:
         """Answer requests as one instance of a micro service, in a queue group, visible to ``nats micro ls``."""
         config = MicroConfig(name=f"giornata-{name}", version=__version__, metadata={"instance": instance})
-        async with _drained_tasks() as (tasks, stack):
+        async with drained_tasks() as (tasks, stack):
             service = await add_service(self.client, config)
-            stack.push_async_callback(_stop, service)
+            stack.push_async_callback(stop, service)
             for endpoint in endpoints:
                 answer = _spawning(tasks, endpoint)
 
@@ -171,8 +171,8 @@ class Bus:
 
                 label = endpoint.subject.removeprefix("giornata.").replace(".", "-")
                 await service.add_endpoint(name=label, subject=endpoint.subject, handler=handle)
-            stack.push_async_callback(_drain_endpoints, self.client, service)
-            await _in_force(self.client, *(endpoint.subject for endpoint in endpoints))
+            stack.push_async_callback(drain_endpoints, self.client, service)
+            await in_force(self.client, *(endpoint.subject for endpoint in endpoints))
             yield
 
     @asynccontextmanager
@@ -192,7 +192,7 @@ class Bus:
 
         subscription = await self.client.subscribe(subject, cb=receive, pending_msgs_limit=limit)
         try:
-            await _in_force(self.client, subject)
+            await in_force(self.client, subject)
             yield
         finally:
             with contextlib.suppress(nats.errors.Error):  # a closed connection has no subscriptions
@@ -200,6 +200,13 @@ class Bus:
 
 
 _Callback = Callable[[Msg], Awaitable[None]]
+
+
+def connect_as(service: ServiceName, config: ServiceConfig) -> AbstractAsyncContextManager[Bus]:
+    """The connection of a service, as its configuration says; see :func:`connect`."""
+    return connect(
+        config.nats_url, config.instance, user=User(service), password_file=config.nats_password_file
+    )
 
 
 @asynccontextmanager
@@ -226,13 +233,6 @@ async def connect(
     login = Login(user, password_file)
     async with opened(url, name, login, timeout_s) as client:
         yield Bus(client)
-
-
-@asynccontextmanager
-async def _drained_tasks() -> AsyncIterator[tuple[asyncio.TaskGroup, AsyncExitStack]]:
-    """A task group that outlives the subscriptions which feed it: first drain those, then await the tasks."""
-    async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
-        yield tasks, stack
 
 
 def _spawning(tasks: asyncio.TaskGroup, endpoint: Endpoint) -> _Callback:
@@ -286,49 +286,3 @@ async def _respond_error(message: Msg, error: GiornataError) -> None:
         await message._client.publish(message.reply, codec.encode(error.body()), headers=headers)  # noqa: SLF001 - Msg.respond takes no headers
     except nats.errors.Error:
         log.warning("reply_lost", subject=message.subject, error=str(error), exc_info=True)
-
-
-async def barrier(client: Client) -> None:
-    """Return when the server has processed every command given before: subscriptions are in force, or gone.
-
-    The client's own `flush` writes its PING at once, ahead of commands that its flusher task has yet to write; before
-    the second PING they are written.
-    """
-    await client.flush()
-    await client.flush()
-
-
-async def _in_force(client: TellingClient, *subscribed: str) -> None:
-    """Return when the server has taken the subscriptions; NotPermitted where it has refused one."""
-    await barrier(client)
-    try:
-        for subject in subscribed:
-            client.check_subscribed(subject)
-    except RefusedError as error:
-        raise NotPermitted(received=error.subject) from error
-
-
-async def _drain(client: Client, subscription: Subscription) -> None:
-    """Take in what was delivered and nothing more; without a connection nothing comes, and nothing is waited for."""
-    try:
-        if client.is_connected:
-            # The library's drain would believe its overtaking flush, and drop what arrives in between.
-            await client._send_unsubscribe(subscription._id)  # noqa: SLF001 - `unsubscribe` would drop what was delivered
-            await barrier(client)
-            await subscription.drain()  # type: ignore[no-untyped-call]  # nats-py annotates it in part
-        else:
-            await subscription.unsubscribe()
-    except nats.errors.Error as error:
-        log.warning("subscription_not_drained", subject=subscription.subject, error=repr(error))
-
-
-async def _drain_endpoints(client: Client, service: Any) -> None:
-    """Let the endpoints finish what was delivered to them; `Service.stop` would drop it."""
-    endpoints: Sequence[Any] = service._endpoints  # noqa: SLF001 - nats.micro has no drain
-    await asyncio.gather(*(_drain(client, endpoint._subscription) for endpoint in endpoints))  # noqa: SLF001 - as above
-    service._endpoints = []  # noqa: SLF001 - so that stop() does not unsubscribe them again
-
-
-async def _stop(service: Service) -> None:
-    with contextlib.suppress(nats.errors.Error):  # a closed connection has no service
-        await service.stop()

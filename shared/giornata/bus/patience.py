@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 
 import nats.errors
 from nats.js.errors import BadRequestError, NoStreamResponseError, ServiceUnavailableError
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
+from giornata import retries
 from giornata.bus.connection import LostError
 
 COMING_UP_S: Final = 30.0
@@ -31,7 +31,7 @@ async def repeated(ask: Callable[[], Awaitable[T]], limit_s: float = LEADERLESS_
     Raises:
         nats.errors.Error: there is no answer within `limit_s`, or it is another error.
     """
-    return await _again(ask, _has_no_leader, limit_s)
+    return await retries.until_led(_has_no_leader, limit_s)(ask)
 
 
 async def written(write: Callable[[], Awaitable[T]], limit_s: float = LEADERLESS_S) -> T:
@@ -40,22 +40,11 @@ async def written(write: Callable[[], Awaitable[T]], limit_s: float = LEADERLESS
     Raises:
         nats.errors.Error: as :func:`repeated`; after a TimeoutError or LostError it may have been taken.
     """
-    return await _again(write, lambda error: isinstance(error, NoStreamResponseError), limit_s)
+    return await retries.until_led(_was_not_taken, limit_s)(write)
 
 
-async def _again(
-    ask: Callable[[], Awaitable[T]], worth_it: Callable[[BaseException], bool], limit_s: float
-) -> T:
-    asking = AsyncRetrying(
-        retry=retry_if_exception(worth_it),
-        stop=stop_after_delay(limit_s),
-        wait=wait_random_exponential(multiplier=0.1, max=1),
-        reraise=True,
-    )
-    async for attempt in asking:
-        with attempt:
-            return await ask()
-    raise AssertionError("tenacity either returns or raises")
+def _was_not_taken(error: BaseException) -> bool:
+    return isinstance(error, NoStreamResponseError)
 
 
 def _has_no_leader(error: BaseException) -> bool:

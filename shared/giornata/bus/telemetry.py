@@ -12,7 +12,8 @@ import nats.errors
 import structlog
 
 from giornata import __version__
-from giornata.bus.bus import Bus, barrier
+from giornata.bus.bus import Bus
+from giornata.bus.subscriptions import barrier
 from giornata.wire import subjects
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import QueueState, ServiceName, ServiceState, WorkerState

@@ -12,8 +12,9 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from giornata.planning.blocks import Block, Link, Mode, Timeline, timeline
+from giornata.planning.blocks import Block, Link, Timeline, timeline
 from giornata.planning.planner import Planner, always, exact, greedy
+from giornata.wire.values import Mode
 
 ROUNDS: Final = 4
 """Turns over all rows; a round that improves nothing is the last one anyway."""

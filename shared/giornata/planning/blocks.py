@@ -5,18 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class Mode(StrEnum):
-    """How one block treats the tokens outside of the compute set."""
-
-    FULL = "full"
-    """Computes them too. Needs their hidden state."""
-    HIDDEN = "hidden"
-    """Projects their keys and values again. Needs their hidden state, which is gone afterwards."""
-    KV = "kv"
-    """Takes their keys and values from the cache. Their hidden state is gone afterwards."""
+from giornata.wire.values import Mode
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from giornata.planning.blocks import Block, Mode
+from giornata.planning.blocks import Block
+from giornata.wire.values import Mode
 
 COMPUTE: Final = ("step", "sequences", "tokens", "projected", "pairs")
 """Features of a step's computing, in the order of :attr:`Work.features`; `step` is 1."""

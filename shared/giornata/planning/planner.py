@@ -16,7 +16,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from giornata.planning.blocks import Block, Link, Mode, Timeline, timeline
+from giornata.planning.blocks import Block, Link, Timeline, timeline
+from giornata.wire.values import Mode
 
 Times = NDArray[np.float64]
 """(slabs + 1,) earliest end of computing in ms by slabs that the row itself has loaded; inf where there is none. One

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from giornata.planning.blocks import Mode
 from giornata.planning.costs import Shape, StepCosts
 from giornata.scheduling.backlog import RowLoad
+from giornata.wire.values import Mode
 
 UNIT: Final = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0))
 """A millisecond a token: for workers that have told nothing; they are then compared by the tokens that they compute."""

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from giornata.planning.blocks import Mode
 from giornata.planning.costing import CostModel
 from giornata.planning.costs import COMPUTE, LOAD, Work
 from giornata.planning.profile import FitRecord
 from giornata.scheduling.demand import Pace
 from giornata.scheduling.rate import Rate
+from giornata.wire.values import Mode
 from giornata.wire.workers import CostFit, KindCosts, LoadSample, StepSample, Tier, WorkerCosts
 
 Kind = tuple[str, str]

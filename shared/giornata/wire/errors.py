@@ -21,7 +21,8 @@
         ├── InputLost, RowPoisoned, AttemptsExhausted, ImageTimeout, SchemaMismatch, InternalError, NotPermitted
         └── DeadlineExceeded                                  504
 
-A leaf's docstring is its default message. An error travels as an :class:`ErrorBody` and is raised again as the
+A leaf's docstring is its default message; its HTTP status and whether it is worth a retry are its branch's unless it
+names its own. An error travels as an :class:`ErrorBody` and is raised again as the
 same class on the other side (:func:`from_body`).
 """
 
@@ -33,7 +34,7 @@ from pydantic import BaseModel, ConfigDict
 
 MESSAGE_CHARS = 2000
 VALUE_CHARS = 200
-"""Texts are cut to these lengths: whatever a request holds, its error fits into a message and into the job's record."""
+"""Texts are cut to these lengths, so that every error fits into a message and into the job's record."""
 
 
 class ErrorBody(BaseModel):
@@ -56,6 +57,13 @@ class GiornataError(Exception):
     status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
     """Whether the router may try the same work again, elsewhere or later."""
+
+    def __init_subclass__(
+        cls, code: str, status: int | None = None, *, retryable: bool | None = None
+    ) -> None:
+        cls.code = code
+        cls.status = cls.status if status is None else status
+        cls.retryable = cls.retryable if retryable is None else retryable
 
     def __init__(
         self,
@@ -97,270 +105,168 @@ class GiornataError(Exception):
         )
 
 
-class BadRequest(GiornataError):
+class BadRequest(GiornataError, code="bad_request", status=400):
     """The request cannot be carried out as it is."""
 
-    code = "bad_request"
-    status = 400
 
-
-class InvalidField(BadRequest):
+class InvalidField(BadRequest, code="invalid_field"):
     """A field has a value that is not accepted."""
 
-    code = "invalid_field"
 
-
-class UnknownField(BadRequest):
+class UnknownField(BadRequest, code="unknown_field"):
     """The request names a field that does not exist."""
 
-    code = "unknown_field"
 
-
-class NotSupported(BadRequest):
+class NotSupported(BadRequest, code="not_supported"):
     """This is not supported yet."""
 
-    code = "not_supported"
 
-
-class ImageUnreadable(BadRequest):
+class ImageUnreadable(BadRequest, code="image_unreadable"):
     """The image could not be decoded; it may be truncated or damaged."""
 
-    code = "image_unreadable"
 
-
-class UnsupportedImageFormat(BadRequest):
+class UnsupportedImageFormat(BadRequest, code="unsupported_image_format"):
     """The bytes are not an image of an accepted format."""
 
-    code = "unsupported_image_format"
 
-
-class MaskRejected(BadRequest):
+class MaskRejected(BadRequest, code="mask_rejected"):
     """The mask cannot be read in the requested mask_mode."""
 
-    code = "mask_rejected"
 
-
-class MaskEmpty(BadRequest):
+class MaskEmpty(BadRequest, code="mask_empty"):
     """The mask selects no pixel, so there is nothing to edit."""
 
-    code = "mask_empty"
 
-
-class MaskSizeMismatch(BadRequest):
+class MaskSizeMismatch(BadRequest, code="mask_size_mismatch"):
     """The mask's aspect ratio differs from the image's."""
 
-    code = "mask_size_mismatch"
 
-
-class SizeMismatch(BadRequest):
+class SizeMismatch(BadRequest, code="size_mismatch"):
     """The requested output size does not have the image's aspect ratio."""
 
-    code = "size_mismatch"
 
-
-class TemplateMismatch(BadRequest):
+class TemplateMismatch(BadRequest, code="template_mismatch"):
     """The edit asks for something else than its template was registered for."""
 
-    code = "template_mismatch"
 
-
-class PayloadTooLarge(BadRequest):
+class PayloadTooLarge(BadRequest, code="payload_too_large", status=413):
     """The request is larger than this server accepts."""
 
-    code = "payload_too_large"
-    status = 413
 
-
-class TooManyPixels(BadRequest):
+class TooManyPixels(BadRequest, code="too_many_pixels", status=413):
     """The image has more pixels than this server accepts."""
 
-    code = "too_many_pixels"
-    status = 413
 
-
-class Unauthorized(BadRequest):
+class Unauthorized(BadRequest, code="unauthorized", status=401):
     """The API key is missing or unknown."""
 
-    code = "unauthorized"
-    status = 401
+
+class CrossSite(BadRequest, code="cross_site", status=403):
+    """The request comes from a page of another web site, and this gateway asks for no API key."""
 
 
-class CrossSite(BadRequest):
-    """The request comes from a page of another web site, and this gateway asks nobody for an API key."""
-
-    code = "cross_site"
-    status = 403
-
-
-class MalformedMessage(BadRequest):
+class MalformedMessage(BadRequest, code="malformed_message"):
     """A request over NATS is not the message that its subject takes."""
 
-    code = "malformed_message"
 
-
-class JobNotFound(BadRequest):
+class JobNotFound(BadRequest, code="job_not_found", status=404):
     """There is no job with this id."""
 
-    code = "job_not_found"
-    status = 404
 
-
-class ModelNotFound(BadRequest):
+class ModelNotFound(BadRequest, code="model_not_found", status=404):
     """No running worker serves this model."""
 
-    code = "model_not_found"
-    status = 404
 
-
-class TemplateNotFound(BadRequest):
+class TemplateNotFound(BadRequest, code="template_not_found", status=404):
     """There is no template with this id."""
 
-    code = "template_not_found"
-    status = 404
 
-
-class ResultExpired(BadRequest):
+class ResultExpired(BadRequest, code="result_expired", status=410):
     """The result was kept for its time and is gone."""
 
-    code = "result_expired"
-    status = 410
 
-
-class JobNotFinished(BadRequest):
+class JobNotFinished(BadRequest, code="job_not_finished", status=409):
     """The job has no picture yet."""
 
-    code = "job_not_finished"
-    status = 409
 
-
-class JobCancelled(BadRequest):
+class JobCancelled(BadRequest, code="job_cancelled", status=409):
     """The job was cancelled."""
 
-    code = "job_cancelled"
-    status = 409
 
-
-class TemplateLimit(BadRequest):
+class TemplateLimit(BadRequest, code="template_limit", status=409):
     """The tenant has as many registered templates as it may have."""
 
-    code = "template_limit"
-    status = 409
 
-
-class IdempotencyKeyReused(BadRequest):
+class IdempotencyKeyReused(BadRequest, code="idempotency_key_reused", status=422):
     """The idempotency key belongs to another edit."""
 
-    code = "idempotency_key_reused"
-    status = 422
 
-
-class Overloaded(GiornataError):
+class Overloaded(GiornataError, code="overloaded", status=503, retryable=True):
     """The system is busy; try again later."""
 
-    code = "overloaded"
-    status = 503
-    retryable = True
 
-
-class TooManyRequests(Overloaded):
+class TooManyRequests(Overloaded, code="too_many_requests", status=429):
     """Too many edits are in progress at this gateway; try again later."""
 
-    code = "too_many_requests"
-    status = 429
 
-
-class QueueTooLong(TooManyRequests):
+class QueueTooLong(TooManyRequests, code="queue_too_long"):
     """An edit that came now would wait for longer than it may; try again later."""
 
-    code = "queue_too_long"
 
-
-class RateLimited(Overloaded):
+class RateLimited(Overloaded, code="rate_limit_exceeded", status=429):
     """The tenant has asked for as many pictures as it may in a minute; try again later."""
 
-    code = "rate_limit_exceeded"
-    status = 429
 
-
-class ConcurrencyLimited(Overloaded):
+class ConcurrencyLimited(Overloaded, code="concurrency_limit_exceeded", status=429):
     """The tenant has as many pictures in progress as it may have; try again later."""
 
-    code = "concurrency_limit_exceeded"
-    status = 429
 
-
-class QueueFull(Overloaded):
+class QueueFull(Overloaded, code="queue_full"):
     """The work queue holds as many jobs as it may; try again later."""
 
-    code = "queue_full"
 
-
-class BlobStoreFull(Overloaded):
+class BlobStoreFull(Overloaded, code="blob_store_full"):
     """The blob store is full; try again when results have expired."""
 
-    code = "blob_store_full"
 
-
-class ServiceUnavailable(Overloaded):
+class ServiceUnavailable(Overloaded, code="service_unavailable"):
     """A service that this needs does not answer."""
 
-    code = "service_unavailable"
 
-
-class Failed(GiornataError):
+class Failed(GiornataError, code="failed"):
     """The edit was accepted and could not be done."""
 
-    code = "failed"
 
-
-class DeadlineExceeded(Failed):
+class DeadlineExceeded(Failed, code="deadline_exceeded", status=504):
     """The time allowed for this edit is over."""
 
-    code = "deadline_exceeded"
-    status = 504
 
-
-class InputLost(Failed):
+class InputLost(Failed, code="input_lost"):
     """An input or an intermediate result is no longer in the blob store."""
 
-    code = "input_lost"
 
-
-class RowPoisoned(Failed):
+class RowPoisoned(Failed, code="row_poisoned"):
     """The denoiser could not compute this picture: its values are not finite."""
 
-    code = "row_poisoned"
 
-
-class AttemptsExhausted(Failed):
+class AttemptsExhausted(Failed, code="attempts_exhausted"):
     """Every attempt at this edit failed."""
 
-    code = "attempts_exhausted"
 
-
-class ImageTimeout(Failed):
+class ImageTimeout(Failed, code="image_timeout"):
     """The image took too long to process."""
 
-    code = "image_timeout"
 
-
-class SchemaMismatch(Failed):
+class SchemaMismatch(Failed, code="schema_mismatch"):
     """A message has a schema number or a shape that this version does not read."""
 
-    code = "schema_mismatch"
 
-
-class InternalError(Failed):
+class InternalError(Failed, code="internal_error", retryable=True):
     """An unexpected error; the log of the service has the details."""
 
-    code = "internal_error"
-    retryable = True
 
-
-class NotPermitted(Failed):
+class NotPermitted(Failed, code="not_permitted"):
     """The NATS server does not let this user do that."""
-
-    code = "not_permitted"
 
 
 def _leaves(root: type[GiornataError]) -> dict[str, type[GiornataError]]:

@@ -12,8 +12,10 @@ from typing import Final
 from pydantic import BaseModel, Field
 
 from giornata.wire.errors import ErrorBody
-from giornata.wire.jobs import Box, JobState, StageTimes, Wire
+from giornata.wire.jobs import Box, JobState
 from giornata.wire.requests import OutputFormat
+from giornata.wire.times import StageTimes
+from giornata.wire.values import Wire
 
 PREVIEW_BYTES: Final = 32 << 10
 """No preview is larger."""

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from giornata.wire.errors import ErrorBody, ServiceUnavailable
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
+from giornata.wire.times import ComputeTimes, StageTimes
+from giornata.wire.values import CellMap, Grain, Wire
 
 TAKE_OVER_S = 600
 """A job may outlive its budget by this while no router carries it."""
@@ -22,12 +24,6 @@ TAKE_OVER_S = 600
 
 Box = tuple[int, int, int, int]
 """Left, top, width and height in pixels."""
-
-
-class Wire(BaseModel):
-    """A value on the wire: immutable; fields that a newer version added are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
 
 class BlobRef(Wire):
@@ -132,6 +128,11 @@ class Inspection(Wire):
     """Tokens that the model's mask touches."""
     mask_ratio: float
     """compute_tokens / tokens."""
+    compute_set: dict[Grain, CellMap] | None = None
+    """The cells that an edit computes where it reuses the others: those that the model's mask touches, and the job's
+    halo around them, at every grain that the family has. None where reuse gains nothing: every token is in it, or
+    the mask touches none.
+    """
     template_key: str
     """Digest of model, family and the pixels that enter the autoencoder."""
     prepared: BlobRef
@@ -212,30 +213,6 @@ class Row(Wire):
     """The encoded picture, written by prepost's `finish`."""
     error: ErrorBody | None = None
     """Why this picture failed; the others are still delivered."""
-
-
-class StageTimes(Wire):
-    """Milliseconds a job spent per stage, as the router saw them; summed over attempts."""
-
-    prepare: float = 0.0
-    """inspect and encode."""
-    queue: float = 0.0
-    """Waiting: in the work queue, for a worker, and in the worker for its first step."""
-    denoise: float = 0.0
-    """From a row's first step to the last row's last."""
-    finish: float = 0.0
-    """Decode, paste, encode."""
-
-
-class ComputeTimes(Wire):
-    """Milliseconds spent computing for a job; the rest of its latency is waiting and overhead."""
-
-    inspect: float = 0.0
-    encode: float = 0.0
-    denoise: float = 0.0
-    """Engine steps that its rows took part in, each counted once."""
-    decode: float = 0.0
-    paste: float = 0.0
 
 
 class Assignment(NamedTuple):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority, Row, Wire
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority, Row
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, OutputFormat
 from giornata.wire.templates import TemplateInputs, TemplateRecord
+from giornata.wire.values import Wire
 
 __all__ = [
     "EVENT_HEADER",

@@ -11,9 +11,10 @@ from enum import StrEnum
 from typing import Final
 
 from giornata.wire.errors import ErrorBody, TemplateMismatch
-from giornata.wire.jobs import BlobRef, Inspection, Wire, check_version
+from giornata.wire.jobs import BlobRef, Inspection, check_version
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
+from giornata.wire.values import Wire
 
 RENEW_SHARE: Final = 0.9
 """A use renews a registration that has less than this share of its life left, so that few uses write."""

@@ -6,9 +6,8 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from giornata.planning.blocks import Mode
-from giornata.wire.jobs import Wire
 from giornata.wire.models import ModelCard
+from giornata.wire.values import Mode, Wire
 
 
 class ServiceName(StrEnum):

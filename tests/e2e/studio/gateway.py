@@ -20,16 +20,17 @@ from playwright.async_api import Page, Route
 from pydantic import BaseModel
 
 import giornata_gateway
-from giornata.wire.jobs import JobState, StageTimes
+from giornata.wire.jobs import JobState
 from giornata.wire.models import Family
 from giornata.wire.requests import OutputFormat
+from giornata.wire.times import StageTimes
 from giornata.wire.workers import ServiceName
-from giornata_gateway.answers import ErrorDetail
-from giornata_gateway.catalog import ModelList, ModelView
-from giornata_gateway.fleet_views import FleetView, InstanceView
-from giornata_gateway.job_views import JobView, PictureView
-from giornata_gateway.sse import frame
-from giornata_gateway.stream_events import PARTIAL, PartialImageEvent
+from giornata_gateway.http.sse import frame
+from giornata_gateway.views.answers import ErrorDetail
+from giornata_gateway.views.catalog import ModelList, ModelView
+from giornata_gateway.views.fleet import FleetView, InstanceView
+from giornata_gateway.views.jobs import JobView, PictureView
+from giornata_gateway.views.stream import PARTIAL, PartialImageEvent
 from tests.e2e.pictures import file
 from tests.e2e.studio.browsing import Watch
 

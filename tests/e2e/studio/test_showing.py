@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.async_api import Route, expect
 
-from giornata_gateway.answers import ErrorDetail
+from giornata_gateway.views.answers import ErrorDetail
 from tests.e2e.studio.easel import color_at, edit, finished, masked, ready
 from tests.e2e.studio.gateway import GREEN, GREY, RED, FakeGateway, Open, fleet, preview
 

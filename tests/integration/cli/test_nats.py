@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from giornata.bus import bus
+from giornata.bus.subscriptions import barrier
 from giornata.wire import subjects
 from giornata_tools.cli import nats_door
 from giornata_tools.cli.edits import Order, Preview, Refused, Stopped, Told
@@ -55,7 +56,7 @@ async def test_an_edit_that_is_given_up_as_soon_as_it_is_sent(stage: Stage, nats
     stage.router.hold = asyncio.Event()
     async with bus.connect(nats_url, "observer") as observer:
         sent = await observer.client.subscribe(subjects.EDIT)
-        await bus.barrier(observer.client)
+        await barrier(observer.client)
         async with open_nats(nats_url, None, None, "default", 20) as door:
             editing = asyncio.ensure_future(door.edit(ORDER, unheard))
             await sent.next_msg(10)
@@ -71,7 +72,7 @@ async def test_a_gateway_that_never_accepts_is_not_waited_for_long(
     monkeypatch.setattr(nats_door, "CANCEL_S", 0.1)
     async with bus.connect(private_nats.url, "silent") as silent:
         sent = await silent.client.subscribe(subjects.EDIT)
-        await bus.barrier(silent.client)
+        await barrier(silent.client)
         async with open_nats(private_nats.url, None, None, "default", 20) as door:
             editing = asyncio.ensure_future(door.edit(ORDER, unheard))
             await sent.next_msg(10)

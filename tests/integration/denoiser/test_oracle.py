@@ -26,10 +26,10 @@ from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import pack, unpack
 from giornata.wire import models
 from giornata_denoiser.checkpoint import Checkpoint, load, scheduler_config
-from giornata_denoiser.engine import Engine
-from giornata_denoiser.preview_map import board
-from giornata_denoiser.row import Row, build_row
-from giornata_denoiser.sigmas import sigma_grid
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.families.preview_map import board
+from giornata_denoiser.rows.row import Row, build_row
+from giornata_denoiser.rows.sigmas import sigma_grid
 from tests.fakes import tiny_flux
 from tests.precision import float32_bound
 

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from giornata.planning.blocks import Mode
 from giornata.planning.costs import Work
 from giornata.planning.profile import Profile
 from giornata.wire.errors import Failed
 from giornata.wire.models import Family
+from giornata.wire.values import Mode
 from giornata_denoiser.__main__ import profile_of
+from giornata_denoiser.blocks.device import Host
 from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.profiling.__main__ import ProfilerConfig, run
 from giornata_denoiser.profiling.measuring import Meter
 from giornata_denoiser.profiling.mixtures import Mixture, RowSize
 from giornata_denoiser.profiling.rows import Workpieces
-from giornata_denoiser.reuse.device import Host
 from giornata_tools.model.random.build import build
 
 

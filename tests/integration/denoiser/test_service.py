@@ -37,7 +37,7 @@ from giornata.wire.requests import EditParameters, resolve
 from giornata.wire.workers import ServiceName, ServiceState, StepSample
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.families.flux_inpaint import FluxInpaint
+from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from giornata_denoiser.service import Denoiser
 from giornata_tools.model.random.build import build
 from tests.fakes.profiles import PROFILE

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from giornata_gateway.http_app import ROUTES
+from giornata_gateway.http.app import ROUTES
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway.test_jobs import frames_of, submit

@@ -27,7 +27,7 @@ from giornata.wire.errors import (
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import IDEMPOTENCY_HEADER, EditMessage, EditReply
 from giornata.wire.requests import EditParameters
-from giornata_gateway.idempotency import HEADER
+from giornata_gateway.intake.rules.idempotency import HEADER
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway_fakes import Stage, open_gateway, open_stage

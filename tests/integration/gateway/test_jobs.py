@@ -89,7 +89,7 @@ async def test_events_are_replayed_from_where_a_client_left(
     ids = [int(frame["id"]) for frame in frames]
     assert ids == sorted(set(ids))
     assert frames[-1]["data"]["url"].endswith(f"/v1/jobs/{job_id}/image?index=0")
-    monkeypatch.setattr("giornata_gateway.http_stream.time", SimpleNamespace(time=lambda: 0.0))
+    monkeypatch.setattr("giornata_gateway.http.stream.time", SimpleNamespace(time=lambda: 0.0))
     assert await frames_of(stage, job_id, str(ids[2])) == frames[3:]  # told when it happened, not when read
     async with stage.http.get(
         f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(ids[-1])}

@@ -15,7 +15,7 @@ import pytest
 import giornata.client
 from giornata.api_keys import TenantLimits
 from giornata.wire.errors import ConcurrencyLimited, QueueFull, RateLimited, ServiceUnavailable
-from giornata_gateway import key_file
+from giornata_gateway.intake import key_file
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Stage, open_stage
 

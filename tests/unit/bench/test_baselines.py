@@ -8,7 +8,8 @@ import random
 import pytest
 
 from giornata.planning.batch import evaluate, plan_batch
-from giornata.planning.blocks import Link, Mode
+from giornata.planning.blocks import Link
+from giornata.wire.values import Mode
 from tests.bench.brute_force import best_ms
 from tests.bench.planner_gap import random_link, random_row
 from tests.bench.static_batching import in_batches, in_equal_batches

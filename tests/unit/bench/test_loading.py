@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from giornata.planning.batch import PlannerName
-from giornata.planning.blocks import Mode
 from giornata.planning.costs import Shape, step_work
+from giornata.wire.values import Mode
 from tests.bench import loading, loading_engine
 from tests.bench.block_costs import Costs
 from tests.bench.loading_run import Scene

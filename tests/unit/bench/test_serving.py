@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from giornata_denoiser.engine import Engine, StepReport
+from giornata_denoiser.engine.engine import Engine, StepReport
 from tests.bench.latency import served
 from tests.bench.models import TINY, flux
 from tests.bench.prepost import Array, Coder, CoderProcess

@@ -9,9 +9,9 @@ from giornata.wire.errors import MaskEmpty, QueueFull, from_body
 from giornata.wire.events import PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.requests import OutputFormat
-from giornata_gateway.answers import ErrorAnswer, error_detail
-from giornata_gateway.sse import HEARTBEAT, frame
-from giornata_gateway.stream_events import (
+from giornata_gateway.http.sse import HEARTBEAT, frame
+from giornata_gateway.views.answers import ErrorAnswer, error_detail
+from giornata_gateway.views.stream import (
     COMPLETED,
     ERROR,
     PARTIAL,

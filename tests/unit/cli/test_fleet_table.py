@@ -12,8 +12,8 @@ from giornata.wire.workers import (
     TemplateCounters,
     WorkerState,
 )
-from giornata_gateway.fleet_views import fleet_view
-from giornata_gateway.forecast import Pace
+from giornata_gateway.views.fleet import fleet_view
+from giornata_gateway.views.forecast import Pace
 from giornata_tools.cli.fleet_table import FleetStatus, fleet_table, sums
 from tests.contract.messages import CARD
 

@@ -20,9 +20,9 @@ from giornata.wire.jobs import (
 )
 from giornata.wire.messages import RunRequest
 from giornata.wire.requests import EditParameters
-from giornata_denoiser.assignments import Assignment, Assignments
-from giornata_denoiser.engine import FailedRow, StepReport
-from giornata_denoiser.outcomes import settled
+from giornata_denoiser.attempts.assignments import Assignment, Assignments
+from giornata_denoiser.attempts.outcomes import settled
+from giornata_denoiser.engine.engine import FailedRow, StepReport
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 

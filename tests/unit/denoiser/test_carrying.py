@@ -11,11 +11,11 @@ from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.messages import RunAnswer, RunRequest
-from giornata_denoiser.assignments import Assignment
-from giornata_denoiser.carrying import Carrier, Fetch
-from giornata_denoiser.engine import Engine
-from giornata_denoiser.loop import EngineLoop
-from giornata_denoiser.row import Row
+from giornata_denoiser.attempts.assignments import Assignment
+from giornata_denoiser.attempts.carrying import Carrier, Fetch
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.loop import EngineLoop
+from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_flux
 from tests.unit.denoiser.test_assignments import request
 

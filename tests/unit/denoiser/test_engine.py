@@ -12,11 +12,11 @@ from torch import Tensor
 
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire.errors import InternalError, RowPoisoned, SchemaMismatch
-from giornata_denoiser.engine import Engine, StepReport
-from giornata_denoiser.families.flux_inpaint import FluxInpaint
+from giornata_denoiser.engine.engine import Engine, StepReport
+from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.row import build_row
-from giornata_denoiser.sigmas import sigma_grid
+from giornata_denoiser.rows.row import build_row
+from giornata_denoiser.rows.sigmas import sigma_grid
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.precision import float32_bound

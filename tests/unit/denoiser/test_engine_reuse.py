@@ -14,29 +14,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from giornata.packed.attention import Outside
+from giornata.packed.region import Region, region
+from giornata.packed.sequences import Sequences
+from giornata.packed.tracing import UNTRACED, Lane, Tracing
+from giornata.packed.uses import Reuse, Use
 from giornata.planning.batch import PLANNERS, BatchPlan, BatchPlanner, BatchRow, PlannerName, plan_batch
-from giornata.planning.blocks import Link, Mode
+from giornata.planning.blocks import Link
 from giornata.planning.costs import StepCosts, Work
 from giornata.planning.profile import BatchCap
 from giornata.scheduling.batch import Capacity
+from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
-from giornata_denoiser.attention import Outside
-from giornata_denoiser.engine import Engine
-from giornata_denoiser.families.flux_inpaint import FluxInpaint
+from giornata_denoiser.blocks.loader import Loader
+from giornata_denoiser.blocks.loads import Load
+from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.options import ReuseOptions
+from giornata_denoiser.engine.weighing import Budget, fits, row_bytes, share, slab_bytes, step_bytes
+from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.families.sequences import Sequences
-from giornata_denoiser.reuse.loader import Loader
-from giornata_denoiser.reuse.loads import Load
-from giornata_denoiser.reuse.options import ReuseOptions
-from giornata_denoiser.reuse.region import Region, region
-from giornata_denoiser.reuse.slabs import Slabs
-from giornata_denoiser.reuse.stored import EXACT
-from giornata_denoiser.reuse.template import Entry, Form, Kept, Template
-from giornata_denoiser.reuse.uses import Reuse, Use
-from giornata_denoiser.row import Recording, Row
+from giornata_denoiser.rows.row import Recording, Row
+from giornata_denoiser.rows.stored import EXACT
+from giornata_denoiser.rows.template import Entry, Form, Kept, Template
 from giornata_denoiser.trace import Trace
-from giornata_denoiser.tracing import UNTRACED, Lane, Tracing
-from giornata_denoiser.weighing import Budget, fits, row_bytes, share, slab_bytes, step_bytes
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.test_masked import BLOCKS, FLOAT32, Everything, step

@@ -14,10 +14,10 @@ from giornata.scheduling.recording import Admission
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import picture_id
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.reuse import files
-from giornata_denoiser.reuse.identity import ANYWHERE, SAME, Wanted, wanted
-from giornata_denoiser.reuse.stored import store
-from giornata_denoiser.reuse.template import FILE_BYTES, Entry, Form, Kept, Template
+from giornata_denoiser.rows.stored import store
+from giornata_denoiser.rows.template import FILE_BYTES, Entry, Form, Kept, Template
+from giornata_denoiser.templates import files
+from giornata_denoiser.templates.identity import ANYWHERE, SAME, Wanted, wanted
 from tests.contract.messages import CARD, INSPECTION
 
 CHECKPOINT: Any = SimpleNamespace(

@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from giornata.planning.blocks import Mode
+from giornata.packed.region import region
 from giornata.scheduling.batch import Capacity
-from giornata_denoiser.engine import Engine
+from giornata.wire.values import Mode
+from giornata_denoiser.blocks.loader import Loader
+from giornata_denoiser.blocks.loads import Load, Loaded
+from giornata_denoiser.blocks.recording import EntryRecorder
+from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.reuse.loader import Loader
-from giornata_denoiser.reuse.loads import Load, Loaded
-from giornata_denoiser.reuse.options import ReuseOptions
-from giornata_denoiser.reuse.recording import EntryRecorder
-from giornata_denoiser.reuse.region import region
-from giornata_denoiser.reuse.slabs import Slabs
-from giornata_denoiser.reuse.template import Entry, Form, Template
-from giornata_denoiser.row import Recording, Row
+from giornata_denoiser.rows.row import Recording, Row
+from giornata_denoiser.rows.template import Entry, Form, Template
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 

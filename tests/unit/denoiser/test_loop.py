@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from giornata.scheduling.batch import Capacity
-from giornata_denoiser.engine import Engine, StepReport
-from giornata_denoiser.families.flux_inpaint import FluxInpaint
-from giornata_denoiser.loop import EngineLoop
+from giornata_denoiser.engine.engine import Engine, StepReport
+from giornata_denoiser.engine.loop import EngineLoop
+from giornata_denoiser.families.flux.inpaint import FluxInpaint
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 

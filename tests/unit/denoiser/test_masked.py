@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from giornata.planning.blocks import Mode
-from giornata_denoiser.assembly import assemble
-from giornata_denoiser.attention import Outside
+from giornata.packed.attention import Outside
+from giornata.packed.region import Region, region
+from giornata.packed.uses import Reuse, Use
+from giornata.wire.values import Mode
+from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.reuse.region import Region, region
-from giornata_denoiser.reuse.uses import Reuse, Use
-from giornata_denoiser.row import Row
-from giornata_denoiser.sigmas import scale_noise
-from giornata_denoiser.stepping import denoise_step
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.sigmas import scale_noise
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from giornata_denoiser.attention import Outside, choose, grouped
-from giornata_denoiser.packing import layout, segment_index, segments
+from giornata.packed.attention import Outside, choose, grouped
+from giornata.packed.packing import layout, segment_index, segments
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9)), min_size=1, max_size=6)
 

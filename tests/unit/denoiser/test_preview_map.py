@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from giornata_denoiser.preview_map import PreviewMap, board, fit, fit_model
+from giornata_denoiser.families.preview_map import PreviewMap, board, fit, fit_model
 
 
 class LinearAutoencoder:

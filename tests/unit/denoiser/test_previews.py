@@ -16,11 +16,11 @@ from PIL import Image
 
 from giornata.scheduling.batch import Capacity
 from giornata.wire.events import PREVIEW_BYTES, PREVIEW_JOB_BYTES
-from giornata_denoiser.engine import Engine, StepReport
+from giornata_denoiser.attempts.previews import encode, limit_bytes, preview_steps
+from giornata_denoiser.engine.engine import Engine, StepReport
+from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import Family
-from giornata_denoiser.preview_map import PreviewMap
-from giornata_denoiser.previews import encode, limit_bytes, preview_steps
-from giornata_denoiser.sigmas import SigmaGrid
+from giornata_denoiser.rows.sigmas import SigmaGrid
 from tests.contract.messages import JOB, PARAMETERS
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec

@@ -12,8 +12,8 @@ from giornata.planning.profile import FitRecord, Profile
 from giornata.planning.regression import Fit
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.preview_map import PreviewMap
-from giornata_denoiser.profiles import device_name, read_profile, write_profile
+from giornata_denoiser.families.preview_map import PreviewMap
+from giornata_denoiser.profiling.profiles import device_name, read_profile, write_profile
 from tests.fakes import tiny_flux
 from tests.fakes.profiles import PROFILE
 from tests.unit.denoiser.test_rehearsal import CARD

@@ -12,10 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.blocks import Mode
 from giornata.planning.costs import StepCosts
+from giornata.wire.values import Mode
+from giornata_denoiser.blocks.device import Host
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.preview_map import PreviewMap
+from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.profiling import fitting, making
 from giornata_denoiser.profiling.calibration import operations, proportional
 from giornata_denoiser.profiling.measuring import Meter, StepTime, medians
@@ -23,8 +24,7 @@ from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, SlabS
 from giornata_denoiser.profiling.report import report
 from giornata_denoiser.profiling.rows import Workpieces
 from giornata_denoiser.profiling.scatter import scatter
-from giornata_denoiser.reuse.device import Host
-from giornata_denoiser.reuse.stored import Stored
+from giornata_denoiser.rows.stored import Stored
 from tests.fakes import tiny_flux
 from tests.unit.denoiser.test_rehearsal import CARD
 

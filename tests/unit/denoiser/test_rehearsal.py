@@ -8,8 +8,8 @@ import torch
 from giornata.wire import models
 from giornata.wire.errors import Failed, RowPoisoned
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.preview_map import PreviewMap
-from giornata_denoiser.rehearsal import rehearse
+from giornata_denoiser.engine.rehearsal import rehearse
+from giornata_denoiser.families.preview_map import PreviewMap
 from tests.fakes import tiny_flux
 
 CARD = models.ModelCard(

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from giornata_denoiser.reuse.recording import EntryRecorder
-from giornata_denoiser.reuse.region import region
-from giornata_denoiser.reuse.slabs import Slabs
-from giornata_denoiser.reuse.stored import BITS, store
-from giornata_denoiser.reuse.template import Entry, Form, Template
+from giornata.packed.region import region
+from giornata_denoiser.blocks.recording import EntryRecorder
+from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.rows.stored import BITS, store
+from giornata_denoiser.rows.template import Entry, Form, Template
 from tests.fakes import tiny_flux
 
 MASKS = st_numpy.arrays(bool, st_numpy.array_shapes(min_dims=2, max_dims=2, max_side=9))

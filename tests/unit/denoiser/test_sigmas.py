@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire.errors import InvalidField
-from giornata_denoiser.sigmas import (
+from giornata_denoiser.rows.sigmas import (
     blend,
     calculate_shift,
     combine_guidance,

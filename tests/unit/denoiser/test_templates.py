@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from giornata_denoiser.reuse import files
-from giornata_denoiser.reuse.ledger import Ledger
-from giornata_denoiser.reuse.store import TemplateStore
-from giornata_denoiser.reuse.stored import BITS, store
-from giornata_denoiser.reuse.template import Entry, Kept, Template
+from giornata_denoiser.blocks.ledger import Ledger
+from giornata_denoiser.rows.stored import BITS, store
+from giornata_denoiser.rows.template import Entry, Kept, Template
+from giornata_denoiser.templates import files
+from giornata_denoiser.templates.store import TemplateStore
 
 NAMES = st.sampled_from("abcdef")
 ACTIONS = st.lists(

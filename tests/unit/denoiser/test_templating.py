@@ -26,17 +26,18 @@ from giornata.wire.jobs import BlobRef, Encoding, Job
 from giornata.wire.messages import RemoveTemplate, RunRequest
 from giornata.wire.models import Family as FamilyName
 from giornata.wire.requests import EditParameters, Reuse
-from giornata_denoiser import inputs, outcomes, templating
+from giornata_denoiser.attempts import inputs, outcomes
+from giornata_denoiser.attempts.inputs import Reusing, reused, rows_of
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine import StepReport
-from giornata_denoiser.inputs import Reusing, reused, rows_of
-from giornata_denoiser.registered import Registered, Registrations
-from giornata_denoiser.reuse import identity
-from giornata_denoiser.reuse.store import TemplateStore
-from giornata_denoiser.reuse.stored import store
-from giornata_denoiser.reuse.template import Entry, Kept, Template
-from giornata_denoiser.row import Row
-from giornata_denoiser.templating import Templates
+from giornata_denoiser.engine.engine import StepReport
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.stored import store
+from giornata_denoiser.rows.template import Entry, Kept, Template
+from giornata_denoiser.templates import identity
+from giornata_denoiser.templates import runs as templating
+from giornata_denoiser.templates.registered import Registered, Registrations
+from giornata_denoiser.templates.runs import Templates
+from giornata_denoiser.templates.store import TemplateStore
 from tests.contract.messages import CARD
 from tests.fakes import tiny_flux
 from tests.fakes.profiles import LOAD_WEIGHTS, WEIGHTS
@@ -207,7 +208,7 @@ async def test_a_full_disk_leaves_the_template_in_memory(
         def full(*_: object, **__: object) -> None:
             raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-        monkeypatch.setattr("giornata_denoiser.reuse.files.save_file", full)
+        monkeypatch.setattr("giornata_denoiser.templates.files.save_file", full)
         await made.ask()
         made.finish(await made.submitted(1))
         assert (await made.told(1))[0][0] == "report"

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 
+from giornata.packed.region import region
 from giornata.planning.batch import PlannerName
 from giornata.planning.costing import CostModel
 from giornata.planning.costs import Work
 from giornata.planning.profile import BatchCap
 from giornata.scheduling.batch import Joining
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine import Engine
-from giornata_denoiser.reuse.region import region
-from giornata_denoiser.reuse.stored import EXACT
-from giornata_denoiser.reuse.template import Form, Template
-from giornata_denoiser.row import Recording, Row
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.rows.row import Recording, Row
+from giornata_denoiser.rows.stored import EXACT
+from giornata_denoiser.rows.template import Form, Template
 from giornata_denoiser.tuning import budget_of, engine_of
 from tests.fakes import tiny_flux
 from tests.fakes.profiles import PROFILE

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire.errors import ServiceUnavailable, TooManyRequests
-from giornata_gateway.admission import Admission
+from giornata_gateway.intake.rules.admission import Admission
 
 
 def test_rows_count_not_requests() -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire.workers import QueueState, RowProgress, ServiceName, ServiceState, StepSample, WorkerState
-from giornata_gateway.fleet_views import fleet_view
-from giornata_gateway.forecast import SAMPLES_S, WINDOW_S, Load, Pace, predicted_wait_s
+from giornata_gateway.views.fleet import fleet_view
+from giornata_gateway.views.forecast import SAMPLES_S, WINDOW_S, Load, Pace, predicted_wait_s
 from tests.fakes.fleet import CARD
 
 EMPTY = QueueState()

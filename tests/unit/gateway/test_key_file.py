@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from giornata import api_keys
 from giornata.wire.errors import ServiceUnavailable
-from giornata_gateway.key_file import LOOK_S, KeyFile
+from giornata_gateway.intake.key_file import LOOK_S, KeyFile
 from tests.fakes.key_files import keys_of, write_keys
 
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from giornata.wire.errors import ServiceUnavailable, TooManyRequests
-from giornata_gateway import memory
-from giornata_gateway.memory import Memory
+from giornata_gateway.intake import memory
+from giornata_gateway.intake.memory import Memory
 
 
 def test_what_grows_is_refused_above_the_limit_and_given_back() -> None:

@@ -11,8 +11,8 @@ from giornata.wire.jobs import BlobRef, Priority
 from giornata.wire.models import Family, ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_gateway.fleet_watch import FleetWatch
-from giornata_gateway.preparation import Order, Preparation
+from giornata_gateway.fleet.watch import FleetWatch
+from giornata_gateway.jobs.preparation import Order, Preparation
 
 CARD = ModelCard(
     name="tiny", family=Family.FLUX_FILL, digest="d", vae_scale_factor=8, latent_channels=16, max_text_tokens=48,

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire.errors import ConcurrencyLimited, InvalidField, RateLimited
-from giornata_gateway.in_progress import InProgress
-from giornata_gateway.quotas import Quotas
-from giornata_gateway.tenants import Tenant
+from giornata_gateway.intake.quotas import Quotas
+from giornata_gateway.intake.rules.in_progress import InProgress
+from giornata_gateway.intake.rules.tenants import Tenant
 
 
 class Clock:

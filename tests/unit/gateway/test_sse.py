@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire.errors import InvalidField
-from giornata_gateway.answers import ErrorDetail
-from giornata_gateway.sse import HEARTBEAT, frame, last_event_id
-from giornata_gateway.stream_events import ErrorEvent
+from giornata_gateway.http.sse import HEARTBEAT, frame, last_event_id
+from giornata_gateway.views.answers import ErrorDetail
+from giornata_gateway.views.stream import ErrorEvent
 
 
 @given(st.text(), st.none() | st.integers(1, 2**60))

@@ -7,9 +7,9 @@ import pytest
 from giornata.wire.errors import BadRequest, InvalidField, RowPoisoned, UnknownField
 from giornata.wire.templates import TemplateRecord, TemplateState
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_gateway.forms import Upload, check_source
-from giornata_gateway.metrics import template_metrics
-from giornata_gateway.template_views import (
+from giornata_gateway.fleet.metrics import template_metrics
+from giornata_gateway.intake.rules.forms import Upload, check_source
+from giornata_gateway.views.templates import (
     MAX_WAIT_MS,
     check_query,
     query_number,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from giornata.api_keys import KeysFile, TenantLimits
 from giornata.wire.errors import CrossSite, Unauthorized
-from giornata_gateway.tenants import Tenant, bearer, check_site, is_loopback, tenant_of
+from giornata_gateway.intake.rules.tenants import Tenant, bearer, check_site, is_loopback, tenant_of
 from tests.fakes.key_files import keys_of
 
 DEFAULTS = Tenant("default", in_progress=8, per_minute=0)

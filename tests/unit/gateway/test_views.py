@@ -9,9 +9,9 @@ from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, Jo
 from giornata.wire.models import Family, ModelCard
 from giornata.wire.requests import EditParameters, OutputFormat
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
-from giornata_gateway.answers import background_of, error_detail, error_of, error_type, images_answer
-from giornata_gateway.catalog import choose_card, ready_view
-from giornata_gateway.job_views import job_view, steps_of
+from giornata_gateway.views.answers import background_of, error_detail, error_of, error_type, images_answer
+from giornata_gateway.views.catalog import choose_card, ready_view
+from giornata_gateway.views.jobs import job_view, steps_of
 
 BLOB = BlobRef(key="default/x", size_bytes=1, sha256="0" * 64)
 INSPECTION = Inspection(

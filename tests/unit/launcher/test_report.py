@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from giornata.wire.jobs import StageTimes
+from giornata.wire.times import StageTimes
 from giornata_tools.launcher.report import (
     ORACLE_LIMIT,
     EditReport,

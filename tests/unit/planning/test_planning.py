@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.planning.batch import PLANNERS, BatchRow, PlannerName, evaluate, plan_batch
-from giornata.planning.blocks import Block, Link, Mode, sequential, timeline
+from giornata.planning.blocks import Block, Link, sequential, timeline
 from giornata.planning.planner import always, exact, greedy
+from giornata.wire.values import Mode
 
 MS = st.floats(0.1, 10, allow_nan=False)
 LINKS = st.builds(Link, slab_ms=st.floats(0, 8), busy_ms=st.floats(0, 10))

@@ -202,13 +202,26 @@ def test_the_models_mask_is_every_pixel_touched(region: Region, tokens: tuple[in
     np.testing.assert_array_equal(model_mask(alpha, size), expected)
     whole = model_mask(alpha, size, grain=8)
     np.testing.assert_array_equal(whole, cells(expected, 8).repeat(8, axis=0).repeat(8, axis=1))
-    np.testing.assert_array_equal(compute_set(whole, 16), compute_set(expected, 16))
+    np.testing.assert_array_equal(cells(whole, 16), cells(expected, 16))
 
 
-def test_compute_set_is_row_major() -> None:
-    mask = np.zeros((32, 48), np.bool_)
-    mask[0, 47] = mask[16, 16] = mask[31, 31] = True
-    assert compute_set(mask, 16).tolist() == [2, 4]
+@given(touched=REGIONS, halo=st.integers(0, 4))
+def test_a_compute_set_is_every_cell_within_the_halo_of_a_touched_one(touched: Region, halo: int) -> None:
+    found = compute_set(touched, halo)
+    height, width = touched.shape
+    near = {
+        (y + down, x + right)
+        for y, x in np.argwhere(touched).tolist()
+        for down in range(-halo, halo + 1)
+        for right in range(-halo, halo + 1)
+    }
+    bits = [(y, x) in near for y in range(height) for x in range(width)]
+    if all(bits) or not any(bits):
+        assert found is None
+        return
+    assert found is not None
+    assert (found.height, found.width, found.count) == (height, width, sum(bits))
+    assert [bool(found.bits[i // 8] & (0x80 >> i % 8)) for i in range(height * width)] == bits
 
 
 def test_whole_cells_survive_sampling_one_pixel_per_latent() -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from giornata.scheduling.demand import Demand
 from giornata.wire.errors import DeadlineExceeded, InternalError, JobCancelled
-from giornata.wire.jobs import Assignment, ComputeTimes, JobRecord, JobState, Row, RowState, StageTimes
+from giornata.wire.jobs import Assignment, JobRecord, JobState, Row, RowState
+from giornata.wire.times import ComputeTimes, StageTimes
 from giornata_router import transitions
 from giornata_router.ledger import Ledger
 from giornata_router.transitions import Times

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from giornata.planning.blocks import Mode
 from giornata.planning.costs import Work
 from giornata.scheduling.demand import RowShape
 from giornata.scheduling.estimates import Estimates
+from giornata.wire.values import Mode
 from giornata.wire.workers import CostFit, LoadSample, StepSample, Tier, WorkerCosts
 
 BLOCKS = 10

@@ -17,7 +17,7 @@ from aiohttp import web
 from PIL import Image
 
 from giornata.wire.errors import GiornataError, InternalError, InvalidField, ModelNotFound, QueueFull
-from giornata_gateway.answers import ErrorAnswer, error_detail
+from giornata_gateway.views.answers import ErrorAnswer, error_detail
 from giornata_tools.baseline.batching import Rule, Waiting, next_batch
 from giornata_tools.baseline.forms import Form, read_form, read_image, read_mask, size_of
 from giornata_tools.baseline.pipeline import Alike, Row

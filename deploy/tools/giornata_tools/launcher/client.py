@@ -13,7 +13,7 @@ from typing import Any, Final
 import aiohttp
 from pydantic import BaseModel, TypeAdapter
 
-from giornata.wire.jobs import StageTimes
+from giornata.wire.times import StageTimes
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.report import Instance
 

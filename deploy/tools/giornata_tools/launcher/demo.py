@@ -18,9 +18,9 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
-from giornata.wire.jobs import StageTimes
 from giornata.wire.models import Family
 from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.times import StageTimes
 from giornata_prepost.masks import Alpha, edited_region, effective_alpha
 from giornata_tools.launcher import client, comparison, environment, model
 from giornata_tools.launcher.exhibits import Exhibit, exhibits

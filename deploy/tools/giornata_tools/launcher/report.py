@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
-from giornata.wire.jobs import StageTimes
+from giornata.wire.times import StageTimes
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 """(height, width, 3) uint8."""

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
-import tenacity
 
+from giornata import retries
 from giornata.bus import bus
 from giornata.fleet import Fleet
 from giornata.wire import subjects
@@ -90,17 +90,8 @@ async def answers_200(url: str, limit_s: float) -> None:
     Raises:
         LaunchError: it does not within `limit_s`.
     """
-    retrying = tenacity.AsyncRetrying(
-        wait=tenacity.wait_fixed(0.05),
-        stop=tenacity.stop_after_delay(limit_s),
-        retry=tenacity.retry_if_exception_type(aiohttp.ClientError),
-    )
     try:
         async with aiohttp.ClientSession(raise_for_status=True) as session:
-            async for attempt in retrying:
-                with attempt:
-                    await session.get(url)
-    except tenacity.RetryError as error:
-        raise LaunchError(
-            f"{url} does not answer 200 within {limit_s:g} s: {error.last_attempt.exception()}."
-        ) from error
+            await retries.polling(aiohttp.ClientError, limit_s)(session.get, url)
+    except aiohttp.ClientError as error:
+        raise LaunchError(f"{url} does not answer 200 within {limit_s:g} s: {error}.") from error

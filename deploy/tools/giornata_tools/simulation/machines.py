@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from giornata.planning.blocks import Mode
 from giornata.planning.costs import StepCosts
 from giornata.planning.profile import Profile
 from giornata.scheduling.demand import Pace
+from giornata.wire.values import Mode
 from giornata.wire.workers import CostFit, WorkerCosts
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from giornata.planning.blocks import Mode
 from giornata.planning.costs import Shape, Work
+from giornata.wire.values import Mode
 from giornata.wire.workers import RowProgress, StepSample
 from giornata_tools.simulation.steps import SimRow
 

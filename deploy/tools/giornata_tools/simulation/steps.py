@@ -6,10 +6,11 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from giornata.planning.batch import BatchRow, plan_batch
-from giornata.planning.blocks import Link, Mode
+from giornata.planning.blocks import Link
 from giornata.planning.costs import SLABS, Loads, Shape, row_blocks
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import Pace, RowShape
+from giornata.wire.values import Mode
 from giornata.wire.workers import RowProgress
 
 GRAIN = 32

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from giornata_denoiser.families.sequences import Rotary, Sequences
-from giornata_denoiser.reuse.uses import Use
-from giornata_denoiser.tracing import UNTRACED, Tracing
+from giornata.packed.sequences import Rotary, Sequences
+from giornata.packed.tracing import UNTRACED, Tracing
+from giornata.packed.uses import Use
 
 
 class Family(Protocol):

@@ -12,17 +12,17 @@ from pydantic import Field
 
 from giornata.config import load
 from giornata.wire.errors import Failed
+from giornata_denoiser.blocks.accelerator import device_for
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.profiles import write_profile
+from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.profiling import fitting, making
 from giornata_denoiser.profiling.measuring import Meter
 from giornata_denoiser.profiling.mixtures import Extent
+from giornata_denoiser.profiling.profiles import write_profile
 from giornata_denoiser.profiling.report import report
 from giornata_denoiser.profiling.rows import Workpieces
 from giornata_denoiser.profiling.scatter import scatter
-from giornata_denoiser.rehearsal import rehearse
-from giornata_denoiser.reuse.accelerator import device_for
 
 BAR = 40
 

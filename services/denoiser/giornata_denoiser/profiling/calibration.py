@@ -11,17 +11,17 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from giornata.planning.blocks import Mode
 from giornata.planning.costs import COMPUTE
 from giornata.planning.profile import Profile
 from giornata.planning.regression import Array, Fit, fit, graded
+from giornata.wire.values import Mode
+from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.profiling import fitting
 from giornata_denoiser.profiling.making import activation_bytes, profile
 from giornata_denoiser.profiling.measuring import Clock, Meter
 from giornata_denoiser.profiling.mixtures import Mixture, RowSize, SlabSize
 from giornata_denoiser.profiling.rows import Workpieces
-from giornata_denoiser.reuse.device import Device
 
 LIMIT_S: Final = 1.0
 """No step begins later than this after the first one; a slow model is calibrated on fewer."""

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from giornata.planning.blocks import Mode
 from giornata.planning.profile import BatchCap, FitRecord, Profile
 from giornata.planning.regression import Fit
+from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.profiles import device_name, dtype_name, versions
 from giornata_denoiser.profiling import fitting
 from giornata_denoiser.profiling.measuring import LoadTime, StepTime, medians
 from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, SlabSize, mixtures, slab_sizes
+from giornata_denoiser.profiling.profiles import device_name, dtype_name, versions
 
 QUICK_ROUNDS = 2
 ROUNDS = 3

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from giornata.planning.blocks import Mode
-from giornata_denoiser.assembly import assemble
+from giornata.wire.values import Mode
+from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.profiling.memory import peak_bytes
 from giornata_denoiser.profiling.mixtures import Mixture, RowSize, SlabSize
 from giornata_denoiser.profiling.rows import Workpieces
-from giornata_denoiser.reuse.slabs import Slabs
-from giornata_denoiser.stepping import denoise_step
 
 Clock = Callable[[], float]
 """Monotonic seconds."""

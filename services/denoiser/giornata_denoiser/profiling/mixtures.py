@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from giornata.planning.blocks import Mode
 from giornata.planning.costs import Shape, Work, step_work
 from giornata.wire.models import ModelCard
+from giornata.wire.values import Mode
 
 QUICK_SCALES: Final = (0.5, 1.0)
 SCALES: Final = (0.5, 0.75, 1.0, 1.5)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from giornata.planning.blocks import Mode
+from giornata.packed.region import Region, region
+from giornata.packed.uses import Reuse, Use, by_sequence
 from giornata.scheduling.batch import RowKey
-from giornata_denoiser.assembly import assemble
+from giornata.wire.values import Mode
+from giornata_denoiser.blocks.device import Device
+from giornata_denoiser.blocks.recording import EntryRecorder
+from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.profiling.mixtures import RowSize
-from giornata_denoiser.reuse.device import Device
-from giornata_denoiser.reuse.recording import EntryRecorder
-from giornata_denoiser.reuse.region import Region, region
-from giornata_denoiser.reuse.slabs import Slabs
-from giornata_denoiser.reuse.template import Entry, Form
-from giornata_denoiser.reuse.uses import Reuse, Use, by_sequence
-from giornata_denoiser.row import Row, build_row
-from giornata_denoiser.sigmas import sigma_grid
-from giornata_denoiser.stepping import denoise_step
+from giornata_denoiser.rows.row import Row, build_row
+from giornata_denoiser.rows.sigmas import sigma_grid
+from giornata_denoiser.rows.template import Entry, Form
 
 STEPS = 2
 GUIDED_SCALE = 2.0

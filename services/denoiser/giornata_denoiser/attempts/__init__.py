@@ -1,0 +1,1 @@
+"""Attempts at jobs, from acceptance to report."""

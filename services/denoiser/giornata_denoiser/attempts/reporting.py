@@ -1,0 +1,105 @@
+"""What a worker tells of itself in telemetry: its rows, its latest steps and loads, and what they cost. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, TypeVar
+
+from giornata.planning.costing import CostModel
+from giornata.planning.profile import Profile
+from giornata.scheduling.batch import RowKey
+from giornata.wire.values import Mode
+from giornata.wire.workers import (
+    LoadSample,
+    RowProgress,
+    StepSample,
+    TemplateCounters,
+    Tier,
+    WorkerCosts,
+    WorkerState,
+)
+from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.engine.engine import StepReport
+from giornata_denoiser.rows.template import Form
+
+Sample = TypeVar("Sample", StepSample, LoadSample)
+
+MAX_SAMPLES: Final = 16
+"""Step and load samples that one telemetry message carries."""
+
+
+class Reporter:
+    """Gathers what happens between two messages. Loads may be added in any thread.
+
+    Args:
+        config: of the worker.
+        checkpoint: that it serves.
+        profile: that its cost model began with.
+        costs: the cost model.
+    """
+
+    def __init__(
+        self, config: DenoiserConfig, checkpoint: Checkpoint, profile: Profile, costs: CostModel
+    ) -> None:
+        self._config, self._costs = config, costs
+        self._told_of_costs = {
+            "blocks": checkpoint.family.blocks,
+            "device": profile.device,
+            "reused": Mode.KV if config.template_form is Form.KV else Mode.HIDDEN,
+        }
+        self._samples: deque[StepSample] = deque(maxlen=MAX_SAMPLES)
+        self._loads: deque[LoadSample] = deque(maxlen=MAX_SAMPLES)
+        self._steps_total = 0
+
+    def stepped(self, report: StepReport) -> None:
+        """A step has ended."""
+        self._steps_total += len(report.advanced)
+        if report.sample is not None:
+            self._samples.append(report.sample)
+
+    def loaded(self, load: LoadSample) -> None:
+        """A load has ended."""
+        self._loads.append(load)
+
+    def state(
+        self,
+        running: Iterable[RowKey],
+        rows: Iterable[RowProgress],
+        *,
+        stepping_ms: float,
+        templates: TemplateCounters,
+        resident: dict[Tier, tuple[str, ...]],
+    ) -> WorkerState:
+        """The next message; samples are told once.
+
+        Args:
+            running: rows in the batch, as of the engine's last step.
+            rows: of all accepted attempts, until they are reported, so that nobody believes them lost.
+            stepping_ms: since the step that is being computed began; 0 where none is.
+            templates: what they have done.
+            resident: where which are.
+        """
+        joined = set(running)
+        told = [(row, RowKey(row.job_id, row.attempt, row.index) in joined) for row in rows]
+        return WorkerState(
+            capacity_rows=self._config.capacity_rows,
+            capacity_tokens=self._config.capacity_tokens,
+            running=tuple(row for row, here in told if here),
+            waiting=tuple(row for row, here in told if not here),
+            steps_total=self._steps_total,
+            stepping_ms=stepping_ms,
+            templates=templates,
+            resident=resident,
+            samples=_taken(self._samples),
+            loads=_taken(self._loads),
+            costs=self._costs_now(),
+        )
+
+    def _costs_now(self) -> WorkerCosts:
+        return self._costs.state.model_copy(update=self._told_of_costs)
+
+
+def _taken(samples: deque[Sample]) -> tuple[Sample, ...]:
+    return tuple(samples.popleft() for _ in range(len(samples)))

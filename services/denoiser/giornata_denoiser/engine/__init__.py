@@ -1,0 +1,1 @@
+"""One step for all running rows: plan, compute, settle."""

@@ -1,0 +1,1 @@
+"""Flux checkpoints: Flux text-to-image models as inpainting, and Flux Fill."""

@@ -1,0 +1,290 @@
+"""One forward of `FluxTransformer2DModel` over packed sequences, some of which take part of it from a template.
+
+Its sub-modules are called as they are; only what mixes tokens or sequences is written here: the modulation, computed
+per sequence and gathered per token, and the attention, over each sequence's own keys. Without templates it equals the
+module's own `forward` of each sequence alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from diffusers.models.embeddings import apply_rotary_emb
+from torch import Tensor
+
+from giornata.packed.attention import Attention, Outside
+from giornata.packed.packing import bounds
+from giornata.packed.sequences import Beyond, Live, Rotary, Sequences
+from giornata.packed.tracing import UNTRACED, Lane, Tracing
+from giornata.packed.uses import Recorder, Reuse, Use
+from giornata.wire.values import Mode
+from giornata_denoiser.families.flux.modulation import Modulation, PerToken
+
+END: Final = -1
+"""No block: what follows the last one, where no token joins."""
+
+
+class FluxForward:
+    """The state of one forward: which tokens are live, and what the others are.
+
+    Args:
+        transformer: diffusers' module.
+        attend: over packed sequences.
+        sequences: the batch.
+        conditioning: (sequences, inner_dim), what modulates every block.
+        uses: by sequence.
+        trace: told of every block.
+    """
+
+    def __init__(
+        self,
+        transformer: Any,
+        attend: Attention,
+        sequences: Sequences,
+        conditioning: Tensor,
+        uses: Sequence[Use],
+        *,
+        trace: Tracing = UNTRACED,
+    ) -> None:
+        self._transformer = transformer
+        self._attend = attend
+        self._trace = trace
+        self._sequences = sequences
+        self._conditioning = conditioning
+        self._reuses = {s: use for s, use in enumerate(uses) if isinstance(use, Reuse)}
+        self._recorders: dict[int, Recorder] = {
+            s: use for s, use in enumerate(uses) if use is not None and not isinstance(use, Reuse)
+        }
+        self._live = self._first_live()
+        self._hidden: dict[int, Tensor] = {}
+        """(outside, inner_dim) by sequence: what the present block projects keys and values of."""
+
+    def run(self, image: Tensor) -> Tensor:
+        """Velocity of the regions' tokens from the image stream of all tokens, (image_tokens, in_channels)."""
+        model = self._transformer
+        if not all(self._live.whole):
+            image = image.index_select(0, self._live.image)
+        image = model.x_embedder(image)
+        text = model.context_embedder(self._sequences.text)
+        for index, block in enumerate(model.transformer_blocks):
+            with self._trace.span(Lane.COMPUTE, f"block {index}"):
+                text, image = self._double_block(index, block, text, self._entering(index, image))
+        joint = self._live.layout.join(text, image)
+        for index, block in enumerate(model.single_transformer_blocks, len(model.transformer_blocks)):
+            with self._trace.span(Lane.COMPUTE, f"block {index}"):
+                joint = self._single_block(index, block, self._entering_joint(index, joint))
+        image = joint.index_select(0, self._live.layout.image_positions)
+        image = self._converted(image, self._sequences.live((False,) * self._sequences.layout.sequences), END)
+        scale, shift = self._modulation(model.norm_out, 2)
+        layout = self._live.layout
+        modulation = PerToken((shift, scale), layout.image_lengths, layout.image_sequence)
+        return as_tensor(model.proj_out(modulation.modulated(model.norm_out.norm(image), 0)))
+
+    # Which tokens are live
+
+    def _first_live(self) -> Live:
+        """A block that needs the hidden state of outside tokens makes it from their latents, where it is the first."""
+        return self._live_where(lambda reuse: reuse.modes[0] is not Mode.KV)
+
+    def _live_in(self, block: int) -> Live:
+        return self._live_where(lambda reuse: reuse.modes[block] is Mode.FULL)
+
+    def _live_where(self, whole: Callable[[Reuse], bool]) -> Live:
+        count = self._sequences.layout.sequences
+        return self._sequences.live(
+            tuple(s not in self._reuses or whole(self._reuses[s]) for s in range(count))
+        )
+
+    def _entering(self, block: int, image: Tensor) -> Tensor:
+        """The image stream as `block` computes it; keeps what it needs of other tokens, and what is recorded."""
+        if not self._reuses and not self._recorders:
+            return image
+        spans = bounds(self._live.layout.image_lengths)
+        for sequence, recorder in self._recorders.items():
+            recorder.hidden(block, image[slice(*spans[sequence])])
+        self._hidden = {
+            sequence: self._outside_of(image[slice(*spans[sequence])], sequence, block)
+            for sequence, reuse in self._reuses.items()
+            if reuse.modes[block] is Mode.HIDDEN
+        }
+        return self._converted(image, self._live_in(block), block)
+
+    def _outside_of(self, image: Tensor, sequence: int, block: int) -> Tensor:
+        """(outside, inner_dim): the input of `block` at the outside tokens; `image` is what is live of the sequence."""
+        region = self._sequences.regions[sequence]
+        if region is None or not self._live.whole[sequence]:
+            return self._reuses[sequence].source.hidden(block)
+        return image.index_select(0, region.outside)
+
+    def _entering_joint(self, block: int, joint: Tensor) -> Tensor:
+        """:meth:`_entering` for the joint order."""
+        reuses = self._reuses.values()
+        if (
+            not self._recorders
+            and self._live is self._live_in(block)
+            and not any(reuse.modes[block] is Mode.HIDDEN for reuse in reuses)
+        ):
+            self._hidden = {}
+            return joint
+        text, image = self._live.layout.split(joint)
+        image = self._entering(block, image)
+        return self._live.layout.join(text, image)
+
+    def _converted(self, image: Tensor, wanted: Live, block: int) -> Tensor:
+        """The image stream with the tokens of `wanted`, which are live from now on.
+
+        Tokens that join are those of the input of `block`, as the template had them.
+        """
+        before, self._live = self._live, wanted
+        if before is wanted:
+            return image
+        parts = list(torch.split(image, list(before.layout.image_lengths)))
+        for sequence, region in enumerate(self._sequences.regions):
+            had, want = before.whole[sequence], wanted.whole[sequence]
+            if region is None or had == want:
+                continue
+            part = parts[sequence]
+            if had:
+                parts[sequence] = part.index_select(0, region.computed)
+            else:
+                whole = part.new_empty(len(region.computed) + len(region.outside), part.shape[1])
+                whole[region.computed] = part
+                whole[region.outside] = self._reuses[sequence].source.hidden(block)
+                parts[sequence] = whole
+        return torch.cat(parts)
+
+    # Blocks
+
+    def _double_block(self, index: int, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
+        """`FluxTransformerBlock`: text and image stream with weights of their own and one attention."""
+        layout, attn = self._live.layout, block.attn
+        vectors = self._modulation(block.norm1, 6)
+        image_mod = PerToken(vectors, layout.image_lengths, layout.image_sequence)
+        text_mod = PerToken(
+            self._modulation(block.norm1_context, 6), layout.text_lengths, layout.text_sequence
+        )
+        normed_text = text_mod.modulated(block.norm1_context.norm(text), 0)
+        normed_image = image_mod.modulated(block.norm1.norm(image), 0)
+        attended = self._attention(
+            index,
+            layout.join(
+                attn.norm_added_q(_heads(attn.add_q_proj(normed_text), attn)),
+                attn.norm_q(_heads(attn.to_q(normed_image), attn)),
+            ),
+            layout.join(
+                attn.norm_added_k(_heads(attn.add_k_proj(normed_text), attn)),
+                attn.norm_k(_heads(attn.to_k(normed_image), attn)),
+            ),
+            layout.join(_heads(attn.add_v_proj(normed_text), attn), _heads(attn.to_v(normed_image), attn)),
+            self._outside(index, attn, block.norm1.norm, vectors[:2]),
+        )
+        attended_text, attended_image = layout.split(attended)
+        image = image + image_mod.times(attn.to_out[1](attn.to_out[0](attended_image)), 2)
+        text = text + text_mod.times(attn.to_add_out(attended_text), 2)
+        return (
+            _feed_forward(text, block.norm2_context, block.ff_context, text_mod),
+            _feed_forward(image, block.norm2, block.ff, image_mod),
+        )
+
+    def _single_block(self, index: int, block: Any, joint: Tensor) -> Tensor:
+        """`FluxSingleTransformerBlock`: attention and MLP side by side on the joint order."""
+        attn = block.attn
+        vectors = self._modulation(block.norm, 3)
+        layout = self._live.layout
+        modulation = PerToken(vectors, layout.joint.lengths, layout.joint_sequence)
+        normed = modulation.modulated(block.norm.norm(joint), 0)
+        query, key, value = (_heads(project(normed), attn) for project in (attn.to_q, attn.to_k, attn.to_v))
+        outside = self._outside(index, attn, block.norm.norm, vectors[:2])
+        attended = self._attention(index, attn.norm_q(query), attn.norm_k(key), value, outside)
+        mlp = block.act_mlp(block.proj_mlp(normed))
+        return joint + modulation.times(as_tensor(block.proj_out(torch.cat((attended, mlp), dim=1))), 2)
+
+    def _attention(
+        self, block: int, query: Tensor, key: Tensor, value: Tensor, outside: Mapping[int, Outside]
+    ) -> Tensor:
+        """Each sequence over its own keys: (joint_tokens, heads, head_dim) → (joint_tokens, inner_dim).
+
+        The one place where a token meets others.
+        """
+        segments = self._live.layout.joint
+        query, key = _rotate(query, self._live.rotary), _rotate(key, self._live.rotary)
+        for sequence, recorder in self._recorders.items():
+            start, end = segments.bounds[sequence]
+            picture = slice(start + self._sequences.layout.text_lengths[sequence], end)
+            recorder.keys_values(block, key[picture], value[picture])
+        return self._attend(query, key, value, segments, outside).flatten(1)
+
+    def _outside(self, block: int, attn: Any, norm: Any, modulation: Modulation) -> dict[int, Outside]:
+        """Keys and values of tokens that are not live, by sequence.
+
+        Args:
+            block: which.
+            attn: the block's attention.
+            norm: the norm before it, of the image stream.
+            modulation: shift and scale after the norm, (sequences, inner_dim) each.
+        """
+        outside = {
+            sequence: reuse.source.keys_values(block)
+            for sequence, reuse in self._reuses.items()
+            if reuse.modes[block] is Mode.KV
+        }
+        if self._hidden:
+            beyond = self._sequences.beyond(tuple(self._hidden))
+            key, value = _projected(
+                attn,
+                norm,
+                torch.cat(list(self._hidden.values())),
+                PerToken(self._of(tuple(self._hidden), modulation), beyond.lengths, beyond.owner),
+                beyond,
+            )
+            outside |= {
+                sequence: Outside(key[start:end], value[start:end])
+                for sequence, (start, end) in zip(self._hidden, bounds(beyond.lengths), strict=True)
+            }
+        return outside
+
+    # Modulation
+
+    def _modulation(self, norm: Any, parts: int) -> Modulation:
+        """adaLN: the `parts` vectors of each sequence that `norm.linear` makes."""
+        vectors: Modulation = norm.linear(norm.silu(self._conditioning)).chunk(parts, dim=1)
+        return vectors
+
+    def _of(self, sequences: tuple[int, ...], vectors: Modulation) -> Modulation:
+        """The vectors of some sequences, (len(sequences), inner_dim) each."""
+        index = torch.tensor(sequences, device=self._conditioning.device)
+        return tuple(vector.index_select(0, index) for vector in vectors)
+
+
+def _projected(
+    attn: Any, norm: Any, hidden: Tensor, modulation: PerToken, beyond: Beyond
+) -> tuple[Tensor, Tensor]:
+    """Keys and values, (tokens, heads, head_dim) each, of a block's inputs (tokens, inner_dim)."""
+    normed = modulation.modulated(norm(hidden), 0)
+    key = _rotate(attn.norm_k(_heads(attn.to_k(normed), attn)), beyond.rotary)
+    return key, _heads(attn.to_v(normed), attn)
+
+
+def _feed_forward(hidden: Tensor, norm: Any, feed_forward: Any, modulation: PerToken) -> Tensor:
+    """The residual MLP of a double block."""
+    return hidden + modulation.times(as_tensor(feed_forward(modulation.modulated(norm(hidden), 3))), 5)
+
+
+def _heads(projected: Tensor, attn: Any) -> Tensor:
+    """(tokens, inner_dim) → (tokens, heads, head_dim)."""
+    return projected.view(len(projected), -1, attn.head_dim)
+
+
+def _rotate(heads: Tensor, rotary: Rotary) -> Tensor:
+    """Rotary embedding of (tokens, heads, head_dim), by diffusers' own function."""
+    rotated: Any = apply_rotary_emb(heads.unsqueeze(0), rotary, sequence_dim=1)
+    return as_tensor(rotated).squeeze(0)
+
+
+def as_tensor(value: Any) -> Tensor:
+    """`value`, typed: diffusers' modules are not."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"expected a tensor, received {type(value).__name__}")
+    return value

@@ -1,1 +1,0 @@
-"""Reuse of what a template run computed: compute sets, entries, what a sequence takes from them in one step."""

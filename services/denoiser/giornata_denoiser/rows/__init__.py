@@ -1,0 +1,1 @@
+"""Rows: what is being denoised, as values."""

@@ -1,0 +1,1 @@
+"""Templates: which one an edit takes from, when it is recorded, where it is kept."""

@@ -1,0 +1,67 @@
+"""Telling the record of a registered template how its recording has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nats.errors
+import structlog
+
+from giornata import retries
+from giornata.records.templates import Change, TemplateRecords
+from giornata.wire import templates
+from giornata.wire.errors import GiornataError, TemplateNotFound
+
+TELL_S = 60.0
+"""How long NATS may be away; after it the record stays as it is until the template is registered or edited again."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A registration that waits for a recording."""
+
+    tenant: str
+    template_id: str
+    template_key: str
+
+
+class Registrations:
+    """The records of registered templates, as a worker changes them."""
+
+    def __init__(self, records: TemplateRecords, worker: str) -> None:
+        self._records = records
+        self._worker = worker
+
+    async def report(self, registered: Registered, outcome: int | GiornataError) -> None:
+        """Write the bytes that were recorded, or why nothing was; a template that was deleted has no record."""
+
+        def change(record: templates.TemplateRecord) -> templates.TemplateRecord | None:
+            if isinstance(outcome, GiornataError):
+                return templates.failed(record, self._worker, outcome.body())
+            return templates.ready(record, self._worker, registered.template_key, outcome)
+
+        await self._tell(registered, change)
+
+    async def found(self, registered: Registered, size_bytes: int) -> None:
+        """An edit takes from it: a record that still waits for whoever was to record it waits no more."""
+
+        def change(record: templates.TemplateRecord) -> templates.TemplateRecord | None:
+            if record.state.settled:
+                return None
+            return templates.ready(record, self._worker, registered.template_key, size_bytes)
+
+        await self._tell(registered, change)
+
+    async def _tell(self, registered: Registered, change: Change) -> None:
+        try:
+            await self._change(registered, change)
+        except TemplateNotFound:
+            log.info("template_deleted", template=registered.template_id)
+        except Exception:  # the report's edge: logged; edits find the template without it
+            log.exception("template_not_reported", template=registered.template_id)
+
+    @retries.patiently(nats.errors.Error, TELL_S).wraps
+    async def _change(self, registered: Registered, change: Change) -> None:
+        await self._records.change(registered.tenant, registered.template_id, change)

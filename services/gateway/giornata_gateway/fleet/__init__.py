@@ -1,0 +1,1 @@
+"""The fleet as this gateway hears it, and the metrics that Prometheus scrapes."""

@@ -1,0 +1,74 @@
+"""The fleet as this gateway hears it: telemetry into :class:`giornata.fleet.Fleet`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from giornata.bus.bus import Bus
+from giornata.fleet import Fleet
+from giornata.wire import subjects
+from giornata.wire.models import ModelCard
+from giornata.wire.workers import ServiceName, ServiceState
+from giornata_gateway.views.catalog import NEEDED
+from giornata_gateway.views.fleet import FleetView, fleet_view
+from giornata_gateway.views.forecast import Pace
+
+
+class FleetWatch:
+    """Live instances and what they serve; whoever has been silent is forgotten before every answer.
+
+    Args:
+        bridged_s: for how long the router may be away without being missed: submissions are tried again meanwhile.
+    """
+
+    def __init__(self, bridged_s: float) -> None:
+        self._fleet = Fleet()
+        self._bridged_s = bridged_s
+        self._led_s = -math.inf
+        """When a router last said that it leads."""
+        self._pace = Pace()
+
+    def hear(self, state: ServiceState) -> None:
+        """Take in one telemetry message."""
+        now = time.monotonic()
+        self._fleet.observe(state, now)
+        self._pace.observe(state, now)
+        if state.service is ServiceName.ROUTER and state.ready and state.active:
+            self._led_s = now
+
+    @asynccontextmanager
+    async def listening(self, bus: Bus) -> AsyncIterator[None]:
+        """Hear telemetry while inside."""
+        async with bus.listen(subjects.ALL_TELEMETRY, ServiceState, self.hear):
+            yield
+
+    def states(self) -> list[ServiceState]:
+        """Every live instance."""
+        return self._present().all()
+
+    def cards(self) -> dict[str, ModelCard]:
+        """Served models by name."""
+        return self._present().cards()
+
+    def view(self) -> FleetView:
+        """What the fleet is doing."""
+        states = self._present().all()
+        return fleet_view(states, self._pace, time.monotonic())
+
+    def missing(self) -> list[ServiceName]:
+        """Services that an edit needs and that have no ready instance; not a router that is being relieved."""
+        missing = self._present().missing(NEEDED)
+        bridged = time.monotonic() - self._led_s < self._bridged_s
+        return [service for service in missing if not (bridged and service is ServiceName.ROUTER)]
+
+    def has_another(self, gateway: str) -> bool:
+        """Whether a gateway other than `gateway` takes requests."""
+        return any(state.instance != gateway for state in self._present().ready(ServiceName.GATEWAY))
+
+    def _present(self) -> Fleet:
+        for state in self._fleet.expire(time.monotonic()):
+            self._pace.forget(state.instance)
+        return self._fleet

@@ -1,0 +1,64 @@
+"""Bodies on their way to a client: in pieces, each of which it must take in time. Who does not read is cut off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+import structlog
+from aiohttp import hdrs, web
+
+from giornata_gateway.http.errors import GATEWAY
+
+log = structlog.get_logger(__name__)
+
+PIECE_BYTES: Final = 1 << 20
+JSON_COPIES: Final = 4
+"""A picture inside an answer is held as text and as bytes, each a third larger, and for a while as itself."""
+
+
+async def send(
+    request: web.Request, data: bytes, content_type: str, headers: Mapping[str, str]
+) -> web.StreamResponse:
+    """Answer with `data`; returns when the client has it.
+
+    Raises:
+        ConnectionAbortedError: the client does not read.
+    """
+    response = web.StreamResponse(headers=headers)
+    response.content_type = content_type
+    response.content_length = len(data)
+    async with _taken(request):
+        await response.prepare(request)
+    if request.method != hdrs.METH_HEAD:
+        await write(request, response, data)
+    await end(request, response)
+    return response
+
+
+async def write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    """Write `data` to an answer that has begun; raises ConnectionAbortedError where the client does not read."""
+    view = memoryview(data)
+    for start in range(0, len(view), PIECE_BYTES):
+        async with _taken(request):
+            await response.write(view[start : start + PIECE_BYTES])
+
+
+async def end(request: web.Request, response: web.StreamResponse) -> None:
+    """End an answer; raises ConnectionAbortedError where the client does not read."""
+    async with _taken(request):
+        await response.write_eof()
+
+
+@asynccontextmanager
+async def _taken(request: web.Request) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(request.app[GATEWAY].config.stall_s):
+            yield
+    except TimeoutError as error:
+        log.info("client_does_not_read", path=request.path)
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionAbortedError("The client does not read its answer.") from error

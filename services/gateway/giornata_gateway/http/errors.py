@@ -1,0 +1,104 @@
+"""Every error at the HTTP door in one form, counted and logged."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import nats.errors
+import structlog
+from aiohttp import web
+from pydantic import BaseModel
+
+from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailable
+from giornata_gateway.gateway import Gateway
+from giornata_gateway.http.openapi import HTTP_ERRORS
+from giornata_gateway.intake.rules.tenants import Tenant
+from giornata_gateway.views.answers import ErrorAnswer, ErrorDetail, error_detail, error_type
+
+log = structlog.get_logger(__name__)
+
+GATEWAY: Final = web.AppKey("gateway", Gateway)
+JOB_ID: Final = web.RequestKey("job_id", str)
+"""Set once a request has a job, so that its errors name it."""
+OUTCOME: Final = web.RequestKey("outcome", str)
+"""Code of an error that was told inside an event stream, whose status is 200."""
+TENANT: Final = web.RequestKey("tenant", Tenant)
+"""Set for requests that ask for pictures, so that their answers tell what the tenant may still ask for."""
+REPEATED: Final = web.RequestKey("repeated", bool)
+"""Set once a request has a job: whether it is that of an earlier request, by their idempotency key."""
+CLIENT_CLOSED: Final = 499
+"""Counted for a request whose client left; never sent."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer errors in OpenAI's form and count every answer."""
+    started = time.monotonic()
+    status, code = CLIENT_CLOSED, "client_closed"
+    try:
+        try:
+            response = await handler(request)
+            code = request.get(OUTCOME, "ok")
+        except web.HTTPException as error:
+            code = HTTP_ERRORS.get(error.status, ("http_error", ""))[0]
+            response = _http_answer(error, code)
+        except (asyncio.CancelledError, ConnectionError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the request's edge: logged and answered
+            known = as_known(error, request.path)
+            code = known.code
+            response = error_answer(known, request.get(JOB_ID))
+        status = response.status
+        return response
+    finally:
+        if request.get(REPEATED):
+            request.app[GATEWAY].metrics.repeated("http")
+        request.app[GATEWAY].metrics.answered(
+            "http", _route(request), status, code, time.monotonic() - started
+        )
+
+
+def as_known(error: Exception, where: str) -> GiornataError:
+    """`error` as one of the tree; what is unexpected is logged."""
+    if isinstance(error, GiornataError):
+        return error
+    if isinstance(error, nats.errors.Error):
+        log.warning("nats_failed", where=where, error=repr(error))
+        return ServiceUnavailable("NATS does not answer.", retry_after_s=2)
+    log.error("request_failed", where=where, exc_info=error)
+    return InternalError()
+
+
+def error_answer(error: GiornataError, job_id: str | None = None) -> web.Response:
+    """An error as an HTTP answer; Retry-After where waiting helps."""
+    response = json_answer(ErrorAnswer(error=error_detail(error.body(), job_id)), status=error.status)
+    if error.status in {429, 503}:
+        response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s or 1)))
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def json_answer(body: BaseModel, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    """A pydantic model as JSON."""
+    return web.Response(
+        text=body.model_dump_json(), status=status, content_type="application/json", headers=headers
+    )
+
+
+def _http_answer(error: web.HTTPException, code: str) -> web.Response:
+    detail = ErrorDetail(code=code, message=f"{error.reason}.", type=error_type(error.status))
+    kept = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+    return json_answer(ErrorAnswer(error=detail), status=error.status, headers=kept)
+
+
+def _route(request: web.Request) -> str:
+    """The route's pattern, so that ids do not become labels."""
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None else "unknown"

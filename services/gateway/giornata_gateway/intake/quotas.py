@@ -1,0 +1,123 @@
+"""What each tenant may still do at this gateway: pictures in progress, and pictures in a minute.
+
+The minute is a token bucket by GCRA: it is full with a minute's pictures, an edit takes as many tokens as it has
+pictures, and a token comes back every 60 s / limit. Unlike a window it needs one number per tenant, and knows to the
+moment when an edit of n pictures fits again, which is what Retry-After says. The price: after a quiet minute a tenant
+may spend the full bucket and what flows in meanwhile, up to twice its limit in 60 s; over time the limit holds.
+
+Each gateway counts for itself, and anew after its start.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+from throttled import Throttled
+from throttled.rate_limiter import per_min
+from throttled.store import MemoryStore
+
+from giornata.wire.errors import ConcurrencyLimited, InvalidField, RateLimited
+from giornata_gateway.intake.rules.in_progress import InProgress
+from giornata_gateway.intake.rules.tenants import Tenant
+
+MAX_TENANTS: Final = 100_000
+"""Buckets that are remembered; beyond it the one that was used the longest ago is forgotten, and so full."""
+POLICY: Final = "pictures"
+"""Names the limit in the RateLimit headers."""
+
+Estimate = Callable[[int, int], float]
+"""Seconds until so many pictures should be done, of a number that is worked on at a time."""
+
+
+class Quotas:
+    """Counts what tenants do.
+
+    Args:
+        estimate: for Retry-After.
+        refused: is told tenant and code of every refusal.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        estimate: Estimate,
+        refused: Callable[[str, str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._estimate, self._refused, self._clock = estimate, refused, clock
+        self._in_progress = InProgress()
+        self._buckets = MemoryStore(options={"MAX_SIZE": MAX_TENANTS})
+
+    def check(self, tenant: Tenant) -> None:
+        """Whether one picture might be asked for now; raises what :meth:`enter` would."""
+        self._check_in_progress(tenant, 1)
+        if tenant.per_minute and self._bucket(tenant).peek(tenant.name).remaining < 1:
+            self._take(tenant, 1)  # which cannot succeed, and knows how long to wait
+
+    def enter(self, tenant: Tenant, pictures: int, name: str, longest_s: float) -> bool:
+        """Count `pictures` as asked for, and as in progress until `name` leaves, at most for `longest_s`.
+
+        Returns:
+            Whether they were counted; not so where `name` is in progress already, as a repeated request's.
+
+        Raises:
+            InvalidField: more pictures than the tenant may ever ask for at once.
+            ConcurrencyLimited, RateLimited: not now; says when.
+        """
+        if name in self._in_progress:
+            return False
+        for limit, period in ((tenant.in_progress, "at a time"), (tenant.per_minute, "a minute")):
+            if limit and pictures > limit:
+                raise InvalidField(
+                    "The tenant may not ask for so many pictures.",
+                    field="n",
+                    received=pictures,
+                    accepted=f"at most {limit} pictures {period}",
+                )
+        self._check_in_progress(tenant, pictures)
+        if tenant.per_minute:
+            self._take(tenant, pictures)
+        self._in_progress.enter(tenant.name, name, pictures, self._clock() + longest_s)
+        return True
+
+    def leave(self, name: str) -> None:
+        """An edit is done, or a job has ended; what is not counted any more is no mistake."""
+        self._in_progress.leave(name)
+
+    def headers(self, tenant: Tenant) -> dict[str, str]:
+        """What a client is told of its limit (draft-ietf-httpapi-ratelimit-headers-10); nothing where there is none."""
+        if not tenant.per_minute:
+            return {}
+        state = self._bucket(tenant).peek(tenant.name)
+        return {
+            "RateLimit-Policy": f'"{POLICY}";q={tenant.per_minute};w=60',
+            "RateLimit": f'"{POLICY}";r={state.remaining};t={math.ceil(state.reset_after)}',
+        }
+
+    def _check_in_progress(self, tenant: Tenant, pictures: int) -> None:
+        taken = self._in_progress.of(tenant.name, self._clock()) if tenant.in_progress else 0
+        excess = taken + pictures - tenant.in_progress
+        if tenant.in_progress and excess > 0:
+            self._refused(tenant.name, ConcurrencyLimited.code)
+            raise ConcurrencyLimited(
+                received=f"{pictures} pictures while {taken} are in progress",
+                accepted=f"{tenant.in_progress} pictures at a time",
+                retry_after_s=self._estimate(excess, tenant.in_progress),
+            )
+
+    def _take(self, tenant: Tenant, pictures: int) -> None:
+        result = self._bucket(tenant).limit(tenant.name, cost=pictures)
+        if result.limited:
+            self._refused(tenant.name, RateLimited.code)
+            raise RateLimited(
+                received=f"{pictures} pictures",
+                accepted=f"{tenant.per_minute} pictures a minute, {result.state.remaining} of them now",
+                retry_after_s=result.state.retry_after,
+            )
+
+    def _bucket(self, tenant: Tenant) -> Throttled:
+        quota = per_min(tenant.per_minute, burst=tenant.per_minute)
+        return Throttled(using="gcra", quota=quota, store=self._buckets)

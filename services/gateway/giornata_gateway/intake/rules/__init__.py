@@ -1,0 +1,1 @@
+"""The rules of intake: forms, envelopes, tenants, admission, idempotency. Pure."""

@@ -1,0 +1,1 @@
+"""The NATS door: edits by request and reply."""

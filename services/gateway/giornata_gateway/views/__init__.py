@@ -1,0 +1,1 @@
+"""What clients are told, made from records and telemetry. Pure."""

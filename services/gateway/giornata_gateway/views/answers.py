@@ -1,0 +1,235 @@
+"""The bodies of answers, made from job records. Pure; the clock and the pictures are arguments.
+
+Shapes follow OpenAI's image API, so that its clients read them; what it has no place for is under `giornata`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from giornata.wire.errors import BY_CODE, ErrorBody, Failed, GiornataError, JobCancelled, from_body
+from giornata.wire.jobs import JobRecord, JobState, Row, TemplateUse
+from giornata.wire.requests import OutputFormat
+from giornata.wire.times import ComputeTimes, StageTimes
+
+CONTENT_TYPES = {
+    OutputFormat.PNG: "image/png",
+    OutputFormat.JPEG: "image/jpeg",
+    OutputFormat.WEBP: "image/webp",
+}
+
+
+class View(BaseModel):
+    """Part of an answer."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+
+class ErrorDetail(View):
+    """What went wrong, in the fields that OpenAI's clients read and a few more."""
+
+    code: str
+    """Stable; see the list of codes."""
+    message: str
+    type: Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
+    param: str | None = None
+    """The field at fault."""
+    received: str | None = None
+    accepted: str | None = None
+    job_id: str | None = None
+
+
+class ErrorAnswer(View):
+    """Body of every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+class TokenDetails(View):
+    """Parts of `input_tokens`."""
+
+    text_tokens: int
+    """Tokens to which the prompt was padded."""
+    image_tokens: int
+    """Tokens of the model's picture: latent_height / 2 * latent_width / 2."""
+
+
+class Usage(View):
+    """Tokens that one job's input has and that were repainted."""
+
+    input_tokens: int
+    input_tokens_details: TokenDetails
+    output_tokens: int
+    """Tokens that the mask touches, once per picture."""
+    total_tokens: int
+
+
+class ImageData(View):
+    """One picture."""
+
+    b64_json: str | None = None
+    url: str | None = None
+
+
+class PictureError(View):
+    """Why one of several pictures is missing."""
+
+    index: int
+    error: ErrorDetail
+
+
+class Extension(View):
+    """What OpenAI's answer has no place for."""
+
+    job_id: str
+    seeds: list[int]
+    """Of the pictures in `data`, in order."""
+    stage_ms: StageTimes
+    compute_ms: ComputeTimes
+    """The part of it that was computing."""
+    mask_ratio: float
+    steps: int
+    """Denoising steps that were computed per picture."""
+    computed_tokens: list[int]
+    """Image tokens that each step computed, of the pictures in `data`; fewer than the picture has where `reuse` took
+    the others from its template, in all steps but the first."""
+    template: list[TemplateUse]
+    """What a template did, of the pictures in `data`: `hit`; `miss`, not recorded there, or `skipped`, recorded and not
+    worth it, which both compute everything; or `off`."""
+    slo_met: bool | None
+    """Whether the edit was completed within `slo_ms`; null without."""
+    errors: list[PictureError]
+
+
+class ImagesAnswer(View):
+    """Answer of ``POST /v1/images/edits``; OpenAI's ImagesResponse."""
+
+    created: int
+    """Unix time in seconds."""
+    background: Literal["opaque", "transparent"]
+    """`transparent` where the picture has an alpha channel and the format keeps it."""
+    data: list[ImageData]
+    output_format: OutputFormat
+    quality: None = None
+    """Always null: there is one quality, and OpenAI's `auto` is not among the values of an answer."""
+    size: str
+    usage: Usage
+    giornata: Extension
+
+
+def error_type(
+    status: int,
+) -> Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]:
+    """OpenAI's class of an error by its HTTP status."""
+    if status == 401:
+        return "authentication_error"
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"
+
+
+def error_detail(body: ErrorBody, job_id: str | None = None) -> ErrorDetail:
+    """An error as it is shown."""
+    return ErrorDetail(
+        code=body.code,
+        message=_text(body.message),
+        type=error_type(BY_CODE.get(body.code, Failed).status),
+        param=body.field and _text(body.field),
+        received=body.received and _text(body.received),
+        accepted=body.accepted,
+        job_id=job_id,
+    )
+
+
+def _text(text: str) -> str:
+    """`text` as Unicode: headers and names that are not UTF-8 come as lone surrogates, which JSON cannot hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def error_of(record: JobRecord) -> GiornataError | None:
+    """Why a terminal job has no picture, or None if it has one."""
+    if record.state is JobState.COMPLETED:
+        return None
+    if record.error is not None:
+        return from_body(record.error)
+    return JobCancelled() if record.state is JobState.CANCELLED else Failed()
+
+
+def usage_of(record: JobRecord, pictures: int) -> Usage:
+    """Tokens of a job's input and of `pictures` repainted masks."""
+    text = record.encoding.text_tokens if record.encoding else 0
+    image = record.inspection.tokens if record.inspection else 0
+    output = pictures * (record.inspection.compute_tokens if record.inspection else 0)
+    return Usage(
+        input_tokens=text + image,
+        input_tokens_details=TokenDetails(text_tokens=text, image_tokens=image),
+        output_tokens=output,
+        total_tokens=text + image + output,
+    )
+
+
+def size_of(record: JobRecord) -> str:
+    """WIDTHxHEIGHT of the pictures."""
+    inspection = record.inspection
+    return f"{inspection.output_width}x{inspection.output_height}" if inspection else "auto"
+
+
+def background_of(record: JobRecord) -> Literal["opaque", "transparent"]:
+    """Whether the pictures have an alpha channel."""
+    alpha = record.inspection is not None and record.inspection.has_alpha
+    keeps = record.job.parameters.output_format is not OutputFormat.JPEG
+    return "transparent" if alpha and keeps else "opaque"
+
+
+def image_url(base: str, job_id: str, index: int) -> str:
+    """Link to one picture."""
+    return f"{base}/v1/jobs/{job_id}/image?index={index}"
+
+
+def picture_errors(record: JobRecord) -> list[PictureError]:
+    """The pictures that failed."""
+    return [PictureError(index=row.index, error=error_detail(row.error)) for row in record.rows if row.error]
+
+
+def images_answer(
+    record: JobRecord, pictures: Mapping[int, bytes] | None, base_url: str, created: int
+) -> ImagesAnswer:
+    """The synchronous answer of a completed job.
+
+    Args:
+        record: completed.
+        pictures: encoded pictures by index, or None to link to them.
+        base_url: of this gateway.
+        created: Unix time in seconds.
+    """
+    job_id = record.job.job_id
+    return ImagesAnswer(
+        created=created,
+        background=background_of(record),
+        data=[_image_data(row, pictures, base_url, job_id) for row in record.images],
+        output_format=record.job.parameters.output_format,
+        size=size_of(record),
+        usage=usage_of(record, len(record.rows)),
+        giornata=Extension(
+            job_id=job_id,
+            seeds=[row.seed for row in record.images],
+            stage_ms=record.stage_ms,
+            compute_ms=record.compute_ms,
+            mask_ratio=record.inspection.mask_ratio if record.inspection else 0.0,
+            steps=record.job.parameters.denoising_steps,
+            computed_tokens=[row.computed_tokens or 0 for row in record.images],
+            template=[row.template or TemplateUse.OFF for row in record.images],
+            slo_met=record.slo_met,
+            errors=picture_errors(record),
+        ),
+    )
+
+
+def _image_data(row: Row, pictures: Mapping[int, bytes] | None, base_url: str, job_id: str) -> ImageData:
+    if pictures is None:
+        return ImageData(url=image_url(base_url, job_id, row.index))
+    return ImageData(b64_json=base64.b64encode(pictures[row.index]).decode())

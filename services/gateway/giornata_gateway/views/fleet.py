@@ -1,0 +1,141 @@
+"""The fleet as ``/v1/fleet`` tells it: every instance, and what they can do together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from giornata.wire.workers import QueueState, ServiceName, ServiceState, TemplateCounters
+from giornata_gateway.views.answers import View
+from giornata_gateway.views.forecast import Load, Pace, predicted_wait_s
+
+EVENT = "fleet"
+"""Type of the events of the live stream."""
+
+
+class WorkerView(View):
+    """What a denoiser does."""
+
+    running_rows: int
+    """Pictures in its batch."""
+    waiting_rows: int
+    """Pictures that it has taken and that are not in the batch yet."""
+    free_rows: int
+    """Pictures that it would take now."""
+    capacity_rows: int
+    steps_per_s: float | None = None
+    """Row steps per second over the last seconds; null while it is unknown."""
+    step_ms: float | None = None
+    """Median time of its recent steps, in each of which every running row advances by one; null without any."""
+
+
+class InstanceView(View):
+    """One instance of a service."""
+
+    service: ServiceName
+    instance: str
+    host: str
+    version: str
+    ready: bool
+    draining: bool
+    active: bool
+    """False for a router that stands by."""
+    models: list[str]
+    running_rows: int
+    waiting_rows: int
+    worker: WorkerView | None = None
+    """Of a denoiser."""
+
+
+class FleetView(View):
+    """Answer of ``GET /v1/fleet``, and the data of each event of its stream, which leaves out what is null here.
+
+    Null is: unknown.
+    """
+
+    instances: list[InstanceView]
+    workers: int
+    """Ready denoisers."""
+    running_rows: int
+    waiting_rows: int
+    """Pictures that a worker has taken and that are not in its batch yet."""
+    free_rows: int
+    queued_jobs: int | None = None
+    """Jobs that are prepared and that no worker has taken yet; null while no router is active."""
+    queued_rows: int | None = None
+    """Their pictures."""
+    steps_per_s: float | None = None
+    """Row steps per second over the last seconds."""
+    predicted_wait_s: float | None = None
+    """Seconds until the denoising of one more picture would begin, by the steps that are left and their recent pace."""
+    templates: TemplateCounters | None = None
+    """What templates have done at all live denoisers, since the start of each."""
+
+
+def fleet_view(states: Sequence[ServiceState], pace: Pace, now: float) -> FleetView:
+    """Every live instance and their sums.
+
+    Args:
+        states: of the live instances.
+        pace: was fed their telemetry.
+        now: seconds, of the clock that `pace` was fed with.
+    """
+    instances = [_instance(state, pace, now) for state in states]
+    able = [state for state in states if state.worker and state.ready and not state.draining]
+    workers = [view.worker for view in instances if view.worker and view.ready and not view.draining]
+    queue = next((state.queue for state in states if state.queue is not None and state.active), None)
+    paces = [worker.steps_per_s for worker in workers]
+    known = [steps for steps in paces if steps is not None]
+    return FleetView(
+        instances=instances,
+        workers=len(workers),
+        running_rows=sum(worker.running_rows for worker in workers),
+        waiting_rows=sum(worker.waiting_rows for worker in workers),
+        free_rows=sum(worker.free_rows for worker in workers),
+        queued_jobs=queue.jobs if queue else None,
+        queued_rows=queue.rows if queue else None,
+        steps_per_s=sum(known) if paces and len(known) == len(paces) else None,
+        predicted_wait_s=_wait_s(able, queue, pace, now),
+        templates=_templates(states),
+    )
+
+
+def _templates(states: Sequence[ServiceState]) -> TemplateCounters | None:
+    told = [state.worker.templates for state in states if state.worker and state.worker.templates]
+    if not told:
+        return None
+    names = TemplateCounters.model_fields
+    return TemplateCounters.model_validate({n: sum(getattr(one, n) for one in told) for n in names})
+
+
+def _wait_s(able: Sequence[ServiceState], queue: QueueState | None, pace: Pace, now: float) -> float | None:
+    if len({card.digest for state in able for card in state.models}) > 1:
+        return None  # the queue does not tell who waits for which model
+    loads = [Load(state.worker, pace.step_ms(state.instance, now)) for state in able if state.worker]
+    return predicted_wait_s(loads, queue)
+
+
+def _instance(state: ServiceState, pace: Pace, now: float) -> InstanceView:
+    worker = state.worker
+    running, waiting = (len(worker.running), len(worker.waiting)) if worker else (0, 0)
+    return InstanceView(
+        service=state.service,
+        instance=state.instance,
+        host=state.host,
+        version=state.version,
+        ready=state.ready,
+        draining=state.draining,
+        active=state.active,
+        models=[card.name for card in state.models],
+        running_rows=running,
+        waiting_rows=waiting,
+        worker=WorkerView(
+            running_rows=running,
+            waiting_rows=waiting,
+            free_rows=max(0, worker.capacity_rows - running - waiting),
+            capacity_rows=worker.capacity_rows,
+            steps_per_s=pace.steps_per_s(state.instance),
+            step_ms=pace.step_ms(state.instance, now),
+        )
+        if worker
+        else None,
+    )

@@ -1,0 +1,158 @@
+"""What a stream of server-sent events tells: job events as OpenAI's event types and ours. Pure.
+
+``image_edit.progress`` is ours (OpenAI's clients pass unknown types on); ``image_edit.partial_image`` and
+``image_edit.completed`` have OpenAI's fields; ``error`` has the shape from which OpenAI's clients raise.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Literal
+
+from pydantic import Field
+
+from giornata.wire.errors import GiornataError
+from giornata.wire.events import PreviewEvent, StateEvent, StepEvent
+from giornata.wire.jobs import Box, JobRecord, JobState, Row
+from giornata.wire.requests import OutputFormat
+from giornata_gateway.views.answers import (
+    CONTENT_TYPES,
+    ErrorDetail,
+    Usage,
+    View,
+    background_of,
+    error_detail,
+    image_url,
+    size_of,
+    usage_of,
+)
+
+PROGRESS = "image_edit.progress"
+PARTIAL = "image_edit.partial_image"
+COMPLETED = "image_edit.completed"
+ERROR = "error"
+
+
+class ProgressEvent(View):
+    """The job entered a state, or a picture finished a step."""
+
+    type: Literal["image_edit.progress"] = "image_edit.progress"
+    job_id: str
+    attempt: int
+    """A higher one than before means that the rows began again on another worker."""
+    state: JobState
+    index: int | None = None
+    """Of the picture; only with a step."""
+    step: int | None = None
+    steps: int | None = None
+
+
+class PartialImageEvent(View):
+    """What a picture looks like so far; only where `partial_images` asks for it."""
+
+    type: Literal["image_edit.partial_image"] = "image_edit.partial_image"
+    b64_json: str = Field(
+        description="A small preview, at most 32 KiB before base64, of the type `media_type`: about one pixel per "
+        "latent pixel, to be scaled up to `box`. The finished picture alone has the size and format asked for."
+    )
+    partial_image_index: int = Field(description="0 for the first preview of this picture.")
+    created_at: int = Field(description="Unix time in seconds; the same in every replay.")
+    background: Literal["opaque", "transparent"] = Field(
+        description="Of the finished picture, as the next three."
+    )
+    output_format: OutputFormat
+    quality: Literal["auto"] = "auto"
+    size: str
+    index: int = Field(description="Of the picture.")
+    job_id: str
+    step: int = Field(description="Steps computed, 1 for the first.")
+    steps: int
+    box: Box = Field(
+        description="Left, top, width, height: the part of the finished picture that the preview shows, in its pixels."
+    )
+    media_type: str = Field(description="Of the bytes in `b64_json`.")
+
+
+class CompletedEvent(View):
+    """A picture is finished."""
+
+    type: Literal["image_edit.completed"] = "image_edit.completed"
+    b64_json: str | None = None
+    """In the stream of a synchronous edit."""
+    url: str | None = None
+    """In the event stream of an asynchronous job."""
+    created_at: int
+    """Unix time in seconds at which the job ended, the same in every replay; of telling, where its end was lost."""
+    background: Literal["opaque", "transparent"]
+    output_format: OutputFormat
+    quality: Literal["auto"] = "auto"
+    size: str
+    usage: Usage
+    """Of the job's input and this picture."""
+    index: int
+    job_id: str
+    seed: int
+
+
+class ErrorEvent(View):
+    """A picture, or the whole job, failed."""
+
+    type: Literal["error"] = "error"
+    error: ErrorDetail
+    index: int | None = None
+    """Of the picture, where others may have succeeded."""
+
+
+def progress_event(event: StateEvent | StepEvent) -> ProgressEvent:
+    """A state or a step as it is told."""
+    if isinstance(event, StateEvent):
+        return ProgressEvent(job_id=event.job_id, attempt=event.attempt, state=event.state)
+    return ProgressEvent(
+        job_id=event.job_id,
+        attempt=event.attempt,
+        state=JobState.RUNNING,
+        index=event.index,
+        step=event.step,
+        steps=event.steps,
+    )
+
+
+def partial_image_event(record: JobRecord, event: PreviewEvent, created_at: int) -> PartialImageEvent:
+    """A preview as it is told; the record has been inspected."""
+    return PartialImageEvent(
+        b64_json=base64.b64encode(event.image).decode(),
+        partial_image_index=event.partial_image_index,
+        created_at=created_at,
+        background=background_of(record),
+        output_format=record.job.parameters.output_format,
+        size=size_of(record),
+        index=event.index,
+        job_id=event.job_id,
+        step=event.step,
+        steps=event.steps,
+        box=event.box,
+        media_type=CONTENT_TYPES[event.format],
+    )
+
+
+def completed_event(
+    record: JobRecord, row: Row, picture: bytes | None, base_url: str, created_at: int
+) -> CompletedEvent:
+    """A finished picture: inline when its bytes are given, else as a link."""
+    return CompletedEvent(
+        b64_json=None if picture is None else base64.b64encode(picture).decode(),
+        url=image_url(base_url, record.job.job_id, row.index) if picture is None else None,
+        created_at=created_at,
+        background=background_of(record),
+        output_format=record.job.parameters.output_format,
+        size=size_of(record),
+        usage=usage_of(record, 1),
+        index=row.index,
+        job_id=record.job.job_id,
+        seed=row.seed,
+    )
+
+
+def error_event(error: GiornataError, job_id: str, index: int | None = None) -> ErrorEvent:
+    """A failure as it is told."""
+    return ErrorEvent(error=error_detail(error.body(), job_id), index=index)

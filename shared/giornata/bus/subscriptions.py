@@ -1,0 +1,74 @@
+"""Subscriptions in order: in force before work is asked for, drained before a connection or service ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+from nats.micro.service import Service
+
+from giornata.bus.connection import RefusedError, TellingClient
+from giornata.wire.errors import NotPermitted
+
+log = structlog.get_logger(__name__)
+
+
+@asynccontextmanager
+async def drained_tasks() -> AsyncIterator[tuple[asyncio.TaskGroup, AsyncExitStack]]:
+    """A task group that outlives the subscriptions which feed it: first drain those, then await the tasks."""
+    async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
+        yield tasks, stack
+
+
+async def barrier(client: Client) -> None:
+    """Return when the server has processed every command given before: subscriptions are in force, or gone.
+
+    The client's own `flush` writes its PING at once, ahead of commands that its flusher task has yet to write; before
+    the second PING they are written.
+    """
+    await client.flush()
+    await client.flush()
+
+
+async def in_force(client: TellingClient, *subscribed: str) -> None:
+    """Return when the server has taken the subscriptions; NotPermitted where it has refused one."""
+    await barrier(client)
+    try:
+        for subject in subscribed:
+            client.check_subscribed(subject)
+    except RefusedError as error:
+        raise NotPermitted(received=error.subject) from error
+
+
+async def drain(client: Client, subscription: Subscription) -> None:
+    """Take in what was delivered and nothing more; without a connection nothing comes, and nothing is waited for."""
+    try:
+        if client.is_connected:
+            # The library's drain would believe its overtaking flush, and drop what arrives in between.
+            await client._send_unsubscribe(subscription._id)  # noqa: SLF001 - `unsubscribe` would drop what was delivered
+            await barrier(client)
+            await subscription.drain()  # type: ignore[no-untyped-call]  # nats-py annotates it in part
+        else:
+            await subscription.unsubscribe()
+    except nats.errors.Error as error:
+        log.warning("subscription_not_drained", subject=subscription.subject, error=repr(error))
+
+
+async def drain_endpoints(client: Client, service: Any) -> None:
+    """Let the endpoints finish what was delivered to them; `Service.stop` would drop it."""
+    endpoints: Sequence[Any] = service._endpoints  # noqa: SLF001 - nats.micro has no drain
+    await asyncio.gather(*(drain(client, endpoint._subscription) for endpoint in endpoints))  # noqa: SLF001 - as above
+    service._endpoints = []  # noqa: SLF001 - so that stop() does not unsubscribe them again
+
+
+async def stop(service: Service) -> None:
+    """End a micro service."""
+    with contextlib.suppress(nats.errors.Error):  # a closed connection has no service
+        await service.stop()

@@ -1,0 +1,1 @@
+"""Packed sequences: many pictures in one forward, without padding. Needs torch."""

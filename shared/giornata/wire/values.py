@@ -1,0 +1,62 @@
+"""The values that messages are made of."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cached_property
+from typing import Annotated, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_validator
+
+
+class Wire(BaseModel):
+    """A value on the wire: immutable; fields that a newer version added are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+
+class Mode(StrEnum):
+    """How one block treats the tokens outside of the compute set."""
+
+    FULL = "full"
+    """Computes them too. Needs their hidden state."""
+    HIDDEN = "hidden"
+    """Projects their keys and values again. Needs their hidden state, which is gone afterwards."""
+    KV = "kv"
+    """Takes their keys and values from the cache. Their hidden state is gone afterwards."""
+
+
+Grain: TypeAlias = Annotated[int, Field(ge=1), PlainSerializer(str)]
+"""Finest cells a side of one cell: 1 for transformers, whose cells are tokens. Its decimal digits on the wire."""
+
+
+class CellMap(Wire):
+    """A bitmap of a picture's cells, the same at every reader.
+
+    With numpy, `bits` is ``packbits(cells).tobytes()`` of `cells` (height, width) bool, and `cells` is
+    ``unpackbits(frombuffer(bits, uint8), count=height * width).reshape(height, width)``.
+    """
+
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+    height: int = Field(ge=1)
+    """In cells."""
+    width: int = Field(ge=1)
+    bits: bytes
+    """Row-major, the most significant bit first, and 0 after the last cell: ceil(height * width / 8) bytes."""
+
+    @model_validator(mode="after")
+    def _holds_every_cell(self) -> Self:
+        size_bytes = -(-self.height * self.width // 8)
+        if len(self.bits) != size_bytes:
+            raise ValueError(
+                f"{self.height}x{self.width} cells take {size_bytes} bytes, not {len(self.bits)}"
+            )
+        if self.bits[-1] & ((1 << (8 * size_bytes - self.height * self.width)) - 1):
+            raise ValueError("a bit after the last cell is set")
+        return self
+
+    @cached_property
+    def count(self) -> int:
+        """Cells whose bit is set."""
+        return int.from_bytes(self.bits, "big").bit_count()
