@@ -26,7 +26,7 @@ from giornata.wire.workers import (
     WorkerCosts,
     WorkerState,
 )
-from tests.bench.report import Measured, measured, write
+from tests.bench.reporting.report import Measured, measured, write
 from tests.fakes.fleet import CARD
 
 FLEETS: Final = (8, 100, 1000)

@@ -29,7 +29,7 @@ from giornata_tools.simulation.results import Summary
 from giornata_tools.simulation.scenario import Arriving, Scenario
 from giornata_tools.simulation.simulator import Binding, Options, Stages
 from giornata_tools.simulation.worker import Templates
-from tests.bench import report
+from tests.bench.reporting import report
 
 WORKERS: Final = 8
 SLO_S: Final = 5.0

@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from giornata.scheduling.batch import Joining
-from tests.bench import engines
-from tests.bench.models import autoencoder, described
-from tests.bench.options import clock_of, parser, rows_of, wait_for
-from tests.bench.report import write
-from tests.bench.rows import Rows
-from tests.bench.setting import Setting
-from tests.bench.static_batching import StaticBatching, in_batches, in_equal_batches, skipped_share
-from tests.bench.workload import MIXES, Edit, edits, token_limit
+from tests.bench.compute import engines
+from tests.bench.compute.models import autoencoder, described
+from tests.bench.compute.rows import Rows
+from tests.bench.compute.setting import Setting
+from tests.bench.compute.static_batching import StaticBatching, in_batches, in_equal_batches, skipped_share
+from tests.bench.reporting.options import clock_of, parser, rows_of, wait_for
+from tests.bench.reporting.report import write
+from tests.bench.systems.workload import MIXES, Edit, edits, token_limit
 
 System = Callable[[], object]
 STATIC: Final = "static batching, padded"
@@ -140,7 +140,7 @@ def _mixed(rows: Rows, static: StaticBatching, options: argparse.Namespace, mix:
 
 
 def _engine(rows: Rows, drawn: Sequence[Edit], batch: int, *, reuse: bool, **how: Any) -> System:
-    """The engine as it is, or changed by the switches of :func:`tests.bench.engines.engine_with`."""
+    """The engine as it is, or changed by the switches of :func:`tests.bench.compute.engines.engine_with`."""
     made = [rows.row(edit, reuse=reuse) for edit in drawn]
 
     def run() -> None:

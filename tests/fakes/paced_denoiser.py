@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import os
-import sys
+import runpy
 import time
 from typing import Any
 from unittest import mock
 
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
-
-from giornata_denoiser.__main__ import main
 
 STEP_S = "PACED_STEP_S"
 """Environment variable: seconds that every forward of the transformer waits, beside what it computes."""
@@ -31,4 +29,4 @@ def load_paced(*args: Any, **options: Any) -> FluxTransformer2DModel:
 
 if __name__ == "__main__":
     with mock.patch.object(FluxTransformer2DModel, "from_pretrained", load_paced):
-        sys.exit(main())
+        runpy.run_module("giornata_denoiser", run_name="__main__", alter_sys=True)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from diffusers import FluxInpaintPipeline
 
-from tests.bench.models import LATENT_CHANNELS, autoencoder
+from tests.bench.compute.models import LATENT_CHANNELS, autoencoder
 
 Array = npt.NDArray[np.float32]
 PIPELINE: Any = FluxInpaintPipeline

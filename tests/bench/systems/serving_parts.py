@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from giornata_denoiser.rows.row import Row
-from tests.bench.models import TOKEN_PIXELS
-from tests.bench.prepost import Array, Coder, CoderProcess
-from tests.bench.rows import Rows
-from tests.bench.static_batching import StaticBatching
-from tests.bench.workload import Edit
+from tests.bench.compute.models import TOKEN_PIXELS
+from tests.bench.compute.rows import Rows
+from tests.bench.compute.static_batching import StaticBatching
+from tests.bench.systems.prepost import Array, Coder, CoderProcess
+from tests.bench.systems.workload import Edit
 
 
 @dataclass(frozen=True, eq=False)

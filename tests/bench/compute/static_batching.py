@@ -11,9 +11,9 @@ from diffusers import FlowMatchEulerDiscreteScheduler, FluxInpaintPipeline
 from diffusers.hooks import FirstBlockCacheConfig
 from torch import Tensor
 
-from tests.bench.models import TOKEN_PIXELS
-from tests.bench.rows import Rows
-from tests.bench.workload import Edit, square
+from tests.bench.compute.models import TOKEN_PIXELS
+from tests.bench.compute.rows import Rows
+from tests.bench.systems.workload import Edit, square
 from tests.fakes.tiny_flux import SCHEDULER
 
 

@@ -15,7 +15,7 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.options import CostModel, ReuseOptions
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.rows.row import Row
-from tests.bench.setting import DEFAULT, Setting
+from tests.bench.compute.setting import DEFAULT, Setting
 
 ROWS = 8
 """Most rows of a step."""

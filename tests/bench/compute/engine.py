@@ -22,11 +22,11 @@ from giornata_denoiser.rows.row import Recording, Row, build_row
 from giornata_denoiser.rows.sigmas import sigma_grid
 from giornata_denoiser.rows.template import Template
 from giornata_tools.loadgen.distributions import at_percentile
-from tests.bench import engines
-from tests.bench.loading_engine import Known
-from tests.bench.report import Measured, measured
-from tests.bench.setting import DEFAULT
-from tests.bench.workload import PERCENTILES
+from tests.bench.compute import engines
+from tests.bench.compute.loading_engine import Known
+from tests.bench.compute.setting import DEFAULT
+from tests.bench.reporting.report import Measured, measured
+from tests.bench.systems.workload import PERCENTILES
 
 GRIDS = ((32, 32), (24, 32), (32, 24), (16, 32), (32, 16), (24, 24), (28, 20), (20, 28))
 """Token grids of the eight rows: pictures of 256 to 512 pixels a side."""

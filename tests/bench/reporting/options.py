@@ -11,8 +11,8 @@ from math import isqrt
 import torch
 
 from giornata_denoiser.families.flux.inpaint import FluxInpaint
-from tests.bench.models import SHAPES, flux
-from tests.bench.rows import Rows
+from tests.bench.compute.models import SHAPES, flux
+from tests.bench.compute.rows import Rows
 
 AUTO = "auto"
 

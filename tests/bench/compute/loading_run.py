@@ -18,8 +18,8 @@ from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Entry
-from tests.bench.options import wait_for
-from tests.bench.rows import Rows
+from tests.bench.compute.rows import Rows
+from tests.bench.reporting.options import wait_for
 
 
 @dataclass(frozen=True, eq=False)

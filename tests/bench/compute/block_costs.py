@@ -14,7 +14,7 @@ from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.families.protocol import Family
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.trace import Trace
-from tests.bench.options import wait_for
+from tests.bench.reporting.options import wait_for
 
 
 @dataclass(frozen=True)

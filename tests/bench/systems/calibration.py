@@ -34,7 +34,7 @@ from giornata_tools.simulation.jobs import Job
 from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.simulator import Options, Simulation, Stages
 from giornata_tools.simulation.worker import Templates
-from tests.bench.live import PROMPT, Pictures, giornata, served
+from tests.bench.systems.live import PROMPT, Pictures, giornata, served
 from tests.e2e.pictures import edit_form
 
 STEPS: Final = 30

@@ -11,10 +11,10 @@ from giornata.planning.batch import PlannerName
 from giornata.planning.costs import Shape, StepCosts, Work
 from giornata.wire.values import Mode
 from giornata_denoiser.rows.template import Template
-from tests.bench.block_costs import Costs
-from tests.bench.engines import engine_with
-from tests.bench.loading_run import Scene
-from tests.bench.setting import Setting
+from tests.bench.compute.block_costs import Costs
+from tests.bench.compute.engines import engine_with
+from tests.bench.compute.loading_run import Scene
+from tests.bench.compute.setting import Setting
 
 PLANNERS: Final = (PlannerName.KV, PlannerName.GREEDY, PlannerName.FULL, PlannerName.EXACT)
 UNCORRECTED: Final = Setting(corrected=False)

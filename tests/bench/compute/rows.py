@@ -15,10 +15,10 @@ from giornata_denoiser.rows.noise import shared_noise, template_noise
 from giornata_denoiser.rows.row import Recording, Row, build_row
 from giornata_denoiser.rows.sigmas import sigma_grid
 from giornata_denoiser.rows.template import Template
-from tests.bench import engines
-from tests.bench.models import CHANNELS
-from tests.bench.setting import DEFAULT, Setting
-from tests.bench.workload import Edit, square
+from tests.bench.compute import engines
+from tests.bench.compute.models import CHANNELS
+from tests.bench.compute.setting import DEFAULT, Setting
+from tests.bench.systems.workload import Edit, square
 from tests.fakes.tiny_flux import SCHEDULER
 
 

@@ -19,10 +19,10 @@ from giornata.scheduling.batch import Joining, RowKey
 from giornata_denoiser.engine.engine import Engine, StepReport
 from giornata_denoiser.engine.loop import EngineLoop
 from giornata_denoiser.rows.row import Row
-from tests.bench import engines
-from tests.bench.prepost import Array
-from tests.bench.serving_parts import Parts, Worker
-from tests.bench.workload import Edit
+from tests.bench.compute import engines
+from tests.bench.systems.prepost import Array
+from tests.bench.systems.serving_parts import Parts, Worker
+from tests.bench.systems.workload import Edit
 
 Done = Callable[[Edit], object]
 

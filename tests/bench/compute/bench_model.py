@@ -26,7 +26,7 @@ from giornata_prepost.geometry import Size
 from giornata_prepost.masks import effective_alpha, model_mask
 from giornata_prepost.pictures import Pixels
 from giornata_tools.quality import cases
-from tests.bench import engines
+from tests.bench.compute import engines
 
 
 @dataclass(frozen=True, eq=False)
