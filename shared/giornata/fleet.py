@@ -1,71 +1,100 @@
-"""Who is alive and what they can do, known from telemetry alone. Pure: time is an argument."""
+"""Who is alive and what they can do, known from telemetry alone. Pure: time is an argument, in seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Hashable, Iterable
+from typing import Final, Generic, TypeVar
 
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
 
-SILENCE_S = 2.0
-"""An instance not heard of for this long is dead; telemetry comes 2-4 times a second."""
+SILENCE_S: Final = 3.0
+"""What telemetry, which comes 2-4 times a second, has not mentioned for this long is lost."""
+
+K = TypeVar("K", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class Member:
-    """An instance's latest state and when it was heard, in seconds of the observer's monotonic clock."""
+class Heard(Generic[K]):
+    """When telemetry last mentioned each of several things: instances, rows at workers, questions to prepost."""
 
-    state: ServiceState
-    seen_s: float
+    def __init__(self) -> None:
+        self._heard_s: dict[K, float] = {}
+        self._listens_since_s = -math.inf
+
+    def hear(self, name: K, now: float) -> None:
+        """Telemetry mentions `name`, or it begins to be watched."""
+        self._heard_s[name] = now
+
+    def forget(self, name: K) -> None:
+        """Stop watching `name`, if it is watched."""
+        self._heard_s.pop(name, None)
+
+    def listen(self, now: float) -> None:
+        """Count silence from now on: nothing could be heard until now."""
+        self._listens_since_s = now
+
+    def silent(self, now: float) -> list[K]:
+        """What was not mentioned for longer than :data:`SILENCE_S`."""
+        if now - self._listens_since_s <= SILENCE_S:
+            return []
+        return [name for name, heard_s in self._heard_s.items() if now - heard_s > SILENCE_S]
 
 
 class Fleet:
-    """The instances that were heard of lately.
+    """The latest telemetry of every live instance.
 
     Example::
 
         fleet.observe(state, now)       # on every telemetry message
-        for state in fleet.expire(now): # now and then: who fell silent
+        for state in fleet.expire(now): # now and then: instances that fell silent
             ...
     """
 
-    def __init__(self, silence_s: float = SILENCE_S) -> None:
-        self._silence_s = silence_s
-        self._members: dict[str, Member] = {}
+    def __init__(self) -> None:
+        self._states: dict[str, ServiceState] = {}
+        self._heard = Heard[str]()
 
     def observe(self, state: ServiceState, now: float) -> None:
         """Take in one telemetry message."""
-        self._members[state.instance] = Member(state, now)
+        self._states[state.instance] = state
+        self._heard.hear(state.instance, now)
+
+    def listen(self, now: float) -> None:
+        """Count silence from now on: nothing could be heard until now."""
+        self._heard.listen(now)
 
     def expire(self, now: float) -> list[ServiceState]:
         """Forget and return the instances that have been silent for too long."""
-        silent = [m.state for m in self._members.values() if now - m.seen_s > self._silence_s]
+        silent = [self._states[name] for name in self._heard.silent(now)]
         for state in silent:
-            del self._members[state.instance]
+            self.forget(state.instance)
         return silent
 
     def forget(self, instance: str) -> None:
         """Drop an instance that is known to be gone."""
-        self._members.pop(instance, None)
+        self._states.pop(instance, None)
+        self._heard.forget(instance)
 
     def get(self, instance: str) -> ServiceState | None:
-        """The latest state of an instance, if it is alive."""
-        member = self._members.get(instance)
-        return member.state if member else None
+        """The latest state of an instance; None for one that is not alive."""
+        return self._states.get(instance)
 
     def all(self) -> list[ServiceState]:
         """Every live instance, ordered by service and name."""
-        return sorted((m.state for m in self._members.values()), key=lambda s: (s.service, s.instance))
+        return sorted(self._states.values(), key=lambda s: (s.service, s.instance))
 
     def ready(self, service: ServiceName) -> list[ServiceState]:
         """Instances of `service` that take work now, ordered by name."""
-        states = (m.state for m in self._members.values())
-        able = [s for s in states if s.service is service and s.ready and s.active and not s.draining]
+        able = [
+            s
+            for s in self._states.values()
+            if s.service is service and s.ready and s.active and not s.draining
+        ]
         return sorted(able, key=lambda s: s.instance)
 
     def missing(self, services: Iterable[ServiceName]) -> list[ServiceName]:
-        """Which of `services` have no ready instance."""
+        """The ones of `services` that have no ready instance."""
         return [service for service in services if not self.ready(service)]
 
     def cards(self) -> dict[str, ModelCard]:

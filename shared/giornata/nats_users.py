@@ -1,7 +1,8 @@
-"""``python -m giornata.nats_users FOLDER``: passwords for the users of NATS, and the servers' configuration.
+r"""``python -m giornata.nats_users FOLDER``: passwords for the users of NATS, and the servers' configuration.
 
-Below FOLDER lies a folder for each who reads it, so that a container is given its own and no other:
+Below FOLDER lies a folder for each reader, so that a container is given its own and no other:
 
+\b
 * ``<service>/password`` - what ``GIORNATA_NATS_PASSWORD_FILE`` of a service names;
 * ``clients/application``, ``clients/observer``, ``clients/operator`` - passwords for applications and operators;
 * ``server/users.conf`` - who may do what, and ``server/cluster.conf`` where there are several servers: for ``include``
@@ -13,12 +14,12 @@ may read any of it.
 
 from __future__ import annotations
 
-import argparse
 import secrets
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+
+import click
 
 from giornata.wire.permissions import CLUSTER_PORT, ROUTES_USER, User, cluster_config, users_config
 from giornata.wire.workers import ServiceName
@@ -74,28 +75,21 @@ def _write(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def main() -> int:
+@click.command(help=__doc__)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--cluster", is_flag=True, help="There are several servers; their names follow.")
+@click.argument("hosts", metavar="[HOST]...", nargs=-1)
+def main(folder: Path, hosts: tuple[str, ...], *, cluster: bool) -> None:
     """Command line of the generator."""
-    parser = argparse.ArgumentParser(
-        prog="giornata.nats_users",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument(
-        "--cluster",
-        nargs="+",
-        default=[],
-        metavar="HOST",
-        help="every server's name, where there are several",
-    )
-    arguments = parser.parse_args()
-    write_users(arguments.folder)
-    if arguments.cluster:
-        hosts = [f"{host}:{CLUSTER_PORT}" for host in arguments.cluster]
-        write_cluster(arguments.folder, f"0.0.0.0:{CLUSTER_PORT}", hosts)
-    return 0
+    if cluster != bool(hosts):
+        raise click.UsageError(
+            "--cluster takes the name of every server, and names of servers need --cluster."
+        )
+    write_users(folder)
+    if hosts:
+        routes = [f"{host}:{CLUSTER_PORT}" for host in hosts]
+        write_cluster(folder, f"0.0.0.0:{CLUSTER_PORT}", routes)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -5,12 +5,12 @@ For container health checks. It listens to telemetry, so it sees what the rest o
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import os
 import socket
 import sys
 from pathlib import Path
+
+import click
 
 from giornata.bus import bus
 from giornata.wire import subjects
@@ -43,27 +43,20 @@ async def is_ready(
     return True
 
 
-def main() -> int:
+@click.command(help=__doc__)
+@click.argument("service", type=click.Choice([name.value for name in ServiceName]))
+@click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Seconds to listen.")
+@click.option("--nats-url", envvar="GIORNATA_NATS_URL", default="nats://127.0.0.1:4222", show_default=True)
+@click.option("--nats-password-file", envvar="GIORNATA_NATS_PASSWORD_FILE", type=click.Path(path_type=Path))
+def main(service: str, timeout_s: float, nats_url: str, nats_password_file: Path | None) -> None:
     """Command line of the probe."""
-    parser = argparse.ArgumentParser(prog="giornata.probe", description=__doc__)
-    parser.add_argument("service", type=ServiceName, choices=list(ServiceName))
-    parser.add_argument("--timeout", type=float, default=3.0, help="seconds to listen (default 3)")
-    arguments = parser.parse_args()
-    url = os.environ.get("GIORNATA_NATS_URL", "nats://127.0.0.1:4222")
-    password_file = os.environ.get("GIORNATA_NATS_PASSWORD_FILE")
     try:
-        ready = asyncio.run(
-            is_ready(
-                url, arguments.service, arguments.timeout, Path(password_file) if password_file else None
-            )
-        )
+        ready = asyncio.run(is_ready(nats_url, ServiceName(service), timeout_s, nats_password_file))
     except GiornataError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
+        sys.exit(str(error))
     if not ready:
-        sys.stderr.write(f"No {arguments.service} on this host says that it is ready.\n")
-    return 0 if ready else 1
+        sys.exit(f"No {service} on this host says that it is ready.")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

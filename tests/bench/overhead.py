@@ -27,6 +27,7 @@ import uvloop
 from giornata import tensors
 from giornata.blobs import RedisBlobs
 from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.in_turn import LOOKED_AT
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import finish_time
 from giornata.wire.models import Family
@@ -78,7 +79,7 @@ async def request_overhead(model: Path, state: Path) -> tuple[Measured, Measured
 
 def router_decisions() -> Measured:
     """Milliseconds to choose among a busy fleet, with as many assignments that telemetry does not show yet."""
-    placement = Placement(finish_time)
+    placement = Placement()
     for worker in range(WORKERS):
         rows = tuple(
             RowProgress(job_id=f"j{worker}-{i}", attempt=1, index=0, step=i, steps=30, tokens=4096)
@@ -98,10 +99,10 @@ def router_decisions() -> Measured:
     times = []
     for i in range(500):
         began = time.perf_counter()
-        worker_name = placement.choose(demand)
+        chosen = finish_time(placement.candidates(demand, LOOKED_AT), demand)
         times.append((time.perf_counter() - began) * 1000)
-        if worker_name is not None and i < WORKERS:
-            placement.assign(f"new{i}", 1, worker_name, demand, 0)
+        if chosen is not None and i < WORKERS:
+            placement.assign(f"new{i}", 1, chosen.instance, demand, 0)
     return measured(times[100:])
 
 

@@ -1,4 +1,7 @@
-"""What choosing a worker costs the router, by the size of the fleet; and what foretelling and taking in telemetry cost.
+"""What a decision costs the router, by the size of the fleet; and what foretelling and taking in telemetry cost.
+
+`decision` chooses a worker and counts the job there; `decide` is all that the scheduler does for a job that joins the
+line, and what it takes to apply it.
 
 Every worker has running edits with masks, and templates in memory; each job that is placed counts for the next one.
 With many workers the policy is asked about those with least to compute and those that have the template; `all` asks
@@ -15,7 +18,9 @@ from typing import Any, Final
 
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.forecast import computed
-from giornata.scheduling.placement import LOOKED_AT, Placement
+from giornata.scheduling.in_turn import LOOKED_AT, InTurn
+from giornata.scheduling.line import Claim, Line
+from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.wire.workers import (
     CostFit,
@@ -84,8 +89,7 @@ def decisions(
     """Milliseconds to choose a worker and count the job there, to foretell a job's finish behind others, and to take in
     one telemetry message.
     """
-    placement = Placement(POLICIES[policy], looked_at=looked_at)
-    heard = []
+    placement, choose, heard = Placement(), POLICIES[policy], []
     for state in states:
         began = time.perf_counter()
         placement.observe(state, 0)
@@ -95,9 +99,9 @@ def decisions(
         shape = RowShape(text=512, image=4096, computed=600, steps=30)
         demand = Demand(CARD.name, CARD.digest, (shape,), f"t{ticket % TEMPLATES}", ticket)
         began = time.perf_counter()
-        worker = placement.choose(demand)
+        worker = choose(placement.candidates(demand, looked_at), demand)
         if worker is not None:
-            placement.assign(f"j{ticket}", 1, worker, demand, 0)
+            placement.assign(f"j{ticket}", 1, worker.instance, demand, 0)
         times.append((time.perf_counter() - began) * 1e3)
         began = time.perf_counter()
         computed(placement.prospects(demand), ahead=10.0, rows=1.0)
@@ -105,6 +109,26 @@ def decisions(
         if ticket >= len(states):  # as many jobs end as come
             placement.release(f"j{ticket - len(states)}", 1)
     return measured(times[WARM_UP:]), measured(foretold[WARM_UP:]), measured(heard)
+
+
+def whole_decisions(policy: PolicyName, states: Sequence[ServiceState], looked_at: int) -> Measured:
+    """Milliseconds until a job that joins an empty line counts on its worker."""
+    placement, line, scheduler = Placement(), Line(), InTurn(POLICIES[policy], looked_at)
+    for state in states:
+        placement.observe(state, 0)
+    times = []
+    for ticket in range(JOBS):
+        shape = RowShape(text=512, image=4096, computed=600, steps=30)
+        demand = Demand(CARD.name, CARD.digest, (shape,), f"t{ticket % TEMPLATES}", ticket)
+        began = time.perf_counter()
+        joined = line.join(f"j{ticket}", demand, Claim(), 0)
+        for key, worker, rows, passes in scheduler.decide(line, placement, 0).placements:
+            placement.assign(key[0], 1, worker, line.serve(key, rows, 0, passes), 0)
+        times.append((time.perf_counter() - began) * 1e3)
+        line.leave(joined.key)
+        if ticket >= len(states):
+            placement.release(f"j{ticket - len(states)}", 1)
+    return measured(times[WARM_UP:])
 
 
 def main() -> None:
@@ -118,6 +142,7 @@ def main() -> None:
         for policy in PolicyName:
             for looked_at in sorted({LOOKED_AT, workers}) if workers > 2 * LOOKED_AT else [workers]:
                 decision, forecast, telemetry = decisions(policy, states, looked_at)
+                decide = whole_decisions(policy, states, looked_at)
                 rows.append(
                     {
                         "workers": workers,
@@ -125,6 +150,7 @@ def main() -> None:
                         "asked about": "all" if looked_at == workers else f"{looked_at} + holders",
                         "decision us": round(decision.p50_ms * 1e3, 1),
                         "p95 us": round(decision.p95_ms * 1e3, 1),
+                        "decide us": round(decide.p50_ms * 1e3, 1),
                         "aim us": AIMS_US.get(workers, "-"),
                         "paper us": PAPER_US.get(workers, "-"),
                         "forecast us": round(forecast.p50_ms * 1e3, 1),

@@ -22,7 +22,7 @@ from giornata_gateway.intake.rules.forms import EditForm, JobForm
 from giornata_gateway.intake.rules.idempotency import HEADER
 from giornata_gateway.views.answers import images_answer
 from giornata_gateway.views.fleet import EVENT, fleet_view
-from giornata_gateway.views.forecast import Pace
+from giornata_gateway.views.rates import StepRates
 from giornata_gateway.views.stream import completed_event, partial_image_event
 
 BLOB = BlobRef(key="default/x", size_bytes=1, sha256="0" * 64)
@@ -139,7 +139,7 @@ def test_the_fleets_stream_leaves_out_nothing_that_the_document_requires() -> No
             service=ServiceName.DENOISER, instance="d", host="h", version="1", ready=True, worker=idle
         ),
     ]
-    told = frame(EVENT, fleet_view(states, Pace(), 0.0)).decode().partition("data: ")[2]
+    told = frame(EVENT, fleet_view(states, StepRates(), 0.0)).decode().partition("data: ")[2]
     data, schemas = json.loads(told), document("")["components"]["schemas"]
     assert data.keys() < schemas["FleetView"]["properties"].keys(), "nothing is unknown in this test"
     router, denoiser = data["instances"]

@@ -14,13 +14,13 @@ import pytest
 
 import giornata.client
 from giornata.bus import bus
-from giornata.bus.streams import EVENTS
 from giornata.fleet import Fleet
 from giornata.records.jobs import Records
 from giornata.wire import subjects
 from giornata.wire.events import EventKind
 from giornata.wire.jobs import JobState
 from giornata.wire.permissions import User
+from giornata.wire.stores import EVENTS
 from giornata.wire.workers import ServiceName
 from tests.e2e.balancer import Balancer, balancing
 from tests.e2e.conftest import StartStack

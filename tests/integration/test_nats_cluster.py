@@ -17,7 +17,7 @@ from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.records.jobs import Records
-from giornata.wire import subjects
+from giornata.wire import stores, subjects
 from giornata.wire.errors import DeadlineExceeded, JobNotFound, ServiceUnavailable
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import Job, JobRecord, JobState, Priority
@@ -83,7 +83,7 @@ async def kept(bus: Bus, records: Records, accepted: list[JobRecord]) -> None:
     """Every accepted job is in the queue once, and has its record; a new leader may have to take them up first."""
     async for attempt in insisting(AssertionError, JobNotFound):
         with attempt:
-            info = await bus.jetstream.stream_info(streams.JOBS)
+            info = await bus.jetstream.stream_info(stores.JOBS)
             assert info.state.messages == len(accepted)
     for record in accepted:
         async for attempt in insisting(AssertionError, JobNotFound):
@@ -111,7 +111,7 @@ async def test_one_server_may_die_whichever_and_the_next_when_it_is_back(
     records = await Records.open(bus.jetstream)
     accepted = [await accept(bus, records, make_job()) for _ in range(20)]
 
-    first = await cluster.leader(bus.jetstream, streams.JOBS)
+    first = await cluster.leader(bus.jetstream, stores.JOBS)
     cluster.servers[first].kill()
     accepted += [await accept(bus, records, make_job()) for _ in range(20)]
     await kept(bus, records, accepted)
@@ -149,7 +149,7 @@ async def test_what_was_begun_on_one_server_goes_on_with_three(
     accepted = [await accept(bus, records, make_job())]
     for replicas in (3, 1):  # who comes later with fewer takes nothing away
         await streams.replicate(bus.jetstream, replicas=replicas)
-        for name in ("KV_giornata-jobs", "KV_giornata-templates", "KV_giornata-leases", streams.EVENTS):
+        for name in ("KV_giornata-jobs", "KV_giornata-templates", "KV_giornata-leases", stores.EVENTS):
             async for attempt in insisting():
                 with attempt:
                     info = await bus.jetstream.stream_info(name)
@@ -206,7 +206,7 @@ async def test_every_accepted_job_ends_though_servers_die_under_the_router(
         await stack.enter_async_context(worker.run())
 
     jobs = [make_job(budget_ms=120_000) for _ in range(8)]
-    for stream in (streams.JOBS, "KV_giornata-jobs"):
+    for stream in (stores.JOBS, "KV_giornata-jobs"):
         batch, jobs = jobs[:4], jobs[4:] + jobs[:4]
         for job in batch:
             await bench.submit(job)

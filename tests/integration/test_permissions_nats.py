@@ -17,19 +17,19 @@ from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.connection import RefusedError
-from giornata.bus.streams import RECORDS
 from giornata.bus.subscriptions import barrier
 from giornata.deadlines import Deadline
 from giornata.nats_users import password_file
 from giornata.probe import is_ready
 from giornata.records.jobs import Records
 from giornata.records.templates import TemplateRecords
-from giornata.wire import codec, subjects
+from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import Accepted, CancelMessage, CancelRows, SubmitRequest
 from giornata.wire.permissions import User
+from giornata.wire.stores import RECORDS
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.cli.checks import servers
 from giornata_tools.cli.checks.finding import Verdict
@@ -237,7 +237,7 @@ async def test_templates_are_watched_and_events_replayed_by_the_gateway(connect:
     with capture_logs() as logs:
         assert await (await TemplateRecords.open(gateway.jetstream)).all_of("default") == []
         subscription = await gateway.jetstream.subscribe(
-            subjects.events_of_job("j"), stream=streams.EVENTS, ordered_consumer=True, idle_heartbeat=1
+            subjects.events_of_job("j"), stream=stores.EVENTS, ordered_consumer=True, idle_heartbeat=1
         )
         router: Bus = await connect(ROUTER)
         event = DoneEvent(job_id="j", state=JobState.COMPLETED, error=None, stage_ms={})  # type: ignore[arg-type]  # pydantic makes it

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
-from giornata.records.jobs import MAX_CONFLICTS, Change, Records
+from giornata.records.bucket import MAX_CONFLICTS
+from giornata.records.jobs import Change, Records
 from giornata.wire import codec
 from giornata.wire.errors import InternalError, JobNotFound
 from giornata.wire.jobs import JobRecord, JobState

@@ -16,14 +16,14 @@ import structlog
 
 from giornata.deadlines import Deadline
 from giornata.scheduling.demand import Demand
-from giornata.scheduling.line import Turn
+from giornata.scheduling.line import Claim
 from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError, JobCancelled, Overloaded
 from giornata.wire.events import DenoisedEvent
 from giornata.wire.jobs import Assignment, Encoding, Inspection, JobRecord, JobState, Row, assignments
 from giornata.wire.messages import CancelRows, RunAnswer, RunReply, RunRequest
 from giornata_router import transitions
-from giornata_router.dispatch import Outcome, Silence
+from giornata_router.dispatch import NoReport, Outcome
 from giornata_router.ledger import Ledger
 from giornata_router.progress import EndedError, Progress, heed_cancel
 from giornata_router.tools import RUN_REPLY_S, Tools
@@ -93,14 +93,14 @@ class Computing:
         if error is not None:
             raise error
         job, demand = self._job, self._demand(rows)
-        turn = Turn(job.priority, job.tenant, job.weight, self._denoised_by_s(demand))
+        claim = Claim(job.priority, job.tenant, job.weight, self._denoised_by_s(demand))
         indices = [row.index for row in rows]
         self._progress.doing = "waiting for a worker with room"
         async with self._dispatch.in_line(
-            job.job_id, indices, demand, turn, number=lambda: next(self._numbers), fetching=self._fetching
-        ) as waiting:
-            while waiting.left or waiting.placed:
-                await self._assign(await waiting.assignments())
+            job.job_id, indices, demand, claim, number=lambda: next(self._numbers), fetching=self._fetching
+        ) as pending:
+            while pending.left or pending.placed:
+                await self._assign(await pending.assignments())
 
     async def _assign(self, given: Sequence[Assignment]) -> None:
         begun: list[Assignment] = []
@@ -161,13 +161,13 @@ class Computing:
             reply = await self._tools.bus.call(subjects.worker_run(worker), request, RunReply, limit)
         except (Overloaded, DeadlineExceeded, InternalError) as error:
             log.warning("worker_unreachable", job=job.job_id, worker=worker, error=str(error))
-            self._dispatch.refuse(worker)
+            self._dispatch.placement.refuse(worker)
             if isinstance(error, Overloaded) and not adopted:
                 return await self._progress.change(lambda r: transitions.taken_back(r, assignment))
             return await self._lost(assignment, str(error))
         heed_cancel()
         if reply.answer is not RunAnswer.ACCEPTED:
-            self._dispatch.refuse(worker)
+            self._dispatch.placement.refuse(worker)
             return await self._progress.change(lambda r: transitions.taken_back(r, assignment))
         self._progress.doing = "denoising"
         await self._progress.tell(JobState.RUNNING, assignment.attempt)
@@ -179,9 +179,12 @@ class Computing:
             self._ledger.denoised(outcome.denoise_ms)
             self._ledger.compute("denoise", outcome.compute_ms)
         record = await self._progress.reread()
-        if outcome is Silence.RECHECK or assignment not in record.assignments:
+        if outcome is NoReport.RECHECK or assignment not in record.assignments:
             return record
-        why = str(outcome.value if isinstance(outcome, Silence) else outcome)
+        if outcome is NoReport.PREEMPTED:
+            await drop(self._tools, self._job.job_id, assignment)
+            return await self._progress.change(lambda record: transitions.taken_back(record, assignment))
+        why = str(outcome.value if isinstance(outcome, NoReport) else outcome)
         log.warning("attempt_lost", job=self._job.job_id, **assignment._asdict(), why=why)
         return await self._lost(assignment, why)
 

@@ -8,106 +8,109 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from enum import Enum
-from typing import Final
 
-from giornata.fleet import SILENCE_S
+from giornata.scheduling.decision import Decision, Scheduler
 from giornata.scheduling.demand import Demand
-from giornata.scheduling.line import Key, Line, Turn
+from giornata.scheduling.line import Claim, Key, Line
 from giornata.scheduling.occupancy import Attempt
-from giornata.scheduling.pieces import Pieces
-from giornata.scheduling.placement import Placement
-from giornata.scheduling.serving import anybody, serve
+from giornata.scheduling.placement import Booking, Placement
 from giornata.wire.events import DenoisedEvent
 from giornata.wire.jobs import Assignment
-from giornata.wire.workers import QueueState, ServiceState
-
-TICK_S: Final = 0.25
-"""How often silence is looked for; a timer, since silence raises no event."""
+from giornata.wire.workers import ServiceState
 
 
-class Silence(Enum):
-    """Why nothing more will be heard of an attempt."""
+class NoReport(Enum):
+    """Why the report of an attempt is no longer waited for."""
 
     LOST = "the worker fell silent"
     UNLISTED = "the worker does not know the rows"
     STALLED = "the worker's step did not end"
+    PREEMPTED = "other rows come first"
     RECHECK = "reports may have been missed while disconnected"
 
 
-Outcome = DenoisedEvent | Silence
+Outcome = DenoisedEvent | NoReport
 
 
-class Waiting(Pieces):
-    """Rows of a job in the line, and who waits for their workers."""
+class PendingRows:
+    """Rows of one job in the line, and the assignments that the job has not taken yet.
 
-    def __init__(self, rows: Sequence[int], demand: Demand, number: Callable[[], int]) -> None:
-        super().__init__(rows, demand, number)
+    Args:
+        rows: their indices.
+        number: numbers the job's attempts.
+    """
+
+    def __init__(self, rows: Sequence[int], number: Callable[[], int]) -> None:
+        self.left = list(rows)
+        """Rows that have no worker."""
+        self.placed: list[Assignment] = []
+        """Assignments that the job has not taken."""
+        self._number = number
         self._news = asyncio.Event()
 
-    def give(self, worker: str, rows: int) -> tuple[Assignment, Demand]:
-        """As :meth:`Pieces.give`; who waits is told."""
+    def give(self, worker: str, rows: Sequence[int]) -> Assignment:
+        """Assign `rows` to `worker`, as an attempt of their own."""
+        given = Assignment(self._number(), worker, tuple(rows))
+        self.left = [row for row in self.left if row not in rows]
+        self.placed.append(given)
         self._news.set()
-        return super().give(worker, rows)
+        return given
 
     async def assignments(self) -> list[Assignment]:
-        """Those made since this was asked last; waits for some."""
+        """Take the assignments made since the last call; waits for some."""
         await self._news.wait()
         self._news.clear()
-        return self.take()
+        taken, self.placed = self.placed, []
+        return taken
 
 
 class Dispatch:
-    """Who waits for a worker, and who waits for a worker's report.
+    """Applies the scheduler's decisions, and tells each job what becomes of its attempts.
 
     Args:
+        scheduler: decides.
         placement: of rows on workers.
-        line: of those who wait.
-        connected: whether one could hear.
+        line: of rows that wait.
+        connected: whether telemetry could be heard now.
     """
 
     def __init__(
-        self, placement: Placement, line: Line | None = None, connected: Callable[[], bool] = lambda: True
+        self,
+        scheduler: Scheduler,
+        placement: Placement,
+        line: Line,
+        connected: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.placement = placement
-        self.line = Line() if line is None else line
-        self._connected = connected
-        self._waiting: dict[Key, Waiting] = {}
-        self._refused: set[str] = set()
+        self.placement, self.line = placement, line
+        self._scheduler, self._connected = scheduler, connected
+        self._pending: dict[Key, PendingRows] = {}
         self._reports: dict[Attempt, asyncio.Future[Outcome]] = {}
-        self._hears_since_s = time.monotonic()
-
-    def queue(self, *, full: bool) -> QueueState:
-        """Who waits for a worker, as telemetry tells it; `full` where more may wait to be carried at all."""
-        demands = [entry.demand for entry in self.line]
-        return QueueState(
-            jobs=len(demands),
-            rows=sum(demand.rows for demand in demands),
-            steps=sum(demand.steps for demand in demands),
-            full=full,
-            costs=tuple(self.placement.estimates.kinds()),
-        )
+        self._wake: asyncio.TimerHandle | None = None
+        placement.listen(time.monotonic())
 
     def observe(self, state: ServiceState) -> None:
-        """Telemetry: a worker may have room again."""
+        """Take in telemetry: a worker may have room again."""
         self.placement.observe(state, time.monotonic())
-        self._refused.discard(state.instance)
-        self._serve()
+        self._decide()
 
     def report(self, event: DenoisedEvent) -> None:
-        """A worker is done with an attempt; what another than its present one tells is void."""
+        """A worker is done with an attempt; a report of another worker than its present one is void."""
         attempt = event.job_id, event.attempt
         if self.placement.worker(attempt) == event.worker:
             self._resolve(attempt, event)
 
     def recheck(self) -> None:
-        """The connection is back and reports may have been missed: who waits for one reads the record again."""
-        self._hears_since_s = time.monotonic()
+        """The connection is back and reports may have been missed: every job reads its record again."""
+        self.placement.listen(time.monotonic())
         for attempt in list(self._reports):
-            self._resolve(attempt, Silence.RECHECK)
+            self._resolve(attempt, NoReport.RECHECK)
 
     def likely(self, demand: Demand) -> str | None:
-        """The worker that the first piece of `demand` would get now, if nobody came before it."""
-        return self.placement.choose(demand.piece(), self._refused)
+        """The worker that the first piece of `demand` would get now if no job came before it."""
+        alone, now = Line(), time.monotonic()
+        alone.join("", demand.piece(), Claim(), now)
+        placements = self._scheduler.decide(alone, self.placement, now).placements
+        return placements[0].worker if placements else None
 
     @asynccontextmanager
     async def in_line(
@@ -115,47 +118,42 @@ class Dispatch:
         job_id: str,
         rows: Sequence[int],
         demand: Demand,
-        turn: Turn,
+        claim: Claim,
         *,
         number: Callable[[], int],
         fetching: str | None = None,
-    ) -> AsyncIterator[Waiting]:
+    ) -> AsyncIterator[PendingRows]:
         """Wait for workers with room inside; what is placed counts as assigned from that moment.
 
         Args:
             job_id: whose rows they are.
             rows: their indices.
             demand: of these rows.
-            turn: when they come.
+            claim: decides when their turn comes.
             number: numbers the job's attempts.
             fetching: a worker that has been told to read their template from disk.
         """
-        waiting = Waiting(rows, demand, number)
-        if turn.finish_by_s is not None:
-            turn = replace(turn, takes_s=self.placement.least_ms(demand.piece()) / 1e3)
-        key = self.line.join(job_id, demand, turn, time.monotonic(), fetching).key
-        self._waiting[key] = waiting
-        self._serve()
+        if claim.finish_by_s is not None:
+            claim = replace(claim, takes_s=self.placement.least_ms(demand.piece()) / 1e3)
+        key = self.line.join(job_id, demand, claim, time.monotonic(), rows=rows, fetching=fetching).key
+        pending = self._pending[key] = PendingRows(rows, number)
+        self._decide()
         try:
-            yield waiting
+            yield pending
         finally:
             self.line.leave(key)
-            del self._waiting[key]
-            for assignment in waiting.placed:
+            del self._pending[key]
+            for assignment in pending.placed:
                 self.release(job_id, assignment.attempt)
 
     def adopt(self, job_id: str, assignment: Assignment, demand: Demand) -> None:
         """Take over an assignment that another router made."""
         self.placement.assign(job_id, assignment.attempt, assignment.worker, demand, time.monotonic())
 
-    def refuse(self, worker: str) -> None:
-        """The worker had no room: do not ask it again before its next telemetry."""
-        self._refused.add(worker)
-
     def release(self, job_id: str, attempt: int) -> None:
-        """The rows of an attempt are on no worker any more; somebody who waits may have the room."""
+        """The rows of an attempt are on no worker any more; rows that wait may have the room."""
         self.placement.release(job_id, attempt)
-        self._serve()
+        self._decide()
 
     @asynccontextmanager
     async def expecting(self, job_id: str, attempt: int) -> AsyncIterator[asyncio.Future[Outcome]]:
@@ -168,39 +166,43 @@ class Dispatch:
             del self._reports[job_id, attempt]
             self.release(job_id, attempt)
 
-    async def watch_for_silence(self) -> None:
-        """Look for silence; runs for ever, in a standby too, so that it takes over with none but live workers."""
-        while True:
-            await asyncio.sleep(TICK_S)
-            self.look(time.monotonic())
-
     def look(self, now: float) -> None:
-        """Forget workers that fell silent or whose step does not end, and tell those who wait on them.
+        """Forget workers that fell silent or whose step does not end, and tell the jobs that wait on them.
 
-        Without a connection everybody is silent, and after a start or a reconnect it takes a while to hear of all.
+        Without a connection every worker is silent, and after a start or a reconnect it takes a while to hear of all.
         """
         if not self._connected():
-            self._hears_since_s = now
-        if now - self._hears_since_s < SILENCE_S:
+            self.placement.listen(now)
             return
-        for assignment in self.placement.expire(now):
-            self._resolve((assignment.job_id, assignment.attempt), Silence.LOST)
-        for assignment in self.placement.doubtful(now):
-            self._resolve((assignment.job_id, assignment.attempt), Silence.UNLISTED)
-        for assignment in self.placement.stalled():
-            self._resolve((assignment.job_id, assignment.attempt), Silence.STALLED)
-        self._refused = {worker for worker in self._refused if self.placement.fleet.get(worker)}
+        self._give_up(self.placement.expire(now), NoReport.LOST)
+        self._give_up(self.placement.unlisted(now), NoReport.UNLISTED)
+        self._give_up(self.placement.stalled(), NoReport.STALLED)
+
+    def _give_up(self, bookings: Sequence[Booking], why: NoReport) -> None:
+        for booking in bookings:
+            self._resolve(booking.key, why)
 
     def _resolve(self, attempt: Attempt, outcome: Outcome) -> None:
         future = self._reports.get(attempt)
         if future is not None and not future.done():
             future.set_result(outcome)
 
-    def _serve(self) -> None:
-        """Give workers to those who wait."""
-        if not anybody(self.line, self.placement, self._refused):
-            return
+    def _decide(self) -> None:
+        """Ask the scheduler, apply its decision, and ask again when it wants to be asked."""
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
         now = time.monotonic()
-        for entry, worker in serve(self.line, self.placement, now, self._refused):
-            given, demand = self._waiting[entry.key].give(worker, entry.demand.rows)
-            self.placement.assign(entry.job_id, given.attempt, worker, demand, now)
+        decision = self._scheduler.decide(self.line, self.placement, now)
+        self._apply(decision, now)
+        if decision.wake_at is not None:
+            loop = asyncio.get_running_loop()
+            self._wake = loop.call_later(decision.wake_at - now, self._decide)
+
+    def _apply(self, decision: Decision, now: float) -> None:
+        for key, worker, rows, passes in decision.placements:
+            given = self._pending[key].give(worker, rows)
+            demand = self.line.serve(key, rows, now, passes)
+            self.placement.assign(key[0], given.attempt, worker, demand, now)
+        for attempt in decision.preemptions:
+            self._resolve(attempt, NoReport.PREEMPTED)

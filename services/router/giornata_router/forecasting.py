@@ -1,4 +1,4 @@
-"""When jobs will have their pictures, for whoever submits them or asks; and whether they may come at all. Pure."""
+"""When jobs will have their pictures, for clients that submit them or ask; and whether they may come at all. Pure."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from dataclasses import replace
 
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.forecast import Computed, computed, size
-from giornata.scheduling.line import Entry, Line
+from giornata.scheduling.in_turn import ROW
+from giornata.scheduling.line import Line, QueuedRows
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.stage_times import StageTimes
 from giornata.wire.errors import QueueTooLong
 from giornata.wire.jobs import Job, Priority
 from giornata.wire.messages import Forecast
+from giornata.wire.workers import QueueState, ServiceName
 
 
 class Forecasting:
-    """Of jobs whose pictures nobody has looked at yet, as if they asked for what the latest one of their model did.
+    """Tells when jobs end; a job whose pictures were not inspected counts as the latest one of its model.
 
     Args:
         placement: of rows on workers.
-        line: of those who wait for a worker.
+        line: of rows that wait for a worker.
         max_wait_s: longest wait that a job is accepted for.
     """
 
@@ -32,39 +34,46 @@ class Forecasting:
         self.stages = StageTimes()
 
     def learn(self, demand: Demand) -> None:
-        """What a job asks for whose pictures were inspected."""
+        """Remember what a job asks for whose pictures were inspected."""
         if demand.shapes:
             self._latest[demand.model_digest] = demand
+
+    def queue(self, *, full: bool) -> QueueState:
+        """The line as telemetry tells it; `full` where more jobs may wait to be carried at all."""
+        demands = [entry.demand for entry in self._line]
+        return QueueState(
+            jobs=len(demands),
+            rows=sum(demand.rows for demand in demands),
+            steps=sum(demand.steps for demand in demands),
+            full=full,
+            wait_ms=None if full else self._next_wait_ms(),
+            costs=tuple(self._placement.estimates.kinds()),
+        )
 
     def admit(self, job: Job, unplaced: Collection[Job]) -> None:
         """Let a job come, behind `unplaced` ones, which are accepted and not in the line yet.
 
         Raises:
             QueueTooLong: its turn would not come within the longest wait, or within its own budget. How long it takes
-                itself is no reason: nobody has looked at its pictures.
+                itself is no reason: its pictures were not inspected.
         """
         demand = self._expected(job)
         if demand is None:
             return
         before = [other for other in unplaced if _comes_first(other.priority, job.priority)]
-        ahead = [entry for entry in self._line if _comes_first(entry.turn.priority, job.priority)]
-        if not ahead and not before and self._placement.has_room(demand):
-            return
-        found = self._computed(demand, ahead, len(before))
-        if found is None:
-            return
-        wait_s = (found.finish_ms - found.alone_ms) / 1e3
+        ahead = [entry for entry in self._line if _comes_first(entry.claim.priority, job.priority)]
+        wait_ms = self._wait_ms(demand, ahead, len(before))
         limit_s = min(self._max_wait_s, job.budget_ms / 1e3)
-        if wait_s > limit_s:
+        if wait_ms is not None and wait_ms / 1e3 > limit_s:
             raise QueueTooLong(
                 "An edit that came now would wait too long.",
-                received=f"{len(ahead) + len(before)} jobs before it, about {wait_s:.0f} s until its turn",
+                received=f"{len(ahead) + len(before)} jobs before it, about {wait_ms / 1e3:.0f} s until its turn",
                 accepted=f"at most {limit_s:.0f} s",
-                retry_after_s=float(math.ceil(wait_s - limit_s)),
+                retry_after_s=float(math.ceil(wait_ms / 1e3 - limit_s)),
             )
 
     def of(self, job_id: str, now: float, unplaced: Collection[Job]) -> Forecast | None:
-        """Of a job that is being carried."""
+        """The forecast of a job that is being carried; None while it is unknown."""
         finishing_ms = self.stages.finishing_ms(job_id, now)
         if finishing_ms is not None:
             return Forecast(position=0, finish_ms=finishing_ms)
@@ -80,8 +89,8 @@ class Forecasting:
         return Forecast(position=len(self._line), finish_ms=computed_ms + self.finish_ms(expected))
 
     def _of_prepared(self, job_id: str, now: float) -> Forecast | None:
-        """Of a job with rows in the line, or at workers, or both."""
-        demands = [assignment.demand for assignment in self._placement.assigned(job_id)]
+        """The forecast of a job with rows in the line, or at workers, or both."""
+        demands = [booking.demand for booking in self._placement.assigned(job_id)]
         computed_ms, position = self._placement.finish_ms(job_id), 0
         if job_id in self._line:
             order = self._line.order(now)
@@ -95,11 +104,29 @@ class Forecasting:
         return Forecast(position=position, finish_ms=computed_ms + sum(map(self.finish_ms, demands)))
 
     def finish_ms(self, demand: Demand) -> float:
-        """What decoding and pasting of all its rows take."""
+        """Time that decoding and pasting all rows take."""
         return self.stages.finish_ms(demand.model_digest, demand.tokens)
 
-    def _computed(self, demand: Demand, ahead: Iterable[Entry], jobs: int = 0) -> Computed | None:
-        """When all of `demand` will be, behind others and so many jobs like it; any worker may compute any piece."""
+    def _next_wait_ms(self) -> float | None:
+        """How long one more picture would wait; None while it is unknown, and of which model several are served."""
+        served = {c.digest: c for s in self._placement.fleet.ready(ServiceName.DENOISER) for c in s.models}
+        if len(served) != 1:
+            return None
+        [card] = served.values()
+        latest = self._latest.get(card.digest)
+        return self._wait_ms(
+            Demand(card.name, card.digest, latest.shapes[:1] if latest else (ROW,)), list(self._line)
+        )
+
+    def _wait_ms(self, demand: Demand, ahead: Collection[QueuedRows], jobs: int = 0) -> float | None:
+        """How long `demand` would wait behind others and so many jobs like it; None while it is unknown."""
+        if not ahead and not jobs and self._placement.has_room(demand):
+            return 0.0
+        found = self._computed(demand, ahead, jobs)
+        return None if found is None else found.finish_ms - found.alone_ms
+
+    def _computed(self, demand: Demand, ahead: Iterable[QueuedRows], jobs: int = 0) -> Computed | None:
+        """When `demand` is computed behind others and so many jobs like it, each piece by any worker."""
         piece, whole = size(demand.piece()), size(demand)
         amount = sum(size(entry.demand) for entry in ahead) + jobs * whole
         return computed(self._placement.prospects(demand.piece()), amount / piece, whole / piece)

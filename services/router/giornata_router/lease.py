@@ -8,7 +8,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import Error as JetStreamError
 from nats.js.kv import KeyValue
 
-from giornata.bus.streams import LEASES
+from giornata.wire.stores import LEASES
 
 KEY = "router"
 

@@ -6,83 +6,63 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Final
 
-from giornata.fleet import Fleet
+from giornata.fleet import Fleet, Heard
 from giornata.wire.errors import DeadlineExceeded
 from giornata.wire.workers import ServiceName, ServiceState
-
-LOST_S: Final = 3.0
-"""As long as a worker may be silent about rows that it was given."""
-TICK_S: Final = 0.25
-"""How often is looked; a timer, since silence raises no event."""
-
-
-@dataclass(eq=False)
-class _Question:
-    name: str
-    scope: asyncio.Timeout
-    had_s: float
-    """When it was asked, or somebody last said to have it."""
 
 
 class Questions:
     """The open questions to prepost.
 
     Args:
-        connected: whether one could hear.
+        fleet: the live instances.
+        connected: whether telemetry could be heard now.
     """
 
-    def __init__(self, connected: Callable[[], bool] = lambda: True) -> None:
-        self._connected = connected
-        self._fleet = Fleet()
-        self._open: set[_Question] = set()
+    def __init__(self, fleet: Fleet, connected: Callable[[], bool] = lambda: True) -> None:
+        self._fleet, self._connected = fleet, connected
+        self._heard = Heard[asyncio.Timeout]()
+        """When a question was asked, or an instance last said to have it."""
+        self._names: dict[asyncio.Timeout, str] = {}
 
     @asynccontextmanager
     async def asked(self, name: str) -> AsyncIterator[None]:
         """Ask and wait for the answer inside.
 
         Raises:
-            DeadlineExceeded: nobody has the question, so that no answer will come.
+            DeadlineExceeded: no instance has the question, so that no answer will come.
         """
         scope = asyncio.timeout(None)
-        question = _Question(name, scope, time.monotonic())
         try:
             async with scope:
-                self._open.add(question)
+                self._heard.hear(scope, time.monotonic())
+                self._names[scope] = name
                 yield
         except TimeoutError as error:
             if not scope.expired():
                 raise
             raise DeadlineExceeded("The question, or its answer, was lost.", received=name) from error
         finally:
-            self._open.discard(question)
+            self._heard.forget(scope)
+            self._names.pop(scope, None)
 
     def observe(self, state: ServiceState, now: float) -> None:
-        """Telemetry: what an instance has."""
+        """Take in telemetry: the questions that an instance has."""
         if state.service is not ServiceName.PREPOST:
             return
-        self._fleet.observe(state, now)
-        for question in self._open:
-            if question.name in (state.answering or ()):
-                question.had_s = now
+        for scope, name in self._names.items():
+            if name in (state.answering or ()):
+                self._heard.hear(scope, now)
 
     def look(self, now: float) -> None:
         """End the waiting for answers that will not come.
 
-        Without a connection nothing is heard of anybody, and of an instance of an older version nothing is known.
+        Without a connection no instance is heard, and an instance of an older version does not tell its questions.
         """
-        self._fleet.expire(now)
-        if not self._connected() or any(state.answering is None for state in self._fleet.all()):
-            for question in self._open:
-                question.had_s = now
-        for question in self._open:
-            if now - question.had_s > LOST_S and not question.scope.expired():
-                question.scope.reschedule(asyncio.get_running_loop().time())
-
-    async def watch(self) -> None:
-        """Look again and again; runs for ever."""
-        while True:
-            await asyncio.sleep(TICK_S)
-            self.look(time.monotonic())
+        prepost = (state for state in self._fleet.all() if state.service is ServiceName.PREPOST)
+        if not self._connected() or any(state.answering is None for state in prepost):
+            self._heard.listen(now)
+        for scope in self._heard.silent(now):
+            if not scope.expired():
+                scope.reschedule(asyncio.get_running_loop().time())

@@ -15,9 +15,10 @@ from giornata.bus.telemetry import state_of, telemetry
 from giornata.records.jobs import Records
 from giornata.records.quarantine import Quarantine
 from giornata.records.templates import TemplateRecords
+from giornata.scheduling.in_turn import SCHEDULERS
 from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Patience, Placement
-from giornata.scheduling.policies import POLICIES, PolicyName
+from giornata.scheduling.policies import PolicyName
 from giornata.wire import subjects
 from giornata.wire.events import DenoisedEvent, EventKind
 from giornata.wire.jobs import Priority
@@ -27,13 +28,17 @@ from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
 from giornata_router.forecasting import Forecasting
 from giornata_router.lease import Lease
+from giornata_router.prepost import Prepost
+from giornata_router.questions import Questions
 from giornata_router.queue import Queue
-from giornata_router.stages import Stages
 from giornata_router.templating import Recorder
 from giornata_router.tools import Tools
 
 RENEW_S = streams.LEASE_TTL_S / 3
 """How often the lease is renewed, and how often a standby looks whether it is free."""
+
+LOOK_S = 0.25
+"""How often silence is looked for; a timer, since silence raises no event."""
 
 log = structlog.get_logger(__name__)
 
@@ -45,16 +50,19 @@ class Router:
         self._bus = bus
         self._config = config
         patience = Patience(config.stall_factor, config.stall_s * 1e3)
-        self._dispatch = Dispatch(
-            Placement(POLICIES[config.policy], patience=patience),
-            Line(by_deadline=config.policy is PolicyName.DEADLINE_AWARE, ageing_s=config.ageing_s),
-            lambda: bus.client.is_connected,
+        placement = Placement(patience)
+        line = Line(by_deadline=config.policy is PolicyName.DEADLINE_AWARE, ageing_s=config.ageing_s)
+        self._questions = Questions(placement.fleet, lambda: bus.client.is_connected)
+        self._dispatch = Dispatch(SCHEDULERS[config.policy], placement, line, lambda: bus.client.is_connected)
+        self._tools = Tools(
+            bus,
+            records,
+            Prepost(bus, self._questions, config),
+            self._dispatch,
+            Forecasting(placement, line, config.max_wait_s or math.inf),
+            quarantine,
+            config,
         )
-        forecasting = Forecasting(
-            self._dispatch.placement, self._dispatch.line, config.max_wait_s or math.inf
-        )
-        stages = Stages(bus, config)
-        self._tools = Tools(bus, records, stages, self._dispatch, forecasting, quarantine, config)
         self._active = False
         self._queue: Queue | None = None
         bus.on_reconnect.append(self._dispatch.recheck)
@@ -69,18 +77,24 @@ class Router:
             telemetry(self._bus, self._config.telemetry_hz, self._report),
             asyncio.TaskGroup() as tasks,
         ):
-            silence = tasks.create_task(self._dispatch.watch_for_silence(), name="silence")
-            questions = tasks.create_task(self._tools.stages.questions.watch(), name="questions")
+            looking = tasks.create_task(self._look(), name="silence")
             while not stop.is_set():
                 if await lease.acquire():
                     await self._lead(lease, stop)
                 await _wait(stop, RENEW_S)
-            silence.cancel()
-            questions.cancel()
+            looking.cancel()
 
     def _hear(self, state: ServiceState) -> None:
         self._dispatch.observe(state)
-        self._tools.stages.questions.observe(state, time.monotonic())
+        self._questions.observe(state, time.monotonic())
+
+    async def _look(self) -> None:
+        """Look for silence for ever; a standby does so too, and takes over with none but live workers."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now = time.monotonic()
+            self._dispatch.look(now)
+            self._questions.look(now)
 
     async def _lead(self, lease: Lease, stop: asyncio.Event) -> None:
         """Accept jobs and carry them out while the lease is ours, and NATS answers."""
@@ -130,7 +144,7 @@ class Router:
         return {Priority.INTERACTIVE: self._config.max_interactive, Priority.BATCH: self._config.max_batch}
 
     def _report(self) -> ServiceState:
-        queue = self._dispatch.queue(full=self._queue.full) if self._queue is not None else None
+        queue = None if self._queue is None else self._tools.forecasting.queue(full=self._queue.full)
         return state_of(ServiceName.ROUTER, self._config.instance, active=self._active, queue=queue)
 
 

@@ -32,10 +32,9 @@ class Recorder:
             TemplateNotFound: it was deleted meanwhile.
         """
         template, deadline = request.template, Deadline.after_ms(request.remaining_ms)
-        inputs = await self._tools.stages.template(template, deadline)
+        inputs = await self._tools.prepost.template(template, deadline)
         tried: set[str] = set()
-        while workers := self._tools.dispatch.placement.soonest(_demand(template, inputs), tried):
-            (worker,) = workers
+        while worker := self._tools.dispatch.placement.soonest(_demand(template, inputs), tried):
             tried.add(worker)
             record = await self._give(template, worker, inputs)
             if await self._taken(worker, record, inputs, deadline):

@@ -11,7 +11,7 @@ from giornata.records.quarantine import Quarantine
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
 from giornata_router.forecasting import Forecasting
-from giornata_router.stages import Stages
+from giornata_router.prepost import Prepost
 
 RUN_REPLY_S: Final = 5.0
 """A worker answers at once whether it takes rows; longer than this means it is gone."""
@@ -23,7 +23,7 @@ class Tools:
 
     bus: Bus
     records: Records
-    stages: Stages
+    prepost: Prepost
     dispatch: Dispatch
     forecasting: Forecasting
     quarantine: Quarantine

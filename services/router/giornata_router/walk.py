@@ -114,14 +114,14 @@ class Walk:
     async def _inspect(self) -> Inspection:
         self._progress.doing = "inspecting its pictures"
         with self._ledger.timing("prepare"):
-            inspection = await self._tools.stages.inspect(self._job, self._deadline)
+            inspection = await self._tools.prepost.inspect(self._job, self._deadline)
         self._ledger.compute("inspect", inspection.compute_ms)
         return inspection
 
     async def _encode(self, inspection: Inspection) -> Encoding:
         self._progress.doing = "encoding"
         with self._ledger.timing("prepare"):
-            encoding = await self._tools.stages.encode(self._job, inspection, self._deadline)
+            encoding = await self._tools.prepost.encode(self._job, inspection, self._deadline)
         self._ledger.compute("encode", encoding.compute_ms)
         prepare_ms = self._ledger.times().stage_ms.prepare
         self._tools.forecasting.stages.prepared(self._job.model_digest, inspection.tokens, prepare_ms)
@@ -172,7 +172,7 @@ class Walk:
         if row.latents is None:
             return row
         try:
-            reply = await self._tools.stages.finish(
+            reply = await self._tools.prepost.finish(
                 self._job, inspection, row.index, row.latents, self._deadline
             )
         except GiornataError as error:

@@ -31,7 +31,7 @@ async def repeated(ask: Callable[[], Awaitable[T]], limit_s: float = LEADERLESS_
     Raises:
         nats.errors.Error: there is no answer within `limit_s`, or it is another error.
     """
-    return await retries.until_led(_has_no_leader, limit_s)(ask)
+    return await retries.until_led(_has_no_leader, limit_s)(_awaited, ask)
 
 
 async def written(write: Callable[[], Awaitable[T]], limit_s: float = LEADERLESS_S) -> T:
@@ -40,7 +40,11 @@ async def written(write: Callable[[], Awaitable[T]], limit_s: float = LEADERLESS
     Raises:
         nats.errors.Error: as :func:`repeated`; after a TimeoutError or LostError it may have been taken.
     """
-    return await retries.until_led(_was_not_taken, limit_s)(write)
+    return await retries.until_led(_was_not_taken, limit_s)(_awaited, write)
+
+
+async def _awaited(ask: Callable[[], Awaitable[T]]) -> T:
+    return await ask()
 
 
 def _was_not_taken(error: BaseException) -> bool:

@@ -32,8 +32,6 @@ from giornata.wire.stores import (
     queue_consumer_name,
 )
 
-__all__ = ["EVENTS", "JOBS", "LEASES", "QUARANTINE", "RECORDS", "TEMPLATES"]  # besides what is defined here
-
 RECORD_TTL_S: Final = 24 * 3600
 """Records outlive results, so that an expired result is told from an unknown job."""
 TEMPLATE_TTL_S: Final = 31 * 24 * 3600

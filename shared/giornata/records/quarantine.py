@@ -1,14 +1,11 @@
-"""Jobs that were given up since every worker that had them was lost: kept with how, for whoever looks into it."""
+"""Jobs that were given up because every worker that had them was lost: kept, with the causes, for an operator."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from nats.js import JetStreamContext
-from nats.js.errors import InvalidKeyError, KeyNotFoundError, NoKeysError
 from nats.js.kv import KeyValue
 
-from giornata.wire import codec
+from giornata.records.bucket import RecordBucket
 from giornata.wire.errors import JobNotFound
 from giornata.wire.jobs import JobRecord
 from giornata.wire.stores import QUARANTINE
@@ -18,7 +15,7 @@ class Quarantine:
     """The bucket. Make it with :meth:`open`."""
 
     def __init__(self, bucket: KeyValue) -> None:
-        self._bucket = bucket
+        self._records = RecordBucket(bucket, JobRecord, JobNotFound)
 
     @classmethod
     async def open(cls, jetstream: JetStreamContext) -> Quarantine:
@@ -26,8 +23,8 @@ class Quarantine:
         return cls(await jetstream.key_value(QUARANTINE))
 
     async def put(self, record: JobRecord) -> None:
-        """A job that ended so; its causes are in the record."""
-        await self._bucket.put(record.job.job_id, codec.encode(record))
+        """Keep a job that was given up; the record tells the causes."""
+        await self._records.put(record.job.job_id, record)
 
     async def get(self, job_id: str) -> JobRecord:
         """The record of a job.
@@ -35,39 +32,18 @@ class Quarantine:
         Raises:
             JobNotFound: it is not here.
         """
-        return (await self._read(job_id))[0]
+        return (await self._records.read(job_id))[0]
 
     async def remove(self, job_id: str) -> JobRecord:
-        """Keep a job no longer; what it was.
+        """Forget a job; its record.
 
         Raises:
             JobNotFound: it is not here.
         """
-        record, revision = await self._read(job_id)
-        await self._bucket.delete(job_id, last=revision)
+        record, revision = await self._records.read(job_id)
+        await self._records.delete(job_id, revision)
         return record
 
-    async def _read(self, job_id: str) -> tuple[JobRecord, int | None]:
-        """With its revision."""
-        try:
-            entry = await self._bucket.get(job_id)
-        except (KeyNotFoundError, InvalidKeyError) as error:
-            raise JobNotFound(received=job_id) from error
-        if entry.value is None:
-            raise JobNotFound(received=job_id)
-        return codec.decode(JobRecord, entry.value), entry.revision
-
-    async def ids(self) -> list[str]:
-        """Of all jobs that are here."""
-        try:
-            return sorted(await self._bucket.keys())
-        except NoKeysError:
-            return []
-
     async def all(self) -> list[JobRecord]:
-        """Of all jobs that are here, ordered by their ids."""
-        found = []
-        for job_id in await self.ids():
-            with suppress(JobNotFound):  # removed meanwhile
-                found.append(await self.get(job_id))
-        return found
+        """The records of all jobs that are here, ordered by id."""
+        return sorted(await self._records.matching(">"), key=lambda record: record.job.job_id)

@@ -105,11 +105,8 @@ class Demand:
 
     def piece(self) -> Demand:
         """What is placed at once: its first row, or all where they stay together."""
-        return self if self.together or self.alone else replace(self, shapes=self.shapes[:1])
-
-    def without(self, rows: int) -> Demand:
-        """What is left once so many of the first are placed; it takes turns as the next job would."""
-        return replace(self, shapes=self.shapes[rows:], ticket=self.ticket + rows)
+        whole = self.together or self.alone or len(self.shapes) == 1
+        return self if whole else replace(self, shapes=self.shapes[:1])
 
     @property
     def rows(self) -> int:

@@ -1,4 +1,4 @@
-"""Who waits for a worker, and who comes next: fair between tenants, by priority, and never starving. Pure.
+"""Jobs that wait for a worker, and whose turn is next: fair between tenants, by priority, never starving. Pure.
 
 Within a class jobs come in the order of start tags (start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 1996): a
 job's tag is the virtual time at its arrival, or where its tenant's last job ends if that is later; the job then moves
@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -26,12 +26,12 @@ FAVOURED: Final = 8
 
 
 Key = tuple[str, int]
-"""A job, and the number of its rows' entry: it may have several, where some of its rows came back."""
+"""A job and a number: rows of one job may join the line several times, where some came back from a lost worker."""
 
 
 @dataclass(frozen=True)
-class Turn:
-    """What decides when a job comes."""
+class Claim:
+    """What decides when a job's turn comes."""
 
     priority: Priority = Priority.INTERACTIVE
     tenant: str = ""
@@ -40,28 +40,30 @@ class Turn:
     finish_by_s: float | None = None
     """When its rows should be computed, by the clock of `now`; None for no wish."""
     takes_s: float = 0.0
-    """That computing them takes at least."""
+    """The least time that computing them takes."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class QueuedRows:
     """Rows of a job in the line."""
 
     key: Key
+    rows: tuple[int, ...]
+    """Indices of the rows that have no worker yet."""
     demand: Demand
-    """Of those that have no worker yet."""
-    turn: Turn
+    """What these rows ask for, in the same order."""
+    claim: Claim
     since_s: float
     tag: float
     """Start tag, in row steps over weight."""
     passed: int = 0
-    """Later jobs of the same model that were served first, since they needed less room."""
+    """Rows of later jobs of the same model that were served first, since they needed less room."""
     fetching: str | None = None
-    """The worker that was told to read its template from disk, as the likely one."""
+    """The worker that was told to read the job's template from disk, as the likely one."""
 
     @property
     def job_id(self) -> str:
-        """Whose rows they are."""
+        """The job of the rows."""
         return self.key[0]
 
     @property
@@ -70,10 +72,17 @@ class Entry:
         return self.demand.model, self.demand.model_digest
 
     def asked(self, now: float) -> Demand:
-        """What it asks of a worker, with the time that is left."""
-        if self.turn.finish_by_s is None:
+        """The demand, with the time that is left."""
+        if self.claim.finish_by_s is None:
             return self.demand
-        return replace(self.demand, within_ms=(self.turn.finish_by_s - now) * 1e3)
+        return replace(self.demand, within_ms=(self.claim.finish_by_s - now) * 1e3)
+
+    def without(self, rows: Collection[int]) -> QueuedRows:
+        """The rows that are left once `rows` have workers; they take turns as the next job would."""
+        left = [place for place, row in enumerate(self.rows) if row not in rows]
+        shapes = tuple(self.demand.shapes[place] for place in left)
+        demand = replace(self.demand, shapes=shapes, ticket=self.demand.ticket + len(rows))
+        return replace(self, rows=tuple(self.rows[place] for place in left), demand=demand)
 
 
 class Line:
@@ -88,92 +97,135 @@ class Line:
 
     def __init__(self, *, by_deadline: bool = False, ageing_s: float = AGEING_S) -> None:
         self._by_deadline, self._ageing_s = by_deadline, ageing_s
-        self._entries: dict[Key, Entry] = {}
+        self._waiting: dict[Key, QueuedRows] = {}
         self._jobs: Counter[str] = Counter()
         self._models: Counter[tuple[str, str]] = Counter()
         self._tickets = itertools.count()
         self._virtual = 0.0
         self._ends: dict[str, float] = {}
         """By tenant: where its last job ends, in virtual time; those of the past are forgotten."""
-        self._urgent: frozenset[Key] = frozenset()
-        """Jobs that came by their deadline when the order was last asked for."""
         self._favoured = 0
-        """Of these, so many were served one after the other."""
+        """Jobs that were served for their deadline, one after the other."""
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._waiting)
 
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._jobs
 
-    def join(self, job_id: str, demand: Demand, turn: Turn, now: float, fetching: str | None = None) -> Entry:
-        """At the place that is its tenant's turn; the demand's ticket is given here."""
-        tag = max(self._virtual, self._ends.get(turn.tenant, 0.0))
-        self._ends[turn.tenant] = tag + max(1, demand.steps) / turn.weight
-        ticket = next(self._tickets)
-        entry = Entry((job_id, ticket), replace(demand, ticket=ticket), turn, now, tag, fetching=fetching)
-        self._entries[entry.key] = entry
-        self._jobs[job_id] += 1
-        self._models[demand.model, demand.model_digest] += 1
-        return entry
+    def __iter__(self) -> Iterator[QueuedRows]:
+        return iter(self._waiting.values())
 
-    def serve(self, key: Key, rows: int) -> Entry | None:
-        """So many of its first rows got a worker; the entry of the others, if there are any."""
-        entry = self._entries[key]
+    @property
+    def models(self) -> Collection[tuple[str, str]]:
+        """Names and digests of the models that jobs wait for."""
+        return self._models
+
+    def join(
+        self,
+        job_id: str,
+        demand: Demand,
+        claim: Claim,
+        now: float,
+        *,
+        rows: Sequence[int] | None = None,
+        fetching: str | None = None,
+    ) -> QueuedRows:
+        """Let rows of a job wait, at the place that is their tenant's turn.
+
+        Args:
+            job_id: the job.
+            demand: what its rows ask for; gets its ticket here.
+            claim: decides when their turn comes.
+            now: seconds.
+            rows: their indices; by default they are counted from 0.
+            fetching: the worker that was told to read their template from disk.
+        """
+        tag = max(self._virtual, self._ends.get(claim.tenant, 0.0))
+        self._ends[claim.tenant] = tag + max(1, demand.steps) / claim.weight
+        ticket = next(self._tickets)
+        indices = tuple(range(demand.rows) if rows is None else rows)
+        demand = replace(demand, ticket=ticket)
+        joined = QueuedRows((job_id, ticket), indices, demand, claim, now, tag, fetching=fetching)
+        self._waiting[joined.key] = joined
+        self._jobs[job_id] += 1
+        self._models[joined.model] += 1
+        return joined
+
+    def serve(self, key: Key, rows: Collection[int], now: float, passes: Key | None = None) -> Demand:
+        """Take `rows`, which have got a worker, out of the line.
+
+        Args:
+            key: where they wait.
+            rows: their indices.
+            now: seconds, as in the order by which they were served.
+            passes: a job that came before them and is served later, since there is no room for it.
+
+        Returns:
+            what these rows ask for.
+        """
+        entry = self._waiting[key]
         self._virtual = max(self._virtual, entry.tag)
-        rest = replace(entry, demand=entry.demand.without(rows))
-        if rest.demand.rows:
-            self._entries[key] = rest
-            return rest
-        self._favoured = self._favoured + 1 if key in self._urgent else 0
-        self.leave(key)
-        return None
+        if passes is not None:
+            passed = self._waiting[passes]
+            self._waiting[passes] = replace(passed, passed=passed.passed + len(rows))
+        if len(rows) == len(entry.rows):
+            self._favoured = self._favoured + 1 if self._due_s(entry, now) < math.inf else 0
+            self.leave(key)
+            return entry.demand
+        self._waiting[key] = entry.without(rows)
+        shapes = (shape for row, shape in zip(entry.rows, entry.demand.shapes, strict=True) if row in rows)
+        return replace(entry.demand, shapes=tuple(shapes))
 
     def leave(self, key: Key) -> None:
-        """All of its rows have workers, or nobody wants it any more; it may have left already."""
-        entry = self._entries.pop(key, None)
+        """Take all rows of an entry out of the line, if it has any."""
+        entry = self._waiting.pop(key, None)
         if entry is None:
             return
         self._jobs -= Counter([entry.job_id])
         self._models -= Counter([entry.model])
-        if not self._entries:
+        if not self._waiting:
             self._ends = {tenant: end for tenant, end in self._ends.items() if end > self._virtual}
 
-    def passed_by(self, key: Key) -> None:
-        """A later job was served first."""
-        entry = self._entries[key]
-        self._entries[key] = replace(entry, passed=entry.passed + 1)
-
-    def order(self, now: float) -> list[Entry]:
-        """Everybody, who comes next first."""
-        ordered = sorted(self._entries.values(), key=lambda entry: self._rank(entry, now))
-        self._urgent = frozenset(e.key for e in ordered if self._due_s(e, now) < math.inf)
+    def order(self, now: float) -> list[QueuedRows]:
+        """All that wait, in the order of their turns."""
+        ordered = sorted(self._waiting.values(), key=lambda entry: self._rank(entry, now))
         if self._favoured >= FAVOURED:
-            by_turn = (e for e in ordered if self._aged(e, now) and e.key not in self._urgent)
+            by_turn = (e for e in ordered if self._aged(e, now) and self._due_s(e, now) == math.inf)
             first = next(by_turn, None)
             if first is not None:
                 ordered.remove(first)
                 ordered.insert(0, first)
         return ordered
 
-    @property
-    def models(self) -> Collection[tuple[str, str]]:
-        """Names and digests of those that are waited for."""
-        return self._models
+    def changes_at(self, now: float) -> float | None:
+        """When the order changes next if no job joins or leaves; None if it does not."""
+        times = (
+            time_s
+            for entry in self._waiting.values()
+            for time_s in self._turning_points(entry)
+            if time_s > now
+        )
+        return min(times, default=None)
 
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(self._entries.values())
+    def _turning_points(self, entry: QueuedRows) -> Iterator[float]:
+        """When an entry ages, and when its deadline can no longer be met."""
+        claim = entry.claim
+        if self._by_deadline or claim.priority is Priority.BATCH:
+            yield entry.since_s + self._ageing_s
+        if self._by_deadline and claim.finish_by_s is not None:
+            yield claim.finish_by_s - claim.takes_s
 
-    def _rank(self, entry: Entry, now: float) -> tuple[bool, float, float, int]:
-        yields = entry.turn.priority is Priority.BATCH and not self._aged(entry, now)
+    def _rank(self, entry: QueuedRows, now: float) -> tuple[bool, float, float, int]:
+        yields = entry.claim.priority is Priority.BATCH and not self._aged(entry, now)
         return yields, self._due_s(entry, now), entry.tag, entry.demand.ticket
 
-    def _aged(self, entry: Entry, now: float) -> bool:
+    def _aged(self, entry: QueuedRows, now: float) -> bool:
         return now - entry.since_s >= self._ageing_s
 
-    def _due_s(self, entry: Entry, now: float) -> float:
-        """Its deadline as long as it can be met."""
-        turn = entry.turn
-        if not self._by_deadline or turn.finish_by_s is None or turn.finish_by_s - turn.takes_s <= now:
+    def _due_s(self, entry: QueuedRows, now: float) -> float:
+        """The deadline as long as it can be met; infinite otherwise."""
+        claim = entry.claim
+        if not self._by_deadline or claim.finish_by_s is None or claim.finish_by_s - claim.takes_s <= now:
             return math.inf
-        return turn.finish_by_s
+        return claim.finish_by_s

@@ -19,7 +19,7 @@ REMEMBERED: Final = 64
 """Attempts that have ended, and what rows cost, of each worker."""
 
 
-class Held(NamedTuple):
+class Totals(NamedTuple):
     """All of it, summed up."""
 
     outlook: Outlook
@@ -54,7 +54,7 @@ class Occupancy:
     places: dict[str, Tier] = field(default_factory=dict)
     """Templates that it has."""
     stalled: bool = False
-    held: Held | None = None
+    totals: Totals | None = None
     """None once what it has changed."""
     _loads: dict[Attempt, tuple[RowLoad, ...]] = field(default_factory=dict)
     """Of what is listed and unseen, with the present pace; a new message begins anew."""
@@ -107,7 +107,7 @@ class Occupancy:
         self.ended.pop(attempt, None)
         if attempt not in self.listed:
             self.unseen[attempt] = demand
-        self.held = None
+        self.totals = None
 
     def take(self, attempt: Attempt) -> None:
         """Count it no more, though it may be listed still."""
@@ -116,9 +116,15 @@ class Occupancy:
         self.ended[attempt] = None
         if len(self.ended) > REMEMBERED:
             del self.ended[next(iter(self.ended))]
-        self.held = None
+        self.totals = None
 
-    def sum_up(self, pace: Pace, demanded: Mapping[Attempt, Demand]) -> Held:
+    def forget(self, attempt: Attempt, totals: Totals | None) -> None:
+        """Take `attempt` back as if it had never been given, with the `totals` of before."""
+        del self.unseen[attempt]
+        self._loads.pop(attempt, None)
+        self.totals = totals
+
+    def sum_up(self, pace: Pace, demanded: Mapping[Attempt, Demand]) -> Totals:
         """All that it has.
 
         Args:
@@ -152,8 +158,8 @@ class Occupancy:
             tokens += demand.tokens
         backlog = Backlog(self.shown.capacity_rows, pace.base_ms, tokens=self.shown.capacity_tokens)
         work_ms = sum(load.work_ms for load in loads)
-        self.held = Held(Outlook(backlog.running_what_fits(loads)), tuple(owners), tokens, work_ms)
-        return self.held
+        self.totals = Totals(Outlook(backlog.running_what_fits(loads)), tuple(owners), tokens, work_ms)
+        return self.totals
 
     def _load(self, row: RowProgress) -> RowLoad:
         computed = row.tokens if row.computed_tokens is None else row.computed_tokens

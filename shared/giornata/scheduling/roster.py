@@ -12,9 +12,9 @@ from heapq import nsmallest
 from itertools import islice
 
 from giornata.scheduling.demand import Demand
-from giornata.scheduling.occupancy import Held, Occupancy
+from giornata.scheduling.occupancy import Occupancy, Totals
 
-SumUp = Callable[[Occupancy], Held]
+SumUp = Callable[[Occupancy], Totals]
 
 
 class _Order:
@@ -92,7 +92,7 @@ class Roster:
     def get(self, name: str | None) -> Occupancy | None:
         """One of them, summed up."""
         worker = self._members.get(name or "")
-        if worker is not None and worker.held is None:
+        if worker is not None and worker.totals is None:
             self._sum_up(worker)
         return worker
 
@@ -124,7 +124,7 @@ class Roster:
         for name in self._crowding:
             if name not in excluded:
                 worker = self._members[name]
-                return demand.fits(worker.held.rows if worker.held else 0, worker.shown.capacity_rows)
+                return demand.fits(worker.totals.rows if worker.totals else 0, worker.shown.capacity_rows)
         return False
 
     def _ordered(self, excluded: Collection[str]) -> Iterator[str]:
@@ -134,9 +134,9 @@ class Roster:
     def _settle(self) -> None:
         for name in self._changed:
             worker = self._members[name]
-            held = worker.held or self._sum_up(worker)
-            self._work.put(name, held.work_ms)
-            self._crowding.put(name, held.rows - worker.shown.capacity_rows if held.rows else -math.inf)
+            totals = worker.totals or self._sum_up(worker)
+            self._work.put(name, totals.work_ms)
+            self._crowding.put(name, totals.rows - worker.shown.capacity_rows if totals.rows else -math.inf)
         self._changed.clear()
 
     def _have(self, name: str, before: Collection[str], now: Collection[str]) -> None:

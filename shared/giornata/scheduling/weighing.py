@@ -41,14 +41,14 @@ class Weighing:
         demand = self._demand
         hit, miss, saved_ms = self._on(worker.pace)
         template = worker.places.get(demand.template) if demand.template is not None else None
-        if worker.held is None:
+        if worker.totals is None:
             raise ValueError(f"worker {worker.name} was not summed up")
         return Candidate(
             worker.name,
             worker.shown.capacity_rows,
-            worker.held.rows,
-            worker.held.tokens,
-            worker.held.outlook,
+            worker.totals.rows,
+            worker.totals.tokens,
+            worker.totals.outlook,
             loads=miss if template is None else hit,
             template=template,
             hit_saves_ms=self._repeats * saved_ms,

@@ -186,6 +186,10 @@ class QueueState(Wire):
     """Row steps that they ask for."""
     full: bool = False
     """As many jobs as may be are carried at a time: more may wait behind these, uncounted."""
+    wait_ms: float | None = None
+    """Until the denoising of one more picture would begin; None: unknown, since no worker's speed is, jobs wait
+    uncounted, or several models are served.
+    """
     costs: tuple[KindCosts, ...] = ()
 
 

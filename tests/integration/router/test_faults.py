@@ -14,11 +14,12 @@ from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
+from giornata.fleet import SILENCE_S
 from giornata.records.jobs import Records
 from giornata.records.quarantine import Quarantine
 from giornata.scheduling.line import AGEING_S
 from giornata.scheduling.policies import PolicyName
-from giornata.wire import codec, subjects
+from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import (
     GiornataError,
     ImageUnreadable,
@@ -35,7 +36,6 @@ from giornata.wire.permissions import User
 from giornata.wire.requests import EditParameters, Reuse, resolve
 from giornata.wire.workers import CostFit, QueueState, ServiceName, ServiceState, WorkerCosts
 from giornata_router.config import RouterConfig
-from giornata_router.questions import LOST_S
 from giornata_router.service import Router
 from tests.fakes.fleet import CARD, FakeDenoiser, FakePrepost
 from tests.fakes.news import News
@@ -237,7 +237,8 @@ async def test_a_job_that_loses_every_worker_fails_clearly(bench: Bench, stack: 
     assert kept.state is JobState.FAILED
     assert len(kept.causes) == 3
     assert all("fell silent" in cause for cause in kept.causes)
-    assert await (await Quarantine.open(bench.bus.jetstream)).ids() == [job.job_id]
+    found = await (await Quarantine.open(bench.bus.jetstream)).all()
+    assert [record.job.job_id for record in found] == [job.job_id]
 
 
 async def test_rows_leave_a_worker_whose_step_does_not_end(bench: Bench, stack: AsyncExitStack) -> None:
@@ -400,7 +401,7 @@ async def test_a_question_that_takes_its_time_is_asked_once(bench: Bench, stack:
     bench.prepost.hold = asyncio.Event()
     job = make_job()
     await bench.submit(job)
-    await asyncio.sleep(LOST_S + 2)  # in which it would have been asked again
+    await asyncio.sleep(SILENCE_S + 2)  # in which it would have been asked again
     bench.prepost.hold.set()
     assert (await bench.ended(job)).state is JobState.COMPLETED
     assert sorted(bench.prepost.calls) == ["encode", "finish", "inspect"]
@@ -476,7 +477,7 @@ async def test_an_end_that_is_told_again_is_kept_once(bench: Bench, stack: Async
     assert (await bench.ended(job)).state is JobState.COMPLETED
     assert bench.done_count[job.job_id] == 2, "whoever missed the first hears the second"
     done = subjects.events_of_kind(EventKind.DONE)
-    kept = await bench.bus.jetstream.stream_info(streams.EVENTS, subjects_filter=done)
+    kept = await bench.bus.jetstream.stream_info(stores.EVENTS, subjects_filter=done)
     assert kept.state.subjects == {subjects.event(job.gateway, job.job_id, EventKind.DONE): 1}
 
 

@@ -10,14 +10,14 @@ import pytest
 
 from giornata.bus import bus as buses
 from giornata.bus import streams
-from giornata.bus.streams import RECORDS
 from giornata.bus.telemetry import publish
-from giornata.wire import codec, subjects
+from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import DeadlineExceeded
 from giornata.wire.events import DoneEvent
 from giornata.wire.jobs import Job, JobState, Priority
 from giornata.wire.messages import CancelRows
 from giornata.wire.requests import Reuse
+from giornata.wire.stores import RECORDS
 from giornata_router.lease import Lease
 from tests.integration.conftest import NatsServer
 from tests.integration.router.test_faults import Bench, bench, denoiser, make_job, running_router
@@ -183,6 +183,6 @@ async def test_limits_of_the_queue_follow_the_configuration(private_nats: NatsSe
             await streams.ensure_queue(bus.jetstream, replicas=1, queue_limit=limit)
             consumer = await streams.queue_consumer(bus.jetstream, Priority.BATCH, max_in_flight=limit)
             assert (await consumer.consumer_info()).config.max_ack_pending == limit
-            stream = await bus.jetstream.stream_info(streams.JOBS)
+            stream = await bus.jetstream.stream_info(stores.JOBS)
             assert stream.config.max_msgs == limit
             await consumer.unsubscribe()

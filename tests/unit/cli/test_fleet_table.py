@@ -13,7 +13,7 @@ from giornata.wire.workers import (
     WorkerState,
 )
 from giornata_gateway.views.fleet import fleet_view
-from giornata_gateway.views.forecast import Pace
+from giornata_gateway.views.rates import StepRates
 from giornata_tools.cli.fleet_table import FleetStatus, fleet_table, sums
 from tests.contract.messages import CARD
 
@@ -39,7 +39,7 @@ STATES = [
 
 def told(states: list[ServiceState]) -> FleetStatus:
     """As it travels: unknown numbers are left out in the stream, and null in the answer."""
-    view = fleet_view(states, Pace(), 0.0)
+    view = fleet_view(states, StepRates(), 0.0)
     read = FleetStatus.model_validate_json(view.model_dump_json(exclude_none=True))
     assert read == FleetStatus.model_validate_json(view.model_dump_json())
     return read

@@ -12,23 +12,23 @@ from dataclasses import replace
 import pytest
 
 from giornata.fleet import SILENCE_S
+from giornata.scheduling.decision import Decision, Scheduler
 from giornata.scheduling.demand import Demand
-from giornata.scheduling.line import Turn
-from giornata.scheduling.placement import UNLISTED_S, Placement
-from giornata.scheduling.policies import Candidate, finish_time
-from giornata.scheduling.serving import MAX_PASSED
+from giornata.scheduling.in_turn import MAX_PASSED, InTurn
+from giornata.scheduling.line import Claim, Line
+from giornata.scheduling.placement import Placement
+from giornata.scheduling.policies import Candidate, Policy, finish_time
 from giornata.wire.events import DenoisedEvent
 from giornata.wire.jobs import Assignment, Priority
 from giornata.wire.workers import (
     CostFit,
     LoadSample,
-    QueueState,
     ServiceState,
     TemplateCounters,
     Tier,
     WorkerCosts,
 )
-from giornata_router.dispatch import Dispatch, Silence
+from giornata_router.dispatch import Dispatch, NoReport
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, worker
 
 LARGE = replace(DEMAND, shapes=(SHAPE,) * 4, together=True)
@@ -36,6 +36,10 @@ LARGE = replace(DEMAND, shapes=(SHAPE,) * 4, together=True)
 
 TWO = replace(DEMAND, shapes=(SHAPE,) * 2)
 FIRST = Assignment(1, "d1", (0,))
+
+
+def dispatching(policy: Policy = finish_time, *, connected: bool = True) -> Dispatch:
+    return Dispatch(InTurn(policy), Placement(), Line(), lambda: connected)
 
 
 def denoised(job_id: str, attempt: int) -> DenoisedEvent:
@@ -53,7 +57,7 @@ async def acquired(
     numbers, found = itertools.count(1), list[Assignment]()
     rows = range(demand.rows)
     async with dispatch.in_line(
-        job, rows, demand, Turn(priority), number=lambda: next(numbers), fetching=fetching
+        job, rows, demand, Claim(priority), number=lambda: next(numbers), fetching=fetching
     ) as waiting:
         while waiting.left or waiting.placed:
             found += await waiting.assignments()
@@ -90,20 +94,8 @@ class Waiters:
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
 
-async def test_who_waits_is_told_with_what_they_ask_for() -> None:
-    dispatch = Dispatch(Placement(finish_time))
-    waiters = Waiters(dispatch)
-    assert dispatch.queue(full=False) == QueueState()
-    await waiters.ask("j1")
-    await waiters.ask("j2", LARGE)
-    rows, steps = DEMAND.rows + LARGE.rows, DEMAND.steps + LARGE.steps
-    assert dispatch.queue(full=True) == QueueState(jobs=2, rows=rows, steps=steps, full=True)
-    await waiters.leave()
-    assert dispatch.queue(full=False) == QueueState()
-
-
 async def test_interactive_jobs_come_first_and_equals_in_order() -> None:
-    dispatch = Dispatch(Placement(finish_time))
+    dispatch = dispatching()
     waiters = Waiters(dispatch)
     await waiters.ask("b1", priority=Priority.BATCH)
     await waiters.ask("b2", priority=Priority.BATCH)
@@ -118,17 +110,17 @@ async def test_interactive_jobs_come_first_and_equals_in_order() -> None:
 
 
 async def test_pictures_of_one_job_go_to_whoever_has_room_and_the_rest_waits() -> None:
-    dispatch = Dispatch(Placement(finish_time))
+    dispatch = dispatching()
     for name in ("d1", "d2"):
         dispatch.observe(worker(name, capacity=2))
     numbers, demand = itertools.count(3), replace(DEMAND, shapes=(SHAPE,) * 5)
     async with dispatch.in_line(
-        "j", (0, 1, 3, 4, 6), demand, Turn(), number=lambda: next(numbers)
+        "j", (0, 1, 3, 4, 6), demand, Claim(), number=lambda: next(numbers)
     ) as waiting:
         given = sorted(await waiting.assignments())
         assert [(a.attempt, len(a.rows)) for a in given] == [(3, 2), (4, 2)], "one attempt a worker"
         assert sorted(row for a in given for row in a.rows) == [0, 1, 3, 4]
-        assert (list(waiting.left), dispatch.queue(full=False).rows) == ([6], 1)
+        assert (waiting.left, sum(entry.demand.rows for entry in dispatch.line)) == ([6], 1)
         dispatch.release("j", 3)
         ((attempt, where, rows),) = await waiting.assignments()
         assert (attempt, where, rows) == (5, given[0].worker, (6,))
@@ -138,18 +130,18 @@ async def test_pictures_of_one_job_go_to_whoever_has_room_and_the_rest_waits() -
 
 
 async def test_what_nobody_has_asked_for_is_released_with_who_leaves_the_line() -> None:
-    dispatch = Dispatch(Placement(finish_time))
+    dispatch = dispatching()
     dispatch.observe(worker("d1", capacity=1))
     with contextlib.suppress(RuntimeError):
-        async with dispatch.in_line("j", (0, 1), TWO, Turn(), number=lambda: 1) as waiting:
+        async with dispatch.in_line("j", (0, 1), TWO, Claim(), number=lambda: 1) as waiting:
             assert len(waiting.placed) == 1
             raise RuntimeError
     assert dispatch.placement.has_room(DEMAND)
-    assert (len(dispatch.line), dispatch._waiting) == (0, {})
+    assert (len(dispatch.line), dispatch._pending) == (0, {})
 
 
 async def test_small_jobs_pass_a_large_one_but_not_for_ever() -> None:
-    dispatch = Dispatch(Placement(finish_time))
+    dispatch = dispatching()
     waiters = Waiters(dispatch)
     dispatch.observe(worker("d1"))
     await waiters.ask("s0")
@@ -162,7 +154,7 @@ async def test_small_jobs_pass_a_large_one_but_not_for_ever() -> None:
 
 
 async def test_a_large_batch_job_never_holds_up_an_interactive_one() -> None:
-    dispatch = Dispatch(Placement(finish_time))
+    dispatch = dispatching()
     waiters = Waiters(dispatch)
     dispatch.observe(worker("d1"))
     await waiters.ask("first")
@@ -182,7 +174,7 @@ async def test_many_that_wait_cost_one_look_not_one_each() -> None:
         looks += 1
         return finish_time(candidates, demand)
 
-    dispatch = Dispatch(Placement(policy))
+    dispatch = dispatching(policy)
     dispatch.observe(worker("d1", row("other", 0, 9), capacity=2))
     waiters = Waiters(dispatch)
     for i in range(50):
@@ -198,32 +190,32 @@ async def test_many_that_wait_cost_one_look_not_one_each() -> None:
 
 
 async def test_who_no_longer_wants_a_worker_leaves_it_to_the_next() -> None:
-    dispatch = Dispatch(Placement(finish_time))
+    dispatch = dispatching()
     waiters = Waiters(dispatch)
     (await waiters.ask("gone")).cancel()
     dispatch.observe(worker("d1", capacity=1))  # given, and not taken any more
     await waiters.ask("next")
     assert waiters.served == ["next"]
     assert len(dispatch.line) == 0
-    assert not dispatch._waiting, "nothing is kept of who waits no more"
+    assert not dispatch._pending, "nothing is kept of who waits no more"
 
 
 async def test_a_worker_that_refused_is_asked_again_after_its_next_telemetry() -> None:
-    dispatch = Dispatch(Placement(finish_time))
+    dispatch = dispatching()
     waiters = Waiters(dispatch)
     dispatch.observe(worker("d1"))
-    dispatch.refuse("d1")
+    dispatch.placement.refuse("d1")
     await waiters.ask("a")
     assert waiters.served == []
     dispatch.observe(worker("d1"))
     await waiters.tasks["a"]
-    dispatch.refuse("d1")
+    dispatch.placement.refuse("d1")
     dispatch.look(time.monotonic() + SILENCE_S + 1)
-    assert not dispatch._refused, "the dead are forgotten"
+    assert not dispatch.placement._refused, "the dead are forgotten"
 
 
 async def test_a_report_of_an_older_attempt_is_not_heard_and_one_of_this_only_once() -> None:
-    dispatch = Dispatch(Placement(finish_time))
+    dispatch = dispatching()
     dispatch.observe(worker("d1"))
     async with dispatch.expecting("a", 2) as report:
         dispatch.adopt("a", Assignment(2, "d1", (0,)), DEMAND)
@@ -239,7 +231,7 @@ async def test_a_report_of_an_older_attempt_is_not_heard_and_one_of_this_only_on
 
 @pytest.mark.parametrize("connected", [True, False])
 async def test_silence_means_death_only_while_one_could_hear(connected: bool) -> None:
-    dispatch = Dispatch(Placement(finish_time), connected=lambda: connected)
+    dispatch = dispatching(connected=connected)
     dispatch.observe(worker("d1"))
     now = time.monotonic()
     async with dispatch.expecting("a", 1) as report:
@@ -247,36 +239,78 @@ async def test_silence_means_death_only_while_one_could_hear(connected: bool) ->
         dispatch.look(now + SILENCE_S + 1)
         assert report.done() is connected
         if connected:
-            assert report.result() is Silence.LOST
+            assert report.result() is NoReport.LOST
 
 
 async def test_after_a_reconnect_everybody_has_time_to_be_heard() -> None:
-    dispatch = Dispatch(Placement(finish_time))
+    dispatch = dispatching()
     dispatch.observe(worker("d1"))
-    dispatch._hears_since_s -= 60
+    dispatch.placement.listen(-60)
     async with dispatch.expecting("a", 1) as report:
         dispatch.adopt("a", FIRST, DEMAND)
         dispatch.recheck()
-        assert report.result() is Silence.RECHECK
+        assert report.result() is NoReport.RECHECK
     now = time.monotonic()
     async with dispatch.expecting("a", 1) as report:
         dispatch.adopt("a", FIRST, DEMAND)
         dispatch.look(now + SILENCE_S - 0.1)
         assert not report.done()
         dispatch.observe(worker("d1"))
-        dispatch.look(now + UNLISTED_S + 0.1)
+        dispatch.look(now + SILENCE_S + 0.1)
         assert report.done()
 
 
+class Scripted:
+    """A scheduler that decides what it was told to, and notes when it is asked."""
+
+    def __init__(self, *decisions: Decision) -> None:
+        self.decisions = list(decisions)
+        self.asked = asyncio.Semaphore(0)
+
+    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+        self.asked.release()
+        decision = self.decisions.pop(0) if self.decisions else Decision()
+        return decision._replace(wake_at=None if decision.wake_at is None else now + decision.wake_at)
+
+
+def scripted(scheduler: Scheduler) -> Dispatch:
+    return Dispatch(scheduler, Placement(), Line())
+
+
+async def test_the_scheduler_is_asked_again_when_it_wants_to_be_and_at_no_older_time() -> None:
+    scheduler = Scripted(Decision(wake_at=0.01), Decision(wake_at=3600.0), Decision(wake_at=0.02))
+    dispatch = scripted(scheduler)
+    dispatch.observe(worker("d1"))
+    dispatch.observe(worker("d1"))  # its decision counts, not that before it
+    for _ in range(2):
+        await scheduler.asked.acquire()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(scheduler.asked.acquire(), 0.1)
+    dispatch.observe(worker("d1"))
+    for _ in range(2):  # at once, and when it woke
+        await asyncio.wait_for(scheduler.asked.acquire(), 10)
+    assert dispatch._wake is None
+
+
+async def test_a_preempted_attempt_is_waited_for_no_longer() -> None:
+    dispatch = scripted(Scripted(Decision(), Decision(preemptions=(("a", 1), ("unknown", 7)))))
+    dispatch.observe(worker("d1"))
+    async with dispatch.expecting("a", 1) as report, dispatch.expecting("b", 1) as other:
+        dispatch.adopt("a", FIRST, DEMAND)
+        dispatch.observe(worker("d1"))
+        assert report.result() is NoReport.PREEMPTED
+        assert not other.done()
+
+
 async def test_the_worker_that_reads_the_template_is_given_unless_it_has_become_busy() -> None:
-    dispatch, demand = Dispatch(Placement(finish_time)), replace(DEMAND, template="t")
+    dispatch, demand = dispatching(), replace(DEMAND, template="t")
     assert dispatch.likely(demand) is None
     dispatch.observe(reading("d0"))
     dispatch.observe(reading("d1"))
     for job, told, given in (("a", "d1", "d1"), ("b", "d1", "d0"), ("c", "d0", "d0")):
         (assignment,) = await acquired(dispatch, job, demand, fetching=told)
         assert assignment.worker == given, "for the second on d1, reading it elsewhere ends sooner"
-    dispatch.refuse("d1")
+    dispatch.placement.refuse("d1")
     assert dispatch.likely(demand) == "d0"
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from giornata.scheduling.line import Line, Turn
+from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import finish_time
 from giornata.wire.errors import QueueTooLong
 from giornata.wire.jobs import Job, Priority
-from giornata.wire.workers import CostFit, ServiceState, WorkerCosts
+from giornata.wire.workers import CostFit, QueueState, ServiceState, WorkerCosts
 from giornata_router.forecasting import Forecasting
 from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD
@@ -44,7 +46,7 @@ def known(state: ServiceState) -> ServiceState:
 
 
 def forecasting(*states: ServiceState, max_wait_s: float = 1e9) -> tuple[Forecasting, Placement, Line]:
-    placement, line = Placement(finish_time), Line()
+    placement, line = Placement(), Line()
     for state in states:
         placement.observe(state, 0)
     made = Forecasting(placement, line, max_wait_s)
@@ -67,7 +69,7 @@ def wait_s(placement: Placement, line: Line, asked: Job, unplaced: Sequence[Job]
 def test_what_comes_before_is_waited_for() -> None:
     made, placement, line = forecasting(known(worker("d1")))
     assert wait_s(placement, line, job("a")) == (0, 0.0)
-    line.join("w", DEMAND, Turn(), 0)
+    line.join("w", DEMAND, Claim(), 0)
     before, seconds = wait_s(placement, line, job("b"), [job("c")])
     assert before == 2
     assert seconds == pytest.approx(2 * STEPS * STEP_MS / 1e3, abs=0.11)
@@ -81,7 +83,7 @@ def test_what_comes_before_is_waited_for() -> None:
 
 def test_batch_jobs_do_not_come_before_interactive_ones() -> None:
     _, placement, line = forecasting(known(worker("d1")))
-    line.join("w", DEMAND, Turn(Priority.BATCH), 0)
+    line.join("w", DEMAND, Claim(Priority.BATCH), 0)
     assert wait_s(placement, line, job("a"))[0] == 0
     assert wait_s(placement, line, job("b", priority=Priority.BATCH))[0] == 1
 
@@ -89,7 +91,7 @@ def test_batch_jobs_do_not_come_before_interactive_ones() -> None:
 def test_an_edit_that_would_wait_too_long_is_refused_with_the_time_after_which_it_would_not() -> None:
     made, _, line = forecasting(known(worker("d1")), max_wait_s=5.0)
     for i in range(4):
-        line.join(f"w{i}", DEMAND, Turn(), 0)
+        line.join(f"w{i}", DEMAND, Claim(), 0)
     with pytest.raises(QueueTooLong) as refused:
         made.admit(job("a"), [])
     assert refused.value.retry_after_s == 2  # 4 jobs of 1.6 s are 6.4 s
@@ -117,7 +119,7 @@ def test_an_edit_is_not_refused_for_what_it_may_take_itself() -> None:
 def test_who_waits_is_told_its_place() -> None:
     made, _, line = forecasting(known(worker("d1")))
     for i in range(3):
-        line.join(f"w{i}", DEMAND, Turn(), 0)
+        line.join(f"w{i}", DEMAND, Claim(), 0)
     told = [made.of(f"w{i}", 1, []) for i in range(3)]
     assert [t.position for t in told if t] == [0, 1, 2]
     assert [t.finish_ms for t in told if t] == pytest.approx([STEPS * STEP_MS * k for k in (1, 2, 3)])
@@ -133,7 +135,7 @@ def test_encoding_and_decoding_are_foretold_from_what_they_took() -> None:
     made.stages.prepared(DEMAND.model_digest, tokens, 2000.0)
     made.stages.begin_finish("before", DEMAND.model_digest, tokens, 0.0)
     made.stages.end_finish("before", 0.5, completed=True)
-    line.join("w", DEMAND, Turn(), 0)
+    line.join("w", DEMAND, Claim(), 0)
     fresh, waiting = made.of("new", 1, [job("new")]), made.of("w", 1, [])
     assert fresh is not None
     assert fresh.finish_ms == pytest.approx(max(2000.0 + denoise_ms, 2 * denoise_ms) + 500.0)
@@ -152,11 +154,61 @@ def test_encoding_and_decoding_are_foretold_from_what_they_took() -> None:
     assert finishing.finish_ms == pytest.approx(300.0)
 
 
+def test_rows_that_wait_are_told_with_what_they_ask_for() -> None:
+    made, _, line = forecasting()
+    assert made.queue(full=False) == QueueState()
+    two = replace(DEMAND, shapes=DEMAND.shapes * 2)
+    keys = [line.join(f"w{i}", demand, Claim(), 0).key for i, demand in enumerate((DEMAND, two))]
+    rows, steps = DEMAND.rows + two.rows, DEMAND.steps + two.steps
+    assert made.queue(full=True) == QueueState(jobs=2, rows=rows, steps=steps, full=True)
+    for key in keys:
+        line.leave(key)
+    assert made.queue(full=False) == QueueState()
+
+
+def test_telemetry_tells_how_long_one_more_picture_would_wait() -> None:
+    made, placement, line = forecasting(known(worker("d1", capacity=1)))
+    assert made.queue(full=False).wait_ms == 0
+    placement.assign("w", 1, "d1", DEMAND, 0)
+    assert made.queue(full=False).wait_ms == pytest.approx(STEPS * STEP_MS)
+    line.join("v", replace(DEMAND, shapes=DEMAND.shapes * 2), Claim(), 0)
+    assert made.queue(full=False).wait_ms == pytest.approx(3 * STEPS * STEP_MS)
+    assert made.queue(full=True).wait_ms is None, "others wait uncounted"
+
+
+@given(rows=st.integers(1, 8), capacity=st.integers(1, 4), ahead=st.lists(st.integers(1, 4), max_size=5))
+def test_more_work_ahead_is_never_a_shorter_wait(rows: int, capacity: int, ahead: list[int]) -> None:
+    made, placement, line = forecasting(known(worker("d1", capacity=capacity)))
+    placement.assign("w", 1, "d1", replace(DEMAND, shapes=DEMAND.shapes * rows), 0)
+    told = [made.queue(full=False).wait_ms]
+    for number, more in enumerate(ahead):
+        line.join(f"v{number}", replace(DEMAND, shapes=DEMAND.shapes * more), Claim(), 0)
+        told.append(made.queue(full=False).wait_ms)
+    waits = [wait for wait in told if wait is not None]
+    assert len(waits) == len(told)
+    assert waits == sorted(waits)
+    assert waits[-1] <= (rows + sum(ahead)) * STEPS * STEP_MS + 1e-6, "never longer than one after another"
+
+
+def test_a_wait_that_is_unknown_is_not_told() -> None:
+    idle = forecasting(worker("d1"))[0].queue(full=False).wait_ms
+    assert idle == 0, "there is a place, however fast it is"
+    slow, placement, _ = forecasting(worker("d1", capacity=1))
+    placement.assign("w", 1, "d1", DEMAND, 0)
+    assert slow.queue(full=False).wait_ms is None, "no worker has told what its steps cost"
+    other = CARD.model_copy(update={"digest": "other"})
+    two = forecasting(known(worker("d1")), known(worker("d2", models=(other,))))[0]
+    assert two.queue(full=False).wait_ms is None, "it is another for each model"
+    fresh = Forecasting(placement, Line())
+    placement.observe(known(worker("d1", capacity=1)), 0)
+    assert fresh.queue(full=False).wait_ms == pytest.approx(STEPS * STEP_MS, rel=0.01), "no job was inspected"
+
+
 def test_nothing_is_promised_or_refused_before_anything_is_known() -> None:
     made, _, _ = forecasting(worker("d1"), max_wait_s=0.001)
     made.admit(job("a"), [])  # no worker has told what its steps cost
     assert made.of("a", 0, [job("a")]) is None
-    fresh = Forecasting(Placement(finish_time), Line(), 0.001)
+    fresh = Forecasting(Placement(), Line(), 0.001)
     fresh.admit(job("a"), [])
     nobody, _, _ = forecasting(max_wait_s=0.001)
     nobody.admit(job("a"), [])  # an absent fleet may come back

@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from giornata.fleet import SILENCE_S, Fleet
 from giornata.wire.errors import DeadlineExceeded
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_router.questions import LOST_S, Questions
+from giornata_router.questions import Questions
 
 
 def prepost(*answering: str, instance: str = "p1") -> ServiceState:
@@ -47,43 +48,44 @@ async def settled() -> None:
 
 
 async def test_a_question_that_nobody_has_is_lost_after_a_while() -> None:
-    questions = Questions()
+    questions = Questions(Fleet())
     async with asking(questions, "inspect a") as task:
         now = time.monotonic()
         questions.observe(prepost("inspect b"), now + 1)
-        questions.look(now + LOST_S - 0.1)
+        questions.look(now + SILENCE_S - 0.1)
         await settled()
         assert not task.done()
-        questions.look(now + LOST_S + 0.1)
+        questions.look(now + SILENCE_S + 0.1)
         with pytest.raises(DeadlineExceeded, match="lost"):
             await task
 
 
 async def test_a_question_that_somebody_has_is_waited_for_however_long() -> None:
-    questions = Questions()
+    questions = Questions(Fleet())
     async with asking(questions, "inspect a") as task:
         now = time.monotonic()
         for second in range(1, 60):
             questions.observe(prepost("inspect a"), now + second)
             questions.observe(prepost(instance="p2"), now + second)
             questions.look(now + second)
-        questions.look(now + 59 + LOST_S - 0.1)  # its owner has said nothing since
+        questions.look(now + 59 + SILENCE_S - 0.1)  # its owner has said nothing since
         await settled()
         assert not task.done()
-        questions.look(now + 59 + LOST_S + 0.1)
+        questions.look(now + 59 + SILENCE_S + 0.1)
         with pytest.raises(DeadlineExceeded):
             await task
 
 
 @pytest.mark.parametrize(("connected", "tells"), [(False, True), (True, False)])
 async def test_nothing_is_lost_while_one_cannot_know(*, connected: bool, tells: bool) -> None:
-    questions = Questions(lambda: connected)
+    fleet = Fleet()
+    questions = Questions(fleet, lambda: connected)
     async with asking(questions, "inspect a") as task:
         now = time.monotonic()
-        questions.observe(prepost() if tells else SILENT, now + 100)
+        fleet.observe(prepost() if tells else SILENT, now + 100)
         questions.look(now + 100)
         await settled()
         assert not task.done()
-        questions.look(now + 100 + LOST_S - 0.1)
+        questions.look(now + 100 + SILENCE_S - 0.1)
         await settled()
         assert not task.done()

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from giornata.fleet import SILENCE_S, Fleet
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.estimates import SLOWEST, Estimates
-from giornata.scheduling.line import Line, Turn
-from giornata.scheduling.occupancy import Attempt, Held
+from giornata.scheduling.line import Claim, Line
+from giornata.scheduling.occupancy import Attempt, Totals
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import finish_time
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import ServiceState
 from tests.unit.scheduling.test_estimates import TRUE, costs, predicted, sample, seeded
-from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, worker
+from tests.unit.scheduling.test_placement import DEMAND, SHAPE, choose, row, worker
 
 WORKERS = ("d0", "d1", "d2")
 CAPACITY = 3
@@ -71,7 +70,7 @@ class World:
     """What is true, and what two routers know of it: one that hears everything at once, and one that does not."""
 
     def __init__(self) -> None:
-        self.clear, self.disturbed = Placement(finish_time), Placement(finish_time)
+        self.clear, self.disturbed = Placement(), Placement()
         self.held: dict[Attempt, tuple[str, Demand]] = {}
         """By job and attempt: worker and demand. A job may have several at a time."""
         self.attempts: dict[str, int] = {}
@@ -126,7 +125,7 @@ class World:
         for known in (self.clear, self.disturbed):
             known.assign(event.job, attempt, name, demand, self.now)
 
-    def counted(self, known: Placement) -> dict[str, Held]:
+    def counted(self, known: Placement) -> dict[str, Totals]:
         return {name: known._sum_up(known._workers[name]) for name in WORKERS}
 
     def check(self) -> None:
@@ -164,8 +163,8 @@ def test_placement_is_the_same_after_one_fresh_message_of_each_worker(
     assert {job for held in counted.values() for job in held.owners} == {job for job, _ in world.held}
     for demand in (DEMAND, replace(DEMAND, shapes=(SHAPE,) * 2), replace(DEMAND, alone=True)):
         assert world.disturbed.has_room(demand) is world.clear.has_room(demand)
-        assert world.disturbed.choose(demand) == world.clear.choose(demand)
-    assert world.disturbed.doubtful(world.now) == world.clear.doubtful(world.now) == []
+        assert choose(world.disturbed, demand) == choose(world.clear, demand)
+    assert world.disturbed.unlisted(world.now) == world.clear.unlisted(world.now) == []
     world.now += SILENCE_S + 1
     lost = [
         {(a.job_id, a.attempt) for a in known.expire(world.now)} for known in (world.clear, world.disturbed)
@@ -174,7 +173,7 @@ def test_placement_is_the_same_after_one_fresh_message_of_each_worker(
 
 
 def test_an_attempt_that_is_taken_up_again_counts_again() -> None:
-    known = Placement(finish_time)
+    known = Placement()
     known.observe(worker("d1", row("j", 1, STEPS), capacity=1), 0)
     for _ in range(2):
         known.assign("j", 1, "d1", DEMAND, 0)
@@ -184,7 +183,7 @@ def test_an_attempt_that_is_taken_up_again_counts_again() -> None:
 
 
 def test_a_late_message_does_not_bring_back_what_was_reported() -> None:
-    known = Placement(finish_time)
+    known = Placement()
     known.observe(worker("d1", capacity=1), 0)
     known.assign("j", 1, "d1", DEMAND, 0)
     known.release("j", 1)
@@ -261,12 +260,12 @@ def test_everybody_in_the_line_comes_once_however_often_it_is_said_that_they_lef
     for now, (what, number, priority, finish_by_s) in enumerate(happening):
         name = f"j{number}"
         if what == "join" and name not in waiting:
-            line.join(name, DEMAND, Turn(priority, f"t{number % 3}", finish_by_s=finish_by_s), now)
+            line.join(name, DEMAND, Claim(priority, f"t{number % 3}", finish_by_s=finish_by_s), now)
             waiting.add(name)
         elif what == "serve" and waiting:
             first = line.order(now)[0]
             assert first.job_id in waiting
-            line.serve(first.key, DEMAND.rows)
+            line.serve(first.key, first.rows, now)
             line.leave(first.key)
             waiting.remove(first.job_id)
         elif what == "leave":

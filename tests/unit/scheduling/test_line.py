@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.line import AGEING_S, FAVOURED, Entry, Line, Turn
+from giornata.scheduling.line import AGEING_S, FAVOURED, Claim, Line, QueuedRows
 from giornata.wire.jobs import Priority
 
 
@@ -15,9 +15,11 @@ def demand(steps: int = 10) -> Demand:
     return Demand("m", "d", (RowShape(0, 16, 16, steps),))
 
 
-def serve(line: Line, job_id: str, rows: int = 1) -> Entry | None:
-    """The job's first entry."""
-    return line.serve(next(entry.key for entry in line if entry.job_id == job_id), rows)
+def serve(line: Line, job_id: str, rows: int = 1, now: float = 0.0) -> QueuedRows | None:
+    """So many rows of the job's first entry; what is left of it."""
+    first = next(entry for entry in line if entry.job_id == job_id)
+    line.serve(first.key, first.rows[:rows], now)
+    return next((entry for entry in line if entry.key == first.key), None)
 
 
 def order(line: Line, now: float = 0.0) -> list[str]:
@@ -27,42 +29,42 @@ def order(line: Line, now: float = 0.0) -> list[str]:
 def test_one_tenants_jobs_come_in_order() -> None:
     line = Line()
     for i in range(5):
-        line.join(f"j{i}", demand(5 - i), Turn(tenant="a"), i)
+        line.join(f"j{i}", demand(5 - i), Claim(tenant="a"), i)
     assert order(line) == [f"j{i}" for i in range(5)]
 
 
 def test_a_tenant_with_many_jobs_does_not_hold_up_one_with_few() -> None:
     line = Line()
     for i in range(100):
-        line.join(f"many{i}", demand(), Turn(tenant="many"), 0)
+        line.join(f"many{i}", demand(), Claim(tenant="many"), 0)
     for i in range(3):
         serve(line, f"many{i}")
-    line.join("few", demand(), Turn(tenant="few"), 1)
+    line.join("few", demand(), Claim(tenant="few"), 1)
     assert order(line, 1).index("few") <= 1
 
 
 def test_twice_the_weight_is_twice_the_share() -> None:
     line = Line()
     for i in range(60):
-        line.join(f"a{i}", demand(), Turn(tenant="a", weight=2.0), 0)
-        line.join(f"b{i}", demand(), Turn(tenant="b"), 0)
+        line.join(f"a{i}", demand(), Claim(tenant="a", weight=2.0), 0)
+        line.join(f"b{i}", demand(), Claim(tenant="b"), 0)
     first = [job[0] for job in order(line)[:30]]
     assert first.count("a") == 20
 
 
 def test_interactive_comes_first_and_batch_never_starves() -> None:
     line = Line()
-    line.join("batch", demand(), Turn(Priority.BATCH), 0)
-    line.join("now", demand(), Turn(), 1)
+    line.join("batch", demand(), Claim(Priority.BATCH), 0)
+    line.join("now", demand(), Claim(), 1)
     assert order(line, 2) == ["now", "batch"]
     assert order(line, AGEING_S) == ["batch", "now"]
 
 
 def test_the_earliest_deadline_comes_first_while_it_can_be_met() -> None:
     line = Line(by_deadline=True)
-    line.join("whenever", demand(), Turn(), 0)
-    line.join("later", demand(), Turn(finish_by_s=20), 0)
-    line.join("soon", demand(), Turn(finish_by_s=10), 0)
+    line.join("whenever", demand(), Claim(), 0)
+    line.join("later", demand(), Claim(finish_by_s=20), 0)
+    line.join("soon", demand(), Claim(finish_by_s=10), 0)
     assert order(line, 5) == ["soon", "later", "whenever"]
     assert order(line, 15) == ["later", "whenever", "soon"], "who is late takes its turn"
     assert order(Line(), 5) == []
@@ -72,20 +74,20 @@ def test_the_earliest_deadline_comes_first_while_it_can_be_met() -> None:
 
 def test_a_deadline_that_cannot_be_met_any_more_is_no_claim() -> None:
     line = Line(by_deadline=True)
-    line.join("whenever", demand(), Turn(), 0)
-    line.join("tight", demand(), Turn(finish_by_s=10, takes_s=4), 0)
+    line.join("whenever", demand(), Claim(), 0)
+    line.join("tight", demand(), Claim(finish_by_s=10, takes_s=4), 0)
     assert order(line, 5.9) == ["tight", "whenever"]
     assert order(line, 6) == ["whenever", "tight"]
 
 
 def test_urgent_jobs_without_end_do_not_starve_one_that_takes_its_turn() -> None:
     line, served = Line(by_deadline=True), list[str]()
-    line.join("whenever", demand(), Turn(), 0)
-    line.join("batch", demand(), Turn(Priority.BATCH), 0)
+    line.join("whenever", demand(), Claim(), 0)
+    line.join("batch", demand(), Claim(Priority.BATCH), 0)
     for i in range(10 * FAVOURED):
-        line.join(f"urgent{i}", demand(), Turn(finish_by_s=i + 5.0), i)
+        line.join(f"urgent{i}", demand(), Claim(finish_by_s=i + 5.0), i)
         served.append(order(line, i)[0])
-        serve(line, served[-1])
+        serve(line, served[-1], now=i)
     after = AGEING_S + FAVOURED + 2
     assert AGEING_S <= served.index("whenever") < after
     assert served.index("batch") < after + FAVOURED
@@ -104,7 +106,7 @@ def test_everybody_is_in_the_line_once_until_they_leave(
 ) -> None:
     line = Line()
     for i, (tenant, steps, priority, weight) in enumerate(jobs):
-        line.join(f"j{i}", demand(steps), Turn(priority, tenant, weight), i)
+        line.join(f"j{i}", demand(steps), Claim(priority, tenant, weight), i)
     for i in {i for i in served if i < len(jobs)}:
         serve(line, f"j{i}")
     left = {f"j{i}" for i in range(len(jobs)) if i not in served}
@@ -117,21 +119,21 @@ def test_everybody_is_in_the_line_once_until_they_leave(
 def test_a_new_tenant_is_served_after_at_most_one_job_of_each_other(backlog: int) -> None:
     line = Line()
     for i in range(backlog):
-        line.join(f"a{i}", demand(), Turn(tenant="a"), 0)
-        line.join(f"b{i}", demand(), Turn(tenant="b"), 0)
+        line.join(f"a{i}", demand(), Claim(tenant="a"), 0)
+        line.join(f"b{i}", demand(), Claim(tenant="b"), 0)
     for entry in line.order(0)[: backlog // 2]:
         serve(line, entry.job_id)
-    line.join("new", demand(), Turn(tenant="c"), 1)
+    line.join("new", demand(), Claim(tenant="c"), 1)
     assert order(line, 1).index("new") <= 2
 
 
 def test_a_job_leaves_in_pieces_and_what_comes_back_waits_beside_the_rest() -> None:
     line, shape = Line(), RowShape(0, 16, 16, 10)
-    line.join("j", Demand("m", "d", (shape,) * 3), Turn(), 0)
+    line.join("j", Demand("m", "d", (shape,) * 3), Claim(), 0)
     rest = serve(line, "j", 2)
     assert rest is not None
     assert (rest.demand.rows, len(line)) == (1, 1)
-    back = line.join("j", demand(), Turn(), 1)
+    back = line.join("j", demand(), Claim(), 1)
     assert [entry.key for entry in line.order(2)] == [rest.key, back.key]
     assert serve(line, "j") is None
     assert "j" in line

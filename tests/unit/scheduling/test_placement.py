@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -12,8 +11,9 @@ from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.placement import UNLISTED_S, Patience, Placement
-from giornata.scheduling.policies import Candidate, finish_time, request_level
+from giornata.scheduling.in_turn import LOOKED_AT
+from giornata.scheduling.placement import Patience, Placement
+from giornata.scheduling.policies import Policy, finish_time, request_level
 from giornata.wire.workers import (
     CostFit,
     LoadSample,
@@ -49,26 +49,28 @@ def row(job: str, step: int, steps: int, attempt: int = 1) -> RowProgress:
 
 
 def placement(*states: ServiceState) -> Placement:
-    made = Placement(finish_time)
+    made = Placement()
     for state in states:
         made.observe(state, 0)
     return made
 
 
+def choose(known: Placement, demand: Demand, policy: Policy = finish_time) -> str | None:
+    chosen = policy(known.candidates(demand, LOOKED_AT), demand)
+    return chosen.instance if chosen else None
+
+
 def test_the_worker_that_is_done_soonest_is_chosen_not_the_one_with_request_level() -> None:
-    states = worker("long", row("a", 0, 50)), worker("short", row("b", 9, 10), row("c", 8, 10))
-    assert placement(*states).choose(DEMAND) == "short"
-    counted = Placement(request_level)
-    for state in states:
-        counted.observe(state, 0)
-    assert counted.choose(DEMAND) == "long"
+    known = placement(worker("long", row("a", 0, 50)), worker("short", row("b", 9, 10), row("c", 8, 10)))
+    assert choose(known, DEMAND) == "short"
+    assert choose(known, DEMAND, request_level) == "long"
 
 
 def test_a_burst_between_two_telemetry_messages_is_spread() -> None:
     fleet = placement(worker("d1"), worker("d2"), worker("d3"))
     chosen = []
     for i in range(6):
-        name = fleet.choose(DEMAND)
+        name = choose(fleet, DEMAND)
         assert name is not None
         fleet.assign(f"j{i}", 1, name, DEMAND, now=0)
         chosen.append(name)
@@ -79,20 +81,20 @@ def test_an_assignment_counts_once_when_telemetry_shows_it() -> None:
     fleet = placement(worker("d1"), worker("d2", row("x", 0, 11), row("y", 9, 10)))
     fleet.assign("j", 1, "d1", DEMAND, now=0)
     fleet.observe(worker("d1", row("j", 0, 10)), 1)
-    assert fleet.choose(DEMAND) == "d1", "10 steps on d1, not 20"
+    assert choose(fleet, DEMAND) == "d1", "10 steps on d1, not 20"
 
 
 def test_no_worker_of_the_model_or_with_room_is_none() -> None:
     other = CARD.model_copy(update={"digest": "other"})
-    assert placement(worker("d1", models=(other,))).choose(DEMAND) is None
-    assert placement(worker("d1", row("a", 0, 9), capacity=1)).choose(DEMAND) is None
-    assert placement(worker("d1", draining=True)).choose(DEMAND) is None
-    assert placement(worker("d1")).choose(DEMAND, excluded={"d1"}) is None
+    assert choose(placement(worker("d1", models=(other,))), DEMAND) is None
+    assert choose(placement(worker("d1", row("a", 0, 9), capacity=1)), DEMAND) is None
+    assert choose(placement(worker("d1", draining=True)), DEMAND) is None
+    assert placement(worker("d1")).candidates(DEMAND, LOOKED_AT, excluded={"d1"}) == []
 
 
 def test_a_job_larger_than_every_worker_goes_to_an_empty_one() -> None:
     large = Demand(CARD.name, CARD.digest, (SHAPE,) * 9)
-    assert placement(worker("busy", row("a", 0, 9)), worker("empty")).choose(large) == "empty"
+    assert choose(placement(worker("busy", row("a", 0, 9)), worker("empty")), large) == "empty"
 
 
 def test_silence_and_forgetting_are_noticed() -> None:
@@ -101,21 +103,21 @@ def test_silence_and_forgetting_are_noticed() -> None:
     fleet.assign("b", 1, "d2", DEMAND, now=0)
     fleet.observe(worker("d2"), SILENCE_S)
     assert [lost.job_id for lost in fleet.expire(SILENCE_S + 0.1)] == ["a"]
-    fleet.observe(worker("d2"), UNLISTED_S + 0.1)
-    assert [doubt.job_id for doubt in fleet.doubtful(UNLISTED_S + 0.1)] == ["b"]
-    fleet.observe(worker("d2", row("b", 1, 9)), UNLISTED_S + 0.2)
-    assert fleet.doubtful(UNLISTED_S + 0.2) == []
+    fleet.observe(worker("d2"), SILENCE_S + 0.1)
+    assert [doubt.job_id for doubt in fleet.unlisted(SILENCE_S + 0.1)] == ["b"]
+    fleet.observe(worker("d2", row("b", 1, 9)), SILENCE_S + 0.2)
+    assert fleet.unlisted(SILENCE_S + 0.2) == []
 
 
 def test_an_older_attempt_does_not_vouch_for_a_newer_one() -> None:
     fleet = placement(worker("d1"))
     fleet.assign("a", 2, "d1", DEMAND, now=0)
-    fleet.observe(worker("d1", row("a", 1, 9, attempt=1)), UNLISTED_S + 1)
-    assert [doubt.attempt for doubt in fleet.doubtful(UNLISTED_S + 1)] == [2]
+    fleet.observe(worker("d1", row("a", 1, 9, attempt=1)), SILENCE_S + 1)
+    assert [doubt.attempt for doubt in fleet.unlisted(SILENCE_S + 1)] == [2]
 
 
 def test_a_worker_whose_step_does_not_end_gets_nothing_until_it_does() -> None:
-    fleet = Placement(finish_time, patience=Patience(factor=10.0, least_ms=1000.0))
+    fleet = Placement(patience=Patience(factor=10.0, least_ms=1000.0))
     fleet.observe(worker("d1", row("j", 0, 10)), 0)
     fleet.assign("j", 1, "d1", DEMAND, now=0)
     assert fleet.stalled() == []
@@ -123,14 +125,14 @@ def test_a_worker_whose_step_does_not_end_gets_nothing_until_it_does() -> None:
     assert fleet.stalled() == [], "shorter than the least patience"
     fleet.observe(stepping("d1", 1100.0), 2)
     assert [a.job_id for a in fleet.stalled()] == ["j"]
-    assert fleet.choose(DEMAND) is None
+    assert choose(fleet, DEMAND) is None
     fleet.observe(stepping("d1", 5.0), 3)
     assert fleet.stalled() == []
-    assert fleet.choose(DEMAND) == "d1"
+    assert choose(fleet, DEMAND) == "d1"
 
 
 def test_patience_grows_with_what_a_step_was_predicted_to_take() -> None:
-    fleet = Placement(finish_time, patience=Patience(factor=100.0, least_ms=1000.0))
+    fleet = Placement(patience=Patience(factor=100.0, least_ms=1000.0))
     fleet.observe(stepping("d1", 1100.0), 0)  # 16 ms predicted
     fleet.assign("j", 1, "d1", DEMAND, now=0)
     assert fleet.stalled() == []
@@ -139,7 +141,7 @@ def test_patience_grows_with_what_a_step_was_predicted_to_take() -> None:
 
 
 def test_a_job_that_the_message_lists_first_counts_once_in_what_a_step_was_predicted_to_take() -> None:
-    fleet = Placement(finish_time, patience=Patience(factor=50.0, least_ms=1000.0))
+    fleet = Placement(patience=Patience(factor=50.0, least_ms=1000.0))
     fleet.observe(worker("d1"), 0)
     fleet.assign("j", 1, "d1", DEMAND, now=0)
     fleet.observe(stepping("d1", 1100.0), 1)  # 16 ms predicted for one row, 32 for two
@@ -151,13 +153,13 @@ def test_a_job_that_the_message_lists_first_counts_once_in_what_a_step_was_predi
 def test_what_was_reported_counts_no_more_though_telemetry_lists_it_still() -> None:
     fleet = placement(worker("d1", row("j", 9, 10), capacity=1))
     fleet.assign("j", 1, "d1", DEMAND, now=0)
-    assert fleet.choose(DEMAND) is None
+    assert choose(fleet, DEMAND) is None
     fleet.release("j", 1)
-    assert fleet.choose(DEMAND) == "d1"
+    assert choose(fleet, DEMAND) == "d1"
     fleet.observe(worker("d1", row("j", 9, 10), capacity=1), 1)
-    assert fleet.choose(DEMAND) == "d1", "the same message, sent twice"
+    assert choose(fleet, DEMAND) == "d1", "the same message, sent twice"
     fleet.observe(worker("d1", row("k", 0, 10), capacity=1), 2)
-    assert fleet.choose(DEMAND) is None
+    assert choose(fleet, DEMAND) is None
 
 
 def stepping(name: str, ms: float) -> ServiceState:
@@ -186,7 +188,7 @@ def test_telemetry_that_is_lost_doubled_or_late_never_breaks_the_books(
     for index, (job, give) in enumerate(ops):
         if index < len(states):
             fleet.observe(states[index], float(index))
-        name = fleet.choose(DEMAND) if give else None
+        name = choose(fleet, DEMAND) if give else None
         if name is not None:
             fleet.assign(f"j{job}", 1, name, DEMAND, float(index))
             owners[f"j{job}"] = name
@@ -196,17 +198,11 @@ def test_telemetry_that_is_lost_doubled_or_late_never_breaks_the_books(
         assert {job: fleet.worker((job, 1)) for job in owners} == owners
     silent = fleet.expire(1e6)
     assert {a.job_id: a.worker for a in silent} == owners
-    assert fleet.choose(DEMAND) is None
+    assert choose(fleet, DEMAND) is None
 
 
 def test_reading_a_template_from_disk_takes_what_reads_have_taken() -> None:
-    seen: list[Candidate] = []
-
-    def policy(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
-        seen[:] = candidates
-        return None
-
-    fleet = Placement(policy)
+    fleet = Placement()
     fit = CostFit(weights=(0.0, 0.0, 1.0, 0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
     costs = WorkerCosts(compute=fit, load=fit.model_copy(update={"weights": (0.0, 0.0)}), device="cpu")
     for name, tier in (("d1", Tier.DISK), ("d2", Tier.MEMORY)):
@@ -219,10 +215,10 @@ def test_reading_a_template_from_disk_takes_what_reads_have_taken() -> None:
         state = worker(name)
         assert state.worker is not None
         fleet.observe(state.model_copy(update={"worker": state.worker.model_copy(update=told)}), 0)
-    fleet.choose(replace(DEMAND, template="t"))
-    assert {c.instance: (c.template, c.fetch_ms) for c in seen} == {
+    asked = replace(DEMAND, template="t")
+    assert {c.instance: (c.template, c.fetch_ms) for c in fleet.candidates(asked, LOOKED_AT)} == {
         "d1": (Tier.DISK, pytest.approx(10.0)),
         "d2": (Tier.MEMORY, 0.0),
     }
-    fleet.choose(replace(DEMAND, template="t"), fetching="d1")
-    assert {c.instance: c.fetch_ms for c in seen} == {"d1": 0.0, "d2": 0.0}, "it is being read there"
+    found = fleet.candidates(asked, LOOKED_AT, fetching="d1")
+    assert {c.instance: c.fetch_ms for c in found} == {"d1": 0.0, "d2": 0.0}, "it is being read there"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.demand import Pace
-from giornata.scheduling.occupancy import Held, Occupancy
+from giornata.scheduling.occupancy import Occupancy, Totals
 from giornata.scheduling.roster import Roster
 from giornata.wire.workers import Tier
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, worker
@@ -41,7 +41,7 @@ def occupied(number: int, rows: int, templates: set[str]) -> Occupancy:
     return Occupancy.of(state, shown, PACE, None)
 
 
-def held(one: Occupancy) -> Held:
+def held(one: Occupancy) -> Totals:
     return one.sum_up(PACE, {})
 
 

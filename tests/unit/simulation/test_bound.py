@@ -18,7 +18,7 @@ from giornata_tools.simulation.bound import Task, most_on_time
 from giornata_tools.simulation.published import FLUX, FLUX_PICTURE, h800_flux
 from giornata_tools.simulation.scenario import Arriving, Scenario, fewest_workers
 from giornata_tools.simulation.simulator import Binding, Options
-from giornata_tools.simulation.worker import Templates
+from giornata_tools.simulation.tiers import Templates
 
 
 def brute(tasks: list[Task]) -> int:

@@ -23,7 +23,8 @@ from giornata_tools.simulation.machines import Machine, Storage
 from giornata_tools.simulation.results import Run, summary
 from giornata_tools.simulation.segments import Segment
 from giornata_tools.simulation.simulator import Binding, Options, Simulation, Stages
-from giornata_tools.simulation.worker import SimWorker, Templates
+from giornata_tools.simulation.tiers import Templates
+from giornata_tools.simulation.worker import SimWorker
 
 COSTS = StepCosts((10.0, 0.0, 1.0, 0.0, 0.0))
 """10 ms a step, and 1 ms a token."""

@@ -16,7 +16,7 @@ from giornata_tools.simulation.jobs import Picture, template_name
 from giornata_tools.simulation.machines import Machine, Storage
 from giornata_tools.simulation.scenario import Arriving, Scenario, popular
 from giornata_tools.simulation.simulator import Stages
-from giornata_tools.simulation.worker import Templates
+from giornata_tools.simulation.tiers import Templates
 
 
 def scenario_of(given: Mapping[str, Any]) -> Scenario:

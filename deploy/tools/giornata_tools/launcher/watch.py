@@ -92,6 +92,10 @@ async def answers_200(url: str, limit_s: float) -> None:
     """
     try:
         async with aiohttp.ClientSession(raise_for_status=True) as session:
-            await retries.polling(aiohttp.ClientError, limit_s)(session.get, url)
+
+            async def ask() -> None:
+                await session.get(url)
+
+            await retries.polling(aiohttp.ClientError, limit_s)(ask)
     except aiohttp.ClientError as error:
         raise LaunchError(f"{url} does not answer 200 within {limit_s:g} s: {error}.") from error

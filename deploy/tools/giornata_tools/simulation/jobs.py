@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.occupancy import Attempt
 from giornata.wire.jobs import Priority
 from giornata_tools.loadgen.workload import Request
 
@@ -52,6 +53,26 @@ class Job:
     def rows(self) -> int:
         """Its pictures."""
         return len(self.demand.shapes)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of a job that one worker gets together."""
+
+    job: Job
+    attempt: int
+    rows: tuple[int, ...]
+    """Their indices."""
+
+    @property
+    def key(self) -> Attempt:
+        """Job and attempt."""
+        return self.job.job_id, self.attempt
+
+    @property
+    def demand(self) -> Demand:
+        """What its rows ask for."""
+        return replace(self.job.demand, shapes=tuple(self.job.demand.shapes[row] for row in self.rows))
 
 
 def jobs_of(

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from giornata_tools.loadgen.statistics import spread
 from giornata_tools.simulation.jobs import Job
-from giornata_tools.simulation.worker import Counted
+
+
+@dataclass(slots=True)
+class Counted:
+    """What a worker has done."""
+
+    busy_s: float = 0.0
+    steps: int = 0
+    row_steps: int = 0
+    hits: dict[str, int] = field(default_factory=lambda: {"memory": 0, "disk": 0, "miss": 0})
+    """Jobs that may reuse, by where their template was."""
+    recorded: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from giornata_tools.simulation.jobs import Job, Picture, jobs_of, template_name
 from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.results import Run, Summary, summary
 from giornata_tools.simulation.simulator import Options, Simulation, Stages
-from giornata_tools.simulation.worker import Templates
+from giornata_tools.simulation.tiers import Templates
 
 Progress = Callable[[int], None]
 
@@ -86,7 +86,7 @@ class Scenario:
             options,
             templates=self.templates,
             stages=self.stages,
-            policy=policy,
+            scheduler=options.scheduler(policy),
             cores=self.cores,
         )
         return made.run(progress)

@@ -6,25 +6,25 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import partial
-from itertools import count
 from typing import Final
 
-from giornata.scheduling.demand import Demand
-from giornata.scheduling.line import Line, Turn
-from giornata.scheduling.pieces import Pieces
-from giornata.scheduling.placement import LOOKED_AT, Placement
-from giornata.scheduling.policies import POLICIES, Candidate, Policy, PolicyName
-from giornata.scheduling.serving import anybody, serve
+from giornata.scheduling.decision import Scheduler
+from giornata.scheduling.in_turn import LOOKED_AT, InTurn
+from giornata.scheduling.line import Claim, Line
+from giornata.scheduling.occupancy import Attempt
+from giornata.scheduling.placement import Placement
+from giornata.scheduling.policies import POLICIES, Policy, PolicyName
 from giornata.wire.models import Family, ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
+from giornata_tools.simulation.binding import AtArrival
 from giornata_tools.simulation.clock import Action, Clock
 from giornata_tools.simulation.host import Host
-from giornata_tools.simulation.jobs import DIGEST, MODEL, Job
+from giornata_tools.simulation.jobs import DIGEST, MODEL, Job, Piece
 from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.pool import Pool
 from giornata_tools.simulation.results import Ended, Moment, Run, WorkerFigures
-from giornata_tools.simulation.worker import Piece, SimWorker, Templates
+from giornata_tools.simulation.tiers import Templates
+from giornata_tools.simulation.worker import SimWorker
 
 CARD: Final = ModelCard(
     name=MODEL,
@@ -42,8 +42,6 @@ CARD: Final = ModelCard(
 TOLD: Final = ServiceState(
     service=ServiceName.DENOISER, instance="", host="simulated", version="", ready=True, models=(CARD,)
 )
-EVER: Final = 1 << 30
-"""Rows that a worker takes on where jobs are bound at their arrival."""
 
 
 class Binding(StrEnum):
@@ -79,8 +77,8 @@ class Options:
 
     policy: PolicyName = PolicyName.FINISH_TIME
     binding: Binding = Binding.LATE
-    spreads: bool | None = None
-    """Whether rows of one job may go to several workers; by default where jobs are bound late, as live."""
+    spreads: bool = True
+    """Whether rows of one job may go to several workers where jobs are bound late."""
     telemetry_hz: float = 4.0
     looked_at: int = LOOKED_AT
     """Of many workers, how many the policy is asked about."""
@@ -89,23 +87,27 @@ class Options:
     seed: int = 0
     """Of noise."""
 
+    def scheduler(self, policy: Policy | None = None) -> Scheduler:
+        """The scheduler that these options name; `policy` instead of theirs, to try one out."""
+        chosen = policy or POLICIES[self.policy]
+        if self.binding is Binding.ARRIVAL:
+            return AtArrival(chosen, self.looked_at)
+        return InTurn(chosen, self.looked_at, self.spreads)
+
 
 @dataclass(slots=True)
 class _Carried:
     job: Job
     left: int
     """Rows that are not denoised."""
-    pieces: Pieces
+    attempts: int = 0
+    """Made so far."""
     assigned_s: float | None = None
     """The first of its rows."""
     denoised_s: float = 0.0
     unfinished: int = 0
     """Pictures, once all are denoised."""
     workers: dict[str, None] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, job: Job) -> _Carried:
-        return cls(job, job.rows, Pieces(range(job.rows), job.demand, partial(next, count(1))))
 
 
 @dataclass
@@ -124,8 +126,7 @@ class Simulation:
         options: how they are scheduled.
         templates: that workers keep.
         stages: beside denoising.
-        policy: instead of the one that `options` name, to try one out.
-        line: likewise.
+        scheduler: instead of the one that `options` name, to try one out.
         cores: that workers and stages share, a thread each; infinite: everyone has one.
     """
 
@@ -137,18 +138,14 @@ class Simulation:
         *,
         templates: Templates | None = None,
         stages: Stages | None = None,
-        policy: Policy | None = None,
-        line: Line | None = None,
+        scheduler: Scheduler | None = None,
         cores: float = math.inf,
     ) -> None:
         self._options, self._stages, self._jobs = options, stages or Stages(), jobs
         self._clock = Clock()
         self._host = Host(self._clock, cores)
-        chosen = policy or POLICIES[options.policy]
-        if options.binding is Binding.ARRIVAL:
-            chosen = bound_at_arrival(chosen)
-        self._placement = Placement(chosen, looked_at=options.looked_at)
-        self._line = Line(by_deadline=options.by_deadline) if line is None else line
+        self._scheduler, self._wakes_at = scheduler or options.scheduler(), math.inf
+        self._placement, self._line = Placement(), Line(by_deadline=options.by_deadline)
         servers = self._stages.servers
         self._relay, self._encoders, self._finishers = (Pool(n, self._host) for n in (1, servers, servers))
         self._workers = {
@@ -164,7 +161,7 @@ class Simulation:
             for number, machine in enumerate(machines)
             for name in [f"w{number:04d}"]
         }
-        self._carried = {job.job_id: _Carried.of(job) for job in jobs}
+        self._carried = {job.job_id: _Carried(job, job.rows) for job in jobs}
         self._counts = _Counts()
         self._ended: list[Ended] = []
 
@@ -202,46 +199,57 @@ class Simulation:
         self._relay.serve(self._stages.relay_ms / 2e3, now, lambda then: self._encode(job, then))
 
     def _encode(self, job: Job, now: float) -> None:
-        hops_s = self._stages.hops_ms / 1e3
+        hops_s, rows = self._stages.hops_ms / 1e3, tuple(range(job.rows))
 
         def encoded(then: float) -> None:
             if hops_s:
-                self._clock.at(then + hops_s, lambda hopped: self._join(job, hopped))
+                self._clock.at(then + hops_s, lambda hopped: self._join(Piece(job, 0, rows), hopped))
             else:
-                self._join(job, then)
+                self._join(Piece(job, 0, rows), then)
 
         self._encoders.serve(self._stages.encode_ms / 1e3, now, encoded)
 
-    def _join(self, job: Job, now: float) -> None:
-        turn = Turn(job.priority, job.tenant)
+    def _join(self, piece: Piece, now: float) -> None:
+        """Let rows wait in the line."""
+        job, demand = piece.job, piece.demand
+        claim = Claim(job.priority, job.tenant)
         if job.slo_s is not None:
             finish_by_s = job.at_s + job.slo_s - job.rows * self._stages.finish_ms / 1e3
-            takes_s = self._placement.least_ms(job.demand.piece()) / 1e3 if self._options.by_deadline else 0.0
-            turn = replace(turn, finish_by_s=finish_by_s, takes_s=takes_s)
-        self._line.join(job.job_id, job.demand, turn, now)
-        self._serve(now)
+            takes_s = self._placement.least_ms(demand.piece()) / 1e3 if self._options.by_deadline else 0.0
+            claim = replace(claim, finish_by_s=finish_by_s, takes_s=takes_s)
+        self._line.join(job.job_id, demand, claim, now, rows=piece.rows)
+        self._decide(now)
 
-    def _serve(self, now: float) -> None:
-        late = self._options.binding is Binding.LATE
-        if not len(self._line) or (late and not anybody(self._line, self._placement)):
-            return
-        spreads = late if self._options.spreads is None else self._options.spreads
-        served: dict[str, _Carried] = {}
-        for entry, name in serve(self._line, self._placement, now, spreads=spreads):
-            carried = served[entry.job_id] = self._carried[entry.job_id]
+    def _decide(self, now: float) -> None:
+        """Ask the scheduler, apply its decision, and ask again when it wants to be asked."""
+        decision = self._scheduler.decide(self._line, self._placement, now)
+        for key, name, rows, passes in decision.placements:
+            carried = self._carried[key[0]]
             carried.assigned_s = now if carried.assigned_s is None else carried.assigned_s
             carried.workers[name] = None
-            given, demand = carried.pieces.give(name, entry.demand.rows)
-            self._placement.assign(entry.job_id, given.attempt, name, demand, now)
-        for carried in served.values():
-            for attempt, name, rows in carried.pieces.take():
-                self._workers[name].take(Piece(carried.job, attempt, rows), now)
+            carried.attempts += 1
+            demand = self._line.serve(key, rows, now, passes)
+            self._placement.assign(key[0], carried.attempts, name, demand, now)
+            self._workers[name].take(Piece(carried.job, carried.attempts, rows), now)
+        for attempt in decision.preemptions:
+            self._preempt(attempt, now)
+        if decision.wake_at is not None and not now < self._wakes_at <= decision.wake_at:
+            self._wakes_at = decision.wake_at
+            self._clock.at(decision.wake_at, self._decide)
+
+    def _preempt(self, attempt: Attempt, now: float) -> None:
+        """Take rows from their worker; they join the line again, and begin again."""
+        name = self._placement.worker(attempt)
+        if name is not None:
+            self._placement.release(*attempt)
+            piece = self._workers[name].drop(attempt, now)
+            self._clock.at(now, lambda then: self._join(piece, then))
 
     def _denoised(self, piece: Piece, now: float) -> None:
         carried = self._carried[piece.job.job_id]
         carried.left -= len(piece.rows)
         self._placement.release(piece.job.job_id, piece.attempt)
-        self._serve(now)
+        self._decide(now)
         if carried.left:
             return
         carried.denoised_s, carried.unfinished = now, carried.job.rows
@@ -268,7 +276,7 @@ class Simulation:
         def tick(now: float) -> None:
             self._clock.at(now + period, tick)
             if self._hear(worker, now):
-                self._serve(now)
+                self._decide(now)
 
         return tick
 
@@ -284,12 +292,3 @@ class Simulation:
         unfinished = self._counts.arrived - self._counts.ended
         self._counts.moments.append(Moment(now, len(self._line), unfinished))
         self._clock.at(now + 1.0, self._look)
-
-
-def bound_at_arrival(policy: Policy) -> Policy:
-    """`policy` where every worker takes whatever it is given: jobs wait at workers, not in the line."""
-
-    def chosen(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
-        return policy([candidate._replace(capacity_rows=EVER) for candidate in candidates], demand)
-
-    return chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -10,6 +11,22 @@ from giornata.wire.workers import Tier
 
 TOLD: Final = 256
 """Templates of a tier that telemetry tells, as :class:`giornata.wire.workers.WorkerState` says."""
+
+
+@dataclass(frozen=True)
+class Templates:
+    """How all workers keep templates."""
+
+    size_bytes: float = 0.0
+    """Of each."""
+    kv_bytes: float = 0.0
+    """That a row takes a step from memory; 0: loads are neglected."""
+    levels: int = 6
+    """Steps of a run that records one."""
+    registered: frozenset[str] = frozenset()
+    """Are recorded at their first edit on a worker; others at their second."""
+    preloaded: tuple[str, ...] = ()
+    """In memory of every worker from the start, the most popular first, as far as there is room."""
 
 
 class Tiers:

@@ -10,66 +10,24 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 
 from giornata.scheduling.batch import Batch, Capacity, RowKey
 from giornata.scheduling.demand import RowShape
+from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.recording import Admission
 from giornata.wire.workers import LoadSample, StepSample, Tier, WorkerState
 from giornata_tools.simulation.clock import Clock
 from giornata_tools.simulation.host import Host
-from giornata_tools.simulation.jobs import Job
+from giornata_tools.simulation.jobs import Piece
 from giornata_tools.simulation.machines import Machine
+from giornata_tools.simulation.results import Counted
 from giornata_tools.simulation.segments import EPSILON_S, Segment, progress, sample
 from giornata_tools.simulation.steps import SimRow, StepTimes, row_of
-from giornata_tools.simulation.tiers import Tiers
+from giornata_tools.simulation.tiers import Templates, Tiers
 
 SAMPLES = 16
 """Of steps that one telemetry message carries."""
-
-
-@dataclass(frozen=True)
-class Templates:
-    """How all workers keep templates."""
-
-    size_bytes: float = 0.0
-    """Of each."""
-    kv_bytes: float = 0.0
-    """That a row takes a step from memory; 0: loads are neglected."""
-    levels: int = 6
-    """Steps of a run that records one."""
-    registered: frozenset[str] = frozenset()
-    """Are recorded at their first edit on a worker; others at their second."""
-    preloaded: tuple[str, ...] = ()
-    """In memory of every worker from the start, the most popular first, as far as there is room."""
-
-
-@dataclass(slots=True)
-class Counted:
-    """What a worker has done."""
-
-    busy_s: float = 0.0
-    steps: int = 0
-    row_steps: int = 0
-    hits: dict[str, int] = field(default_factory=lambda: {"memory": 0, "disk": 0, "miss": 0})
-    """Jobs that may reuse, by where their template was."""
-    recorded: int = 0
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Rows of a job that one worker gets together."""
-
-    job: Job
-    attempt: int
-    rows: tuple[int, ...]
-    """Their indices."""
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Job and attempt."""
-        return self.job.job_id, self.attempt
 
 
 Done = Callable[[Piece, float], None]
@@ -151,6 +109,16 @@ class SimWorker:
             self._record(template, piece.job.demand.shapes[0])
         self._submit(piece, template if tier else None, now)
 
+    def drop(self, key: Attempt, now: float) -> Piece:
+        """Give up rows that were assigned; their worker goes on without them after the present step."""
+        self._changed = True
+        del self._unfinished[key]
+        self._fetching.pop(key, None)
+        self.batch.cancel(*key)
+        if self._segment is not None:
+            self._cut(self._segment, now)
+        return self._pieces.pop(key)
+
     def state(self, now: float) -> WorkerState | None:
         """Telemetry; None where nothing has changed since the last."""
         if not (self._changed or self._pieces or self._segment):
@@ -187,11 +155,11 @@ class SimWorker:
         return math.isinf(limit) or self._pace.base_ms + sum(row.step_ms for row in rows) <= limit
 
     def _fetched(self, piece: Piece, template: str, load_ms: float, now: float) -> None:
-        del self._fetching[piece.key]
         self._tiers.fetched(template)
         size_bytes = round(self._templates.size_bytes)
         self._loads.append(LoadSample.model_construct(tier=Tier.DISK, size_bytes=size_bytes, load_ms=load_ms))
-        self._submit(piece, template, now)
+        if self._fetching.pop(piece.key, None) is not None:  # else it was dropped meanwhile
+            self._submit(piece, template, now)
 
     def _record(self, template: str, shape: RowShape) -> None:
         if template in self._runs:
@@ -286,6 +254,8 @@ class SimWorker:
             self.counted.recorded += 1
             return None
         key = row.key.job_id, row.key.attempt
+        if key not in self._unfinished:  # dropped while its step was computed
+            return None
         self._unfinished[key] -= 1
         if self._unfinished[key]:
             return None

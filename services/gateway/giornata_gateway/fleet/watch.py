@@ -14,7 +14,7 @@ from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.views.catalog import NEEDED
 from giornata_gateway.views.fleet import FleetView, fleet_view
-from giornata_gateway.views.forecast import Pace
+from giornata_gateway.views.rates import StepRates
 
 
 class FleetWatch:
@@ -29,13 +29,13 @@ class FleetWatch:
         self._bridged_s = bridged_s
         self._led_s = -math.inf
         """When a router last said that it leads."""
-        self._pace = Pace()
+        self._rates = StepRates()
 
     def hear(self, state: ServiceState) -> None:
         """Take in one telemetry message."""
         now = time.monotonic()
         self._fleet.observe(state, now)
-        self._pace.observe(state, now)
+        self._rates.observe(state, now)
         if state.service is ServiceName.ROUTER and state.ready and state.active:
             self._led_s = now
 
@@ -56,7 +56,7 @@ class FleetWatch:
     def view(self) -> FleetView:
         """What the fleet is doing."""
         states = self._present().all()
-        return fleet_view(states, self._pace, time.monotonic())
+        return fleet_view(states, self._rates, time.monotonic())
 
     def missing(self) -> list[ServiceName]:
         """Services that an edit needs and that have no ready instance; not a router that is being relieved."""
@@ -70,5 +70,5 @@ class FleetWatch:
 
     def _present(self) -> Fleet:
         for state in self._fleet.expire(time.monotonic()):
-            self._pace.forget(state.instance)
+            self._rates.forget(state.instance)
         return self._fleet

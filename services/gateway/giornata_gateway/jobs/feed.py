@@ -16,12 +16,12 @@ from nats.js.errors import NotFoundError
 
 from giornata.bus.bus import Bus
 from giornata.bus.patience import repeated
-from giornata.bus.streams import EVENTS
 from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError
 from giornata.wire.events import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import Job
+from giornata.wire.stores import EVENTS
 
 log = structlog.get_logger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from giornata.wire.workers import QueueState, ServiceName, ServiceState, TemplateCounters
+from giornata.wire.workers import ServiceName, ServiceState, TemplateCounters
 from giornata_gateway.views.answers import View
-from giornata_gateway.views.forecast import Load, Pace, predicted_wait_s
+from giornata_gateway.views.rates import StepRates
 
 EVENT = "fleet"
 """Type of the events of the live stream."""
@@ -66,21 +66,20 @@ class FleetView(View):
     steps_per_s: float | None = None
     """Row steps per second over the last seconds."""
     predicted_wait_s: float | None = None
-    """Seconds until the denoising of one more picture would begin, by the steps that are left and their recent pace."""
+    """Seconds until the denoising of one more picture would begin, as the router predicts it."""
     templates: TemplateCounters | None = None
     """What templates have done at all live denoisers, since the start of each."""
 
 
-def fleet_view(states: Sequence[ServiceState], pace: Pace, now: float) -> FleetView:
+def fleet_view(states: Sequence[ServiceState], rates: StepRates, now: float) -> FleetView:
     """Every live instance and their sums.
 
     Args:
         states: of the live instances.
-        pace: was fed their telemetry.
-        now: seconds, of the clock that `pace` was fed with.
+        rates: was fed their telemetry.
+        now: seconds, of the clock that `rates` was fed with.
     """
-    instances = [_instance(state, pace, now) for state in states]
-    able = [state for state in states if state.worker and state.ready and not state.draining]
+    instances = [_instance(state, rates, now) for state in states]
     workers = [view.worker for view in instances if view.worker and view.ready and not view.draining]
     queue = next((state.queue for state in states if state.queue is not None and state.active), None)
     paces = [worker.steps_per_s for worker in workers]
@@ -94,7 +93,7 @@ def fleet_view(states: Sequence[ServiceState], pace: Pace, now: float) -> FleetV
         queued_jobs=queue.jobs if queue else None,
         queued_rows=queue.rows if queue else None,
         steps_per_s=sum(known) if paces and len(known) == len(paces) else None,
-        predicted_wait_s=_wait_s(able, queue, pace, now),
+        predicted_wait_s=None if queue is None or queue.wait_ms is None else queue.wait_ms / 1e3,
         templates=_templates(states),
     )
 
@@ -107,14 +106,7 @@ def _templates(states: Sequence[ServiceState]) -> TemplateCounters | None:
     return TemplateCounters.model_validate({n: sum(getattr(one, n) for one in told) for n in names})
 
 
-def _wait_s(able: Sequence[ServiceState], queue: QueueState | None, pace: Pace, now: float) -> float | None:
-    if len({card.digest for state in able for card in state.models}) > 1:
-        return None  # the queue does not tell who waits for which model
-    loads = [Load(state.worker, pace.step_ms(state.instance, now)) for state in able if state.worker]
-    return predicted_wait_s(loads, queue)
-
-
-def _instance(state: ServiceState, pace: Pace, now: float) -> InstanceView:
+def _instance(state: ServiceState, rates: StepRates, now: float) -> InstanceView:
     worker = state.worker
     running, waiting = (len(worker.running), len(worker.waiting)) if worker else (0, 0)
     return InstanceView(
@@ -133,8 +125,8 @@ def _instance(state: ServiceState, pace: Pace, now: float) -> InstanceView:
             waiting_rows=waiting,
             free_rows=max(0, worker.capacity_rows - running - waiting),
             capacity_rows=worker.capacity_rows,
-            steps_per_s=pace.steps_per_s(state.instance),
-            step_ms=pace.step_ms(state.instance, now),
+            steps_per_s=rates.steps_per_s(state.instance),
+            step_ms=rates.step_ms(state.instance, now),
         )
         if worker
         else None,

@@ -1,7 +1,7 @@
-"""Asking prepost, again where that can help; what cannot be mended by asking again is raised at once.
+"""Asking prepost, again where that can help; an error that asking again cannot mend is raised at once.
 
-Nobody there, or no room: an accepted job waits, as long as its budget lasts. Silence, a question that was lost or an
-unexpected error: a few tries.
+While prepost is absent or full, an accepted job waits, as long as its budget lasts. After silence, a lost question or
+an unexpected error prepost is asked a few times more.
 """
 
 from __future__ import annotations
@@ -34,66 +34,59 @@ from giornata_router.questions import Questions
 R = TypeVar("R", bound=BaseModel)
 
 
-class Stages:
-    """The questions to prepost."""
+class Prepost:
+    """Each question raises its own errors, and DeadlineExceeded where it stays unanswered."""
 
-    def __init__(self, bus: Bus, config: RouterConfig) -> None:
-        self.questions = Questions(lambda: bus.client.is_connected)
-        self._bus = bus
-        self._config = config
+    def __init__(self, bus: Bus, questions: Questions, config: RouterConfig) -> None:
+        self._bus, self._questions, self._config = bus, questions, config
 
     async def inspect(self, job: Job, deadline: Deadline) -> Inspection:
         """Decode and measure the job's pictures."""
-        limit = deadline.at_most(self._config.inspect_s)
-        request = InspectRequest(job=job, remaining_ms=limit.remaining_ms())
-        return await self._ask(
-            subjects.prepost("inspect", job.model), request, Inspection, self._config.inspect_s, deadline
-        )
+        limit_s = self._config.inspect_s
+        request = InspectRequest(job=job, remaining_ms=deadline.at_most(limit_s).remaining_ms())
+        return await self._ask(subjects.prepost("inspect", job.model), request, Inspection, limit_s, deadline)
 
     async def encode(self, job: Job, inspection: Inspection, deadline: Deadline) -> Encoding:
-        """Conditioning of all rows."""
-        limit = deadline.at_most(self._config.encode_s)
-        request = EncodeRequest(job=job, inspection=inspection, remaining_ms=limit.remaining_ms())
-        return await self._ask(
-            subjects.prepost("encode", job.model), request, Encoding, self._config.encode_s, deadline
-        )
+        """Make the conditioning of all rows."""
+        limit_s = self._config.encode_s
+        remaining_ms = deadline.at_most(limit_s).remaining_ms()
+        request = EncodeRequest(job=job, inspection=inspection, remaining_ms=remaining_ms)
+        return await self._ask(subjects.prepost("encode", job.model), request, Encoding, limit_s, deadline)
 
     async def finish(
         self, job: Job, inspection: Inspection, index: int, latents: BlobRef, deadline: Deadline
     ) -> FinishReply:
         """Decode and paste one picture."""
-        limit = deadline.at_most(self._config.finish_s)
+        limit_s = self._config.finish_s
         request = FinishRequest(
-            job=job, inspection=inspection, index=index, latents=latents, remaining_ms=limit.remaining_ms()
+            job=job,
+            inspection=inspection,
+            index=index,
+            latents=latents,
+            remaining_ms=deadline.at_most(limit_s).remaining_ms(),
         )
-        return await self._ask(
-            subjects.prepost("finish", job.model), request, FinishReply, self._config.finish_s, deadline
-        )
+        return await self._ask(subjects.prepost("finish", job.model), request, FinishReply, limit_s, deadline)
 
     async def template(self, template: TemplateRecord, deadline: Deadline) -> TemplateInputs:
-        """Decode and encode a template's picture: what a run begins from."""
-        limit = deadline.at_most(self._config.encode_s)
-        request = TemplateRequest(template=template, remaining_ms=limit.remaining_ms())
+        """Decode and encode a template's picture, from which its run begins."""
+        limit_s = self._config.encode_s
+        request = TemplateRequest(template=template, remaining_ms=deadline.at_most(limit_s).remaining_ms())
         return await self._ask(
-            subjects.prepost("template", template.model),
-            request,
-            TemplateInputs,
-            self._config.encode_s,
-            deadline,
+            subjects.prepost("template", template.model), request, TemplateInputs, limit_s, deadline
         )
 
     async def _ask(
         self, subject: str, request: Question, reply: type[R], limit_s: float, deadline: Deadline
     ) -> R:
         async def ask_once() -> R:
-            async with self.questions.asked(question(request)):
+            async with self._questions.asked(question(request)):
                 return await self._bus.call(subject, request, reply, deadline.at_most(limit_s))
 
         return await retries.elsewhere(_worth_another_try, _after_faults(self._config.stage_tries))(ask_once)
 
 
 def _after_faults(limit: int) -> Callable[[RetryCallState], bool]:
-    """Stop at the `limit`-th try that failed otherwise than by nobody being there or having room."""
+    """Stop at the `limit`-th try that failed otherwise than by prepost being absent or full."""
     faults = 0
 
     def stop(state: RetryCallState) -> bool:

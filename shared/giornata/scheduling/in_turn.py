@@ -1,0 +1,122 @@
+"""The scheduler that serves jobs in their turn, each by a policy; and who passes whom. Pure.
+
+Rows are placed one by one, so that the pictures of one job are computed side by side where several workers have room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from giornata.scheduling.decision import Decision, Placed, Scheduler
+from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.line import Key, Line, QueuedRows
+from giornata.scheduling.placement import Placement
+from giornata.scheduling.policies import POLICIES, Policy, PolicyName
+
+LOOKED_AT: Final = 16
+"""Of many workers, a policy is asked about so many, those with least to compute, and about as many that have the
+template.
+"""
+MAX_PASSED: Final = 32
+"""Rows served before an older job that needs more room than they; after these a worker is kept free for it."""
+MAX_CHOOSY: Final = 16
+"""Jobs that may wait for a better worker while others are asked; a bound on the time that a decision takes."""
+ROW: Final = RowShape(text=0, image=1, computed=1, steps=1)
+"""The least that a job asks for."""
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """Serves jobs in the order of the line.
+
+    A job that no worker has room for, since its rows are to stay together or want a worker for themselves, lets later
+    ones pass, but only :data:`MAX_PASSED` rows of them: then the worker that is empty first is kept for it. A job that
+    waits although there is room, for a worker that is better for it, holds up no other: when that worker has room, the
+    job is asked first. Interactive jobs come before batch jobs and never wait for them.
+    """
+
+    policy: Policy
+    """Chooses among workers with room."""
+    looked_at: int = LOOKED_AT
+    """Of many workers, how many the policy is asked about."""
+    spreads: bool = True
+    """Rows of one job may go to several workers; else all go to one, as in the simulator's baselines."""
+
+    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+        """See :class:`giornata.scheduling.decision.Scheduler`."""
+        if not any(placement.has_room(Demand(*model, (ROW,))) for model in line.models):
+            return Decision()  # nearly every message of a worker ends here while many jobs wait
+        with placement.trial() as count:
+            made = _Deciding(self, placement, count, now)
+            for entry in line.order(now):
+                if not made.serve(entry):
+                    break
+        waits = made.choosy or made.excluded
+        return Decision(tuple(made.placed), wake_at=line.changes_at(now) if waits else None)
+
+
+@dataclass
+class _Deciding:
+    """A decision in the making."""
+
+    rules: InTurn
+    placement: Placement
+    count: Callable[[str, str, Demand], None]
+    now: float
+    placed: list[Placed] = field(default_factory=list)
+    choosy: int = 0
+    """Jobs that wait although there is room."""
+    excluded: set[str] = field(default_factory=set)
+    """Workers that are kept free."""
+    left: dict[str, Key] = field(default_factory=dict)
+    """By model, the first job that there is no room for, though there may be for a row."""
+    too_many: dict[str, int] = field(default_factory=dict)
+    """By model, rows that there is no room for together: fewer places cannot help those that follow."""
+
+    def serve(self, entry: QueuedRows) -> bool:
+        """Place as many of the rows as can be; False when no other job is to be asked."""
+        model, rest, given = entry.demand.model_digest, entry, dict[str, list[int]]()
+        passes, goes_on = self.left.get(model), True
+        while True:
+            whole = rest.asked(self.now)
+            asked = whole.piece() if self.rules.spreads else whole
+            if asked.rows >= self.too_many.get(model, asked.rows + 1):
+                break
+            worker = self._choose(asked, rest.fetching)
+            if worker is None:
+                goes_on = self._wait(rest, asked)
+                break
+            self.count(rest.job_id, worker, asked)
+            rows = rest.rows[: asked.rows]
+            given.setdefault(worker, []).extend(rows)
+            if len(rows) == len(rest.rows):
+                break
+            rest = rest.without(rows)
+        self.placed += (Placed(entry.key, worker, tuple(rows), passes) for worker, rows in given.items())
+        return goes_on
+
+    def _choose(self, asked: Demand, fetching: str | None) -> str | None:
+        candidates = self.placement.candidates(asked, self.rules.looked_at, self.excluded, fetching)
+        chosen = self.rules.policy(candidates, asked)
+        return chosen.instance if chosen else None
+
+    def _wait(self, entry: QueuedRows, asked: Demand) -> bool:
+        """Let `entry` wait; False when no other job is to be asked."""
+        if self.placement.has_room(asked, self.excluded):
+            self.choosy += 1
+            return self.choosy < MAX_CHOOSY
+        model = asked.model_digest
+        if not asked.alone:
+            self.too_many[model] = asked.rows
+        if self.left.setdefault(model, entry.key) == entry.key and entry.passed >= MAX_PASSED:
+            soonest = self.placement.soonest(asked, self.excluded)
+            self.excluded |= {soonest} if soonest else set()
+        return True
+
+
+SCHEDULERS: Final[Mapping[PolicyName, Scheduler]] = MappingProxyType(
+    {name: InTurn(policy) for name, policy in POLICIES.items()}
+)

@@ -1,0 +1,58 @@
+"""A scheduler that takes rows from a worker: they are computed later, and nothing counts as lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import pytest
+
+from giornata.scheduling.decision import Decision
+from giornata.scheduling.in_turn import InTurn
+from giornata.scheduling.line import Line
+from giornata.scheduling.occupancy import Attempt
+from giornata.scheduling.placement import Placement
+from giornata.scheduling.policies import PolicyName, finish_time
+from giornata.wire.jobs import JobState
+from giornata.wire.requests import Reuse
+from tests.fakes.fleet import FakeDenoiser
+from tests.integration.conftest import NatsServer
+from tests.integration.router.test_faults import Bench, bench, make_job, running_router
+
+__all__ = ["bench"]  # a fixture
+
+
+@dataclass
+class Preempting:
+    """Serves jobs in their turn, and takes from workers what it is told to take."""
+
+    serves: InTurn = field(default_factory=lambda: InTurn(finish_time))
+    takes: list[Attempt] = field(default_factory=list)
+
+    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+        found = tuple(attempt for attempt in self.takes if placement.worker(attempt) is not None)
+        self.takes = [attempt for attempt in self.takes if attempt not in found]
+        return self.serves.decide(line, placement, now)._replace(preemptions=found)
+
+
+async def test_preempted_rows_are_dropped_by_their_worker_and_placed_again(
+    bench: Bench, private_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Preempting()
+    chosen = MappingProxyType({PolicyName.FINISH_TIME: scheduler})
+    monkeypatch.setattr("giornata_router.service.SCHEDULERS", chosen)
+    worker = FakeDenoiser(bench.bus, bench.records, "d1", capacity=1)
+    worker.going.clear()
+    async with running_router(private_nats.url, "r"), worker.run():
+        first, second = (make_job(reuse=Reuse.OFF, budget_ms=60_000) for _ in range(2))
+        await bench.submit(first)
+        await worker.news.until(lambda: bool(worker._running))
+        await bench.submit(second)
+        scheduler.takes.append((first.job_id, 1))
+        await worker.news.until(lambda: len(worker.requests) > 1)
+        worker.going.set()
+        ended = [await bench.ended(job, 40) for job in (first, second)]
+    assert [event.state for event in ended] == [JobState.COMPLETED] * 2
+    assert [request.job.job_id for request in worker.requests].count(first.job_id) == 2
+    record = await bench.records.get(first.job_id)
+    assert (record.attempt, record.failures, record.causes) == (2, 0, ())
