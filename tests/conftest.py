@@ -14,6 +14,8 @@ from xdist.scheduler import LoadGroupScheduling
 
 from tests.order import ByGroup, longest_first
 
+pytest_plugins = ["pytester"]
+
 NO_BROWSER = "no browser:"
 """Begins the reason why a browser test is skipped."""
 

@@ -1,0 +1,112 @@
+"""A running prepost service, and its stages as a router asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from giornata.blobs import RedisBlobs
+from giornata.bus.bus import Bus
+from giornata.deadlines import Deadline
+from giornata.wire import subjects
+from giornata.wire.jobs import Encoding, Inspection, Job, Priority
+from giornata.wire.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest, TemplateRequest
+from giornata.wire.models import ModelCard
+from giornata.wire.requests import EditParameters, resolve
+from giornata.wire.templates import TemplateInputs, TemplateRecord
+from giornata.wire.workers import ServiceName, ServiceState
+from giornata_prepost.config import PrepostConfig
+from giornata_prepost.encoding import ImageModel
+from giornata_prepost.pool import ImagePool
+from giornata_prepost.service import Prepost
+
+SCENE = np.random.default_rng(3).integers(0, 256, (70, 100, 3), np.uint8)
+MASK = np.zeros(SCENE.shape[:2], np.uint8)
+
+
+def png(pixels: np.ndarray[Any, Any]) -> bytes:
+    target = BytesIO()
+    Image.fromarray(pixels).save(target, "PNG")
+    return target.getvalue()
+
+
+@asynccontextmanager
+async def serving(
+    config: PrepostConfig, caller: Bus, blobs: RedisBlobs, model: ImageModel
+) -> AsyncIterator[asyncio.Event]:
+    """An instance that says it is ready; setting the event drains it."""
+    stop = asyncio.Event()
+    async with ImagePool(config.image_processes) as pool, asyncio.TaskGroup() as tasks:
+        service = Prepost(config, blobs, pool, model)
+        heard = asyncio.Event()
+        subject = subjects.telemetry(ServiceName.PREPOST, config.instance)
+        async with caller.listen(subject, ServiceState, lambda _state: heard.set()):
+            tasks.create_task(service.run(caller, stop))
+            async with asyncio.timeout(20):
+                await heard.wait()
+        yield stop
+        stop.set()
+
+
+async def a_job(blobs: RedisBlobs, card: ModelCard, image: bytes, mask: bytes | None, **fields: Any) -> Job:
+    parameters = resolve(EditParameters(prompt="a red hat", **fields), card, seed=5)
+    job_id = secrets.token_hex(6)
+    return Job(
+        job_id=job_id,
+        tenant="t",
+        gateway="g",
+        priority=Priority.INTERACTIVE,
+        model=card.name,
+        model_digest=card.digest,
+        parameters=parameters,
+        image=await blobs.put(f"{job_id}/image", image, 60),
+        mask=None if mask is None else await blobs.put(f"{job_id}/mask", mask, 60),
+        budget_ms=60_000,
+        result_ttl_s=60,
+    )
+
+
+async def inspected(caller: Bus, job: Job) -> Inspection:
+    request = InspectRequest(job=job, remaining_ms=20_000)
+    subject = subjects.prepost("inspect", job.model)
+    return await caller.call(subject, request, Inspection, Deadline.after_ms(20_000))
+
+
+async def encoded(caller: Bus, job: Job, inspection: Inspection) -> Encoding:
+    request = EncodeRequest(job=job, inspection=inspection, remaining_ms=20_000)
+    return await caller.call(
+        subjects.prepost("encode", job.model), request, Encoding, Deadline.after_ms(20_000)
+    )
+
+
+async def finished(caller: Bus, job: Job, inspection: Inspection, latents: Any) -> FinishReply:
+    request = FinishRequest(job=job, inspection=inspection, index=0, latents=latents, remaining_ms=20_000)
+    return await caller.call(
+        subjects.prepost("finish", job.model), request, FinishReply, Deadline.after_ms(20_000)
+    )
+
+
+async def template_inputs(
+    caller: Bus, blobs: RedisBlobs, card: ModelCard, image: bytes, **changes: str
+) -> TemplateInputs:
+    name = f"template_{secrets.token_hex(6)}"
+    template = TemplateRecord(
+        template_id=name,
+        tenant="t",
+        model=card.name,
+        model_digest=card.digest,
+        size="auto",
+        image=await blobs.put(f"t/{name}/image", image, 60),
+        created_s=1,
+        expires_s=2,
+    ).model_copy(update=changes)
+    request = TemplateRequest(template=template, remaining_ms=20_000)
+    subject = subjects.prepost("template", card.name)
+    return await caller.call(subject, request, TemplateInputs, Deadline.after_ms(20_000))
