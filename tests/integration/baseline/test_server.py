@@ -25,9 +25,7 @@ from giornata_tools.loadgen.images_api import Api
 from giornata_tools.loadgen.masks import mask_file
 from giornata_tools.loadgen.schedule import Load
 from giornata_tools.loadgen.workload import Request, Shape
-from tests.integration.baseline import PICTURES, SIZE, edited, form, pixels, served
-
-FOREVER_S = 3600.0
+from tests.integration.baseline.served import FOREVER_S, PICTURES, SIZE, edited, form, pixels, served
 
 
 @dataclass

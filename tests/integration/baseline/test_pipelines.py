@@ -21,8 +21,7 @@ from giornata_tools.launcher.model import TRAINED
 from giornata_tools.launcher.oracle import PIPELINES
 from giornata_tools.model.random.build import build
 from giornata_tools.model.tokenizers import clip_tokenizer
-from tests.integration.baseline import MASKS, PICTURES, SIZE, edited, pixels, served
-from tests.integration.test_baseline import FOREVER_S
+from tests.integration.baseline.served import FOREVER_S, MASKS, PICTURES, SIZE, edited, pixels, served
 
 
 @pytest.mark.parametrize("family", list(Family))

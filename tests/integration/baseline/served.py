@@ -19,6 +19,7 @@ from giornata_tools.loadgen.pictures import generated
 from giornata_tools.loadgen.workload import Shape
 
 SIZE = (64, 48)
+FOREVER_S = 3600.0
 PICTURES = [generated(*SIZE, seed) for seed in range(3)]
 MASKS = [mask(*SIZE, 0.2, Shape.BLOB, seed) for seed in range(3)]
 
