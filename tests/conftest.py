@@ -51,8 +51,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGro
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Say in the last line that browser tests were skipped, and how to run them."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
-    skipped = terminal.stats.get("skipped", []) if terminal is not None else []
-    if n := sum(NO_BROWSER in str(report.longrepr) for report in skipped):
+    if terminal is None:  # a worker
+        return
+    if n := sum(NO_BROWSER in str(report.longrepr) for report in terminal.stats.get("skipped", [])):
         terminal.write_line(
             f"{n} tests of the studio were skipped, for there is no browser. To run them: "
             "apt-get install -y chromium, then .venv/bin/python -m pytest tests/e2e/studio",

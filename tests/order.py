@@ -43,7 +43,7 @@ def _is_shared(item: pytest.Item) -> bool:
     return bool(definitions) and definitions[-1].scope == "session"
 
 
-class ByGroup(LoadGroupScheduling):
+class ByGroup(LoadGroupScheduling):  # type: ignore[misc]  # xdist has no types
     """Hands out whole groups, in the order in which they were collected."""
 
     def _split_scope(self, nodeid: str) -> str:
