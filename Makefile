@@ -19,14 +19,15 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TORCH_BUILD := $(notdir $(patsubst %/,%,$(TORCH_INDEX)))
 TORCH_SUFFIX := $(if $(filter Darwin,$(shell uname -s)),,+$(TORCH_BUILD))
 TORCH := $(shell sed -n 's/^torch==.*/&/p' constraints.txt)$(TORCH_SUFFIX)
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 READY := .venv/.ready-$(TORCH_BUILD)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up quality test check bench chaos clean
+.PHONY: help setup demo up quality test test-long check bench chaos clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
-		printf 'make %-7s %s\n' "$$target" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
+		printf 'make %-9s %s\n' "$$target" "$$text"; done
 	@printf '\nmake setup TORCH_INDEX=https://download.pytorch.org/whl/cu130 takes the CUDA build of torch.\n'
 
 setup: $(READY) ## create .venv with the eight distributions, the embedded servers and the tools
@@ -56,8 +57,11 @@ up: setup ## run the whole system in the foreground; Ctrl-C drains it
 quality: setup ## measure the model's edits on held-out scenes and write out/quality.{json,html}
 	$(BIN)/giornata quality $(ARGS)
 
-test: setup ## run every test
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+test: setup ## run the tests, but for those that train, or last for minutes
+	$(PYTEST) -m 'not long'
+
+test-long: setup ## run the tests that train a model, judge its pictures, or disturb a stack for minutes
+	$(PYTEST) -m long
 
 check: setup ## lint, format, types, import rules, the pages and the Compose schema
 	$(BIN)/ruff check .

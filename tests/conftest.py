@@ -9,6 +9,15 @@ from typing import Any
 import pytest
 import structlog
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadGroupScheduling
+
+from tests.order import ByGroup, longest_first
+
+pytest_plugins = ["pytester"]
+
+NO_BROWSER = "no browser:"
+"""Begins the reason why a browser test is skipped."""
 
 settings.register_profile(
     "giornata", deadline=None
@@ -28,6 +37,28 @@ def _logs_of_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    longest_first(items)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling | None:
+    return ByGroup(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say in the last line that browser tests were skipped, and how to run them."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is None:  # a worker
+        return
+    if n := sum(NO_BROWSER in str(report.longrepr) for report in terminal.stats.get("skipped", [])):
+        terminal.write_line(
+            f"{n} tests of the studio were skipped, for there is no browser. To run them: "
+            "apt-get install -y chromium, then .venv/bin/python -m pytest tests/e2e/studio",
+            yellow=True,
+        )
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

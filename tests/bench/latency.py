@@ -18,14 +18,14 @@ import click
 import torch
 
 from giornata_tools.loadgen.arrivals import arrival_times
-from tests.bench.models import TOKEN_PIXELS, described
-from tests.bench.options import rows_of, shared
-from tests.bench.prepost import Coder, coder_process
-from tests.bench.report import charts, write
-from tests.bench.serving import SYSTEMS
-from tests.bench.serving_parts import Parts
-from tests.bench.static_batching import StaticBatching, in_batches
-from tests.bench.workload import IMAGES, MIXES, Arrival, Edit, arrivals, edits
+from tests.bench.compute.models import TOKEN_PIXELS, described
+from tests.bench.compute.static_batching import StaticBatching, in_batches
+from tests.bench.reporting.options import rows_of, shared
+from tests.bench.reporting.report import charts, write
+from tests.bench.systems.prepost import Coder, coder_process
+from tests.bench.systems.serving import SYSTEMS
+from tests.bench.systems.serving_parts import Parts
+from tests.bench.systems.workload import IMAGES, MIXES, Arrival, Edit, arrivals, edits
 from tests.flags import Several, option, parsed
 
 STATIC: Final = next(iter(SYSTEMS))

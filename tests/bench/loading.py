@@ -30,15 +30,15 @@ from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.rows.template import Entry, Form
-from tests.bench import block_costs, loading_engine
-from tests.bench.loading_engine import Took
-from tests.bench.loading_run import Scene, picture_ms
-from tests.bench.models import described
-from tests.bench.options import rows_of, shared
-from tests.bench.report import write
-from tests.bench.rows import Rows
-from tests.bench.setting import DEFAULT
-from tests.bench.workload import Edit
+from tests.bench.compute import block_costs, loading_engine
+from tests.bench.compute.loading_engine import Took
+from tests.bench.compute.loading_run import Scene, picture_ms
+from tests.bench.compute.models import described
+from tests.bench.compute.rows import Rows
+from tests.bench.compute.setting import DEFAULT
+from tests.bench.reporting.options import rows_of, shared
+from tests.bench.reporting.report import write
+from tests.bench.systems.workload import Edit
 from tests.flags import Several, option, parsed
 
 NAIVE: Final = "naive"

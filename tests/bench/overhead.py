@@ -35,10 +35,10 @@ from giornata.wire.workers import RowProgress, ServiceName, ServiceState, Worker
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.stack import running
 from giornata_tools.model.random.build import build
-from tests.bench.engine import MASKED_STEPS, assembly_times, bookkeeping_times, opened
-from tests.bench.report import Measured, measured, write
-from tests.bench.servers import embedded
-from tests.bench.setting import DEFAULT
+from tests.bench.compute.engine import MASKED_STEPS, assembly_times, bookkeeping_times, opened
+from tests.bench.compute.setting import DEFAULT
+from tests.bench.reporting.report import Measured, measured, write
+from tests.bench.systems.servers import embedded
 from tests.e2e.pictures import box, edit_form, file, scene
 from tests.fakes.fleet import CARD
 

@@ -18,8 +18,8 @@ from giornata.bus import bus as buses
 from giornata.bus.bus import Bus
 from giornata.bus.subscriptions import barrier
 from giornata.wire.jobs import BlobRef
-from tests.bench.report import Measured, measured, write
-from tests.bench.servers import embedded
+from tests.bench.reporting.report import Measured, measured, write
+from tests.bench.systems.servers import embedded
 
 SIZES = (1 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 REPEATS = 200

@@ -23,10 +23,10 @@ from PIL import Image
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.quality import metrics
-from tests.bench.bench_model import BenchModel, Request, box_of, held_out
-from tests.bench.report import write
-from tests.bench.setting import DEFAULT
-from tests.bench.static_batching import skipped_share
+from tests.bench.compute.bench_model import BenchModel, Request, box_of, held_out
+from tests.bench.compute.setting import DEFAULT
+from tests.bench.compute.static_batching import skipped_share
+from tests.bench.reporting.report import write
 from tests.flags import Several, option, parsed
 
 MODEL: Final = Path("deploy/model/fresco")

@@ -16,8 +16,8 @@ from typing import Any, Final
 from giornata.planning.batch import BatchRow, evaluate, plan_batch
 from giornata.planning.blocks import Block, Link
 from giornata.planning.planner import exact, greedy
-from tests.bench.brute_force import best_ms
-from tests.bench.report import write
+from tests.bench.compute.brute_force import best_ms
+from tests.bench.reporting.report import write
 from tests.flags import option, parsed
 
 SHAPES: Final = ((2, 4), (2, 5), (3, 3), (3, 4))

@@ -23,10 +23,10 @@ from giornata_denoiser.rows.template import Form, Recording
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.loadgen.drawing import svg
 from giornata_tools.quality import metrics
-from tests.bench.bench_model import BenchModel, Request, box_of, held_out
-from tests.bench.pareto import pareto
-from tests.bench.report import write
-from tests.bench.setting import Setting
+from tests.bench.compute.bench_model import BenchModel, Request, box_of, held_out
+from tests.bench.compute.setting import Setting
+from tests.bench.reporting.pareto import pareto
+from tests.bench.reporting.report import write
 from tests.flags import option, parsed
 
 MODEL: Final = Path("deploy/model/fresco")

@@ -30,7 +30,7 @@ from giornata.wire.workers import (
     WorkerCosts,
     WorkerState,
 )
-from tests.bench.report import Measured, measured, write
+from tests.bench.reporting.report import Measured, measured, write
 from tests.fakes.fleet import CARD
 from tests.flags import Several, option, parsed
 

@@ -19,7 +19,8 @@ from typing import Any, Final
 from giornata_tools.loadgen.arrivals import arrival_times
 from giornata_tools.loadgen.statistics import Figures, figures
 from giornata_tools.loadgen.workload import Request, draw
-from tests.bench.live import (
+from tests.bench.reporting.report import charts, write
+from tests.bench.systems.live import (
     PROMPT,
     Pictures,
     giornata,
@@ -29,7 +30,6 @@ from tests.bench.live import (
     served,
     static_batching,
 )
-from tests.bench.report import charts, write
 from tests.flags import Several, option, parsed
 
 OURS: Final = "giornata"

@@ -28,7 +28,7 @@ from giornata_tools.simulation.results import Summary
 from giornata_tools.simulation.scenario import Arrivals, Scenario
 from giornata_tools.simulation.simulator import Binding, RunOptions, Stages
 from giornata_tools.simulation.tiers import TemplateSetting
-from tests.bench import report
+from tests.bench.reporting import report
 from tests.flags import option, parsed
 
 WORKERS: Final = 8

@@ -35,7 +35,8 @@ from giornata_tools.loadgen.statistics import Spread, spread
 from giornata_tools.loadgen.workload import Request, Workload, draw
 from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob, template_name
 from giornata_tools.simulation.tiers import TemplateSetting
-from tests.bench.calibration import (
+from tests.bench.reporting.report import OUT, write
+from tests.bench.systems.calibration import (
     WARM,
     Calibration,
     Heard,
@@ -47,8 +48,7 @@ from tests.bench.calibration import (
     measured,
     simulated,
 )
-from tests.bench.live import PROMPT, Pictures, production, record, saturation, served
-from tests.bench.report import OUT, write
+from tests.bench.systems.live import PROMPT, Pictures, production, record, saturation, served
 from tests.flags import Several, option, parsed
 
 LIMITS: Final = PixelLimits(max_pixels=1 << 24, budget_pixels=1 << 22)

@@ -24,12 +24,12 @@ from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.loading.accelerator import device_for
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Form, Recording
-from tests.bench.models import described
-from tests.bench.options import clock_of, rows_of, shared, wait_for
-from tests.bench.report import write
-from tests.bench.rows import Rows
-from tests.bench.setting import DEFAULT, Setting
-from tests.bench.workload import Edit, token_limit
+from tests.bench.compute.models import described
+from tests.bench.compute.rows import Rows
+from tests.bench.compute.setting import DEFAULT, Setting
+from tests.bench.reporting.options import clock_of, rows_of, shared, wait_for
+from tests.bench.reporting.report import write
+from tests.bench.systems.workload import Edit, token_limit
 from tests.flags import option, parsed
 
 RATIOS: Final = (0.05, 0.11, 0.2, 0.35, 0.5)

@@ -17,14 +17,14 @@ from typing import Any, Final, NamedTuple
 import click
 
 from giornata.scheduling.batch import Joining
-from tests.bench import engines
-from tests.bench.models import autoencoder, described, transformer_of
-from tests.bench.options import clock_of, rows_of, shared, wait_for
-from tests.bench.report import write
-from tests.bench.rows import Rows
-from tests.bench.setting import Setting
-from tests.bench.static_batching import StaticBatching, in_batches, in_equal_batches, skipped_share
-from tests.bench.workload import MIXES, Edit, edits, token_limit
+from tests.bench.compute import engines
+from tests.bench.compute.models import autoencoder, described, transformer_of
+from tests.bench.compute.rows import Rows
+from tests.bench.compute.setting import Setting
+from tests.bench.compute.static_batching import StaticBatching, in_batches, in_equal_batches, skipped_share
+from tests.bench.reporting.options import clock_of, rows_of, shared, wait_for
+from tests.bench.reporting.report import write
+from tests.bench.systems.workload import MIXES, Edit, edits, token_limit
 from tests.flags import Several, option, parsed
 
 System = Callable[[], object]
@@ -146,7 +146,7 @@ def _mixed(rows: Rows, static: StaticBatching, options: SimpleNamespace, mix: st
 
 
 def _engine(rows: Rows, drawn: Sequence[Edit], batch: int, *, reuse: bool, **how: Any) -> System:
-    """The engine as it is, or changed by the switches of :func:`tests.bench.engines.engine_with`."""
+    """The engine as it is, or changed by the switches of :func:`tests.bench.compute.engines.engine_with`."""
     made = [rows.row(edit, reuse=reuse) for edit in drawn]
 
     def run() -> None:

@@ -1,48 +1,23 @@
-"""A whole stack for tests: six services as processes, embedded servers, the built-in tiny checkpoint.
+"""Stacks for tests. ``stack`` is shared by the whole run, for tests that leave it as they found it.
 
-``stack`` is shared by the whole run, for tests that leave it as they found it; ``start_stack`` starts one for
-a test that kills things. A stack lives in an event loop of a thread of its own: it outlives the tests' loops.
+``start_stack`` starts one for a test that kills things, or that needs its own settings.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import tempfile
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol
 
 import pytest
-import pytest_asyncio
-from playwright.async_api import Browser
 
 from giornata.families import Family
-from giornata.fleet import Fleet
-from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.model import choose
-from giornata_tools.launcher.plan import StackPlan
-from giornata_tools.launcher.servers import socket_folder
-from giornata_tools.launcher.stack import Stack, running
-from tests.e2e.browsing import launched, visiting
-from tests.e2e.easel import Visit
-
-READY_S = 240.0
-RESULT_S = 60.0
-
-NO_REPLICAS: Mapping[ServiceName, int] = MappingProxyType({})
-NO_ENV: Mapping[str, str] = MappingProxyType({})
-EnvOf = Mapping[ServiceName, Mapping[str, str]]
-NO_ENV_OF: EnvOf = MappingProxyType({})
-
-T = TypeVar("T")
+from tests.e2e.live import NO_ENV, NO_ENV_OF, EnvOf, LiveStack, live_stack
 
 
 class StartStack(Protocol):
@@ -55,174 +30,6 @@ class StartStack(Protocol):
         nats_servers: int = 1,
         env_of: EnvOf = NO_ENV_OF,
     ) -> LiveStack: ...
-
-
-class LiveStack:
-    """A stack as tests use it: addresses, and processes by name. Methods may be awaited in any event loop."""
-
-    def __init__(self, stack: Stack, loop: asyncio.AbstractEventLoop) -> None:
-        self._stack = stack
-        self._loop = loop
-
-    @property
-    def url(self) -> str:
-        """REST address of the first living gateway."""
-        return self._stack.url
-
-    @property
-    def nats_url(self) -> str:
-        return self._stack.nats_url
-
-    @property
-    def urls(self) -> list[str]:
-        """REST addresses of all gateways that listen, oldest first."""
-        found = map(self._stack.url_of, self.instances(ServiceName.GATEWAY))
-        return [url for url in found if url is not None]
-
-    @property
-    def observer_password_file(self) -> Path:
-        """Of the NATS user that hears telemetry."""
-        return self.password_file(User.OBSERVER)
-
-    def password_file(self, user: User) -> Path:
-        """Of a NATS user."""
-        path = self._stack.nats_password_file(user)
-        assert path is not None
-        return path
-
-    @property
-    def redis_url(self) -> str:
-        return self._stack.redis_url
-
-    def instances(self, service: ServiceName) -> list[str]:
-        """Names of the living processes, oldest first."""
-        return self._stack.instances(service)
-
-    def log(self, instance: str) -> str:
-        """What an instance has logged so far."""
-        return (self._stack.plan.logs / f"{instance}.log").read_text(encoding="utf-8")
-
-    async def start(self, service: ServiceName, n: int = 1) -> list[str]:
-        """Start `n` more instances and wait until they are ready; their names."""
-        names = await self._elsewhere(self._stack.start(service, n))
-        await self.wait_ready()
-        return names
-
-    async def kill(self, instance: str) -> None:
-        """SIGKILL, as a crash; returns when it has ended."""
-        await self._elsewhere(self._stack.kill(instance))
-
-    async def crash(self, server: str) -> None:
-        """SIGKILL to a server; the launcher starts it again, and this returns when it is up."""
-        await self._elsewhere(self._crash(server))
-
-    async def _crash(self, server: str) -> None:
-        stack = self._stack
-        stack.keep_up = True
-        process = stack._processes[server]
-        os.kill(process.pid, signal.SIGKILL)
-        await process.ended.wait()
-        await stack.watch.until(
-            lambda _: stack._processes.get(server) not in {None, process}, RESULT_S, lambda _: "it is gone"
-        )
-        await stack._processes[server].announced(RESULT_S)
-
-    async def terminate(self, instance: str) -> int:
-        """SIGTERM; returns the exit status after the drain, 0 if it was orderly."""
-        return await self._elsewhere(self._stack.terminate(instance))
-
-    async def wait_ready(self) -> None:
-        """Until every instance says *ready* and the gateway agrees."""
-        await self._elsewhere(self._stack.wait_ready(READY_S))
-
-    async def until(self, condition: Callable[[Fleet], bool], limit_s: float = RESULT_S) -> None:
-        """Until telemetry says so, for instance that a worker has taken a second step; no polling."""
-        await self._elsewhere(
-            self._stack.watch.until(condition, limit_s, lambda fleet: f"seen: {fleet.all()}")
-        )
-
-    async def _elsewhere(self, work: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
-
-
-@contextmanager
-def live_stack(
-    model: Path,
-    replicas: Mapping[ServiceName, int] = NO_REPLICAS,
-    env: Mapping[str, str] = NO_ENV,
-    nats_servers: int = 1,
-    env_of: EnvOf = NO_ENV_OF,
-) -> Iterator[LiveStack]:
-    """Start a stack, wait until it is ready, stop it.
-
-    Fails if a process did not end in order, or if NATS has refused a service something that it wanted.
-    """
-    with tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()) as folder, Portal() as portal:
-        plan = StackPlan(
-            state=Path(folder),
-            logs=Path(folder) / "logs",
-            model=str(model),
-            model_name="tiny",
-            ready_s=READY_S,
-            replicas=dict.fromkeys(ServiceName, 1) | dict(replicas),
-            nats_servers=nats_servers,
-            env={"GIORNATA_LOG_LEVEL": "debug", **env},
-            env_of=env_of,
-        )
-        stack = portal.enter(running(plan))
-        try:
-            portal.call(stack.bring_up())
-            yield LiveStack(stack, portal.loop)
-        finally:
-            portal.leave()
-            logs = {path.name: path.read_text(errors="replace") for path in plan.logs.glob("*.log")}
-    refused = {name: log for name, log in logs.items() if "nats_refused" in log or "answer_refused" in log}
-    assert refused == {}, "every service has the rights that it needs"
-    assert stack.obituaries == [], "every process ended when and as it was told"
-
-
-class Portal:
-    """An event loop in a thread of its own, in which one task holds one context open."""
-
-    def __enter__(self) -> Self:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="stack")
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
-
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
-
-    def enter(self, context: AbstractAsyncContextManager[T]) -> T:
-        """Enter `context` in a task that also leaves it, as task groups and time limits need."""
-        entered: Future[T] = Future()
-        self._left = asyncio.Event()
-
-        async def hold() -> None:
-            async with context as value:
-                entered.set_result(value)
-                await self._left.wait()
-
-        def failed(holding: Future[None]) -> None:
-            if not entered.done():
-                entered.set_exception(holding.exception() or RuntimeError("the context was left at once"))
-
-        self._holding = asyncio.run_coroutine_threadsafe(hold(), self.loop)
-        self._holding.add_done_callback(failed)
-        return entered.result()
-
-    def leave(self) -> None:
-        """Leave the context and wait until that is done."""
-        self.loop.call_soon_threadsafe(self._left.set)
-        self._holding.result()
 
 
 @pytest.fixture(scope="session")
@@ -245,16 +52,3 @@ def start_stack(tiny_model: Path) -> Iterator[StartStack]:
         yield lambda replicas, env=NO_ENV, nats_servers=1, env_of=NO_ENV_OF: opened.enter_context(
             live_stack(tiny_model, replicas, env, nats_servers, env_of)
         )
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    """A browser for the tests of a module, which run in the module's event loop."""
-    async with launched() as opened:
-        yield opened
-
-
-@pytest.fixture
-def visit(browser: Browser, stack: LiveStack) -> Visit:
-    """Opens pages of the shared stack: ``async with visit("/docs", color_scheme="dark") as (page, watch)``."""
-    return lambda path="/", **context: visiting(browser, stack.url, path, **context)

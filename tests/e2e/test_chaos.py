@@ -14,7 +14,7 @@ EDITS = 48
 FAULTS = 8
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)  # on a quiet machine a minute and a half
 async def test_every_accepted_edit_ends_once_and_nothing_leaks_whatever_dies(
     tiny_model: Path, tmp_path: Path

@@ -20,7 +20,7 @@ import pytest
 
 from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName
-from tests.e2e.conftest import LiveStack
+from tests.e2e.live import LiveStack
 from tests.e2e.pictures import box, file, pixels, scene
 
 GIORNATA = str(Path(sys.executable).with_name("giornata"))

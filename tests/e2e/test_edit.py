@@ -15,7 +15,7 @@ import pytest
 
 import giornata.client
 from giornata.wire.events import StepEvent
-from tests.e2e.conftest import LiveStack
+from tests.e2e.live import LiveStack
 from tests.e2e.pictures import box, edit_form, file, pixels, scene
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,42 @@ from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.servers import NATS, VALKEY
 from giornata_tools.launcher.stack import running
-from tests.e2e.conftest import NO_ENV, LiveStack, StartStack
+from tests.e2e.live import LiveStack, live_stack, paced
 from tests.e2e.pictures import Pixels, box, edit_form, file, pixels, scene
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-STEPS = 80
-"""Enough at 512x512 that a fault falls into the middle."""
+STEP_S = 0.1
+STEPS = 60
+"""Enough that a fault falls into the middle, and that a router's lease runs out before they are over."""
+QUEUE_LIMIT = 4
+
+PAIRS = dict.fromkeys(ServiceName, 2) | {ServiceName.CONTROLNET: 1, ServiceName.LORA_STORE: 1}
+SETTINGS = {
+    "GIORNATA_DRAIN_S": "0",  # what a denoiser has begun goes on elsewhere
+    "GIORNATA_NOTICE_S": "0",
+    "GIORNATA_MAX_CONCURRENT_ROWS": "1",
+    "GIORNATA_QUEUE_LIMIT": str(QUEUE_LIMIT),
+}
 
 
-def slow_form(**fields: object) -> aiohttp.FormData:
-    return edit_form(file(scene(512, 512)), file(box(512, 512)), **{"num_inference_steps": STEPS, **fields})
+@pytest.fixture(scope="module")
+def pairs(tiny_model: Path) -> Iterator[LiveStack]:
+    """Two of each service, three NATS servers, and denoisers whose steps wait."""
+    with paced(STEP_S) as env_of, live_stack(tiny_model, PAIRS, SETTINGS, 3, env_of) as live:
+        yield live
+
+
+@pytest.fixture
+async def stack(pairs: LiveStack) -> AsyncIterator[LiveStack]:
+    """The stack that this file's tests share; what a test has killed has a successor before the next one."""
+    yield pairs
+    await pairs.make_whole()
+
+
+def slow_form(picture: int, **fields: object) -> aiohttp.FormData:
+    """An edit of a picture that other tests do not have, so that no template of theirs serves it."""
+    return edit_form(file(scene(seed=picture)), file(box()), **{"num_inference_steps": STEPS, **fields})
 
 
 async def submit(http: aiohttp.ClientSession, form: aiohttp.FormData) -> str:
@@ -106,17 +132,16 @@ async def active_router(stack: LiveStack) -> str:
     return found[0]
 
 
-async def test_a_job_survives_its_denoiser_and_then_its_router(start_stack: StartStack) -> None:
-    stack = await asyncio.to_thread(start_stack, {ServiceName.DENOISER: 2, ServiceName.ROUTER: 2})
+async def test_a_job_survives_its_denoiser_and_then_its_router(stack: LiveStack) -> None:
     async with aiohttp.ClientSession(stack.url) as http:
-        job = await submit(http, slow_form())
+        job = await submit(http, slow_form(1))
         await until_step(http, job, 3)
         await stack.kill(await busy_denoiser(stack))
         status = await ended(http, job)
         assert (status["state"], status["attempt"]) == ("completed", 2)
         assert await completions(http, job) == 1
 
-        jobs = [await submit(http, slow_form(seed=seed)) for seed in (7, 8, 9)]
+        jobs = [await submit(http, slow_form(1, seed=seed)) for seed in (7, 8, 9)]
         await until_step(http, jobs[0], 2)
         await stack.kill(await active_router(stack))
         statuses = [await ended(http, job) for job in jobs]
@@ -130,11 +155,10 @@ async def test_a_job_survives_its_denoiser_and_then_its_router(start_stack: Star
 
 
 async def test_pictures_of_one_edit_are_painted_side_by_side_and_one_survives_the_others_denoiser(
-    start_stack: StartStack,
+    stack: LiveStack,
 ) -> None:
-    stack = await asyncio.to_thread(start_stack, {ServiceName.DENOISER: 2})
     async with aiohttp.ClientSession(stack.url) as http:
-        job = await submit(http, slow_form(n=2, seed=20, reuse="off"))
+        job = await submit(http, slow_form(2, n=2, seed=20, reuse="off"))
         first, _ = await busy_denoisers(stack, 2)
         await stack.kill(first)
         status = await ended(http, job)
@@ -143,16 +167,15 @@ async def test_pictures_of_one_edit_are_painted_side_by_side_and_one_survives_th
         )
         assert await completions(http, job) == 2, "one for each picture"
         for index in range(2):
-            alone = await submit(http, slow_form(seed=20 + index, reuse="off"))
+            alone = await submit(http, slow_form(2, seed=20 + index, reuse="off"))
             assert (await ended(http, alone))["state"] == "completed"
             difference = (await painted(http, job, index)).astype(int) - await painted(http, alone)
             assert np.abs(difference).max() <= 1
 
 
-async def test_a_draining_denoiser_hands_on_what_it_has_computed(start_stack: StartStack) -> None:
-    stack = await asyncio.to_thread(start_stack, {ServiceName.DENOISER: 2}, {"GIORNATA_DRAIN_S": "0"})
+async def test_a_draining_denoiser_hands_on_what_it_has_computed(stack: LiveStack) -> None:
     async with aiohttp.ClientSession(stack.url) as http:
-        job = await submit(http, slow_form())
+        job = await submit(http, slow_form(3))
         await until_step(http, job, 10)
         assert await stack.terminate(await busy_denoiser(stack)) == 0
         status = await ended(http, job)
@@ -161,32 +184,30 @@ async def test_a_draining_denoiser_hands_on_what_it_has_computed(start_stack: St
         assert steps == list(range(1, STEPS + 1)), "each step was computed once"
 
 
-async def test_a_job_survives_prepost_and_the_gateway_that_accepted_it(start_stack: StartStack) -> None:
-    stack = await asyncio.to_thread(start_stack, {ServiceName.GATEWAY: 2})
+async def test_a_job_survives_prepost_and_the_gateway_that_accepted_it(stack: LiveStack) -> None:
     first = stack.url
     async with aiohttp.ClientSession(first) as http:
-        job = await submit(http, slow_form())
+        job = await submit(http, slow_form(4))
         await until_step(http, job, 3)
-    [prepost] = stack.instances(ServiceName.PREPOST)
-    await stack.kill(prepost)
+    for prepost in stack.instances(ServiceName.PREPOST):
+        await stack.kill(prepost)
     await stack.kill(stack.instances(ServiceName.GATEWAY)[0])
     assert stack.url != first
     await stack.start(ServiceName.PREPOST)
     async with aiohttp.ClientSession(stack.url) as http:
         assert (await ended(http, job))["state"] == "completed"
-        assert (await painted(http, job)).shape == (512, 512, 3)
+        assert (await painted(http, job)).shape == (96, 128, 3)
 
 
-async def test_jobs_survive_a_blob_store_that_is_killed_again_and_again(start_stack: StartStack) -> None:
+async def test_jobs_survive_a_blob_store_that_is_killed_again_and_again(stack: LiveStack) -> None:
     """Each time it is away for longer: at last for longer than a command is tried."""
-    stack = await asyncio.to_thread(start_stack, {})
     async with aiohttp.ClientSession(stack.url) as http:
-        undisturbed = await submit(http, slow_form(num_inference_steps=40, reuse="off"))
+        undisturbed = await submit(http, slow_form(5, num_inference_steps=40, reuse="off"))
         assert (await ended(http, undisturbed))["state"] == "completed"
         expected = await painted(http, undisturbed)
-        first = await submit(http, slow_form(num_inference_steps=40, reuse="off"))
+        first = await submit(http, slow_form(5, num_inference_steps=40, reuse="off"))
         await until_step(http, first, 3)
-        later = [await submit(http, slow_form(num_inference_steps=10, reuse="off")) for _ in range(3)]
+        later = [await submit(http, slow_form(5, num_inference_steps=10, reuse="off")) for _ in range(3)]
         for _ in range(4):
             await stack.crash(VALKEY)
         for job in (first, *later):
@@ -198,11 +219,10 @@ async def test_jobs_survive_a_blob_store_that_is_killed_again_and_again(start_st
         assert np.array_equal(await painted(http, undisturbed), expected), "what was there is there"
 
 
-async def test_edits_go_on_while_servers_of_a_nats_cluster_die(start_stack: StartStack) -> None:
-    stack = await asyncio.to_thread(start_stack, {ServiceName.ROUTER: 2}, NO_ENV, 3)
+async def test_edits_go_on_while_servers_of_a_nats_cluster_die(stack: LiveStack) -> None:
     async with aiohttp.ClientSession(stack.url) as http:
         for server in range(1, 4):
-            job = await submit(http, slow_form(num_inference_steps=40))
+            job = await submit(http, slow_form(6, num_inference_steps=40))
             await until_step(http, job, 3)
             await stack.crash(f"{NATS}-{server}")
             assert (await ended(http, job, 120))["state"] == "completed"
@@ -212,10 +232,9 @@ async def test_edits_go_on_while_servers_of_a_nats_cluster_die(start_stack: Star
             assert len((await edit).pictures) == 1
 
 
-async def test_a_full_gateway_refuses_with_retry_after(start_stack: StartStack) -> None:
-    stack = await asyncio.to_thread(start_stack, {}, {"GIORNATA_MAX_CONCURRENT_ROWS": "1"})
+async def test_a_full_gateway_refuses_with_retry_after(stack: LiveStack) -> None:
     async with aiohttp.ClientSession(stack.url) as http:
-        form = slow_form(num_inference_steps=60)
+        form = slow_form(7)
         waiting = asyncio.create_task(http.post("/v1/images/edits", data=form))
         await busy_denoiser(stack)
         async with http.post("/v1/images/edits", data=edit_form()) as answer:
@@ -225,29 +244,36 @@ async def test_a_full_gateway_refuses_with_retry_after(start_stack: StartStack) 
             assert first.status == 200
 
 
-async def test_a_full_queue_refuses_and_keeps_what_it_accepted(start_stack: StartStack) -> None:
-    stack = await asyncio.to_thread(start_stack, {}, {"GIORNATA_QUEUE_LIMIT": "2"})
+async def test_a_full_queue_refuses_and_keeps_what_it_accepted(stack: LiveStack) -> None:
     async with aiohttp.ClientSession(stack.url) as http:
-        jobs = [await submit(http, slow_form(seed=seed, num_inference_steps=40)) for seed in range(2)]
-        async with http.post("/v1/jobs", data=slow_form()) as answer:
+        jobs = [
+            await submit(http, slow_form(8, seed=seed, num_inference_steps=40)) for seed in range(QUEUE_LIMIT)
+        ]
+        async with http.post("/v1/jobs", data=slow_form(8)) as answer:
             assert (answer.status, (await answer.json())["error"]["code"]) == (503, "queue_full")
             assert int(answer.headers["Retry-After"]) >= 1
-        assert [(await ended(http, job))["state"] for job in jobs] == ["completed"] * 2
-        await submit(http, edit_form())
+        assert [(await ended(http, job))["state"] for job in jobs] == ["completed"] * QUEUE_LIMIT
+        assert (await ended(http, await submit(http, edit_form())))["state"] == "completed"
 
 
 async def test_a_stopped_stack_leaves_accepted_jobs_to_the_next(tiny_model: Path, tmp_path: Path) -> None:
-    plan = StackPlan(
-        state=tmp_path / "state",
-        logs=tmp_path / "logs",
-        model=str(tiny_model),
-        model_name="tiny",
-        drain_s=1,  # too short to finish: what was computed is kept
-    )
+    with paced(STEP_S) as env_of:
+        plan = StackPlan(
+            state=tmp_path / "state",
+            logs=tmp_path / "logs",
+            model=str(tiny_model),
+            model_name="tiny",
+            drain_s=1,  # too short to finish: what was computed is kept
+            env_of=env_of,
+        )
+        await begun_and_ended(plan)
+
+
+async def begun_and_ended(plan: StackPlan) -> None:
     async with running(plan) as stack:
         await stack.bring_up()
         async with aiohttp.ClientSession(stack.url) as http:
-            jobs = [await submit(http, slow_form(seed=seed, num_inference_steps=60)) for seed in range(2)]
+            jobs = [await submit(http, slow_form(9, seed=seed)) for seed in range(2)]
             await until_step(http, jobs[0], 2)
     assert stack.obituaries == []
     async with running(plan) as stack:

@@ -11,7 +11,7 @@ from giornata_tools.cli.local.quality import quality
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.quality.evaluation import QualityOptions, evaluate
 from giornata_tools.quality.report import QualityReport
-from tests.e2e.conftest import LiveStack
+from tests.e2e.live import LiveStack
 
 
 def given(*flags: str) -> QualityOptions:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import LiveStack
+from tests.e2e.live import LiveStack
 from tests.e2e.pictures import box, file, pixels, scene
 
 ROOT = Path(__file__).parents[2]

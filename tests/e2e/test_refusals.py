@@ -10,7 +10,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from tests.e2e.conftest import LiveStack
+from tests.e2e.live import LiveStack
 from tests.e2e.pictures import box, edit_form, file, scene
 
 

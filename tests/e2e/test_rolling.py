@@ -23,10 +23,11 @@ from giornata.wire.permissions import User
 from giornata.wire.stores import EVENTS
 from giornata.wire.workers import ServiceName
 from tests.e2e.balancer import Balancer, balancing
-from tests.e2e.conftest import LiveStack, StartStack
+from tests.e2e.conftest import StartStack
+from tests.e2e.live import LiveStack
 from tests.e2e.pictures import box, edit_form, file, scene
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 REPLICAS = dict.fromkeys(ServiceName, 2) | {ServiceName.CONTROLNET: 1, ServiceName.LORA_STORE: 1}
 PAUSE_S = 0.5

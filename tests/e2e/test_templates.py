@@ -13,7 +13,7 @@ import pytest
 import giornata.client
 from giornata.wire.errors import TemplateNotFound
 from giornata.wire.requests import Reuse
-from tests.e2e.conftest import LiveStack
+from tests.e2e.live import LiveStack
 from tests.e2e.pictures import box, file, pixels, scene
 
 WAIT_MS = 60_000

@@ -1,4 +1,4 @@
-"""A fake prepost and a fake denoiser for tests of the router: no pictures, but the whole conversation."""
+"""A prepost service that computes nothing, for tests of what asks it."""
 
 from __future__ import annotations
 
@@ -8,37 +8,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-import nats.errors
-from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
-
 from giornata import __version__
 from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import telemetry
 from giornata.families import Family
-from giornata.records.jobs import Records
 from giornata.wire import subjects
-from giornata.wire.errors import ErrorBody
-from giornata.wire.events import DenoisedEvent, EventKind, StepEvent
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, JobRecord, RowState
+from giornata.wire.jobs import BlobRef, Encoding, Inspection
 from giornata.wire.messages import (
-    CancelRows,
     EncodeRequest,
     FinishReply,
     FinishRequest,
     InspectRequest,
-    PrefetchTemplate,
     Question,
-    RecordRequest,
-    RunAnswer,
-    RunReply,
-    RunRequest,
     TemplateRequest,
     question,
 )
 from giornata.wire.models import ModelCard
 from giornata.wire.templates import TemplateInputs
-from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerCosts, WorkerState
-from tests.fakes.news import News
+from giornata.wire.workers import ServiceName, ServiceState
 
 Q = TypeVar("Q", bound=Question)
 R = TypeVar("R")
@@ -156,169 +143,4 @@ class FakePrepost:
             ready=True,
             models=(CARD,),
             answering=tuple(self._answering),
-        )
-
-
-class FakeDenoiser:
-    """Takes rows and reports them done after `step_s` a step; `die` makes it fall silent like a killed process."""
-
-    def __init__(
-        self,
-        bus: Bus,
-        records: Records,
-        instance: str,
-        *,
-        step_s: float = 0.0,
-        capacity: int = 8,
-        costs: WorkerCosts | None = None,
-    ) -> None:
-        self._costs = costs
-        self.instance = instance
-        self.answer = RunAnswer.ACCEPTED
-        self.stepping_ms = 0.0
-        """As telemetry tells it."""
-        self.going = asyncio.Event()
-        """Clear it to hold all steps."""
-        self.going.set()
-        self.poisoned: set[int] = set()
-        self.requests: list[RunRequest] = []
-        self.cancelled: list[str] = []
-        self.prefetched: list[str] = []
-        self.recorded: list[str] = []
-        self.news = News()
-        self._bus = bus
-        self._records = records
-        self._step_s = step_s
-        self._capacity = capacity
-        self._running: dict[tuple[str, int], tuple[RunRequest, int]] = {}
-        self._silent = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._draining = False
-
-    @asynccontextmanager
-    async def run(self) -> AsyncIterator[None]:
-        """Serve while inside, or until :meth:`die`."""
-        life = asyncio.create_task(self._live(), name="life")
-        self._tasks.add(life)
-        async with (
-            self._bus.listen(subjects.worker_cancel(self.instance), CancelRows, self._cancel),
-            self._bus.listen(subjects.worker_prefetch(self.instance), PrefetchTemplate, self._prefetch),
-        ):
-            await asyncio.sleep(0)
-            try:
-                yield
-            finally:
-                self.die()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _cancel(self, message: CancelRows) -> None:
-        self.cancelled.append(message.job_id)
-        self.news.tell()
-
-    def _prefetch(self, message: PrefetchTemplate) -> None:
-        self.prefetched.append(message.job.job_id)
-        self.news.tell()
-
-    async def _record(self, request: RecordRequest) -> RunReply:
-        if self.answer is RunAnswer.ACCEPTED:
-            self.recorded.append(request.template.template_id)
-        return RunReply(answer=self.answer)
-
-    def die(self) -> None:
-        """No more telemetry, answers or reports."""
-        self._silent.set()
-        for task in self._tasks:
-            if task.get_name() != "life":
-                task.cancel()
-
-    async def drain(self) -> None:
-        """Hand back what runs, as a stopping denoiser does."""
-        self._draining = True
-        for task in self._tasks:
-            if task.get_name() == "rows":
-                task.cancel()
-        for request, step in list(self._running.values()):
-            state = RowState(step=step, latents=REF)
-            await self._report_rows(request, lambda row, state=state: {"resume": state}, handed_back=True)
-
-    async def _live(self) -> None:
-        run = Endpoint(subjects.worker_run(self.instance), RunRequest, self._take)
-        record = Endpoint(subjects.worker_record(self.instance), RecordRequest, self._record)
-        async with self._bus.answer(run, record), telemetry(self._bus, 10, self._state):
-            await self._silent.wait()
-
-    async def _take(self, request: RunRequest) -> RunReply:
-        if self._draining:
-            return RunReply(answer=RunAnswer.DRAINING)
-        known = {(r.job.job_id, r.attempt) for r in self.requests}
-        if self.answer is RunAnswer.ACCEPTED and (request.job.job_id, request.attempt) not in known:
-            self.requests.append(request)
-            self.news.tell()
-            task = asyncio.create_task(self._compute(request), name="rows")
-            self._tasks.add(task)
-        return RunReply(answer=self.answer)
-
-    async def _compute(self, request: RunRequest) -> None:
-        steps = request.job.parameters.denoising_steps
-        first = max((row.resume.step for row in request.rows if row.resume), default=0)
-        for step in range(first, steps):
-            self._running[request.job.job_id, request.attempt] = (request, step)
-            self.news.tell()
-            await asyncio.sleep(self._step_s)
-            await self.going.wait()
-            event = StepEvent(
-                job_id=request.job.job_id, attempt=request.attempt, index=0, step=step + 1, steps=steps
-            )
-            await self._bus.publish(self._subject(request, EventKind.STEP), event)
-        self._running.pop((request.job.job_id, request.attempt), None)
-        poison = ErrorBody(code="row_poisoned", message="not finite")
-        await self._report_rows(
-            request, lambda row: {"error": poison} if row.index in self.poisoned else {"latents": REF}
-        )
-
-    async def _report_rows(
-        self, request: RunRequest, outcome: Callable[..., dict[str, object]], *, handed_back: bool = False
-    ) -> None:
-        def change(record: JobRecord) -> JobRecord | None:
-            return record.freed(request.attempt, self.instance, outcome)
-
-        async for attempt in AsyncRetrying(  # as the real one: NATS may be away for a while
-            retry=retry_if_exception_type(nats.errors.Error), wait=wait_fixed(0.2)
-        ):
-            with attempt:
-                await self._records.change(request.job.job_id, change)
-        event = DenoisedEvent(
-            job_id=request.job.job_id,
-            attempt=request.attempt,
-            worker=self.instance,
-            denoise_ms=1,
-            wait_ms=0,
-            handed_back=handed_back,
-        )
-        await self._bus.publish(self._subject(request, EventKind.DENOISED), event)
-
-    def _subject(self, request: RunRequest, kind: EventKind) -> str:
-        return subjects.event(request.job.gateway, request.job.job_id, kind)
-
-    def _state(self) -> ServiceState:
-        rows = tuple(
-            RowProgress(job_id=job, attempt=attempt, index=row.index, step=step, steps=4, tokens=16)
-            for (job, attempt), (request, step) in self._running.items()
-            for row in request.rows
-        )
-        return ServiceState(
-            service=ServiceName.DENOISER,
-            instance=self.instance,
-            host=socket.gethostname(),
-            version=__version__,
-            ready=True,
-            draining=self._draining,
-            models=(CARD,),
-            worker=WorkerState(
-                capacity_rows=self._capacity,
-                capacity_tokens=10_000,
-                running=rows,
-                stepping_ms=self.stepping_ms,
-                costs=self._costs,
-            ),
         )

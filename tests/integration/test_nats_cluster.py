@@ -24,9 +24,10 @@ from giornata.wire.jobs import Job, JobRecord, JobState, Priority
 from giornata.wire.messages import Accepted, SubmitRequest
 from giornata.wire.permissions import User
 from giornata_router.rules import transitions
-from tests.fakes.fleet import FakeDenoiser, FakePrepost
+from tests.fakes.denoiser import FakeDenoiser
+from tests.fakes.fleet import FakePrepost
 from tests.integration.nats_cluster import NatsCluster, nats_cluster
-from tests.integration.router.test_faults import Bench, make_job, running_router
+from tests.integration.router.bench import Bench, make_job, running_router
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -33,9 +33,10 @@ from giornata.wire.stores import RECORDS
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.cli.doctor import servers
 from giornata_tools.cli.doctor.finding import Verdict
-from tests.fakes.fleet import FakeDenoiser, FakePrepost
+from tests.fakes.denoiser import FakeDenoiser
+from tests.fakes.fleet import FakePrepost
 from tests.integration.conftest import NatsServer
-from tests.integration.router.test_faults import make_job, running_router
+from tests.integration.router.bench import make_job, running_router
 
 Guarded = tuple[NatsServer, Path]
 Connect = Callable[[User], Any]

@@ -11,9 +11,9 @@ import torch
 from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_tools.quality import cases, metrics
-from tests.bench.bench_model import BenchModel, Request, box_of
+from tests.bench.compute.bench_model import BenchModel, Request, box_of
+from tests.bench.compute.setting import DEFAULT, Setting
 from tests.bench.reuse_quality import MODEL
-from tests.bench.setting import DEFAULT, Setting
 
 STEPS = 6
 EDITS = 2

@@ -1,4 +1,4 @@
-"""The parts of training that have an oracle; tests/integration/test_training.py runs the whole recipe in miniature."""
+"""The parts of training that have an oracle; tests/integration/model/test_training.py runs the whole recipe."""
 
 from __future__ import annotations
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import numpy as np
-from playwright.async_api import Route
+from playwright.async_api import Page, Route
 from pydantic import BaseModel
 
 import giornata_gateway
@@ -30,6 +32,7 @@ from giornata_gateway.views.catalog import ModelList, ModelView
 from giornata_gateway.views.jobs import JobView, PictureView
 from giornata_gateway.views.stream import PARTIAL, PartialImageEvent
 from tests.e2e.pictures import file
+from tests.e2e.studio.browsing import Watch
 
 ORIGIN: Final = "http://studio.test"
 STATIC: Final = Path(giornata_gateway.__file__).parent / "static"
@@ -37,6 +40,10 @@ JOB: Final = "job-1"
 SIDE: Final = 256
 """Of the pictures that it finishes, in pixels."""
 STREAM: Final = "text/event-stream"
+GREY: Final = (120, 120, 120)
+BLUE: Final = (20, 20, 220)
+GREEN: Final = (20, 220, 20)
+RED: Final = (200, 30, 30)
 
 
 def plain(color: tuple[int, int, int], side: int = SIDE) -> bytes:
@@ -181,3 +188,7 @@ class FakeGateway:
 
 async def _json(route: Route, body: BaseModel) -> None:
     await route.fulfill(body=body.model_dump_json(), content_type="application/json")
+
+
+Open = Callable[[FakeGateway], AbstractAsyncContextManager[tuple[Page, Watch]]]
+"""Opens the page of a gateway."""

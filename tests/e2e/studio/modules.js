@@ -1,4 +1,4 @@
-// What the studio's modules without a DOM promise; each test throws where a promise is broken. Run by test_studio_modules.
+// What the studio's modules without a DOM promise; each test throws where a promise is broken. Run by test_modules.
 
 import { EventParser } from "/studio/js/sse.js";
 import { History } from "/studio/js/history.js";

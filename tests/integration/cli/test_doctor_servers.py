@@ -69,7 +69,10 @@ async def test_nats_that_is_set_up_otherwise(tmp_path: Path, config: str, told: 
     assert "deploy/nats.conf" in (found.remedy or "")
 
 
-async def test_nats_that_is_gone_or_does_not_let_us_in(private_nats: NatsServer, tmp_path: Path) -> None:
+async def test_nats_that_is_gone_or_does_not_let_us_in(
+    private_nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "ASK_S", 1)
     config = f'authorization {{ user: me, password: "{PASSWORD}" }}\njetstream {{ store_dir: "{tmp_path}" }}'
     with nats_server(tmp_path, f"max_payload: 8MB\n{config}") as port:
         assert (await servers.nats_server(f"nats://me:{PASSWORD}@127.0.0.1:{port}")).verdict is Verdict.OK

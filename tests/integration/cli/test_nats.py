@@ -81,6 +81,7 @@ async def test_a_gateway_that_never_accepts_is_not_waited_for_long(
                 await editing
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_no_gateway_and_no_server(private_nats: NatsServer) -> None:
     async with open_nats(private_nats.url, None, None, "default", 20) as door:
         with pytest.raises(Refused) as raised:

@@ -18,7 +18,7 @@ from giornata.wire.permissions import User
 from giornata_router.rules.transitions import accepted
 from giornata_tools.cli.app import cli
 from tests.integration.conftest import NatsServer
-from tests.integration.router.test_faults import make_job
+from tests.integration.router.bench import make_job
 
 CAUSES = ("attempt 1 on d1: the worker fell silent", "attempt 2 on d2: the worker fell silent")
 Guarded = tuple[NatsServer, Path]
@@ -87,6 +87,7 @@ async def test_a_job_that_is_not_there_is_told(guarded_nats: Guarded, command: s
     assert "There is no job with this id" in told.stderr
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_it_is_the_operators_alone(guarded_nats: Guarded) -> None:
     await keep(guarded_nats, given_up())
     anonymous = await run(guarded_nats, "list", user=None)

@@ -23,9 +23,7 @@ from giornata.wire.messages import (
 )
 from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState, picture_id
 from giornata.wire.workers import TemplateCounters, Tier
-from tests.integration.denoiser.test_service import INSPECTION, REF, WAIT_S, Bench, Worker, bench, checkpoint
-
-__all__ = ["bench", "checkpoint"]  # fixtures
+from tests.integration.denoiser.bench import INSPECTION, REF, WAIT_S, Bench, Worker
 
 
 class Registry:

@@ -3,168 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from contextlib import AsyncExitStack
 
 import pytest
 
-from giornata.bus import bus as buses
-from giornata.bus import streams
-from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.fleet import SILENCE_S
-from giornata.records.jobs import Records
 from giornata.records.quarantine import Quarantine
-from giornata.scheduling.line import AGEING_S
-from giornata.scheduling.policies import PolicyName
-from giornata.wire import codec, stores, subjects
+from giornata.wire import subjects
 from giornata.wire.errors import (
-    GiornataError,
-    ImageUnreadable,
-    InternalError,
     JobNotFound,
     QueueFull,
     QueueTooLong,
-    ServiceUnavailable,
 )
-from giornata.wire.events import DoneEvent, EventKind
-from giornata.wire.jobs import BlobRef, Job, JobState, Priority
-from giornata.wire.messages import Accepted, CancelRows, Forecast, ForecastRequest, RunAnswer, SubmitRequest
-from giornata.wire.permissions import User
-from giornata.wire.requests import EditParameters, Reuse, resolve
-from giornata.wire.workers import CostFit, QueueState, ServiceName, ServiceState, WorkerCosts
-from giornata_router.config import RouterConfig
-from giornata_router.service import Router
-from tests.fakes.fleet import CARD, FakeDenoiser, FakePrepost
+from giornata.wire.jobs import Job, JobState
+from giornata.wire.messages import Forecast, ForecastRequest, RunAnswer
+from giornata.wire.requests import Reuse
+from giornata.wire.workers import QueueState, ServiceName, ServiceState
+from tests.fakes.fleet import CARD
 from tests.fakes.news import News
 from tests.integration.conftest import NatsServer
-
-FIT = CostFit(weights=(0.0, 0.0, 0.1, 0.0, 0.0), r2=1.0, residual_ms=0.0, samples=1, outliers=0)
-COSTS = WorkerCosts(compute=FIT, load=FIT.model_copy(update={"weights": (0.0, 0.0)}), device="cpu")
-IMAGE = BlobRef(key="image", size_bytes=1, sha256="0" * 64)
-
-
-def make_job(
-    *,
-    n: int = 1,
-    budget_ms: int = 20_000,
-    priority: Priority = Priority.INTERACTIVE,
-    reuse: Reuse = Reuse.AUTO,
-    tenant: str = "default",
-    weight: float = 1.0,
-    slo_ms: int | None = None,
-) -> Job:
-    asked = EditParameters(prompt="a red star", n=n, reuse=reuse, slo_ms=slo_ms)
-    return Job(
-        job_id=f"job_{secrets.token_hex(8)}",
-        tenant=tenant,
-        weight=weight,
-        gateway="gateway-test",
-        priority=priority,
-        model=CARD.name,
-        model_digest=CARD.digest,
-        parameters=resolve(asked, CARD, seed=7),
-        image=IMAGE,
-        budget_ms=budget_ms,
-        result_ttl_s=60,
-    )
-
-
-class Bench:
-    """A bus, the records, a prepost, and what the gateway would see."""
-
-    def __init__(self, bus: Bus, records: Records, prepost: FakePrepost) -> None:
-        self.bus = bus
-        self.records = records
-        self.prepost = prepost
-        self.done: dict[str, asyncio.Future[DoneEvent]] = {}
-        self.done_count: dict[str, int] = {}
-
-    def hear(self, event: DoneEvent) -> None:
-        self.done_count[event.job_id] = self.done_count.get(event.job_id, 0) + 1
-        future = self.done.setdefault(event.job_id, asyncio.get_running_loop().create_future())
-        if not future.done():
-            future.set_result(event)
-
-    async def submit(self, job: Job) -> Accepted:
-        self.done.setdefault(job.job_id, asyncio.get_running_loop().create_future())
-        request = SubmitRequest(job=job, remaining_ms=job.budget_ms)
-        while True:
-            try:
-                return await self.bus.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(5000))
-            except ServiceUnavailable:
-                await asyncio.sleep(0.1)
-
-    async def ended(self, job: Job, timeout_s: float = 20) -> DoneEvent:
-        return await asyncio.wait_for(self.done[job.job_id], timeout_s)
-
-
-@pytest.fixture
-async def bench(private_nats: NatsServer) -> AsyncIterator[Bench]:
-    async with buses.connect(private_nats.url, "bench") as bus:
-        await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
-        prepost = FakePrepost(bus)
-        bench = Bench(bus, await Records.open(bus.jetstream), prepost)
-        done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
-        async with bus.listen(done, DoneEvent, bench.hear), prepost.run():
-            yield bench
-
-
-@asynccontextmanager
-async def running_router(
-    url: str,
-    name: str,
-    *,
-    queue_limit: int = 100,
-    max_interactive: int = 512,
-    max_batch: int = 256,
-    replicas: int = 1,
-    password_file: Path | None = None,
-    policy: PolicyName = PolicyName.FINISH_TIME,
-    ageing_s: float = AGEING_S,
-) -> AsyncIterator[asyncio.Task[None]]:
-    """A router on a connection of its own; cancelling the task is its sudden death."""
-    config = RouterConfig(
-        nats_url=url,
-        instance=name,
-        telemetry_hz=10,
-        queue_limit=queue_limit,
-        max_interactive=max_interactive,
-        max_batch=max_batch,
-        stage_tries=2,
-        inspect_s=120,
-        policy=policy,
-        ageing_s=ageing_s,
-    )
-    stop = asyncio.Event()
-
-    async def live() -> None:
-        async with buses.connect(url, name, user=User.ROUTER, password_file=password_file) as bus:
-            await streams.ensure_queue(bus.jetstream, replicas=replicas, queue_limit=queue_limit)
-            records, quarantine = await Records.open(bus.jetstream), await Quarantine.open(bus.jetstream)
-            await Router(bus, records, quarantine, config).run(stop)
-
-    task = asyncio.create_task(live())
-    try:
-        yield task
-    finally:
-        stop.set()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-@pytest.fixture
-async def stack(bench: Bench, private_nats: NatsServer) -> AsyncIterator[AsyncExitStack]:
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(running_router(private_nats.url, "router-a"))
-        yield stack
-
-
-async def denoiser(stack: AsyncExitStack, bench: Bench, name: str, **options: object) -> FakeDenoiser:
-    fake = FakeDenoiser(bench.bus, bench.records, name, **options)  # type: ignore[arg-type]  # test options
-    await stack.enter_async_context(fake.run())
-    return fake
+from tests.integration.router.bench import COSTS, IMAGE, Bench, denoiser, make_job, running_router
 
 
 async def test_a_job_completes_once_with_every_stage_recorded(bench: Bench, stack: AsyncExitStack) -> None:
@@ -334,119 +192,6 @@ async def test_a_draining_worker_hands_its_rows_on_with_their_state(
     assert (await bench.records.get(job.job_id)).failures == 0
 
 
-async def test_one_poisoned_row_leaves_the_others_their_pictures(bench: Bench, stack: AsyncExitStack) -> None:
-    worker = await denoiser(stack, bench, "d1")
-    worker.poisoned = {1}
-    job = make_job(n=2)
-    await bench.submit(job)
-    assert (await bench.ended(job)).state is JobState.COMPLETED
-    record = await bench.records.get(job.job_id)
-    assert record.rows[0].image is not None
-    assert record.rows[1].error is not None
-    assert record.rows[1].error.code == "row_poisoned"
-
-
-async def test_a_bad_image_fails_the_job_with_its_own_code_and_no_other(
-    bench: Bench, stack: AsyncExitStack
-) -> None:
-    await denoiser(stack, bench, "d1")
-
-    def fail(verb: str) -> None:
-        if verb == "inspect":
-            raise ImageUnreadable
-
-    bench.prepost.fail = fail
-    bad = make_job()
-    await bench.submit(bad)
-    event = await bench.ended(bad)
-    assert (event.state, event.error and event.error.code) == (JobState.FAILED, "image_unreadable")
-    assert bench.prepost.calls == ["inspect"]
-    bench.prepost.fail = lambda _verb: None
-    good = make_job()
-    await bench.submit(good)
-    assert (await bench.ended(good)).state is JobState.COMPLETED
-
-
-async def test_a_stage_that_fails_once_is_asked_again(bench: Bench, stack: AsyncExitStack) -> None:
-    await denoiser(stack, bench, "d1")
-    failures = iter([InternalError()])
-
-    def fail(_verb: str) -> None:
-        error: GiornataError | None = next(failures, None)
-        if error:
-            raise error
-
-    bench.prepost.fail = fail
-    job = make_job()
-    await bench.submit(job)
-    assert (await bench.ended(job)).state is JobState.COMPLETED
-    assert bench.prepost.calls.count("inspect") == 2
-
-
-@pytest.mark.parametrize("verb", ["inspect", "encode", "finish"])
-async def test_a_question_that_nobody_has_is_asked_again(
-    bench: Bench, stack: AsyncExitStack, verb: str
-) -> None:
-    """Soon, and not after the stage's limit of two minutes: it was lost on its way, or its answer was."""
-    await denoiser(stack, bench, "d1")
-    bench.prepost.lost.add(verb)
-    job = make_job()
-    await bench.submit(job)
-    assert (await bench.ended(job)).state is JobState.COMPLETED
-    assert bench.prepost.calls.count(verb) == 2
-
-
-async def test_a_question_that_takes_its_time_is_asked_once(bench: Bench, stack: AsyncExitStack) -> None:
-    await denoiser(stack, bench, "d1")
-    bench.prepost.hold = asyncio.Event()
-    job = make_job()
-    await bench.submit(job)
-    await asyncio.sleep(SILENCE_S + 2)  # in which it would have been asked again
-    bench.prepost.hold.set()
-    assert (await bench.ended(job)).state is JobState.COMPLETED
-    assert sorted(bench.prepost.calls) == ["encode", "finish", "inspect"]
-
-
-async def test_a_job_waits_for_a_prepost_that_is_away(private_nats: NatsServer) -> None:
-    async with AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(buses.connect(private_nats.url, "bench"))
-        await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
-        bench = Bench(bus, await Records.open(bus.jetstream), FakePrepost(bus))
-        done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
-        await stack.enter_async_context(bus.listen(done, DoneEvent, bench.hear))
-        await stack.enter_async_context(running_router(private_nats.url, "router-a"))
-        await denoiser(stack, bench, "d1")
-        job = make_job()
-        await bench.submit(job)
-        await asyncio.sleep(3)  # longer than any number of tries would last
-        await stack.enter_async_context(bench.prepost.run())
-        assert (await bench.ended(job)).state is JobState.COMPLETED
-
-
-@pytest.mark.parametrize("priority", list(Priority))
-async def test_cancel_ends_the_job_and_frees_the_worker(
-    bench: Bench, stack: AsyncExitStack, priority: Priority
-) -> None:
-    worker = await denoiser(stack, bench, "d1", step_s=30)
-    job = make_job(priority=priority)
-    await bench.submit(job)
-    await worker.news.until(lambda: bool(worker.requests))
-    await bench.records.change(job.job_id, lambda r: r.model_copy(update={"cancel": True}))
-    await bench.bus.publish(subjects.cancel(job.job_id), CancelRows(job_id=job.job_id, attempt=0))
-    event = await bench.ended(job)
-    assert (event.state, event.error and event.error.code) == (JobState.CANCELLED, "job_cancelled")
-    await worker.news.until(lambda: worker.cancelled == [job.job_id])
-
-
-async def test_the_budget_ends_a_job_that_no_worker_takes(bench: Bench, stack: AsyncExitStack) -> None:
-    job = make_job(budget_ms=700)
-    await bench.submit(job)
-    event = await bench.ended(job)
-    assert event.error is not None
-    assert event.error.code == "deadline_exceeded"
-    assert "waiting for a worker" in event.error.message
-
-
 async def test_the_standby_finishes_what_the_dead_router_accepted(
     bench: Bench, private_nats: NatsServer
 ) -> None:
@@ -464,21 +209,6 @@ async def test_the_standby_finishes_what_the_dead_router_accepted(
         records = [await bench.records.get(job.job_id) for job in jobs]
         assert all(record.failures == 0 for record in records), "the worker lived, so nothing was lost"
         assert {request.attempt for request in worker.requests} == {1}
-
-
-async def test_an_end_that_is_told_again_is_kept_once(bench: Bench, stack: AsyncExitStack) -> None:
-    """As by a router that was believed dead after it had written the end, and before it acknowledged the job."""
-    await denoiser(stack, bench, "d1")
-    job = make_job()
-    await bench.submit(job)
-    await bench.ended(job)
-    bench.done[job.job_id] = asyncio.get_running_loop().create_future()
-    await bench.bus.jetstream.publish(subjects.jobs(job.priority), codec.encode(job))
-    assert (await bench.ended(job)).state is JobState.COMPLETED
-    assert bench.done_count[job.job_id] == 2, "whoever missed the first hears the second"
-    done = subjects.events_of_kind(EventKind.DONE)
-    kept = await bench.bus.jetstream.stream_info(stores.EVENTS, subjects_filter=done)
-    assert kept.state.subjects == {subjects.event(job.gateway, job.job_id, EventKind.DONE): 1}
 
 
 async def test_a_full_queue_refuses_and_keeps_what_it_has(bench: Bench, private_nats: NatsServer) -> None:

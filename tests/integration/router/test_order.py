@@ -14,12 +14,10 @@ from giornata.wire import subjects
 from giornata.wire.events import DoneEvent
 from giornata.wire.jobs import Job, JobState, Priority
 from giornata.wire.workers import ServiceName, ServiceState
-from tests.fakes.fleet import FakeDenoiser
+from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.news import News
 from tests.integration.conftest import NatsServer
-from tests.integration.router.test_faults import COSTS, Bench, bench, make_job, running_router
-
-__all__ = ["bench"]  # a fixture
+from tests.integration.router.bench import COSTS, Bench, make_job, running_router
 
 WAIT_S = 60.0
 """For what takes a second or two on an idle machine."""

@@ -20,10 +20,8 @@ from giornata.wire.requests import Reuse
 from giornata.wire.stores import RECORDS
 from giornata_router.lease import Lease
 from tests.integration.conftest import NatsServer
-from tests.integration.router.test_faults import Bench, bench, denoiser, make_job, running_router
+from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.unit.scheduling.test_placement import worker
-
-__all__ = ["bench"]  # the fixture
 
 
 async def cancel(bench: Bench, job: Job) -> None:

@@ -15,11 +15,9 @@ from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import PolicyName, finish_time
 from giornata.wire.jobs import JobState
 from giornata.wire.requests import Reuse
-from tests.fakes.fleet import FakeDenoiser
+from tests.fakes.denoiser import FakeDenoiser
 from tests.integration.conftest import NatsServer
-from tests.integration.router.test_faults import Bench, bench, make_job, running_router
-
-__all__ = ["bench"]  # a fixture
+from tests.integration.router.bench import Bench, make_job, running_router
 
 
 @dataclass

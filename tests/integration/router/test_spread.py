@@ -7,12 +7,10 @@ from contextlib import AsyncExitStack
 
 from giornata.wire.jobs import Job, JobState
 from giornata.wire.requests import Reuse
-from tests.fakes.fleet import FakeDenoiser
+from tests.fakes.denoiser import FakeDenoiser
 from tests.integration.conftest import NatsServer
-from tests.integration.router.test_faults import Bench, bench, denoiser, make_job, running_router, stack
+from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.integration.router.test_outages import cancel
-
-__all__ = ["bench", "stack"]  # fixtures
 
 
 def pictures(n: int) -> Job:

@@ -21,10 +21,11 @@ from giornata.wire.messages import RunAnswer, TemplateRequest
 from giornata.wire.requests import Reuse
 from giornata.wire.templates import TemplateRecord, TemplateState
 from giornata.wire.workers import ServiceName, ServiceState
-from tests.fakes.fleet import CARD, INSPECTION, FakeDenoiser, FakePrepost
+from tests.fakes.denoiser import FakeDenoiser
+from tests.fakes.fleet import CARD, INSPECTION, FakePrepost
 from tests.fakes.news import News
 from tests.integration.conftest import NatsServer
-from tests.integration.router.test_faults import IMAGE, Bench, make_job, running_router
+from tests.integration.router.bench import IMAGE, Bench, make_job, running_router
 
 
 @pytest.fixture

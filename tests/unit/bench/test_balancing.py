@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from giornata_tools.loadgen.driver import drive
 from giornata_tools.loadgen.outcomes import Outcome, ServerAnswer
 from giornata_tools.loadgen.workload import Request
-from tests.bench.balancing import LeastInFlight
+from tests.bench.systems.balancing import LeastInFlight
 from tests.fakes import virtual_time
 from tests.unit.loadgen.test_driver import due
 

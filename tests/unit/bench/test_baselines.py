@@ -10,10 +10,10 @@ import pytest
 from giornata.planning.batch import evaluate, plan_batch
 from giornata.planning.blocks import Link
 from giornata.wire.values import Mode
-from tests.bench.brute_force import best_ms
+from tests.bench.compute.brute_force import best_ms
+from tests.bench.compute.static_batching import in_batches, in_equal_batches
 from tests.bench.planner_gap import random_link, random_row
-from tests.bench.static_batching import in_batches, in_equal_batches
-from tests.bench.workload import Edit
+from tests.bench.systems.workload import Edit
 
 
 def edit(index: int, steps: int) -> Edit:

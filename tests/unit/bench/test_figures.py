@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.bench.overhead import BOOKKEEPING, rows
-from tests.bench.report import Measured
+from tests.bench.reporting.report import Measured
 from tests.bench.throughput import Limits, _lines
 
 TIME = Measured(2.0, 3.0, 4.0, 1.0, 10)

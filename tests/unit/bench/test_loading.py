@@ -10,11 +10,12 @@ import torch
 from giornata.planning.batch import PlannerName
 from giornata.planning.costs import Shape, step_work
 from giornata.wire.values import Mode
-from tests.bench import loading, loading_engine
-from tests.bench.block_costs import Costs
-from tests.bench.loading_run import Scene
-from tests.bench.models import TINY, flux
-from tests.bench.rows import Rows
+from tests.bench import loading
+from tests.bench.compute import loading_engine
+from tests.bench.compute.block_costs import Costs
+from tests.bench.compute.loading_run import Scene
+from tests.bench.compute.models import TINY, flux
+from tests.bench.compute.rows import Rows
 
 BLOCKS, STEPS = 4, 2
 COSTS = Costs({Mode.FULL: (9.0, 11.0) * 2, Mode.HIDDEN: (4.0,) * 4, Mode.KV: (3.0,) * 4}, around_ms=2.0)

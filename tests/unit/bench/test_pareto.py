@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.bench.pareto import front, pareto
+from tests.bench.reporting.pareto import front, pareto
 
 VALUES = st.floats(0, 1, allow_nan=False)
 

@@ -10,14 +10,14 @@ import torch
 
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.protocol import StepReport
+from tests.bench.compute.models import TINY, flux
+from tests.bench.compute.rows import Rows
+from tests.bench.compute.static_batching import StaticBatching
 from tests.bench.latency import served
-from tests.bench.models import TINY, flux
-from tests.bench.prepost import Array, Coder, CoderProcess
-from tests.bench.rows import Rows
-from tests.bench.serving import SYSTEMS
-from tests.bench.serving_parts import Parts
-from tests.bench.static_batching import StaticBatching
-from tests.bench.workload import Arrival, edits
+from tests.bench.systems.prepost import Array, Coder, CoderProcess
+from tests.bench.systems.serving import SYSTEMS
+from tests.bench.systems.serving_parts import Parts
+from tests.bench.systems.workload import Arrival, edits
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata_tools.loadgen.distributions import at_percentile
-from tests.bench.workload import IMAGES, MIXES, PERCENTILES, Edit, arrivals, edits, square, token_limit
+from tests.bench.systems.workload import (
+    IMAGES,
+    MIXES,
+    PERCENTILES,
+    Edit,
+    arrivals,
+    edits,
+    square,
+    token_limit,
+)
 
 
 def test_masks_have_the_mean_of_the_production_trace() -> None:

@@ -15,7 +15,7 @@ from giornata_tools.cli.doctor import accelerator, machine, packages, servers
 from giornata_tools.cli.doctor import command as doctor
 from giornata_tools.cli.doctor.accelerator import Torch
 from giornata_tools.cli.doctor.finding import Finding, Verdict, fail, ok, warn, worst
-from tests.e2e import browsing
+from tests.e2e.studio import browsing
 
 ROOT = Path(__file__).parents[3]
 CPU = Torch("2.13.0+cpu", None, None, ())

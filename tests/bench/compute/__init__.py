@@ -1,0 +1,1 @@
+"""What benchmarks compute with: models, rows, the engine, and the baselines beside it."""

@@ -1,0 +1,70 @@
+"""The one place where benchmarks make engines, so that a change of what an engine takes is a change of this file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from giornata.planning.batch import PLANNERS, PlannerName
+from giornata.scheduling.batch import Capacity, Joining, RowKey
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.options import CostFollower, ReuseOptions
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.loading.accelerator import device_for
+from giornata_denoiser.loading.loader import Loader
+from giornata_denoiser.rows.row import Row
+from tests.bench.compute.setting import DEFAULT, Setting
+
+ROWS = 8
+"""Most rows of a step."""
+TOKENS = 1 << 20
+AHEAD_BYTES = DEVICE_BYTES = 4 << 30
+
+
+@contextmanager
+def engine_with(
+    family: ModelFamily,
+    *,
+    rows: int = ROWS,
+    joining: Joining = Joining.STEP,
+    setting: Setting = DEFAULT,
+    model: CostFollower | None = None,
+    planner: PlannerName = PlannerName.EXACT,
+    rate_bytes_s: float | None = None,
+) -> Iterator[Engine]:
+    """An engine that loads ahead, for as long as its context lasts.
+
+    Args:
+        family: that it serves.
+        rows: most of a step.
+        joining: when they may join.
+        setting: how templates are taken from.
+        model: what steps cost; None where nobody knows.
+        planner: of the modes.
+        rate_bytes_s: no load is faster; None for as fast as it goes.
+    """
+    with Loader(rate_bytes_s) as loader:
+        options = ReuseOptions(
+            loader,
+            planner=PLANNERS[planner],
+            device=device_for(family.device, DEVICE_BYTES),
+            correction_bits=setting.correction_bits,
+            ahead_bytes=AHEAD_BYTES,
+        )
+        if model is not None:
+            options = replace(options, model=model)
+        capacity = Capacity(rows, TOKENS)
+        yield Engine(family, capacity, time.perf_counter, joining=joining, reusing=options)
+
+
+def drained(engine: Engine, rows: Sequence[Row]) -> list[Row]:
+    """`rows` when all are done, in order; whoever fails raises."""
+    engine.batch.submit(rows)
+    done: dict[RowKey, Row] = {}
+    while (report := engine.step()) is not None:
+        if report.failed:
+            raise report.failed[0].error
+        done |= {row.key: row for row in report.advanced if row.done}
+    return [done[row.key] for row in rows]

@@ -1,0 +1,89 @@
+"""All steps of one picture by the engine itself over the throttled loader: it plans step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from giornata.planning.batch import PlannerName
+from giornata.planning.costs import Shape, StepCosts, Work
+from giornata.wire.values import Mode
+from giornata_denoiser.rows.template import Recording
+from tests.bench.compute.block_costs import Costs
+from tests.bench.compute.engines import engine_with
+from tests.bench.compute.loading_run import Scene
+from tests.bench.compute.setting import Setting
+
+PLANNERS: Final = (PlannerName.KV, PlannerName.GREEDY, PlannerName.FULL, PlannerName.EXACT)
+UNCORRECTED: Final = Setting(corrected=False)
+"""Every step loads: none is computed in full first."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A cost model that was measured before and learns nothing more."""
+
+    costs: StepCosts
+
+    def observe_step(self, work: Work, step_ms: float) -> None:
+        """Nobody learns from it, so that all systems plan with the same costs."""
+
+
+class Took(NamedTuple):
+    """One picture."""
+
+    ms: float
+    """Planning included."""
+    predicted_ms: float
+    """The sum of what the engine said of its steps."""
+
+
+def linear(costs: Costs, shapes: Sequence[Shape], rate_bytes_s: float) -> StepCosts:
+    """The weights by which a mean block of these sequences takes what was measured, in each mode.
+
+    Attention's pairs grow as tokens do in rows of one size, and are in what a token takes. What a sequence takes beside
+    it may be below 0, where half the tokens take less than half the time.
+
+    Args:
+        costs: of the row, as they were measured.
+        shapes: of its sequences.
+        rate_bytes_s: of the loader.
+    """
+    full, hidden, kv = (sum((shape.work(mode) for shape in shapes), Work()) for mode in Mode)
+    full_ms, hidden_ms, kv_ms = (costs.mean_ms(mode) for mode in Mode)
+    token_ms = (full_ms - kv_ms) / (full.tokens - kv.tokens)
+    projected_ms = (hidden_ms - kv_ms) / hidden.projected
+    sequence_ms = (kv_ms - token_ms * kv.tokens) / kv.sequences
+    compute = (costs.around_ms, sequence_ms, token_ms, projected_ms, 0.0)
+    return StepCosts(compute, (0.0, 1e3 / rate_bytes_s))
+
+
+def picture(scene: Scene, planner: PlannerName, costs: StepCosts, rate_bytes_s: float) -> Took:
+    """Of all steps of the picture, an entry each.
+
+    Args:
+        scene: of what.
+        planner: that the engine asks at every step.
+        costs: that it plans with.
+        rate_bytes_s: of its loader.
+    """
+    template = Recording("loading", scene.row.grid, scene.entries)
+    row = replace(scene.row, template=template)
+    predicted_ms = 0.0
+    with engine_with(
+        scene.rows.family,
+        planner=planner,
+        rate_bytes_s=rate_bytes_s,
+        model=Known(costs),
+        setting=UNCORRECTED,
+    ) as engine:
+        began = ended = time.perf_counter()
+        engine.batch.submit([row])
+        while (report := engine.step()) is not None:
+            if report.failed:
+                raise report.failed[0].error
+            predicted_ms += report.sample.predicted_ms if report.sample else 0.0
+            ended = time.perf_counter()
+    return Took((ended - began) * 1e3, predicted_ms)

@@ -1,0 +1,111 @@
+"""Rows of noise for a transformer with random weights: what their values are does not matter, their shapes do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from giornata.packed.region import region
+from giornata.scheduling.batch import RowKey
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.rows import build_row, text_shapes
+from giornata_denoiser.rows.noise import shared_noise, template_noise
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.template import Recording
+from tests.bench.compute import engines
+from tests.bench.compute.models import CHANNELS
+from tests.bench.compute.setting import DEFAULT, Setting
+from tests.bench.systems.workload import Edit, square
+from tests.fakes.masks import grown
+
+
+class Rows:
+    """Makes the rows of edits, and records the templates that they take from.
+
+    Args:
+        family: that will denoise them.
+        side: of the pictures, in tokens.
+        text_tokens: of every prompt.
+        setting: how they reuse.
+    """
+
+    def __init__(self, family: ModelFamily, side: int, text_tokens: int, setting: Setting = DEFAULT) -> None:
+        self.family, self.side, self.text_tokens, self.setting = family, side, text_tokens, setting
+        self.template = lru_cache(maxsize=None)(self._template)
+        """The template of a number; recorded when it is asked for first."""
+        self.text = lru_cache(maxsize=None)(self._text)
+        """Prompt embeddings of edits of a template."""
+        self.picture = lru_cache(maxsize=None)(self._picture)
+        """(tokens, channels): a template's latents."""
+
+    @property
+    def tokens(self) -> int:
+        """Of a picture."""
+        return self.side * self.side
+
+    def row(self, edit: Edit, *, reuse: bool, picture: Tensor | None = None) -> Row:
+        """The row of `edit`: in full, or its region alone beside its template.
+
+        `picture` are its latents where they were just encoded.
+        """
+        if not reuse:
+            return self._edited(edit, self._noise(edit), picture)
+        row = self.masked(edit, picture)
+        return row if row.region is None else replace(row, template=self.template(edit.template))
+
+    def masked(self, edit: Edit, picture: Tensor | None = None) -> Row:
+        """The row of `edit` with its region and no template yet; in full where its mask leaves nothing outside."""
+        where = region(grown(square(edit, self.side), self.setting.halo))
+        if where is None:
+            return self._edited(edit, self._noise(edit), picture)
+        noise = shared_noise(self._noise(edit), where)
+        return replace(self._edited(edit, noise, picture), region=where)
+
+    def computed(self, edit: Edit) -> int:
+        """Tokens of its picture that are computed with reuse, the halo's among them."""
+        where = region(grown(square(edit, self.side), self.setting.halo))
+        return self.tokens if where is None else len(where.computed)
+
+    def _noise(self, edit: Edit) -> Tensor:
+        return torch.randn(self.tokens, CHANNELS, generator=torch.Generator().manual_seed(edit.index + 1))
+
+    def _edited(self, edit: Edit, noise: Tensor, picture: Tensor | None) -> Row:
+        latents = self.picture(edit.template) if picture is None else picture
+        mask = square(edit, self.side).view(-1, 1).expand(-1, CHANNELS).float()
+        return self._built(edit.index, edit.steps, edit.template, latents, noise, mask)
+
+    def _template(self, index: int) -> Recording:
+        setting = self.setting
+        noise = template_noise(self.tokens, CHANNELS)
+        mask = torch.zeros(self.tokens, CHANNELS)
+        row = self._built(-1, setting.levels, index, self.picture(index), noise, mask)
+        recording = RecordingSpec(frozenset({setting.form}), setting.bits)
+        with engines.engine_with(self.family) as engine:
+            (done,) = engines.drained(engine, [replace(row, records=recording)])
+        return Recording(f"template{index}", row.grid, done.entries)
+
+    def _text(self, index: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        return {
+            name: torch.randn(*shape, generator=generator)
+            for name, shape in text_shapes(self.family, self.text_tokens).items()
+        }
+
+    def _picture(self, index: int) -> Tensor:
+        return torch.randn(self.tokens, CHANNELS, generator=torch.Generator().manual_seed(-index - 1))
+
+    def _built(
+        self, index: int, steps: int, template: int, latents: Tensor, noise: Tensor, mask: Tensor
+    ) -> Row:
+        return build_row(
+            self.family,
+            RowKey(f"edit{index}", 1, 0),
+            grid=(self.side, self.side),
+            track=self.family.schedule.track(steps=steps, strength=1.0, cells=self.tokens),
+            text=self.text(template),
+            conditioning={"noise": noise, "image_latents": latents, "mask": mask},
+            guidance_scale=3.5,
+        )

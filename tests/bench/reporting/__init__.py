@@ -1,0 +1,1 @@
+"""Options of the benchmarks, and how they tell what they found."""

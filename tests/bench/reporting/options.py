@@ -1,0 +1,92 @@
+"""Flags that several benchmarks share, and what they open."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from math import isqrt
+from types import SimpleNamespace
+
+import click
+import torch
+
+from giornata_denoiser.families.protocol import ModelFamily
+from tests.bench.compute.models import SHAPES, flux
+from tests.bench.compute.rows import Rows
+from tests.flags import option
+
+AUTO = "auto"
+
+
+def shared(*, tokens: int, text: int, repeats: int) -> list[click.Option]:
+    """The shared flags; the defaults that differ are given."""
+    return [
+        option(
+            "--model",
+            type=click.Choice(list(SHAPES)),
+            default="mid",
+            help="mid: 160 M parameters; real: FLUX.1-dev, 12 B; tiny: to try out",
+        ),
+        option("--tokens", type=int, default=tokens, help="of a picture, a square"),
+        option("--text", type=int, default=text, help="tokens of a prompt"),
+        option("--device", default="cpu"),
+        option(
+            "--dtype",
+            type=click.Choice([AUTO, "bfloat16", "float32", "float16"]),
+            default=AUTO,
+            help="default: bfloat16, but float32 on a CPU that multiplies it faster",
+        ),
+        option("--threads", type=int, default=os.cpu_count(), help="of torch"),
+        option("--repeats", type=int, default=repeats),
+        option(
+            "--processor-time",
+            is_flag=True,
+            help="what this process computed, in all of its threads, not the clock: for machines that others "
+            "share, with --threads 1",
+        ),
+        option("--seed", type=int, default=0, help="of the workload"),
+    ]
+
+
+def clock_of(options: SimpleNamespace) -> Callable[[], float]:
+    """Seconds, as the flags ask for them."""
+    return time.process_time if options.processor_time else time.perf_counter
+
+
+def opened(options: SimpleNamespace) -> ModelFamily:
+    """The transformer that the flags name."""
+    torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
+    dtype = fastest(device) if options.dtype == AUTO else getattr(torch, options.dtype)
+    return flux(SHAPES[options.model], dtype, device)
+
+
+def rows_of(options: SimpleNamespace) -> Rows:
+    """Rows for the transformer that the flags name, in the sizes that they name."""
+    return Rows(opened(options), isqrt(options.tokens), options.text)
+
+
+def fastest(device: torch.device) -> torch.dtype:
+    """bfloat16, but float32 where a CPU has no instructions for it."""
+    if device.type != "cpu":
+        return torch.bfloat16
+    times = {dtype: _product_s(dtype) for dtype in (torch.bfloat16, torch.float32)}
+    return min(times, key=lambda dtype: times[dtype])
+
+
+def wait_for(device: torch.device) -> None:
+    """Until `device` has done what it was told to."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _product_s(dtype: torch.dtype) -> float:
+    """The quickest of some matrix products."""
+    left, right = torch.ones(256, 768, dtype=dtype), torch.ones(768, 768, dtype=dtype)
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        left @ right
+        times.append(time.perf_counter() - began)
+    return min(times)

@@ -1,0 +1,293 @@
+"""What the live system's steps, stages and messages take on this machine, measured for the simulator.
+
+One denoiser at a time, while the others are frozen: then no two of them share cores, whose sharing is for the simulator
+to foretell. Step samples, while edits come one by one and all at once, are fitted as `giornata profile` fits its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import numpy as np
+import psutil
+
+from giornata.bus import bus
+from giornata.fleet import Fleet
+from giornata.planning.costs import COMPUTE, StepCosts
+from giornata.planning.regression import Fit, fit
+from giornata.scheduling.estimates import work_of
+from giornata.wire import subjects
+from giornata.wire.permissions import User
+from giornata.wire.workers import RowProgress, ServiceName, ServiceState, StepSample
+from giornata_tools.launcher.stack import Stack
+from giornata_tools.loadgen.workload import Request
+from giornata_tools.simulation.jobs import SimulatedJob
+from giornata_tools.simulation.machines import Machine
+from giornata_tools.simulation.simulator import RunOptions, Simulation, Stages
+from giornata_tools.simulation.tiers import TemplateSetting
+from tests.bench.systems.live import PROMPT, Pictures, giornata, served
+from tests.e2e.pictures import edit_form
+
+STEPS: Final = 30
+"""Of the edits that measure steps of many rows."""
+WARM: Final = 2
+"""Edits alone that are not counted."""
+IDLE_S: Final = 5.0
+SETTLED_S: Final = 1.5
+"""After which the router knows of denoisers what the launcher does, and a round's rows are told of no more."""
+ALONE_S: Final = 30.0
+"""Within which the others' absence is noticed, and their return."""
+
+
+@dataclass
+class Heard:
+    """What denoisers told."""
+
+    samples: list[StepSample] = field(default_factory=list)
+    rows: dict[str, RowProgress] = field(default_factory=dict)
+    """The latest of each job."""
+    blocks: int = 0
+    capacity: tuple[int, int] = (0, 0)
+    """Rows, tokens."""
+
+    @property
+    def text(self) -> int:
+        """Tokens of the prompt."""
+        return next(iter(self.rows.values())).text_tokens
+
+    def hear(self, state: ServiceState) -> None:
+        """Take in one telemetry message."""
+        if state.worker is None or state.worker.costs is None:
+            return
+        self.samples += state.worker.samples
+        self.rows |= {row.job_id: row for row in (*state.worker.waiting, *state.worker.running)}
+        self.blocks = state.worker.costs.blocks
+        self.capacity = state.worker.capacity_rows, state.worker.capacity_tokens
+
+
+@asynccontextmanager
+async def listening(denoisers: int, templates: Path) -> AsyncIterator[tuple[Stack, Heard]]:
+    """The whole system, and what its denoisers tell."""
+    heard = Heard()
+    async with (
+        giornata(denoisers, templates) as stack,
+        bus.connect(
+            stack.nats_url,
+            "fidelity",
+            user=User.OBSERVER,
+            password_file=stack.nats_password_file(User.OBSERVER),
+        ) as observer,
+        observer.listen(subjects.ALL_TELEMETRY, ServiceState, heard.hear),
+    ):
+        yield stack, heard
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One edit that had the system for itself, in milliseconds."""
+
+    request: Request
+    encode_ms: float
+    finish_ms: float
+    took_ms: float
+    """As a whole."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One denoiser's samples."""
+
+    samples: Sequence[StepSample]
+    alone: Sequence[Alone]
+    relay_ms: float
+    """Computed by gateway, router, message servers and this process for an edit, beyond what they do when idle."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What steps, stages and messages take."""
+
+    compute: Fit
+    machine: Machine
+    stages: Stages
+    cores: float
+    """That are left by what runs though nobody edits."""
+    drift: float
+    """How much slower steps were in the last round than in the first."""
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Cores that are busy though nobody edits."""
+
+    all: float
+    """By whatever runs, and by other guests of the machine."""
+    relay: float
+    """By gateway, router, message servers and this process."""
+
+
+async def idle(stack: Stack) -> Idle:
+    """Watch for a while."""
+    busy_s, relay_s = _busy_s(), _relay_s(stack)
+    await asyncio.sleep(IDLE_S)
+    return Idle((_busy_s() - busy_s) / IDLE_S, (_relay_s(stack) - relay_s) / IDLE_S)
+
+
+def _busy_s() -> float:
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
+
+
+async def measured(
+    stack: Stack,
+    heard: Heard,
+    number: int,
+    together: Sequence[Request],
+    alone: Sequence[Request],
+    pictures: Pictures,
+    rest: Idle,
+) -> Round:
+    """One round on one of the denoisers: edits one after the other, then as many at once as share a step."""
+    async with _one_denoiser(stack, number):
+        heard.samples.clear()
+        found, relay_s = await _alone(stack, alone, pictures)
+        took_s = sum(edit.took_ms for edit in found) / 1e3
+        relay_ms = 1e3 * max(0.0, relay_s - rest.relay * took_s) / len(found)
+        many = [replace(request, steps=STEPS, at_s=0.0) for request in together[: heard.capacity[0]]]
+        await served([stack.url], many, pictures)
+        await asyncio.sleep(1.0)  # the last telemetry of it
+        samples = tuple(heard.samples)
+    return Round(samples, found, relay_ms)
+
+
+@asynccontextmanager
+async def _one_denoiser(stack: Stack, number: int) -> AsyncIterator[None]:
+    """All but one are frozen."""
+    names = sorted(stack.instances(ServiceName.DENOISER))
+
+    async def ready(count: int) -> None:
+        def enough(fleet: Fleet) -> bool:
+            return len(fleet.ready(ServiceName.DENOISER)) == count
+
+        await stack.watch.until(enough, ALONE_S, lambda _: f"there are never {count} denoisers")
+        await asyncio.sleep(SETTLED_S)
+
+    others = [name for place, name in enumerate(names) if place != number % len(names)]
+    for name in others:
+        stack.process(name).freeze()
+    try:
+        await ready(1)
+        yield
+    finally:
+        for name in others:
+            stack.process(name).thaw()
+    await ready(len(names))
+
+
+async def _alone(stack: Stack, requests: Sequence[Request], pictures: Pictures) -> tuple[list[Alone], float]:
+    """One edit after the other, and for how many seconds those between them computed meanwhile."""
+    files, found, computed_s = pictures.material(requests), [], 0.0
+    async with aiohttp.ClientSession(stack.url) as http:
+        for place, request in enumerate(requests):
+            if place == WARM:
+                computed_s = _relay_s(stack)
+            image, mask = files.templates[request.template].file, files.masks[request]
+            form = edit_form(image, mask, prompt=PROMPT, num_inference_steps=request.steps, seed=request.seed)
+            began = time.perf_counter()
+            async with http.post("/v1/images/edits", data=form) as answer:
+                body = await answer.json()
+            took_ms = 1e3 * (time.perf_counter() - began)
+            if answer.status != 200:
+                raise SystemExit(f"the benchmark's edit failed: {body}")
+            spans = body["giornata"]["compute_ms"]
+            before, after = spans["inspect"] + spans["encode"], spans["decode"] + spans["paste"]
+            found.append(Alone(request, before, after, took_ms))
+    return found[WARM:], _relay_s(stack) - computed_s
+
+
+def _relay_s(stack: Stack) -> float:
+    """Seconds that they have computed so far."""
+    names = [*stack.servers, *stack.instances(ServiceName.GATEWAY), *stack.instances(ServiceName.ROUTER)]
+    processes = [psutil.Process(), *(psutil.Process(stack.process(name).pid) for name in names)]
+    return sum(process.cpu_times().user + process.cpu_times().system for process in processes)
+
+
+def steps(samples: Sequence[StepSample], blocks: int) -> tuple[Fit, float]:
+    """What steps cost, all together what was measured, and by how much equal ones differ."""
+    features = np.array([work_of(sample, blocks).features for sample in samples])
+    times = np.array([sample.step_ms for sample in samples])
+    found = fit(COMPUTE, features, times, relative=True)
+    scale = float(times.sum() / (features @ np.array(found.weights)).sum())
+    found = found.model_copy(update={"weights": tuple(scale * weight for weight in found.weights)})
+    return found, float(np.std(times / (features @ np.array(found.weights))))
+
+
+def _slowness(samples: Sequence[StepSample], known: Fit, blocks: int) -> float:
+    works = (work_of(sample, blocks) for sample in samples)
+    return sum(sample.step_ms for sample in samples) / sum(StepCosts(known.weights).step_ms(w) for w in works)
+
+
+def calibrated(
+    rounds: Sequence[Round],
+    heard: Heard,
+    jobs: Sequence[SimulatedJob],
+    templates: TemplateSetting,
+    rest: Idle,
+) -> Calibration:
+    """From all of `rounds` together.
+
+    What edits alone took longer than is simulated of them are hops: messages, files and waits while nobody computes.
+
+    Args:
+        rounds: measured.
+        heard: of the same system.
+        jobs: the edits alone of all rounds, in their order.
+        templates: that denoisers have.
+        rest: while nobody edits.
+    """
+    compute, noise = steps([sample for told in rounds for sample in told.samples], heard.blocks)
+    rows, tokens = heard.capacity
+    machine = Machine(StepCosts(compute.weights), heard.blocks, rows=rows, tokens=tokens, noise=noise)
+    alone = [edit for told in rounds for edit in told.alone]
+    stages = Stages(
+        statistics.fmean(edit.encode_ms for edit in alone),
+        statistics.fmean(edit.finish_ms for edit in alone),
+        servers=1,
+        relay_ms=statistics.fmean(told.relay_ms for told in rounds),
+    )
+    cores = max(1.0, (os.cpu_count() or 1) - rest.all)
+    first, last = (_slowness(rounds[place].samples, compute, heard.blocks) for place in (0, -1))
+    known = Calibration(compute, machine, stages, cores, last / first)
+    quiet = replace(known, machine=replace(machine, noise=0.0))
+    longer_ms = [
+        edit.took_ms - 1e3 * simulated([replace(job, at_s=0.0)], quiet, 1, templates, 1)[0]
+        for edit, job in zip(alone, jobs, strict=True)
+    ]
+    return replace(known, stages=replace(stages, hops_ms=max(0.0, statistics.fmean(longer_ms))))
+
+
+def simulated(
+    jobs: Sequence[SimulatedJob], known: Calibration, denoisers: int, templates: TemplateSetting, seeds: int
+) -> list[float]:
+    """Latencies in seconds, of as many runs as there are seeds of noise; all processes share this machine's cores."""
+    found: list[float] = []
+    for seed in range(seeds):
+        run = Simulation(
+            (known.machine,) * denoisers,
+            jobs,
+            RunOptions(seed=seed),
+            templates=templates,
+            stages=known.stages,
+            cores=known.cores,
+        ).run()
+        found += run.latencies()
+    return found

@@ -1,0 +1,119 @@
+"""A real headless Chromium for tests, and what every page is held to: no error in its console, nothing from elsewhere.
+
+It is the system's browser (Debian's ``chromium``), driven by Playwright. Without it the tests skip and say why;
+``GIORNATA_REQUIRE_BROWSER=1`` forbids the skip.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from playwright.async_api import Browser, ConsoleMessage, Page, Request, Route, async_playwright
+
+NAMES: Final = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+FLAGS: Final = (
+    "--no-sandbox",  # tests may run as root, in containers
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+SCREENS: Final = Path(__file__).parents[3] / "out" / "screens"
+LIMIT_MS: Final = 30_000
+"""How long a page may take for anything; machines that run tests are busy."""
+
+
+def find_browser() -> str:
+    """Path of the system's Chromium; skips the test, or fails it where it must not skip, when there is none."""
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        said = (
+            f"no browser: none of {', '.join(NAMES)} is on the PATH; `apt-get install -y chromium` brings one"
+        )
+        if os.environ.get("GIORNATA_REQUIRE_BROWSER") == "1":
+            pytest.fail(said)
+        pytest.skip(said)
+    return found
+
+
+@asynccontextmanager
+async def launched() -> AsyncIterator[Browser]:
+    """A browser while inside."""
+    path = find_browser()
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+@dataclass
+class Watch:
+    """What a page did that it must not do."""
+
+    origin: str
+    expected: list[str] = field(default_factory=list)
+    """Parts of console messages that this test provokes."""
+    complaints: list[str] = field(default_factory=list)
+
+    def attach(self, page: Page) -> None:
+        """Look at `page` from now on."""
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
+        page.on("request", self._request)
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in {"error", "warning"}:
+            self.complaints.append(f"{message.type}: {message.text} {message.location}")
+
+    def _request(self, request: Request) -> None:
+        if not request.url.startswith((self.origin, "blob:", "data:")):
+            self.complaints.append(f"a request leaves the origin: {request.url}")
+
+    def verdict(self) -> list[str]:
+        """What nobody expected."""
+        return [said for said in self.complaints if not any(part in said for part in self.expected)]
+
+
+@asynccontextmanager
+async def visiting(
+    browser: Browser,
+    origin: str,
+    path: str = "/",
+    serve: Callable[[Route], Awaitable[None]] | None = None,
+    **context: Any,
+) -> AsyncIterator[tuple[Page, Watch]]:
+    """A page of `origin` in a fresh browser context, whose options are `context`; on leaving, it has behaved.
+
+    `serve` answers its requests where there is no server.
+    """
+    options: dict[str, Any] = {"viewport": {"width": 1280, "height": 860}, "color_scheme": "light", **context}
+    opened = await browser.new_context(**options)
+    try:
+        opened.set_default_timeout(LIMIT_MS)
+        if serve is not None:
+            await opened.route("**/*", serve)
+        page, watch = await opened.new_page(), Watch(origin)
+        watch.attach(page)
+        await page.goto(origin + path)
+        yield page, watch
+        if watch.verdict():
+            pytest.fail("\n".join(watch.verdict()))
+    finally:
+        await opened.close()
+
+
+async def screenshot(page: Page, name: str) -> None:
+    """``out/screens/<name>.png``."""
+    SCREENS.mkdir(parents=True, exist_ok=True)
+    await page.screenshot(path=SCREENS / f"{name}.png")

@@ -1,0 +1,216 @@
+"""The baseline server: its batches, what it refuses, and the program."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import pytest
+from PIL import Image
+
+from giornata_tools.baseline.batching import Rule
+from giornata_tools.baseline.pipeline import Alike, PipelineRow
+from giornata_tools.cli.bench.run import BenchPlan, Target, run
+from giornata_tools.loadgen.images_api import Api
+from giornata_tools.loadgen.masks import mask_file
+from giornata_tools.loadgen.schedule import OfferedLoad
+from giornata_tools.loadgen.workload import MaskShape, Request
+from tests.integration.baseline.served import FOREVER_S, PICTURES, SIZE, edited, form, pixels, served
+
+
+@dataclass
+class Painter:
+    """A pipeline that paints grey at once, or when it may; knows what it was asked."""
+
+    name: str = "grey"
+    calls: list[tuple[int, Alike]] = field(default_factory=list)
+    began: threading.Event = field(default_factory=threading.Event)
+    may: threading.Event = field(default_factory=threading.Event)
+    failing: set[str] = field(default_factory=set)
+
+    def paint(self, rows: Sequence[PipelineRow], alike: Alike) -> list[Image.Image]:
+        self.calls.append((len(rows), alike))
+        self.began.set()
+        self.may.wait()
+        if self.failing & {row.prompt for row in rows}:
+            raise RuntimeError("out of memory")
+        return [Image.new("L", (alike.width, alike.height), row.seed % 256) for row in rows]
+
+
+@pytest.fixture
+def painter() -> Painter:
+    painter = Painter()
+    painter.may.set()
+    return painter
+
+
+@contextmanager
+def held(painter: Painter) -> Iterator[None]:
+    """It paints nothing while inside; a test that fails there leaves no thread that waits."""
+    painter.may.clear()
+    try:
+        yield
+    finally:
+        painter.may.set()
+
+
+async def refusal(http: aiohttp.ClientSession, fields: dict[str, str]) -> tuple[int, str, str | None]:
+    status, body = await edited(http, 0, **fields)
+    return status, body["error"]["code"], body["error"]["param"]
+
+
+async def test_requests_that_differ_in_steps_are_not_one_batch(painter: Painter) -> None:
+    async with served(painter, Rule(2, FOREVER_S)) as http:
+        answers = await asyncio.gather(
+            *(edited(http, num_inference_steps=steps, n="1") for steps in ("4", "8", "8", "4"))
+        )
+    assert [status for status, _ in answers] == [200] * 4
+    assert sorted((rows, alike.steps) for rows, alike in painter.calls) == [(2, 4), (2, 8)]
+
+
+async def test_pictures_of_a_request_have_seeds_of_their_own_and_fill_a_batch(painter: Painter) -> None:
+    async with served(painter, Rule(3, FOREVER_S)) as http:
+        status, body = await edited(http, n="3", seed="7")
+    assert (status, [int(pixels(body, index)[0, 0]) for index in range(3)]) == (200, [7, 8, 9])
+    assert (body["size"], len(painter.calls)) == ("64x48", 1)
+
+
+async def test_a_batch_that_is_not_full_begins_after_the_window(painter: Painter) -> None:
+    async with served(painter, Rule(8, 0.01)) as http:
+        status, body = await edited(http)
+    assert (status, body["static_batching"][0]["batch"]) == (200, 1)
+
+
+async def test_who_comes_while_a_batch_is_computed_waits_for_the_next_or_is_refused(painter: Painter) -> None:
+    async with served(painter, Rule(2, 0.0), most=3) as http:
+        with held(painter):
+            first = asyncio.ensure_future(edited(http, n="2"))
+            await asyncio.to_thread(painter.began.wait)
+            others = [asyncio.ensure_future(edited(http, n="2")) for _ in range(2)]
+            [refused], _ = await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+            assert (refused.result()[0], refused.result()[1]["error"]["code"]) == (503, "queue_full")
+        assert sorted(status for status, _ in await asyncio.gather(first, *others)) == [200, 200, 503]
+    assert [rows for rows, _ in painter.calls] == [2, 2]
+
+
+async def test_a_client_that_leaves_takes_its_rows_along(painter: Painter) -> None:
+    async with served(painter, Rule(2, FOREVER_S)) as http:
+        with pytest.raises(TimeoutError):
+            await http.post("/v1/images/edits", data=form(), timeout=aiohttp.ClientTimeout(total=0.3))
+        status, body = await edited(http, n="2", seed="9")
+    assert (status, [one["seed"] for one in body["static_batching"]]) == (200, [9, 10])
+    assert [rows for rows, _ in painter.calls] == [2]
+
+
+async def test_a_batch_that_fails_is_told_and_the_next_goes_on(painter: Painter) -> None:
+    painter.failing.add("poison")
+    async with served(painter, Rule(2, 0.0)) as http:
+        status, body = await edited(http, prompt="poison", n="2")
+        assert (status, body["error"]["code"]) == (500, "internal_error")
+        assert "out of memory" in body["error"]["message"]
+        assert (await edited(http))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"prompt": ""}, (400, "invalid_field", "prompt")),
+        ({"num_inference_steps": "0"}, (400, "invalid_field", "num_inference_steps")),
+        ({"reuse": "off"}, (400, "unknown_field", "reuse")),
+        ({"size": "8x8"}, (400, "invalid_field", "size")),
+        ({"model": "other"}, (404, "model_not_found", "model")),
+        ({"response_format": "url"}, (400, "invalid_field", "response_format")),
+    ],
+)
+async def test_what_it_cannot_do_is_refused_by_name(
+    painter: Painter, fields: dict[str, str], expected: tuple[int, str, str]
+) -> None:
+    async with served(painter, Rule(1, 0.0)) as http:
+        assert await refusal(http, fields) == expected
+    assert painter.calls == []
+
+
+@pytest.mark.parametrize(
+    ("files", "code"),
+    [
+        ({}, "invalid_field"),
+        ({"image": b"text"}, "image_unreadable"),
+        ({"image": PICTURES[0], "mask": PICTURES[0][:100]}, "image_unreadable"),
+        ({"image": PICTURES[0], "mask": mask_file(np.zeros((48, 64), np.bool_))}, "mask_empty"),
+        ({"image": PICTURES[0]}, "mask_empty"),
+        ({"image": PICTURES[0], "mask": mask_file(np.ones((16, 16), np.bool_))}, "mask_size_mismatch"),
+        ({"image": PICTURES[0], "lora": b"x"}, "invalid_field"),
+    ],
+)
+async def test_files_that_do_not_do_are_refused(painter: Painter, files: dict[str, bytes], code: str) -> None:
+    made = aiohttp.FormData({"prompt": "a hat"})
+    for name, data in files.items():
+        made.add_field(name, io.BytesIO(data), filename=name)
+    async with served(painter, Rule(1, 0.0)) as http, http.post("/v1/images/edits", data=made) as response:
+        body = await response.json()
+    assert (response.status, body["error"]["code"]) == (400, code)
+
+
+async def test_it_is_measured_as_any_server(painter: Painter, tmp_path: Path) -> None:
+    requests = tuple(Request(0.0, number, 0.2, 4, 2, number, MaskShape.SQUARE) for number in range(3))
+    async with served(painter, Rule(2, 0.0)) as http:
+        asked_for = BenchPlan(
+            targets=(Target("baseline", str(http._base_url)),),
+            api=Api.GIORNATA,
+            api_key=None,
+            loads=(OfferedLoad(None, requests, 0.0, 1.0),),
+            templates=None,
+            size=SIZE,
+            fields={"prompt": "a hat"},
+            slo_s=None,
+            in_flight=10,
+            timeout_s=60.0,
+            seed=0,
+            out=tmp_path,
+            options={},
+        )
+        assert await run(asked_for) == 0
+    assert sum(rows for rows, _ in painter.calls) == 2 * (3 + 1)
+
+
+async def test_the_program_serves_the_model_that_ships_until_it_is_told_to_stop() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(
+            sys.executable,
+            "-m",
+            "giornata_tools.cli",
+            "bench",
+            "baseline",
+            "--port",
+            "0",
+            "--window-ms",
+            "0",
+            "--torch-threads",
+            "1",
+        ),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        assert process.stdout is not None
+        said = (await process.stdout.readline()).decode()
+        [url] = re.findall(r"^fresco at (http://\S+): up to 8 pictures a batch$", said)
+        async with aiohttp.ClientSession(url) as http:
+            status, body = await edited(http, num_inference_steps="1")
+            async with http.get("/v1/models") as response:
+                [model] = (await response.json())["data"]
+        assert (status, body["size"], model["id"]) == (200, "64x48", "fresco")
+    finally:
+        process.send_signal(signal.SIGINT)
+        await process.communicate()
+    assert process.returncode == 130

@@ -1,0 +1,62 @@
+"""A denoiser's checkpoint, and a bench with the shared servers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from giornata.blobs import RedisBlobs
+from giornata.bus import bus, streams
+from giornata.families import Family
+from giornata.records.jobs import Records
+from giornata.wire.events import DenoisedEvent, PreviewEvent, StepEvent
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.config import DenoiserConfig
+from giornata_tools.model.random.build import build
+from tests.integration.denoiser.bench import Bench
+from tests.integration.denoiser.oracle import Models, make_models
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    folder: Path = tmp_path_factory.mktemp("models") / "tiny"
+    build(Family.FLUX_INPAINT, folder)
+    return open_checkpoint(DenoiserConfig(model=str(folder), device="cpu"))
+
+
+@pytest.fixture
+async def bench(nats_url: str, redis_url: str, checkpoint: Checkpoint) -> AsyncIterator[Bench]:
+    async with AsyncExitStack() as stack:
+        connected = await stack.enter_async_context(bus.connect(nats_url, "test"))
+        blobs = await stack.enter_async_context(RedisBlobs.open(redis_url))
+        await streams.ensure(connected.jetstream, replicas=1, events_ttl_s=60)
+        made = Bench(
+            connected, blobs, await Records.open(connected.jetstream), checkpoint, (nats_url, redis_url)
+        )
+        pattern = "giornata.event.gateway-test.*"
+        await stack.enter_async_context(connected.listen(f"{pattern}.step", StepEvent, made.steps.put_nowait))
+        await stack.enter_async_context(
+            connected.listen(f"{pattern}.preview", PreviewEvent, made.previews.put_nowait)
+        )
+        await stack.enter_async_context(
+            connected.listen(f"{pattern}.denoised", DenoisedEvent, made.denoised.put_nowait)
+        )
+        yield made
+
+
+@pytest.fixture(scope="module")
+def inpaint(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return make_models(tmp_path_factory.mktemp("inpaint"))
+
+
+@pytest.fixture(scope="module")
+def undistilled(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return make_models(tmp_path_factory.mktemp("undistilled"), guidance=False)
+
+
+@pytest.fixture(scope="module")
+def fill(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return make_models(tmp_path_factory.mktemp("fill"), fill=True)

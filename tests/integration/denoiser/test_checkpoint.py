@@ -1,0 +1,57 @@
+"""What the denoiser reads of a checkpoint: its family, its autoencoder's colours, its scheduler."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+
+from giornata import families
+from giornata_denoiser.families.flux.schedule import scheduler_config
+from giornata_denoiser.families.preview_map import board
+from tests.fakes import tiny_flux
+from tests.integration.denoiser.oracle import Models
+
+
+def test_the_checkpoint_knows_its_family(inpaint: Models, fill: Models) -> None:
+    assert inpaint.single.checkpoint.card.family == families.Family.FLUX_INPAINT
+    assert fill.single.checkpoint.card.family == families.Family.FLUX_FILL
+    assert fill.single.checkpoint.family.network.conditioning == {
+        "noise": 64,
+        "image_latents": 64,
+        "masked_image_latents": 64,
+        "mask": 256,
+    }
+
+
+def test_the_checkpoint_shows_latents_by_its_own_autoencoder(inpaint: Models) -> None:
+    seen, vae = inpaint.single.checkpoint.preview_map, inpaint.single.pipeline.vae
+    with torch.inference_mode():
+        latents = vae.encode(2 * board() - 1).latent_dist.mode()
+        latents = (latents - vae.config.shift_factor) * vae.config.scaling_factor
+        shown = seen(latents[0]).permute(2, 0, 1) / 255
+    truth = torch.nn.functional.adaptive_avg_pool2d(board(), (64, 64))[0]
+    constant = truth.mean((1, 2), keepdim=True)
+    # Random weights keep little of a picture; a map of other latents (unscaled, mixed up) is worse than one colour.
+    assert (shown - truth).square().mean() < 0.95 * (constant - truth).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"_class_name": "DDIMScheduler"}, "has a DDIMScheduler"),
+        ({"stochastic_sampling": True}, "stochastic_sampling is not served"),
+    ],
+)
+def test_a_scheduler_that_samples_otherwise_is_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    FlowMatchEulerDiscreteScheduler.from_config(tiny_flux.SCHEDULER).save_pretrained(tmp_path / "scheduler")
+    path = tmp_path / "scheduler" / "scheduler_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=message):
+        scheduler_config(tmp_path)

@@ -1,0 +1,48 @@
+"""Edits that are asked for again under a key, by way of one gateway or two."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from giornata_gateway.intake.rules.idempotency import HEADER
+from tests.integration.gateway_fakes import Stage, open_gateway
+
+
+def fresh() -> str:
+    """A key that no other test has."""
+    return secrets.token_hex(8)
+
+
+async def edit(
+    stage: Stage, key: str, path: str = "/v1/images/edits", image: bytes = b"picture", /, **fields: str
+) -> tuple[int, dict[str, Any], bool]:
+    """Status, answer, and whether it is that of an earlier request."""
+    form = stage.form(image, **fields)
+    async with stage.http.post(path, data=form, headers={HEADER: key}) as response:
+        return response.status, await response.json(), response.headers.get("Idempotent-Replayed") == "true"
+
+
+@asynccontextmanager
+async def second_gateway(
+    stage: Stage, nats_url: str, redis_url: str, folder: Path, **options: Any
+) -> AsyncIterator[Stage]:
+    """Another gateway in front of the same router."""
+    (folder / "second").mkdir()
+    async with open_gateway(stage.router, nats_url, redis_url, folder / "second", **options) as opened:
+        await stage.router.announce()
+        yield opened
+
+
+async def stored(stage: Stage) -> list[str]:
+    """Pictures that lie in the blob store for the router's jobs."""
+    found = [key for job_id in stage.router.submitted for key in await keys_below(stage, job_id)]
+    return sorted(name for name in found if name.endswith(("/image", "/mask")))
+
+
+async def keys_below(stage: Stage, job_id: str) -> list[str]:
+    raw = await stage.router.blobs._client.keys(f"giornata:default/{job_id}/*")
+    return [key.decode() if isinstance(key, bytes) else str(key) for key in raw]

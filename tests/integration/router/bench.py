@@ -1,0 +1,139 @@
+"""What tests of a router share: jobs, a bus with a prepost behind it, routers and denoisers."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from giornata.bus import bus as buses
+from giornata.bus import streams
+from giornata.bus.bus import Bus
+from giornata.deadlines import Deadline
+from giornata.records.jobs import Records
+from giornata.records.quarantine import Quarantine
+from giornata.scheduling.line import AGEING_S
+from giornata.scheduling.policies import PolicyName
+from giornata.wire import subjects
+from giornata.wire.errors import (
+    ServiceUnavailable,
+)
+from giornata.wire.events import DoneEvent
+from giornata.wire.jobs import BlobRef, Job, Priority
+from giornata.wire.messages import Accepted, SubmitRequest
+from giornata.wire.permissions import User
+from giornata.wire.requests import EditParameters, Reuse, resolve
+from giornata.wire.workers import CostFit, WorkerCosts
+from giornata_router.config import RouterConfig
+from giornata_router.service import Router
+from tests.fakes.denoiser import FakeDenoiser
+from tests.fakes.fleet import CARD, FakePrepost
+
+FIT = CostFit(weights=(0.0, 0.0, 0.1, 0.0, 0.0), r2=1.0, residual_ms=0.0, samples=1, outliers=0)
+COSTS = WorkerCosts(compute=FIT, load=FIT.model_copy(update={"weights": (0.0, 0.0)}), device="cpu")
+IMAGE = BlobRef(key="image", size_bytes=1, sha256="0" * 64)
+
+
+def make_job(
+    *,
+    n: int = 1,
+    budget_ms: int = 20_000,
+    priority: Priority = Priority.INTERACTIVE,
+    reuse: Reuse = Reuse.AUTO,
+    tenant: str = "default",
+    weight: float = 1.0,
+    slo_ms: int | None = None,
+) -> Job:
+    asked = EditParameters(prompt="a red star", n=n, reuse=reuse, slo_ms=slo_ms)
+    return Job(
+        job_id=f"job_{secrets.token_hex(8)}",
+        tenant=tenant,
+        weight=weight,
+        gateway="gateway-test",
+        priority=priority,
+        model=CARD.name,
+        model_digest=CARD.digest,
+        parameters=resolve(asked, CARD, seed=7),
+        image=IMAGE,
+        budget_ms=budget_ms,
+        result_ttl_s=60,
+    )
+
+
+class Bench:
+    """A bus, the records, a prepost, and what the gateway would see."""
+
+    def __init__(self, bus: Bus, records: Records, prepost: FakePrepost) -> None:
+        self.bus = bus
+        self.records = records
+        self.prepost = prepost
+        self.done: dict[str, asyncio.Future[DoneEvent]] = {}
+        self.done_count: dict[str, int] = {}
+
+    def hear(self, event: DoneEvent) -> None:
+        self.done_count[event.job_id] = self.done_count.get(event.job_id, 0) + 1
+        future = self.done.setdefault(event.job_id, asyncio.get_running_loop().create_future())
+        if not future.done():
+            future.set_result(event)
+
+    async def submit(self, job: Job) -> Accepted:
+        self.done.setdefault(job.job_id, asyncio.get_running_loop().create_future())
+        request = SubmitRequest(job=job, remaining_ms=job.budget_ms)
+        while True:
+            try:
+                return await self.bus.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(5000))
+            except ServiceUnavailable:
+                await asyncio.sleep(0.1)
+
+    async def ended(self, job: Job, timeout_s: float = 20) -> DoneEvent:
+        return await asyncio.wait_for(self.done[job.job_id], timeout_s)
+
+
+@asynccontextmanager
+async def running_router(
+    url: str,
+    name: str,
+    *,
+    queue_limit: int = 100,
+    max_interactive: int = 512,
+    max_batch: int = 256,
+    replicas: int = 1,
+    password_file: Path | None = None,
+    policy: PolicyName = PolicyName.FINISH_TIME,
+    ageing_s: float = AGEING_S,
+) -> AsyncIterator[asyncio.Task[None]]:
+    """A router on a connection of its own; cancelling the task is its sudden death."""
+    config = RouterConfig(
+        nats_url=url,
+        instance=name,
+        telemetry_hz=10,
+        queue_limit=queue_limit,
+        max_interactive=max_interactive,
+        max_batch=max_batch,
+        stage_tries=2,
+        inspect_s=120,
+        policy=policy,
+        ageing_s=ageing_s,
+    )
+    stop = asyncio.Event()
+
+    async def live() -> None:
+        async with buses.connect(url, name, user=User.ROUTER, password_file=password_file) as bus:
+            await streams.ensure_queue(bus.jetstream, replicas=replicas, queue_limit=queue_limit)
+            records, quarantine = await Records.open(bus.jetstream), await Quarantine.open(bus.jetstream)
+            await Router(bus, records, quarantine, config).run(stop)
+
+    task = asyncio.create_task(live())
+    try:
+        yield task
+    finally:
+        stop.set()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def denoiser(stack: AsyncExitStack, bench: Bench, name: str, **options: object) -> FakeDenoiser:
+    fake = FakeDenoiser(bench.bus, bench.records, name, **options)  # type: ignore[arg-type]  # test options
+    await stack.enter_async_context(fake.run())
+    return fake

@@ -1,0 +1,153 @@
+"""Stages of a job that fail, are silent, take long or are told again; and a job that ends before its time."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from giornata.bus import bus as buses
+from giornata.bus import streams
+from giornata.fleet import SILENCE_S
+from giornata.records.jobs import Records
+from giornata.wire import codec, stores, subjects
+from giornata.wire.errors import (
+    GiornataError,
+    ImageUnreadable,
+    InternalError,
+)
+from giornata.wire.events import DoneEvent, EventKind
+from giornata.wire.jobs import JobState, Priority
+from giornata.wire.messages import CancelRows
+from tests.fakes.fleet import FakePrepost
+from tests.integration.conftest import NatsServer
+from tests.integration.router.bench import Bench, denoiser, make_job, running_router
+
+
+async def test_one_poisoned_row_leaves_the_others_their_pictures(bench: Bench, stack: AsyncExitStack) -> None:
+    worker = await denoiser(stack, bench, "d1")
+    worker.poisoned = {1}
+    job = make_job(n=2)
+    await bench.submit(job)
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    record = await bench.records.get(job.job_id)
+    assert record.rows[0].image is not None
+    assert record.rows[1].error is not None
+    assert record.rows[1].error.code == "row_poisoned"
+
+
+async def test_a_bad_image_fails_the_job_with_its_own_code_and_no_other(
+    bench: Bench, stack: AsyncExitStack
+) -> None:
+    await denoiser(stack, bench, "d1")
+
+    def fail(verb: str) -> None:
+        if verb == "inspect":
+            raise ImageUnreadable
+
+    bench.prepost.fail = fail
+    bad = make_job()
+    await bench.submit(bad)
+    event = await bench.ended(bad)
+    assert (event.state, event.error and event.error.code) == (JobState.FAILED, "image_unreadable")
+    assert bench.prepost.calls == ["inspect"]
+    bench.prepost.fail = lambda _verb: None
+    good = make_job()
+    await bench.submit(good)
+    assert (await bench.ended(good)).state is JobState.COMPLETED
+
+
+async def test_a_stage_that_fails_once_is_asked_again(bench: Bench, stack: AsyncExitStack) -> None:
+    await denoiser(stack, bench, "d1")
+    failures = iter([InternalError()])
+
+    def fail(_verb: str) -> None:
+        error: GiornataError | None = next(failures, None)
+        if error:
+            raise error
+
+    bench.prepost.fail = fail
+    job = make_job()
+    await bench.submit(job)
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    assert bench.prepost.calls.count("inspect") == 2
+
+
+@pytest.mark.parametrize("verb", ["inspect", "encode", "finish"])
+async def test_a_question_that_nobody_has_is_asked_again(
+    bench: Bench, stack: AsyncExitStack, verb: str
+) -> None:
+    """Soon, and not after the stage's limit of two minutes: it was lost on its way, or its answer was."""
+    await denoiser(stack, bench, "d1")
+    bench.prepost.lost.add(verb)
+    job = make_job()
+    await bench.submit(job)
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    assert bench.prepost.calls.count(verb) == 2
+
+
+async def test_a_question_that_takes_its_time_is_asked_once(bench: Bench, stack: AsyncExitStack) -> None:
+    await denoiser(stack, bench, "d1")
+    bench.prepost.hold = asyncio.Event()
+    job = make_job()
+    await bench.submit(job)
+    await asyncio.sleep(SILENCE_S + 2)  # in which it would have been asked again
+    bench.prepost.hold.set()
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    assert sorted(bench.prepost.calls) == ["encode", "finish", "inspect"]
+
+
+async def test_a_job_waits_for_a_prepost_that_is_away(private_nats: NatsServer) -> None:
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(buses.connect(private_nats.url, "bench"))
+        await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
+        bench = Bench(bus, await Records.open(bus.jetstream), FakePrepost(bus))
+        done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
+        await stack.enter_async_context(bus.listen(done, DoneEvent, bench.hear))
+        await stack.enter_async_context(running_router(private_nats.url, "router-a"))
+        await denoiser(stack, bench, "d1")
+        job = make_job()
+        await bench.submit(job)
+        await asyncio.sleep(3)  # longer than any number of tries would last
+        await stack.enter_async_context(bench.prepost.run())
+        assert (await bench.ended(job)).state is JobState.COMPLETED
+
+
+@pytest.mark.parametrize("priority", list(Priority))
+async def test_cancel_ends_the_job_and_frees_the_worker(
+    bench: Bench, stack: AsyncExitStack, priority: Priority
+) -> None:
+    worker = await denoiser(stack, bench, "d1", step_s=30)
+    job = make_job(priority=priority)
+    await bench.submit(job)
+    await worker.news.until(lambda: bool(worker.requests))
+    await bench.records.change(job.job_id, lambda r: r.model_copy(update={"cancel": True}))
+    await bench.bus.publish(subjects.cancel(job.job_id), CancelRows(job_id=job.job_id, attempt=0))
+    event = await bench.ended(job)
+    assert (event.state, event.error and event.error.code) == (JobState.CANCELLED, "job_cancelled")
+    await worker.news.until(lambda: worker.cancelled == [job.job_id])
+
+
+async def test_the_budget_ends_a_job_that_no_worker_takes(bench: Bench, stack: AsyncExitStack) -> None:
+    job = make_job(budget_ms=700)
+    await bench.submit(job)
+    event = await bench.ended(job)
+    assert event.error is not None
+    assert event.error.code == "deadline_exceeded"
+    assert "waiting for a worker" in event.error.message
+
+
+async def test_an_end_that_is_told_again_is_kept_once(bench: Bench, stack: AsyncExitStack) -> None:
+    """As by a router that was believed dead after it had written the end, and before it acknowledged the job."""
+    await denoiser(stack, bench, "d1")
+    job = make_job()
+    await bench.submit(job)
+    await bench.ended(job)
+    bench.done[job.job_id] = asyncio.get_running_loop().create_future()
+    await bench.bus.jetstream.publish(subjects.jobs(job.priority), codec.encode(job))
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    assert bench.done_count[job.job_id] == 2, "whoever missed the first hears the second"
+    done = subjects.events_of_kind(EventKind.DONE)
+    kept = await bench.bus.jetstream.stream_info(stores.EVENTS, subjects_filter=done)
+    assert kept.state.subjects == {subjects.event(job.gateway, job.job_id, EventKind.DONE): 1}
