@@ -22,10 +22,10 @@ from giornata.wire.workers import Tier
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.distributions import Mix, zipf
 from giornata_tools.loadgen.workload import MaskShape, Workload
-from giornata_tools.simulation.jobs import EditedPicture, template_name
+from giornata_tools.simulation.jobs import PictureSetting, template_name
 from giornata_tools.simulation.published import DECODE_MS, FLUX_PICTURE, h800_flux
 from giornata_tools.simulation.results import Summary
-from giornata_tools.simulation.scenario import Arrivals, Scenario
+from giornata_tools.simulation.scenario import ArrivalSetting, Scenario
 from giornata_tools.simulation.simulator import Binding, RunOptions, Stages
 from giornata_tools.simulation.tiers import TemplateSetting
 from tests.bench.reporting import report
@@ -79,7 +79,7 @@ def scenario(seconds: float, **changed: Any) -> Scenario:
     return Scenario(
         (machine,) * workers,
         work,
-        Arrivals(seconds, WARMUP_S, changed.get("cv", 1.0)),
+        ArrivalSetting(seconds, WARMUP_S, changed.get("cv", 1.0)),
         changed.get("picture", FLUX_PICTURE),
         changed.get("kept", TemplateSetting(preloaded=(template_name(0),))),
         Stages(0.0, DECODE_MS, workers),
@@ -96,7 +96,7 @@ def cases(seconds: float) -> Iterator[Case]:
     for rate in (0.1, 0.18):
         pictures = scenario(seconds, images=facts.IMAGES)
         yield Case("1 to 8 pictures", rate, pictures, (*PAPER, *OURS), keeps=True)
-    own = EditedPicture(FLUX_PICTURE.text, FLUX_PICTURE.image, halo=1, corrects=True)
+    own = PictureSetting(FLUX_PICTURE.text, FLUX_PICTURE.image, halo=1, corrects=True)
     yield Case("halo 1, first step in full", 0.4, scenario(seconds, picture=own), (*PAPER, *OURS))
     popular = zipf(TEMPLATES, facts.ZIPF)
     kept = TemplateSetting(size_bytes=TEMPLATE_BYTES, registered=frozenset(map(template_name, popular)))
@@ -174,7 +174,7 @@ def rows_of(case: Case, seeds: int) -> Iterator[dict[str, Any]]:
 def sampling(workers: int, seconds: float) -> Iterator[dict[str, Any]]:
     """A policy that is asked about few of many workers, beside one that is asked about all."""
     many = scenario(seconds, workers=workers)
-    many = replace(many, arriving=Arrivals(seconds, seconds))
+    many = replace(many, arriving=ArrivalSetting(seconds, seconds))
     jobs = many.jobs(0.5 * workers, 1)
     known = 0.0
     for looked_at in (workers, 16, 4):

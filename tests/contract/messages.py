@@ -15,7 +15,7 @@ from giornata.wire.jobs import (
     JobRecord,
     JobState,
     Priority,
-    Row,
+    RowRecord,
     RowState,
     TemplateUse,
 )
@@ -104,7 +104,7 @@ INSPECTION = Inspection(
     crop=(8, 4, 48, 40),
 )
 ENCODING = Encoding(text=REF, text_tokens=48, rows=(REF,), empty_text=REF)
-ROW = Row(index=0, seed=7, resume=RowState(step=2, latents=REF), template=TemplateUse.HIT)
+ROW = RowRecord(index=0, seed=7, resume=RowState(step=2, latents=REF), template=TemplateUse.HIT)
 CARD = ModelCard(
     name="tiny",
     family=Family.FLUX_FILL,

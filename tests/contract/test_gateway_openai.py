@@ -13,7 +13,7 @@ from openapi_spec_validator import validate
 
 from giornata.wire.errors import BY_CODE
 from giornata.wire.events import PreviewEvent
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, Row
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, RowRecord
 from giornata.wire.requests import EditParameters, OutputFormat
 from giornata.wire.workers import ServiceName, ServiceState, WorkerState
 from giornata_gateway.http.openapi import document
@@ -32,7 +32,8 @@ BLOB = BlobRef(key="default/x", size_bytes=1, sha256="0" * 64)
 @st.composite
 def completed_records(draw: st.DrawFn) -> JobRecord:
     rows = tuple(
-        Row(index=i, seed=draw(st.integers(0, 2**32 - 1)), image=BLOB) for i in range(draw(st.integers(1, 4)))
+        RowRecord(index=i, seed=draw(st.integers(0, 2**32 - 1)), image=BLOB)
+        for i in range(draw(st.integers(1, 4)))
     )
     parameters = EditParameters(
         prompt="x", model="m", n=len(rows), seed=0, num_inference_steps=draw(st.integers(1, 50)), strength=1.0,

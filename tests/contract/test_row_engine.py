@@ -17,7 +17,7 @@ from giornata_denoiser.rows.template import Form
 from tests.fakes import tiny_flux
 from tests.fakes.row_engine import SteppedEngine
 from tests.fakes.tiny_flux import Spec
-from tests.unit.denoiser.test_loop import WAIT_S, GatedLoop
+from tests.unit.denoiser.engine.test_loop import WAIT_S, GatedLoop
 
 FAMILY = tiny_flux.family()
 

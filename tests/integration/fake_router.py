@@ -20,7 +20,7 @@ from giornata.records.templates import TemplateRecords
 from giornata.wire import subjects, templates
 from giornata.wire.errors import DeadlineExceeded, GiornataError, JobCancelled, JobNotFound
 from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Row
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, RowRecord
 from giornata.wire.messages import (
     Accepted,
     CancelMessage,
@@ -186,7 +186,7 @@ class FakeRouter:
         if self.refusals:
             raise self.refusals.pop(0)
         job = request.job
-        rows = tuple(Row(index=i, seed=(job.parameters.seed or 0) + i) for i in range(job.parameters.n))
+        rows = tuple(RowRecord(index=i, seed=(job.parameters.seed or 0) + i) for i in range(job.parameters.n))
         if await self.records.create(JobRecord(job=job, rows=rows)):
             self.jobs[job.job_id] = job
             self.cancelled[job.job_id] = asyncio.Event()
@@ -239,16 +239,16 @@ class FakeRouter:
                 return True
         return False
 
-    async def _rows(self, job: Job) -> tuple[Row, ...]:
+    async def _rows(self, job: Job) -> tuple[RowRecord, ...]:
         rows = []
         for index in range(job.parameters.n):
             seed = (job.parameters.seed or 0) + index
             if index in self.row_errors:
-                rows.append(Row(index=index, seed=seed, error=self.row_errors[index].body()))
+                rows.append(RowRecord(index=index, seed=seed, error=self.row_errors[index].body()))
                 continue
             key = f"{job.tenant}/{job.job_id}/out{index}"
             ref = await self.blobs.put(key, picture_of(index, self.picture_bytes), job.result_ttl_s)
-            rows.append(Row(index=index, seed=seed, image=ref))
+            rows.append(RowRecord(index=index, seed=seed, image=ref))
         return tuple(rows)
 
     async def _end(self, job: Job, state: JobState, error: GiornataError | None, **changes: Any) -> None:

@@ -20,7 +20,7 @@ from giornata.scheduling.line import Claim
 from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError, JobCancelled, Overloaded
 from giornata.wire.events import DenoisedEvent
-from giornata.wire.jobs import Assignment, Encoding, Inspection, JobRecord, JobState, Row, assignments
+from giornata.wire.jobs import Assignment, Encoding, Inspection, JobRecord, JobState, RowRecord, assignments
 from giornata.wire.messages import CancelRows, RunAnswer, RunReply, RunRequest
 from giornata_router.dispatch import NoReport, Outcome
 from giornata_router.live_record import EndedError, LiveRecord, heed_cancel
@@ -69,7 +69,7 @@ class Computing:
                 raise _foremost(group) from None
         await self._live.reread()
 
-    def _resume_or_place(self, rows: Iterable[Row]) -> None:
+    def _resume_or_place(self, rows: Iterable[RowRecord]) -> None:
         """Ask the workers that have rows whether they do, and place the other rows."""
         by_index = {row.index: row for row in rows}
         for assignment in assignments(by_index.values()):
@@ -80,7 +80,7 @@ class Computing:
         if free:
             self._tasks.create_task(self._place(free), name="place")
 
-    async def _place(self, rows: Sequence[Row]) -> None:
+    async def _place(self, rows: Sequence[RowRecord]) -> None:
         """Find workers for `rows`, and write the assignments down before the rows are sent."""
         error = transitions.exhausted(rows, self._live.record.causes, self._tools.config.max_failures)
         if error is not None:
@@ -114,7 +114,7 @@ class Computing:
                 if assignment not in begun:
                     self._dispatch.release(self._job.job_id, assignment.attempt)
 
-    def _begin(self, assignment: Assignment, rows: Sequence[Row]) -> None:
+    def _begin(self, assignment: Assignment, rows: Sequence[RowRecord]) -> None:
         def ended(task: asyncio.Task[None]) -> None:
             if task.cancelled():  # maybe before it ran, so that it has released nothing
                 self._dispatch.release(self._job.job_id, assignment.attempt)
@@ -122,7 +122,7 @@ class Computing:
         task = self._tasks.create_task(self._attempt(assignment, rows, adopted=False), name="attempt")
         task.add_done_callback(ended)
 
-    async def _attempt(self, assignment: Assignment, rows: Sequence[Row], *, adopted: bool) -> None:
+    async def _attempt(self, assignment: Assignment, rows: Sequence[RowRecord], *, adopted: bool) -> None:
         """Send `rows` to their worker, which may have them already, and wait for what becomes of them."""
         job_id = self._job.job_id
         async with self._dispatch.expecting(job_id, assignment.attempt) as report:
@@ -134,7 +134,7 @@ class Computing:
         self._resume_or_place(_pending(record, assignment.rows))
 
     async def _offered(
-        self, assignment: Assignment, rows: Sequence[Row], *, adopted: bool
+        self, assignment: Assignment, rows: Sequence[RowRecord], *, adopted: bool
     ) -> JobRecord | None:
         """Send the rows to their worker, which ignores rows it has already; return the record if it did not take them.
 
@@ -186,7 +186,7 @@ class Computing:
         await drop(self._tools, self._job.job_id, assignment)
         return await self._live.change(lambda record: transitions.lost(record, assignment, why))
 
-    def _demand(self, rows: Sequence[Row]) -> Demand:
+    def _demand(self, rows: Sequence[RowRecord]) -> Demand:
         record, limit = self._live.record, self._tools.config.max_failures
         return transitions.demand(record, self._inspection, rows, self._encoding, max_failures=limit)
 
@@ -205,7 +205,7 @@ async def drop(tools: Tools, job_id: str, assignment: Assignment) -> None:
     await tools.bus.publish(subjects.worker_cancel(assignment.worker), message)
 
 
-def _pending(record: JobRecord, rows: Sequence[int]) -> tuple[Row, ...]:
+def _pending(record: JobRecord, rows: Sequence[int]) -> tuple[RowRecord, ...]:
     """The ones of `rows` that are still to be computed."""
     return tuple(row for row in record.pending_rows if row.index in rows)
 

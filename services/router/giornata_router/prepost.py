@@ -34,7 +34,7 @@ from giornata_router.questions import Questions
 R = TypeVar("R", bound=BaseModel)
 
 
-class Prepost:
+class PrepostClient:
     """Each question raises its own errors, and DeadlineExceeded where it stays unanswered."""
 
     def __init__(self, bus: Bus, questions: Questions, config: RouterConfig) -> None:

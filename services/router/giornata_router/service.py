@@ -27,7 +27,7 @@ from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
 from giornata_router.lease import Lease
-from giornata_router.prepost import Prepost
+from giornata_router.prepost import PrepostClient
 from giornata_router.questions import Questions
 from giornata_router.queue import Queue
 from giornata_router.registrar import Registrar
@@ -57,7 +57,7 @@ class Router:
         self._tools = Tools(
             bus,
             records,
-            Prepost(bus, self._questions, config),
+            PrepostClient(bus, self._questions, config),
             self._dispatch,
             Forecasting(placement, line, config.max_wait_s or math.inf),
             quarantine,

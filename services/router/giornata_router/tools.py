@@ -10,7 +10,7 @@ from giornata.records.jobs import Records
 from giornata.records.quarantine import Quarantine
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
-from giornata_router.prepost import Prepost
+from giornata_router.prepost import PrepostClient
 from giornata_router.rules.forecasting import Forecasting
 
 RUN_REPLY_S: Final = 5.0
@@ -23,7 +23,7 @@ class Tools:
 
     bus: Bus
     records: Records
-    prepost: Prepost
+    prepost: PrepostClient
     dispatch: Dispatch
     forecasting: Forecasting
     quarantine: Quarantine

@@ -18,7 +18,7 @@ from giornata.wire.errors import (
     InternalError,
     JobCancelled,
 )
-from giornata.wire.jobs import Assignment, Encoding, Inspection, JobRecord, JobState, Row
+from giornata.wire.jobs import Assignment, Encoding, Inspection, JobRecord, JobState, RowRecord
 from giornata.wire.messages import PrefetchTemplate
 from giornata.wire.requests import Reuse
 from giornata_router.computing import Computing, drop
@@ -152,11 +152,11 @@ class Walk:
             await self._tools.bus.publish(subjects.worker_prefetch(worker), message)
         return worker
 
-    async def _finish(self, inspection: Inspection) -> tuple[Row, ...]:
+    async def _finish(self, inspection: Inspection) -> tuple[RowRecord, ...]:
         self._live.doing = "finishing"
         job, times, rows = self._job, self._tools.forecasting.stages, self._live.record.rows
         times.begin_finish(job.job_id, job.model_digest, inspection.tokens * len(rows), time.monotonic())
-        found: tuple[Row, ...] = ()
+        found: tuple[RowRecord, ...] = ()
         try:
             with self._sheet.timing("finish"):
                 async with asyncio.TaskGroup() as group:
@@ -167,7 +167,7 @@ class Walk:
             times.end_finish(job.job_id, time.monotonic(), completed=completed)
         return found
 
-    async def _finish_row(self, row: Row, inspection: Inspection) -> Row:
+    async def _finish_row(self, row: RowRecord, inspection: Inspection) -> RowRecord:
         """The row with its picture or its error; a row that fails does not hold back the others."""
         if row.latents is None:
             return row

@@ -189,7 +189,7 @@ class RowState(Wire):
     """safetensors: `latents` (tokens, 4 * latent_channels) float32, packed row-major."""
 
 
-class Row(Wire):
+class RowRecord(Wire):
     """One picture of a job."""
 
     index: int
@@ -223,7 +223,7 @@ class Assignment(NamedTuple):
     """Indices of the rows."""
 
 
-def assignments(rows: Iterable[Row]) -> tuple[Assignment, ...]:
+def assignments(rows: Iterable[RowRecord]) -> tuple[Assignment, ...]:
     """Which worker has which of `rows`, oldest attempt first."""
     held: dict[tuple[int, str], list[int]] = {}
     for row in rows:
@@ -247,7 +247,7 @@ class JobRecord(Wire):
     """The client asked to cancel the job."""
     inspection: Inspection | None = None
     encoding: Encoding | None = None
-    rows: tuple[Row, ...] = ()
+    rows: tuple[RowRecord, ...] = ()
     stage_ms: StageTimes = Field(default_factory=StageTimes)
     compute_ms: ComputeTimes = Field(default_factory=ComputeTimes)
     spent_ms: int = 0
@@ -256,7 +256,7 @@ class JobRecord(Wire):
     """Why the job as a whole failed."""
 
     @property
-    def pending_rows(self) -> tuple[Row, ...]:
+    def pending_rows(self) -> tuple[RowRecord, ...]:
         """Rows that a denoiser still has to compute."""
         return tuple(row for row in self.rows if row.latents is None and row.error is None)
 
@@ -271,7 +271,7 @@ class JobRecord(Wire):
         return assignments(self.rows)
 
     def freed(
-        self, attempt: int, worker: str, change: Callable[[Row], Mapping[str, object]]
+        self, attempt: int, worker: str, change: Callable[[RowRecord], Mapping[str, object]]
     ) -> JobRecord | None:
         """The record with the rows that `worker` has in `attempt` changed and free; None if there are none."""
         rows = tuple(
@@ -291,6 +291,6 @@ class JobRecord(Wire):
         return self.state is JobState.COMPLETED and self.spent_ms <= slo_ms
 
     @property
-    def images(self) -> tuple[Row, ...]:
+    def images(self) -> tuple[RowRecord, ...]:
         """Rows whose picture is ready."""
         return tuple(row for row in self.rows if row.image is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority, Row
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority, RowRecord
 from giornata.wire.requests import EditParameters, OutputFormat
 from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata.wire.values import Wire
@@ -80,7 +80,7 @@ class RunRequest(Wire):
     attempt: int
     inspection: Inspection
     encoding: Encoding
-    rows: tuple[Row, ...]
+    rows: tuple[RowRecord, ...]
     remaining_ms: int
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from giornata_tools.cli.operate import status
-from giornata_tools.doors.edits import EditOrder, EditProgress, Preview, Refused, Stopped
+from giornata_tools.doors.edits import EditCall, EditProgress, Preview, Refused, Stopped
 from giornata_tools.doors.http_door import open_http
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Stage, open_stage
 
-ORDER = EditOrder(b"picture", b"mask", {"prompt": "a hat"})
+ORDER = EditCall(b"picture", b"mask", {"prompt": "a hat"})
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 

@@ -10,12 +10,12 @@ from giornata.bus import bus
 from giornata.bus.subscriptions import barrier
 from giornata.wire import subjects
 from giornata_tools.doors import nats_door
-from giornata_tools.doors.edits import EditOrder, EditProgress, Preview, Refused, Stopped
+from giornata_tools.doors.edits import EditCall, EditProgress, Preview, Refused, Stopped
 from giornata_tools.doors.nats_door import open_nats
 from tests.integration.conftest import NatsServer
 from tests.integration.gateway_fakes import Stage
 
-ORDER = EditOrder(b"picture", b"mask", {"prompt": "a hat", "n": 2, "seed": 5})
+ORDER = EditCall(b"picture", b"mask", {"prompt": "a hat", "n": 2, "seed": 5})
 
 
 def unheard(told: EditProgress | Preview) -> None:
@@ -33,7 +33,7 @@ async def test_an_edit_tells_its_states_and_brings_its_pictures(stage: Stage, na
 
 
 async def test_a_refusal_keeps_its_code(stage: Stage, nats_url: str) -> None:
-    order = EditOrder(b"picture", None, {"prompt": "a hat", "model": "unheard-of"})
+    order = EditCall(b"picture", None, {"prompt": "a hat", "model": "unheard-of"})
     async with open_nats(nats_url, None, None, "default", 20) as door:
         with pytest.raises(Refused) as raised:
             await door.edit(order, unheard)

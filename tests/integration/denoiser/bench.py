@@ -21,7 +21,7 @@ from giornata.deadlines import Deadline
 from giornata.records.jobs import Records
 from giornata.wire import subjects
 from giornata.wire.events import DenoisedEvent, PreviewEvent, StepEvent
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, Row
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, RowRecord
 from giornata.wire.messages import RunAnswer, RunReply, RunRequest
 from giornata.wire.requests import EditParameters, resolve
 from giornata.wire.values import CellMap
@@ -139,7 +139,7 @@ class Bench:
             budget_ms=60_000,
             result_ttl_s=60,
         )
-        rows = tuple(Row(index=i, seed=i, attempt=1, worker=worker.instance) for i in range(n))
+        rows = tuple(RowRecord(index=i, seed=i, attempt=1, worker=worker.instance) for i in range(n))
         encoding = await self._encoding(job.job_id, n, painted)
         record = JobRecord(job=job, state=JobState.RUNNING, attempt=1, rows=rows)
         assert await self.records.create(record)

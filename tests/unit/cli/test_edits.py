@@ -23,10 +23,10 @@ from giornata_gateway.views.stream import (
 )
 from giornata_tools.doors.edits import EditProgress, PaintedPicture, Preview, StepCount, sentence
 from giornata_tools.doors.http_answers import (
-    CompletedEvent,
+    CompletedData,
     FailedEvent,
     PartialImage,
-    ProgressEvent,
+    ProgressData,
     read_event,
 )
 from giornata_tools.doors.sse import EventReader, ServerEvent
@@ -60,7 +60,7 @@ def test_a_code_of_a_newer_gateway_is_shown_as_it_is() -> None:
     assert sentence(body).endswith("Try again in 7 s. [brand_new]")
 
 
-def read(data: bytes) -> ProgressEvent | PartialImage | CompletedEvent | FailedEvent | None:
+def read(data: bytes) -> ProgressData | PartialImage | CompletedData | FailedEvent | None:
     [event] = EventReader().feed(data)
     return read_event(event.kind, event.data)
 
@@ -68,10 +68,10 @@ def read(data: bytes) -> ProgressEvent | PartialImage | CompletedEvent | FailedE
 def test_the_gateways_progress_is_read_back() -> None:
     step = StepEvent(job_id="j", attempt=2, index=1, step=3, steps=8)
     told = read(frame(PROGRESS, progress_event(step), 5))
-    assert isinstance(told, ProgressEvent)
+    assert isinstance(told, ProgressData)
     assert told.told() == EditProgress("running", 2, 1, 3, 8)
     state = read(frame(PROGRESS, progress_event(StateEvent(job_id="j", attempt=1, state=JobState.PREPARING))))
-    assert isinstance(state, ProgressEvent)
+    assert isinstance(state, ProgressData)
     assert state.told() == EditProgress("preparing", 1)
 
 
@@ -91,7 +91,7 @@ def test_the_gateways_pictures_are_read_back() -> None:
     assert isinstance(partial, PartialImage)
     assert partial.preview() == Preview(1, 0, 2, (1, 2, 30, 40), ".webp", b"preview")
     completed = read(frame(COMPLETED, completed_event(RECORD, ROW, b"picture", "", 0)))
-    assert isinstance(completed, CompletedEvent)
+    assert isinstance(completed, CompletedData)
     assert completed.painted() == PaintedPicture(ROW.index, ROW.seed, b"picture")
     assert completed.job_id == JOB.job_id
     assert completed.size == f"{INSPECTION.output_width}x{INSPECTION.output_height}"
@@ -121,7 +121,7 @@ def test_events_are_the_same_however_the_stream_is_cut(data: st.DataObject) -> N
     found = [event for piece in pieces for event in reader.feed(piece)]
     assert [event.kind for event in found] == [PROGRESS] * 3
     assert [read_event(event.kind, event.data) for event in found] == [
-        ProgressEvent.model_validate_json(event.model_dump_json(exclude_none=True)) for event in told
+        ProgressData.model_validate_json(event.model_dump_json(exclude_none=True)) for event in told
     ]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from giornata.families import Family
 from giornata.wire.errors import InvalidField, JobCancelled, ModelNotFound, RowPoisoned, ServiceUnavailable
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, Row
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, RowRecord
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, OutputFormat
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
@@ -22,7 +22,7 @@ INSPECTION = Inspection(
 
 
 def record_of(
-    state: JobState, rows: tuple[Row, ...], output_format: OutputFormat = OutputFormat.PNG
+    state: JobState, rows: tuple[RowRecord, ...], output_format: OutputFormat = OutputFormat.PNG
 ) -> JobRecord:
     parameters = EditParameters(
         prompt="x",
@@ -42,7 +42,7 @@ def record_of(
 
 
 def test_an_answer_has_the_completed_pictures_and_the_errors_of_the_others() -> None:
-    rows = (Row(index=0, seed=1, error=RowPoisoned().body()), Row(index=1, seed=2, image=BLOB))
+    rows = (RowRecord(index=0, seed=1, error=RowPoisoned().body()), RowRecord(index=1, seed=2, image=BLOB))
     answer = images_answer(record_of(JobState.COMPLETED, rows), {1: b"abc"}, "http://x", 5)
     assert [base64.b64decode(item.b64_json or "") for item in answer.data] == [b"abc"]
     assert (answer.size, answer.giornata.seeds, answer.giornata.steps) == ("128x96", [2], 4)
@@ -53,7 +53,7 @@ def test_an_answer_has_the_completed_pictures_and_the_errors_of_the_others() -> 
 
 
 def test_alpha_is_told_where_the_format_keeps_it() -> None:
-    rows = (Row(index=0, seed=1),)
+    rows = (RowRecord(index=0, seed=1),)
     assert background_of(record_of(JobState.COMPLETED, rows)) == "transparent"
     assert background_of(record_of(JobState.COMPLETED, rows, OutputFormat.JPEG)) == "opaque"
 
@@ -82,9 +82,9 @@ def test_steps_are_those_of_each_pictures_attempt_and_the_slowest_picture_counts
     )
     worker = WorkerState(capacity_rows=8, capacity_tokens=1, running=progress[:2], waiting=progress[2:])
     rows = (
-        Row(index=0, seed=1, attempt=2),
-        Row(index=1, seed=2, attempt=3),
-        Row(index=2, seed=3, attempt=2, latents=BLOB),
+        RowRecord(index=0, seed=1, attempt=2),
+        RowRecord(index=1, seed=2, attempt=3),
+        RowRecord(index=2, seed=3, attempt=2, latents=BLOB),
     )
     running = record_of(JobState.RUNNING, rows)
     steps = steps_of(running, [state_of(ServiceName.DENOISER, worker=worker)])

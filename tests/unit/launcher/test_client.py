@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from giornata_tools.bars import edit_steps
-from giornata_tools.doors.edits import EditOrder, EditProgress
+from giornata_tools.doors.edits import EditCall, EditProgress
 from giornata_tools.doors.http_door import open_http
 from giornata_tools.launcher.demo.client import ask
 from giornata_tools.launcher.demo.demo import told_to
@@ -24,7 +24,7 @@ async def test_a_gateway_that_hangs_up_is_told_in_a_sentence() -> None:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with open_http(url, None) as door:
             with pytest.raises(LaunchError, match=rf"^The gateway at {url} stopped answering: .+\."):
-                await ask(door, EditOrder(b"i", b"m", {"prompt": "p"}), lambda _: None)
+                await ask(door, EditCall(b"i", b"m", {"prompt": "p"}), lambda _: None)
 
 
 def test_a_dumb_terminal_gets_a_line_per_step() -> None:

@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 
 from giornata.fleet import SILENCE_S
-from giornata.scheduling.decision import Decision, Scheduler
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.in_turn import MAX_PASSED, InTurn
 from giornata.scheduling.line import Claim, Line
@@ -258,48 +257,6 @@ async def test_after_a_reconnect_everybody_has_time_to_be_heard() -> None:
         dispatch.observe(worker("d1"))
         dispatch.look(now + SILENCE_S + 0.1)
         assert report.done()
-
-
-class Scripted:
-    """A scheduler that decides what it was told to, and notes when it is asked."""
-
-    def __init__(self, *decisions: Decision) -> None:
-        self.decisions = list(decisions)
-        self.asked = asyncio.Semaphore(0)
-
-    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
-        self.asked.release()
-        decision = self.decisions.pop(0) if self.decisions else Decision()
-        return decision._replace(wake_at=None if decision.wake_at is None else now + decision.wake_at)
-
-
-def scripted(scheduler: Scheduler) -> Dispatch:
-    return Dispatch(scheduler, Placement(), Line())
-
-
-async def test_the_scheduler_is_asked_again_when_it_wants_to_be_and_at_no_older_time() -> None:
-    scheduler = Scripted(Decision(wake_at=0.01), Decision(wake_at=3600.0), Decision(wake_at=0.02))
-    dispatch = scripted(scheduler)
-    dispatch.observe(worker("d1"))
-    dispatch.observe(worker("d1"))  # its decision counts, not that before it
-    for _ in range(2):
-        await scheduler.asked.acquire()
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(scheduler.asked.acquire(), 0.1)
-    dispatch.observe(worker("d1"))
-    for _ in range(2):  # at once, and when it woke
-        await asyncio.wait_for(scheduler.asked.acquire(), 10)
-    assert dispatch._wake is None
-
-
-async def test_a_preempted_attempt_is_waited_for_no_longer() -> None:
-    dispatch = scripted(Scripted(Decision(), Decision(preemptions=(("a", 1), ("unknown", 7)))))
-    dispatch.observe(worker("d1"))
-    async with dispatch.expecting("a", 1) as report, dispatch.expecting("b", 1) as other:
-        dispatch.adopt("a", FIRST, DEMAND)
-        dispatch.observe(worker("d1"))
-        assert report.result() is NoReport.PREEMPTED
-        assert not other.done()
 
 
 async def test_the_worker_that_reads_the_template_is_given_unless_it_has_become_busy() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from giornata.scheduling.demand import Demand
 from giornata.wire.errors import DeadlineExceeded, InternalError, JobCancelled
-from giornata.wire.jobs import Assignment, JobRecord, JobState, Row, RowState
+from giornata.wire.jobs import Assignment, JobRecord, JobState, RowRecord, RowState
 from giornata.wire.requests import Reuse
 from giornata.wire.times import ComputeTimes, StageTimes
 from giornata_router.rules import transitions
@@ -45,7 +45,7 @@ def demand_of(record: JobRecord) -> Demand:
     return transitions.demand(record, INSPECTION, record.pending_rows, ENCODING)
 
 
-def failed_rows(failures: int) -> tuple[Row, ...]:
+def failed_rows(failures: int) -> tuple[RowRecord, ...]:
     return tuple(row.model_copy(update={"failures": failures}) for row in transitions.accepted(TWO).rows)
 
 

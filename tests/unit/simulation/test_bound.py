@@ -16,7 +16,7 @@ from giornata_tools.loadgen.statistics import percentile
 from giornata_tools.loadgen.workload import MaskShape, Workload
 from giornata_tools.simulation.bound import PooledTask, most_on_time
 from giornata_tools.simulation.published import FLUX, FLUX_PICTURE, h800_flux
-from giornata_tools.simulation.scenario import Arrivals, Scenario, fewest_workers
+from giornata_tools.simulation.scenario import ArrivalSetting, Scenario, fewest_workers
 from giornata_tools.simulation.simulator import Binding, RunOptions
 from giornata_tools.simulation.tiers import TemplateSetting
 
@@ -59,7 +59,9 @@ def test_orders_that_disagree_are_refused() -> None:
 def scenario(**fields: Any) -> Scenario:
     work = Workload(facts.MASK_RATIOS["public"], facts.STEPS, {1: 0.8, 4: 0.2}, {0: 1.0}, MaskShape.SQUARE)
     kept = TemplateSetting(preloaded=("t0",))
-    return replace(Scenario((h800_flux(),) * 2, work, Arrivals(40.0, 0.0), FLUX_PICTURE, kept), **fields)
+    return replace(
+        Scenario((h800_flux(),) * 2, work, ArrivalSetting(40.0, 0.0), FLUX_PICTURE, kept), **fields
+    )
 
 
 @given(

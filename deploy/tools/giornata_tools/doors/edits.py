@@ -10,7 +10,7 @@ from giornata.wire.errors import ErrorBody, from_body
 
 
 @dataclass(frozen=True)
-class EditOrder:
+class EditCall:
     """An edit to hand in."""
 
     image: bytes
@@ -84,7 +84,7 @@ Tell = Callable[[EditProgress | Preview], None]
 class Door(Protocol):
     """A way to hand in an edit."""
 
-    async def edit(self, order: EditOrder, tell: Tell) -> EditOutcome:
+    async def edit(self, order: EditCall, tell: Tell) -> EditOutcome:
         """Carry out `order`; when cancelled, cancel the job and raise :class:`Stopped`.
 
         Raises:

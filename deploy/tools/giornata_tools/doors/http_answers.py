@@ -12,7 +12,7 @@ class _Answer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class ProgressEvent(_Answer):
+class ProgressData(_Answer):
     """Data of ``image_edit.progress``."""
 
     job_id: str
@@ -43,7 +43,7 @@ class PartialImage(_Answer):
         return Preview(self.index, self.partial_image_index, self.step, self.box, suffix, self.b64_json)
 
 
-class CompletedEvent(_Answer):
+class CompletedData(_Answer):
     """Data of ``image_edit.completed``."""
 
     job_id: str
@@ -92,16 +92,16 @@ class JobStateAnswer(_Answer):
     state: str
 
 
-EVENTS: dict[str, type[ProgressEvent | PartialImage | CompletedEvent | FailedEvent]] = {
-    "image_edit.progress": ProgressEvent,
+EVENTS: dict[str, type[ProgressData | PartialImage | CompletedData | FailedEvent]] = {
+    "image_edit.progress": ProgressData,
     "image_edit.partial_image": PartialImage,
-    "image_edit.completed": CompletedEvent,
+    "image_edit.completed": CompletedData,
     "error": FailedEvent,
 }
 """Events by type; unknown types of a newer gateway are passed over."""
 
 
-def read_event(kind: str, data: str) -> ProgressEvent | PartialImage | CompletedEvent | FailedEvent | None:
+def read_event(kind: str, data: str) -> ProgressData | PartialImage | CompletedData | FailedEvent | None:
     """An event of an edit's stream, or None for one that this version does not know.
 
     Raises:

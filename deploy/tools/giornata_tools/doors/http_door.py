@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from giornata.wire.errors import ErrorBody
 from giornata_tools.doors.addresses import without_password
 from giornata_tools.doors.edits import (
-    EditOrder,
+    EditCall,
     EditOutcome,
     Failure,
     PaintedPicture,
@@ -24,11 +24,11 @@ from giornata_tools.doors.edits import (
     Unreachable,
 )
 from giornata_tools.doors.http_answers import (
-    CompletedEvent,
+    CompletedData,
     FailedEvent,
     JobStateAnswer,
     PartialImage,
-    ProgressEvent,
+    ProgressData,
     read_event,
 )
 from giornata_tools.doors.sse import events
@@ -49,7 +49,7 @@ class HttpClient:
         self._url = url
         self._job_id: str | None = None
 
-    async def edit(self, order: EditOrder, tell: Tell) -> EditOutcome:
+    async def edit(self, order: EditCall, tell: Tell) -> EditOutcome:
         """Carry out `order` by ``POST /v1/images/edits``; see :class:`giornata_tools.doors.edits.Door`."""
         try:
             with _told_as_refused(self._url):
@@ -91,7 +91,7 @@ class HttpClient:
                 async for event in events(answer.content):
                     yield _OBJECT.validate_json(event.data)
 
-    async def _streamed(self, order: EditOrder, tell: Tell) -> EditOutcome:
+    async def _streamed(self, order: EditCall, tell: Tell) -> EditOutcome:
         pictures: list[PaintedPicture] = []
         failures: list[Failure] = []
         size = ""
@@ -99,12 +99,12 @@ class HttpClient:
             await _check(answer)
             async for frame in events(answer.content):
                 match read_event(frame.kind, frame.data):
-                    case ProgressEvent() as progress:
+                    case ProgressData() as progress:
                         self._job_id = progress.job_id
                         tell(progress.told())
                     case PartialImage() as partial:
                         tell(partial.preview())
-                    case CompletedEvent() as completed:
+                    case CompletedData() as completed:
                         size = completed.size
                         pictures.append(completed.painted())
                     case FailedEvent(index=None) as failed:
@@ -163,7 +163,7 @@ def _told_as_refused(url: str) -> Iterator[None]:
         raise Refused(ErrorBody(code="schema_mismatch", message=message)) from error
 
 
-def _form(order: EditOrder) -> aiohttp.FormData:
+def _form(order: EditCall) -> aiohttp.FormData:
     form = aiohttp.FormData()
     form.add_field("image", order.image, filename="image", content_type="application/octet-stream")
     if order.mask is not None:

@@ -11,7 +11,7 @@ from giornata import client, runtime
 from giornata.wire.errors import GiornataError
 from giornata.wire.events import DoneEvent, PreviewEvent, StateEvent, StepEvent
 from giornata_tools.doors.edits import (
-    EditOrder,
+    EditCall,
     EditOutcome,
     EditProgress,
     Failure,
@@ -33,7 +33,7 @@ class NatsClient:
         self._client = connected
         self._timeout_s = timeout_s
 
-    async def edit(self, order: EditOrder, tell: Tell) -> EditOutcome:
+    async def edit(self, order: EditCall, tell: Tell) -> EditOutcome:
         """Carry out `order` as one request to ``giornata.edit``; see :class:`giornata_tools.doors.edits.Door`."""
         parameters: dict[str, Any] = dict(order.parameters)
         submitting = asyncio.ensure_future(

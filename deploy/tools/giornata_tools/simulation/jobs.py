@@ -16,7 +16,7 @@ DIGEST = "0" * 64
 
 
 @dataclass(frozen=True)
-class EditedPicture:
+class PictureSetting:
     """The size that all jobs edit, and how their rows reuse."""
 
     text: int = 512
@@ -76,7 +76,7 @@ class Piece:
 
 
 def jobs_of(
-    requests: Sequence[Request], picture: EditedPicture, *, reuse: bool = True, slo_s: float | None = None
+    requests: Sequence[Request], picture: PictureSetting, *, reuse: bool = True, slo_s: float | None = None
 ) -> list[SimulatedJob]:
     """Make a job of every request, in the order of their times.
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from giornata.planning.costs import StepCosts
-from giornata_tools.simulation.jobs import EditedPicture
+from giornata_tools.simulation.jobs import PictureSetting
 from giornata_tools.simulation.machines import Machine
 
 FIGURES: Final[Mapping[str, Any]] = json.loads(
     Path(__file__).with_name("published.json").read_text(encoding="utf-8")
 )
 FLUX: Final = FIGURES["models"]["flux"]
-FLUX_PICTURE: Final = EditedPicture(FLUX["text_tokens"], FLUX["image_tokens"])
+FLUX_PICTURE: Final = PictureSetting(FLUX["text_tokens"], FLUX["image_tokens"])
 DECODE_MS: Final = float(FLUX["decode_ms"][0])
 """Decoding of one picture at a time."""
 

@@ -13,7 +13,7 @@ from giornata_tools.loadgen.statistics import percentile
 from giornata_tools.loadgen.trace import TraceLine, complete
 from giornata_tools.loadgen.workload import Workload, draw, faster
 from giornata_tools.simulation.bound import Bound
-from giornata_tools.simulation.jobs import EditedPicture, SimulatedJob, jobs_of, template_name
+from giornata_tools.simulation.jobs import PictureSetting, SimulatedJob, jobs_of, template_name
 from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.results import SimulatedRun, Summary, summary
 from giornata_tools.simulation.simulator import RunOptions, Simulation, Stages
@@ -23,7 +23,7 @@ Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Arrivals:
+class ArrivalSetting:
     """When jobs arrive."""
 
     seconds: float = 600.0
@@ -44,8 +44,8 @@ class Scenario:
 
     machines: tuple[Machine, ...]
     workload: Workload
-    arriving: Arrivals = field(default_factory=Arrivals)
-    picture: EditedPicture = field(default_factory=EditedPicture)
+    arriving: ArrivalSetting = field(default_factory=ArrivalSetting)
+    picture: PictureSetting = field(default_factory=PictureSetting)
     templates: TemplateSetting = field(default_factory=TemplateSetting)
     stages: Stages = field(default_factory=Stages)
     reuse: bool = True

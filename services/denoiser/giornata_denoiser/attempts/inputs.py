@@ -66,7 +66,7 @@ async def rows_of(
     return tuple(rows)
 
 
-async def _resumed(row: jobs.Row, blobs: BlobStore) -> bytes | None:
+async def _resumed(row: jobs.RowRecord, blobs: BlobStore) -> bytes | None:
     if row.resume is None:
         return None
     try:
@@ -77,7 +77,7 @@ async def _resumed(row: jobs.Row, blobs: BlobStore) -> bytes | None:
 
 
 def _made(
-    request: RunRequest, checkpoint: Checkpoint, row: jobs.Row, found: Blobs, reusing: Reusing | None
+    request: RunRequest, checkpoint: Checkpoint, row: jobs.RowRecord, found: Blobs, reusing: Reusing | None
 ) -> Row:
     """One row. Unpacking and regions take milliseconds: call it in a worker thread."""
     parameters, inspection = request.job.parameters, request.inspection
@@ -116,7 +116,7 @@ def reused(row: Row, where: Region | None, how: Reusing, family: ModelFamily) ->
     return reusing if profits(reusing, how.costs, family) else replace(row, skipped=True)
 
 
-def _snapshot(row: jobs.Row, latents: bytes | None) -> Snapshot | None:
+def _snapshot(row: jobs.RowRecord, latents: bytes | None) -> Snapshot | None:
     if row.resume is None or latents is None:
         return None
     unpacked: Mapping[str, Tensor] = tensors.unpack(latents)

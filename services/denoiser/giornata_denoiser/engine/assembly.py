@@ -14,7 +14,7 @@ from giornata_denoiser.rows.row import Row
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class DeviceInputs:
     """A row's inputs on the engine's device: copied when it joins, kept while it runs."""
 
     sequences: tuple[SequenceInputs, ...]
@@ -24,10 +24,10 @@ class Placed:
     """The row's own conditioning; `conditioning` is a copy of it. Every row is built with its own."""
 
 
-def place(row: Row, device: torch.device) -> Placed:
+def place(row: Row, device: torch.device) -> DeviceInputs:
     """The inputs of `row` on `device`; its own tensors where they are there already."""
     region = None if row.region is None else row.region.on(device)
-    return Placed(
+    return DeviceInputs(
         tuple(SequenceInputs(prompt.to(device), row.grid, region) for prompt in row.prompts),
         {name: tensor.to(device) for name, tensor in row.conditioning.items()},
         row.conditioning,
@@ -67,7 +67,9 @@ class Assembly:
     guided: Guided | None
 
 
-def assemble(family: ModelFamily, rows: Sequence[Row], placed: Sequence[Placed] | None = None) -> Assembly:
+def assemble(
+    family: ModelFamily, rows: Sequence[Row], placed: Sequence[DeviceInputs] | None = None
+) -> Assembly:
     """Pack `rows`. What changes from step to step (latents, noise levels) is not in it.
 
     Args:

@@ -19,7 +19,7 @@ from giornata.wire.errors import GiornataError, InternalError, RowPoisoned
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Waits
-from giornata_denoiser.engine.assembly import Assembly, Placed, assemble, place
+from giornata_denoiser.engine.assembly import Assembly, DeviceInputs, assemble, place
 from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.engine.protocol import FailedRow, RowPreview, StepReport
 from giornata_denoiser.engine.sources import Sources, StepPlan
@@ -67,7 +67,7 @@ class Engine:
             capacity, lambda rows: fits(rows, limit, how.model.costs, family), joining
         )
         self._clock, self._trace = clock, trace
-        self._placed: dict[RowKey, Placed] = {}
+        self._placed: dict[RowKey, DeviceInputs] = {}
         self._assembled: tuple[tuple[Row, ...], Assembly] | None = None
         self._waits = Waits(clock)
         self._sources = Sources(family, how, self._waits, trace)
@@ -188,7 +188,7 @@ class Engine:
         self._assembled = (rows, assembly)
         return assembly
 
-    def _placed_row(self, row: Row) -> Placed:
+    def _placed_row(self, row: Row) -> DeviceInputs:
         """The inputs of `row` on the device, copied unless they are there."""
         placed = self._placed.get(row.key)
         if placed is None or placed.source is not row.conditioning:

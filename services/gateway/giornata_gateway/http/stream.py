@@ -12,7 +12,7 @@ from aiohttp import web
 from giornata.deadlines import Deadline
 from giornata.wire.errors import DeadlineExceeded, Failed, from_body
 from giornata.wire.events import DoneEvent, PreviewEvent
-from giornata.wire.jobs import JobRecord, Row
+from giornata.wire.jobs import JobRecord, RowRecord
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http.body import JSON_COPIES, end, write
 from giornata_gateway.http.errors import OUTCOME, as_known
@@ -124,7 +124,7 @@ class Stream:
             await self._tell_row(response, record, row, at, sequence if row is rows[-1] else None)
 
     async def _tell_row(
-        self, response: web.StreamResponse, record: JobRecord, row: Row, at: int, sequence: int | None
+        self, response: web.StreamResponse, record: JobRecord, row: RowRecord, at: int, sequence: int | None
     ) -> None:
         if row.image is None:
             error = from_body(row.error) if row.error is not None else Failed()

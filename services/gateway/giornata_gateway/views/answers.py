@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from giornata.wire.errors import BY_CODE, ErrorBody, Failed, GiornataError, JobCancelled, from_body
-from giornata.wire.jobs import JobRecord, JobState, Row, TemplateUse
+from giornata.wire.jobs import JobRecord, JobState, RowRecord, TemplateUse
 from giornata.wire.requests import OutputFormat
 from giornata.wire.times import ComputeTimes, StageTimes
 
@@ -230,7 +230,9 @@ def images_answer(
     )
 
 
-def _image_data(row: Row, pictures: Mapping[int, bytes] | None, base_url: str, job_id: str) -> ImageData:
+def _image_data(
+    row: RowRecord, pictures: Mapping[int, bytes] | None, base_url: str, job_id: str
+) -> ImageData:
     if pictures is None:
         return ImageData(url=image_url(base_url, job_id, row.index))
     return ImageData(b64_json=base64.b64encode(pictures[row.index]).decode())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from giornata.wire.jobs import JobRecord, JobState, Row
+from giornata.wire.jobs import JobRecord, JobState, RowRecord
 from giornata.wire.messages import Forecast
 from giornata.wire.times import StageTimes
 from giornata.wire.workers import RowProgress, ServiceState
@@ -133,7 +133,7 @@ def finish_s_of(forecast: Forecast | None) -> float | None:
     return round(forecast.finish_ms / 1e3, 3) if forecast else None
 
 
-def _picture(row: Row, step: int | None, job_id: str, base_url: str) -> PictureView:
+def _picture(row: RowRecord, step: int | None, job_id: str, base_url: str) -> PictureView:
     return PictureView(
         index=row.index,
         seed=row.seed,

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from giornata.wire.errors import GiornataError
 from giornata.wire.events import PreviewEvent, StateEvent, StepEvent
-from giornata.wire.jobs import Box, JobRecord, JobState, Row
+from giornata.wire.jobs import Box, JobRecord, JobState, RowRecord
 from giornata.wire.requests import OutputFormat
 from giornata_gateway.views.answers import (
     CONTENT_TYPES,
@@ -130,7 +130,7 @@ def partial_image_event(record: JobRecord, event: PreviewEvent, created_at: int)
 
 
 def completed_event(
-    record: JobRecord, row: Row, picture: bytes | None, base_url: str, created_at: int
+    record: JobRecord, row: RowRecord, picture: bytes | None, base_url: str, created_at: int
 ) -> CompletedEvent:
     """A finished picture: inline when its bytes are given, else as a link."""
     return CompletedEvent(

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.wire.errors import AttemptsExhausted, GiornataError, InternalError, JobCancelled
-from giornata.wire.jobs import Assignment, Encoding, Inspection, Job, JobRecord, JobState, Row
+from giornata.wire.jobs import Assignment, Encoding, Inspection, Job, JobRecord, JobState, RowRecord
 from giornata.wire.requests import Reuse
 from giornata.wire.templates import picture_id
 from giornata.wire.times import ComputeTimes, StageTimes
@@ -33,7 +33,7 @@ class Times:
 def accepted(job: Job) -> JobRecord:
     """The first revision: queued, with one row per picture."""
     first = job.parameters.seed or 0
-    rows = tuple(Row(index=i, seed=first + i) for i in range(job.parameters.n))
+    rows = tuple(RowRecord(index=i, seed=first + i) for i in range(job.parameters.n))
     return JobRecord(job=job, rows=rows)
 
 
@@ -88,7 +88,7 @@ def taken_back(record: JobRecord, assignment: Assignment) -> JobRecord | None:
     return record.freed(assignment.attempt, assignment.worker, lambda _: {})
 
 
-def ended(record: JobRecord, rows: tuple[Row, ...], times: Times) -> JobRecord:
+def ended(record: JobRecord, rows: tuple[RowRecord, ...], times: Times) -> JobRecord:
     """Every row has a picture or an error: completed if there is at least one picture, else failed."""
     rows = _free(rows)
     images = [row for row in rows if row.image is not None]
@@ -115,7 +115,7 @@ def closed(record: JobRecord, error: GiornataError, times: Times) -> JobRecord:
     return record.model_copy(update=fields)
 
 
-def exhausted(rows: Sequence[Row], causes: Sequence[str], limit: int) -> AttemptsExhausted | None:
+def exhausted(rows: Sequence[RowRecord], causes: Sequence[str], limit: int) -> AttemptsExhausted | None:
     """The error that ends a job if one of its `rows` has lost too many attempts; else None."""
     failures = max((row.failures for row in rows), default=0)
     if failures < limit:
@@ -128,7 +128,7 @@ def exhausted(rows: Sequence[Row], causes: Sequence[str], limit: int) -> Attempt
 def demand(
     record: JobRecord,
     inspection: Inspection,
-    rows: Sequence[Row],
+    rows: Sequence[RowRecord],
     encoding: Encoding | None,
     *,
     max_failures: int = 0,
@@ -163,6 +163,6 @@ def demand(
     )
 
 
-def _free(rows: Sequence[Row]) -> tuple[Row, ...]:
+def _free(rows: Sequence[RowRecord]) -> tuple[RowRecord, ...]:
     """The rows without workers."""
     return tuple(row.model_copy(update={"worker": None}) for row in rows)

@@ -22,7 +22,7 @@ from giornata_tools.cli.edit import outputs
 from giornata_tools.cli.edit.parameters import options, validated
 from giornata_tools.cli.edit.report import EditDelivery, not_written
 from giornata_tools.doors.addresses import Http, Nats
-from giornata_tools.doors.edits import Door, EditOrder, EditOutcome, EditProgress, Preview, Refused, Stopped
+from giornata_tools.doors.edits import Door, EditCall, EditOutcome, EditProgress, Preview, Refused, Stopped
 
 NATS_TIMEOUT_S: Final = 120.0
 """What the NATS door allows unless told otherwise; over HTTP the gateway decides."""
@@ -128,7 +128,7 @@ def edit(
     if image == mask == outputs.STDOUT:
         raise click.UsageError("Standard input holds one picture, not IN and the mask.")
     reach = Reach(door_of(ctx, url, nats_url), redis_url, api_key, tenant, timeout_s)
-    order = EditOrder(_read(image), None if mask is None else _read(mask), given)
+    order = EditCall(_read(image), None if mask is None else _read(mask), given)
     report = EditDelivery(files, as_json, quiet)
     ctx.exit(interrupts.run(lambda: run(reach, order, report, progress=progress and not quiet)))
 
@@ -137,7 +137,7 @@ FIRST: Final = ("image", "prompt", "mask", "out")
 edit.params.sort(key=lambda parameter: FIRST.index(parameter.name) if parameter.name in FIRST else len(FIRST))
 
 
-async def run(reach: Reach, order: EditOrder, report: EditDelivery, *, progress: bool) -> int:
+async def run(reach: Reach, order: EditCall, report: EditDelivery, *, progress: bool) -> int:
     """Hand the order in, write its pictures, report; the exit status."""
     started_s = time.monotonic()
     try:
@@ -157,9 +157,7 @@ async def run(reach: Reach, order: EditOrder, report: EditDelivery, *, progress:
     return report.finished(outcome, time.monotonic() - started_s)
 
 
-async def _carried_out(
-    reach: Reach, order: EditOrder, report: EditDelivery, *, progress: bool
-) -> EditOutcome:
+async def _carried_out(reach: Reach, order: EditCall, report: EditDelivery, *, progress: bool) -> EditOutcome:
     with edit_steps(len(report.files), shown=progress) as draw:
 
         def tell(told: EditProgress | Preview) -> None:

@@ -12,9 +12,9 @@ from giornata_tools.loadgen import trace
 from giornata_tools.loadgen.distributions import zipf
 from giornata_tools.loadgen.workload import MaskShape, Workload
 from giornata_tools.simulation import cluster
-from giornata_tools.simulation.jobs import EditedPicture, template_name
+from giornata_tools.simulation.jobs import PictureSetting, template_name
 from giornata_tools.simulation.machines import Machine, Storage
-from giornata_tools.simulation.scenario import Arrivals, Scenario, popular
+from giornata_tools.simulation.scenario import ArrivalSetting, Scenario, popular
 from giornata_tools.simulation.simulator import Stages
 from giornata_tools.simulation.tiers import TemplateSetting
 
@@ -31,7 +31,7 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
         machines=tuple(_machines(given)),
         workload=Workload(given["masks"], given["steps"], given["n"], weights, MaskShape.SQUARE),
         arriving=_arriving(given),
-        picture=EditedPicture(given["text_tokens"], given["tokens"], given["halo"], given["corrects"]),
+        picture=PictureSetting(given["text_tokens"], given["tokens"], given["halo"], given["corrects"]),
         templates=TemplateSetting(
             size_bytes=given["template_gb"] * 1e9,
             kv_bytes=given["step_gb"] * 1e9,
@@ -77,7 +77,7 @@ def _machines(given: Mapping[str, Any]) -> list[Machine]:
     return [replace(machine, storage=storage)] * int(given["workers"])
 
 
-def _arriving(given: Mapping[str, Any]) -> Arrivals:
+def _arriving(given: Mapping[str, Any]) -> ArrivalSetting:
     lines: tuple[trace.TraceLine, ...] = ()
     path: Path | None = given["trace"]
     if path is not None:
@@ -87,4 +87,4 @@ def _arriving(given: Mapping[str, Any]) -> Arrivals:
             lines = tuple(trace.read(path.read_text(encoding="utf-8"), path.suffix))
         except (OSError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from error
-    return Arrivals(given["duration"], given["warmup"], given["cv"], lines, given["speed"])
+    return ArrivalSetting(given["duration"], given["warmup"], given["cv"], lines, given["speed"])

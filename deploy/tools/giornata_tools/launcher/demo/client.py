@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from giornata.wire.fleet import FleetView, InstanceView
 from giornata.wire.times import StageTimes
-from giornata_tools.doors.edits import EditOrder, Refused, Stopped, Tell
+from giornata_tools.doors.edits import EditCall, Refused, Stopped, Tell
 from giornata_tools.doors.http_door import HttpClient
 from giornata_tools.launcher.process import LaunchError
 
@@ -38,7 +38,7 @@ class DemoEdit:
     status: JobFigures
 
 
-async def ask(door: HttpClient, order: EditOrder, tell: Tell) -> DemoEdit:
+async def ask(door: HttpClient, order: EditCall, tell: Tell) -> DemoEdit:
     """Have one picture edited, and ask what was measured.
 
     Raises:

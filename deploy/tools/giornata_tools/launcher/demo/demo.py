@@ -24,7 +24,7 @@ from giornata.wire.times import StageTimes
 from giornata_prepost.images.masks import Alpha, edited_region, effective_alpha
 from giornata_tools import checkout, provenance
 from giornata_tools.bars import edit_steps
-from giornata_tools.doors.edits import EditOrder, EditProgress, Preview, Tell
+from giornata_tools.doors.edits import EditCall, EditProgress, Preview, Tell
 from giornata_tools.doors.http_door import HttpClient, open_http
 from giornata_tools.launcher import environment, model
 from giornata_tools.launcher.demo import client, comparison
@@ -156,7 +156,7 @@ async def _edit(door: HttpClient, exhibit: Exhibit, options: DemoOptions, consol
     )
     console.print(f'{exhibit.name}: "{parameters.prompt}"', highlight=False)
     fields = parameters.model_dump(mode="json", exclude_defaults=True)
-    order = EditOrder(png(exhibit.picture), png(exhibit.mask), fields)
+    order = EditCall(png(exhibit.picture), png(exhibit.mask), fields)
     with told_to(console) as tell:
         return Done(exhibit, parameters, await client.ask(door, order, tell))
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from giornata_denoiser.rows.stored import BITS
 from giornata_denoiser.templates import files
-from tests.unit.denoiser.recordings import same, template
+from tests.unit.denoiser.templates.recordings import same, template
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -14,8 +14,8 @@ from giornata_denoiser.loading.loader import Loader
 from giornata_denoiser.rows.template import Entry, Recording
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
-from tests.unit.denoiser.edits import GRID, edit, engine, finished, template
-from tests.unit.denoiser.test_masked import FLOAT32
+from tests.unit.denoiser.engine.edits import GRID, edit, engine, finished, template
+from tests.unit.denoiser.engine.test_masked import FLOAT32
 
 
 @pytest.mark.parametrize("at_step", [0, 1, 3])

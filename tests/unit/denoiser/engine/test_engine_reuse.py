@@ -27,7 +27,7 @@ from giornata_denoiser.rows.template import Entry, Form, Kept, Recording
 from giornata_denoiser.trace import Trace
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
-from tests.unit.denoiser.edits import (
+from tests.unit.denoiser.engine.edits import (
     FORMS,
     GRID,
     Measured,
@@ -39,7 +39,7 @@ from tests.unit.denoiser.edits import (
     template,
     where,
 )
-from tests.unit.denoiser.test_masked import BLOCKS, FLOAT32, step
+from tests.unit.denoiser.engine.test_masked import BLOCKS, FLOAT32, step
 
 
 @pytest.mark.parametrize("bits", [None, EXACT])

@@ -11,7 +11,7 @@ from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates import files
 from giornata_denoiser.templates.store import RecordingStore
-from tests.unit.denoiser.recordings import same, template
+from tests.unit.denoiser.templates.recordings import same, template
 
 
 def test_a_store_goes_from_memory_to_disk_to_nothing(tmp_path: Path) -> None:

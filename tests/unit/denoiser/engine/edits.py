@@ -24,7 +24,7 @@ from giornata_denoiser.rows.template import Entry, Form, Recording
 from giornata_denoiser.trace import Trace
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
-from tests.unit.denoiser.test_masked import BLOCKS, Everything, step
+from tests.unit.denoiser.engine.test_masked import BLOCKS, Everything, step
 
 FORMS = [frozenset({Form.KV}), frozenset({Form.HIDDEN}), frozenset(Form), frozenset()]
 GRID = (4, 4)

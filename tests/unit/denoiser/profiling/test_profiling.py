@@ -27,7 +27,7 @@ from giornata_denoiser.profiling.rows import Workpieces
 from giornata_denoiser.profiling.scatter import scatter
 from giornata_denoiser.rows.stored import Stored
 from tests.fakes import tiny_flux
-from tests.unit.denoiser.test_rehearsal import CARD
+from tests.unit.denoiser.engine.test_rehearsal import CARD
 
 BLOCKS = 4
 TRUE = StepCosts((3.0, 0.4, 0.02, 0.005, 2e-6), (0.05, 4e-7))

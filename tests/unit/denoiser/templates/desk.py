@@ -38,7 +38,7 @@ from tests.fakes import tiny_flux
 from tests.fakes.profiles import LOAD_WEIGHTS, WEIGHTS
 from tests.fakes.row_engine import SteppedEngine
 from tests.fakes.tiny_flux import Spec
-from tests.unit.denoiser.test_attempt import INSPECTION, JOB
+from tests.unit.denoiser.attempts.test_attempt import INSPECTION, JOB
 
 COSTS = StepCosts(WEIGHTS, LOAD_WEIGHTS)
 FAMILY = tiny_flux.family()

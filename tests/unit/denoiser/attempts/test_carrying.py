@@ -9,8 +9,7 @@ from typing import Any
 
 from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import InvalidField
-from giornata.wire.jobs import JobRecord, JobState
-from giornata.wire.jobs import Row as JobRow
+from giornata.wire.jobs import JobRecord, JobState, RowRecord
 from giornata.wire.messages import RunAnswer, RunRequest
 from giornata_denoiser.attempts.attempt import Attempt
 from giornata_denoiser.attempts.carrying import Carrier, Fetch
@@ -18,7 +17,7 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
 from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_flux
-from tests.unit.denoiser.test_attempt import request
+from tests.unit.denoiser.attempts.test_attempt import request
 
 
 @asynccontextmanager
@@ -88,7 +87,7 @@ async def test_a_cancelled_job_leaves_with_every_attempt_and_no_other_job() -> N
     async with asyncio.TaskGroup() as tasks:
         made = carrier(tasks, capacity_rows=3)
         for job_id, attempt, index in (("a", 1, 0), ("a", 2, 1), ("b", 1, 0)):
-            rows = (JobRow(index=index, seed=0),)
+            rows = (RowRecord(index=index, seed=0),)
             assert made.take(request(job_id, attempt, rows)) is RunAnswer.ACCEPTED
         assert [attempt.key for attempt in made.attempts] == [("a", 1), ("a", 2), ("b", 1)]
         made.drop_job("a")

@@ -15,7 +15,7 @@ from giornata.wire.jobs import (
     JobRecord,
     JobState,
     Priority,
-    Row,
+    RowRecord,
     RowState,
 )
 from giornata.wire.messages import RunRequest
@@ -55,13 +55,13 @@ INSPECTION = Inspection(
 )
 
 
-def request(job_id: str = "job", attempt: int = 1, rows: tuple[Row, ...] | None = None) -> RunRequest:
+def request(job_id: str = "job", attempt: int = 1, rows: tuple[RowRecord, ...] | None = None) -> RunRequest:
     return RunRequest(
         job=JOB.model_copy(update={"job_id": job_id}),
         attempt=attempt,
         inspection=INSPECTION,
         encoding=Encoding(text=REF, text_tokens=5, rows=(REF, REF)),
-        rows=rows or (Row(index=0, seed=0), Row(index=1, seed=1)),
+        rows=rows or (RowRecord(index=0, seed=0), RowRecord(index=1, seed=1)),
         remaining_ms=1000,
     )
 
@@ -87,8 +87,8 @@ def test_an_attempt_follows_its_rows_and_no_others() -> None:
 
 def test_progress_lists_the_unfinished_and_all_while_the_report_is_written() -> None:
     of = tiny_flux.family()
-    resumed = Row(index=1, seed=1, resume=RowState(step=2, latents=REF))
-    made = Attempt(request(rows=(Row(index=0, seed=0), resumed)), accepted_s=0.0)
+    resumed = RowRecord(index=1, seed=1, resume=RowState(step=2, latents=REF))
+    made = Attempt(request(rows=(RowRecord(index=0, seed=0), resumed)), accepted_s=0.0)
     assert [(row.index, row.step, row.steps, row.tokens) for row in made.progress()] == [
         (0, 0, 4, 12),
         (1, 2, 4, 12),
@@ -113,16 +113,16 @@ def test_room_counts_unfinished_rows_and_an_idle_worker_takes_any_job() -> None:
 
 @pytest.mark.parametrize(("attempt", "worker"), [(2, "me"), (1, "another"), (1, None)])
 def test_an_outcome_of_a_void_attempt_changes_nothing(attempt: int, worker: str | None) -> None:
-    rows = (Row(index=0, seed=0, attempt=attempt, worker=worker),)
+    rows = (RowRecord(index=0, seed=0, attempt=attempt, worker=worker),)
     record = JobRecord(job=JOB, state=JobState.RUNNING, attempt=attempt, rows=rows)
     assert settled(record, 1, "me", {0: {"latents": REF}}) is None
 
 
 def test_an_outcome_changes_and_frees_the_rows_of_its_attempt_alone() -> None:
     rows = (
-        Row(index=0, seed=0, attempt=1, worker="me"),
-        Row(index=1, seed=1, attempt=2, worker="me"),
-        Row(index=2, seed=2, attempt=1, worker="me"),
+        RowRecord(index=0, seed=0, attempt=1, worker="me"),
+        RowRecord(index=1, seed=1, attempt=2, worker="me"),
+        RowRecord(index=2, seed=2, attempt=1, worker="me"),
     )
     record = JobRecord(job=JOB, state=JobState.RUNNING, attempt=2, rows=rows)
     changed = settled(record, 1, "me", {0: {"latents": REF}, 1: {"latents": REF}})

@@ -12,8 +12,8 @@ from giornata import tensors
 from giornata.wire.jobs import BlobRef, Job
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
-from tests.unit.denoiser.desk import CHECKPOINT, FAMILY, desk
-from tests.unit.denoiser.test_attempt import INSPECTION
+from tests.unit.denoiser.attempts.test_attempt import INSPECTION
+from tests.unit.denoiser.templates.desk import CHECKPOINT, FAMILY, desk
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), MemoryError()])

@@ -25,8 +25,8 @@ from giornata_denoiser.templates.lookup import Reusing
 from tests.fakes import tiny_flux
 from tests.fakes.profiles import WEIGHTS
 from tests.fakes.tiny_flux import Spec
-from tests.unit.denoiser.desk import CHECKPOINT, COSTS, FAMILY, WIDTH, desk
-from tests.unit.denoiser.test_attempt import INSPECTION, JOB
+from tests.unit.denoiser.attempts.test_attempt import INSPECTION, JOB
+from tests.unit.denoiser.templates.desk import CHECKPOINT, COSTS, FAMILY, WIDTH, desk
 
 
 async def test_noise_levels_and_regions_are_made_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

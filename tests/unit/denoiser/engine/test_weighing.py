@@ -16,8 +16,8 @@ from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Recording
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
-from tests.unit.denoiser.edits import FORMS, GRID, edit, engine, template, where
-from tests.unit.denoiser.test_masked import BLOCKS
+from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, template, where
+from tests.unit.denoiser.engine.test_masked import BLOCKS
 
 
 def rows_of_any_weight(of: ModelFamily, taken: Recording) -> Iterator[Row]:

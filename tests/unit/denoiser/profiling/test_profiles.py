@@ -16,7 +16,7 @@ from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.profiling.profiles import device_name, read_profile, write_profile
 from tests.fakes import tiny_flux
 from tests.fakes.profiles import PROFILE
-from tests.unit.denoiser.test_rehearsal import CARD
+from tests.unit.denoiser.engine.test_rehearsal import CARD
 
 
 @pytest.fixture(scope="module")

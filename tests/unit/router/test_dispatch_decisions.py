@@ -1,0 +1,56 @@
+"""Dispatch applies what a scheduler decides: when it wants to be asked again, and which attempts it preempts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from giornata.scheduling.decision import Decision, Scheduler
+from giornata.scheduling.line import Line
+from giornata.scheduling.placement import Placement
+from giornata_router.dispatch import Dispatch, NoReport
+from tests.unit.router.test_dispatch import FIRST
+from tests.unit.scheduling.test_placement import DEMAND, worker
+
+
+class Scripted:
+    """A scheduler that decides what it was told to, and notes when it is asked."""
+
+    def __init__(self, *decisions: Decision) -> None:
+        self.decisions = list(decisions)
+        self.asked = asyncio.Semaphore(0)
+
+    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+        self.asked.release()
+        decision = self.decisions.pop(0) if self.decisions else Decision()
+        return decision._replace(wake_at=None if decision.wake_at is None else now + decision.wake_at)
+
+
+def scripted(scheduler: Scheduler) -> Dispatch:
+    return Dispatch(scheduler, Placement(), Line())
+
+
+async def test_the_scheduler_is_asked_again_when_it_wants_to_be_and_at_no_older_time() -> None:
+    scheduler = Scripted(Decision(wake_at=0.01), Decision(wake_at=3600.0), Decision(wake_at=0.02))
+    dispatch = scripted(scheduler)
+    dispatch.observe(worker("d1"))
+    dispatch.observe(worker("d1"))  # its decision counts, not that before it
+    for _ in range(2):
+        await scheduler.asked.acquire()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(scheduler.asked.acquire(), 0.1)
+    dispatch.observe(worker("d1"))
+    for _ in range(2):  # at once, and when it woke
+        await asyncio.wait_for(scheduler.asked.acquire(), 10)
+    assert dispatch._wake is None
+
+
+async def test_a_preempted_attempt_is_waited_for_no_longer() -> None:
+    dispatch = scripted(Scripted(Decision(), Decision(preemptions=(("a", 1), ("unknown", 7)))))
+    dispatch.observe(worker("d1"))
+    async with dispatch.expecting("a", 1) as report, dispatch.expecting("b", 1) as other:
+        dispatch.adopt("a", FIRST, DEMAND)
+        dispatch.observe(worker("d1"))
+        assert report.result() is NoReport.PREEMPTED
+        assert not other.done()
