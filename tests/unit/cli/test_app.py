@@ -70,6 +70,8 @@ def test_without_its_extra_a_command_says_how_to_get_it(
     arguments: list[str], extra: str, lacking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     distribution = metadata.distribution
+    named = [item for item in metadata.requires("giornata-tools") or () if f'extra == "{extra}"' in item]
+    assert any(item.startswith(lacking) for item in named), "the environment is older than the distribution"
 
     def found(name: str) -> metadata.Distribution:
         if name == lacking:
