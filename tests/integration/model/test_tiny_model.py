@@ -57,7 +57,7 @@ def test_equal_seeds_give_equal_bytes_and_others_do_not(family: Family, folder: 
 
 def test_it_is_small_and_says_what_it_is(family: Family, folder: Path) -> None:
     card = read_model_card(folder)
-    assert card.family is family
+    assert card.family == family
     assert (card.vae_scale_factor, card.latent_channels, card.max_text_tokens) == (8, 16, 48)
     assert card.takes_guidance
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 10 << 20
