@@ -1,8 +1,7 @@
 """When what has failed is tried again: every policy of the system, by name.
 
 A policy is used as ``await policy(function, *args)`` or as ``@policy.wraps``; tenacity awaits only what is defined by
-``async def``. When its time is over it raises the last
-error as it is.
+``async def``. When its time is over it raises the last error as it is.
 """
 
 from __future__ import annotations

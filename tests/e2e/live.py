@@ -63,11 +63,11 @@ class LiveStack:
 
     @property
     def observer_password_file(self) -> Path:
-        """Of the NATS user that hears telemetry."""
+        """Password of the NATS user that hears telemetry."""
         return self.password_file(User.OBSERVER)
 
     def password_file(self, user: User) -> Path:
-        """Of a NATS user."""
+        """Password of a NATS user."""
         path = self._stack.nats_password_file(user)
         assert path is not None
         return path

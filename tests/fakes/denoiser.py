@@ -48,7 +48,7 @@ class FakeDenoiser:
         self.instance = instance
         self.answer = RunAnswer.ACCEPTED
         self.stepping_ms = 0.0
-        """As telemetry tells it."""
+        """What telemetry tells as the time of the running step."""
         self.going = asyncio.Event()
         """Clear it to hold all steps."""
         self.going.set()

@@ -111,7 +111,7 @@ class RecordBucket(Generic[R]):
 
     @asynccontextmanager
     async def watching(self, pattern: str) -> AsyncIterator[KeyValue.KeyWatcher]:
-        """Entries of matching keys: those that are there, None, then every change."""
+        """Entries of matching keys: the present ones, None, then every change."""
         watcher = await repeated(lambda: self._bucket.watch(pattern))
         try:
             yield watcher

@@ -28,5 +28,5 @@ class Records(RecordBucket[JobRecord]):
         return cls(await jetstream.key_value(RECORDS))
 
     async def change(self, key: str, change: Change) -> JobRecord:
-        """As in every bucket; but a terminal record is never changed, and `change` is not even asked."""
+        """Change a record as in every bucket. A terminal record stays as it is, and `change` is not called."""
         return await super().change(key, lambda record: None if record.state.terminal else change(record))

@@ -59,7 +59,7 @@ class Assembly:
     computed: Tensor | None
     """(computed_tokens,) int64: the tokens of the rows' regions among all tokens; None where that is all of them."""
     regions: tuple[Tensor | None, ...]
-    """By row: (computed,) int64, the tokens of its region; None for all of its picture."""
+    """Each row's (computed,) int64, the tokens of its region; None for all of its picture."""
     row_of_computed: Tensor
     """(computed_tokens,) int64: batch index of each one's row."""
     computed_lengths: tuple[int, ...]
