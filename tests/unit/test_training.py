@@ -12,7 +12,7 @@ from diffusers import FluxFillPipeline
 from giornata_tools.model import architecture, latents
 from giornata_tools.model.painter import Painter
 from giornata_tools.model.scenes import captions, sample
-from giornata_tools.model.train import checkpointing, guidance
+from giornata_tools.model.train import guidance, stage
 from giornata_tools.model.train.muon import Muon, orthogonalise
 from giornata_tools.model.train.painter import weighted_error
 
@@ -126,7 +126,7 @@ def test_levelled_guidance_is_everywhere_what_it_was_at_one() -> None:
     painter = Painter(architecture.transformer(), architecture.text_encoders())
     embed = painter.transformer.time_text_embed
     torch.nn.init.normal_(embed.guidance_embedder.linear_2.weight)
-    time, pooled = torch.tensor([500.0]), torch.randn(1, architecture.POOLED_WIDTH)
+    time, pooled = torch.tensor([500.0]), torch.randn(1, architecture.TEXT_WIDTH)
 
     def embedded(scale: float) -> torch.Tensor:
         found: torch.Tensor = embed(time, torch.tensor([1000 * scale]), pooled)
@@ -141,12 +141,12 @@ def test_levelled_guidance_is_everywhere_what_it_was_at_one() -> None:
 
 def test_a_state_is_written_whole_and_read_without_unpickling(tmp_path: Path) -> None:
     path = tmp_path / "run" / "state.pt"
-    assert checkpointing.load(path) is None
-    checkpointing.save(path, {"step": 3, "weights": {"a": torch.ones(2)}})
-    state = checkpointing.load(path)
+    assert stage.load(path) is None
+    stage.save(path, {"step": 3, "weights": {"a": torch.ones(2)}})
+    state = stage.load(path)
     assert state is not None
     assert state["step"] == 3
     assert [p.name for p in path.parent.iterdir()] == ["state.pt"]
     torch.save({"code": pytest.raises}, path)
     with pytest.raises(Exception, match="weights_only"):
-        checkpointing.load(path)
+        stage.load(path)

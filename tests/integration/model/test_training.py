@@ -19,11 +19,9 @@ from giornata_tools.checkout import TRAINED
 from giornata_tools.model.architecture import TEXT_TOKENS
 from giornata_tools.model.painter import denoise
 from giornata_tools.model.scenes import Task, masks, sample
-from giornata_tools.model.train import autoencoder, checkpointing, decoder, guidance, painter, pool
+from giornata_tools.model.train import autoencoder, decoder, guidance, painter, pool, stage
 from giornata_tools.model.train.__main__ import main
-from giornata_tools.model.train.checkpointing import Unusable
-from giornata_tools.model.train.plan import StagePlan
-from giornata_tools.model.train.ranks import Ranks
+from giornata_tools.model.train.stage import Ranks, StagePlan, Unusable
 
 pytestmark = pytest.mark.long
 
@@ -89,7 +87,7 @@ def vae_files(folder: Path) -> dict[str, bytes]:
 
 def _everything_is_restored(folder: Path) -> None:
     """Weights, averages, both optimisers' moments and the count of scenes are those of the file."""
-    state = checkpointing.load(folder / "painter.pt")
+    state = stage.load(folder / "painter.pt")
     assert state is not None
     run = painter.PainterRun(plan(folder, 3))
     assert run.step == state["step"] == 2
@@ -100,7 +98,7 @@ def _everything_is_restored(folder: Path) -> None:
     assert all(moments)
     torch.testing.assert_close(moments, [saved["state"] for saved in state["optimisers"]], rtol=0, atol=0)
     run.save()
-    again = checkpointing.load(folder / "painter.pt")
+    again = stage.load(folder / "painter.pt")
     assert again is not None
     assert again["rendered"] == state["rendered"]
     assert sum(again["rendered"].values()) > 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from giornata_tools.model.scenes import COLOURS, GROUNDS, SHAPES, Task
-from giornata_tools.quality import cases, train_classifier
+from giornata_tools.quality import cases, classifier
 from giornata_tools.quality.cases import LEAST_MASK_PX, Case, digest, draw, slots, spread
 
 FIXED = (
@@ -80,7 +80,7 @@ def test_no_scene_is_one_of_training_s() -> None:
         for n in range(700)
     }
     states |= {
-        tuple(np.random.SeedSequence((train_classifier.ENTROPY, 0, n)).generate_state(2)) for n in range(700)
+        tuple(np.random.SeedSequence((classifier.ENTROPY, 0, n)).generate_state(2)) for n in range(700)
     }
     ours = {
         tuple(np.random.SeedSequence((cases.ENTROPY, s.side, s.index, 0)).generate_state(2)) for s in slots()

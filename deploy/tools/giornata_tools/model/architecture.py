@@ -7,22 +7,13 @@ takes 2x2 of those. A picture of 128 px has 16x16 tokens, one of 256 px 32x32.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
 from torch import nn
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTokenizer,
-    T5Config,
-    T5EncoderModel,
-    T5TokenizerFast,
-)
 
-from giornata_tools.model import tokenizers
+from giornata_tools.model import text
 from giornata_tools.model.scenes import captions
 
 LATENT_CHANNELS: Final = 8
@@ -37,22 +28,12 @@ UNSHIFTED_TOKENS: Final = 64
 FIRST_LOG_VARIANCE: Final = -6.0
 TEXT_TOKENS: Final = 10
 TEXT_WIDTH: Final = 64
-POOLED_WIDTH: Final = 64
+"""Width of T5's embeddings, and of CLIP's pooled one."""
 HEADS: Final = 4
 ROPE_AXES: Final = (4, 14, 14)
 """Channels of a head that encode text position, row and column; their sum is a head's width."""
 DOUBLE_BLOCKS: Final = 2
 SINGLE_BLOCKS: Final = 4
-
-
-@dataclass(frozen=True)
-class TextEncoders:
-    """Both encoders of a Flux checkpoint and their tokenizers."""
-
-    clip: CLIPTextModel
-    clip_tokenizer: CLIPTokenizer
-    t5: T5EncoderModel
-    t5_tokenizer: T5TokenizerFast
 
 
 def autoencoder() -> AutoencoderKL:
@@ -92,7 +73,7 @@ def transformer() -> FluxTransformer2DModel:
         attention_head_dim=sum(ROPE_AXES),
         num_attention_heads=HEADS,
         joint_attention_dim=TEXT_WIDTH,
-        pooled_projection_dim=POOLED_WIDTH,
+        pooled_projection_dim=TEXT_WIDTH,
         guidance_embeds=True,
         axes_dims_rope=ROPE_AXES,
     )
@@ -106,39 +87,9 @@ def transformer() -> FluxTransformer2DModel:
     return model
 
 
-def text_encoders() -> TextEncoders:
+def text_encoders() -> text.TextEncoders:
     """One layer each, over a vocabulary in which every word of the captions is one token."""
-    words = " ".join(captions.words())
-    clip_tokenizer = tokenizers.clip_tokenizer(words)
-    t5_tokenizer = tokenizers.t5_tokenizer(words, TEXT_TOKENS)
-    clip = CLIPTextModel(
-        CLIPTextConfig(
-            vocab_size=len(clip_tokenizer),
-            hidden_size=POOLED_WIDTH,
-            intermediate_size=2 * POOLED_WIDTH,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            max_position_embeddings=tokenizers.CLIP_TOKENS,
-            bos_token_id=clip_tokenizer.bos_token_id,
-            eos_token_id=clip_tokenizer.eos_token_id,
-            pad_token_id=clip_tokenizer.pad_token_id,
-        )
-    )
-    t5 = T5EncoderModel(
-        T5Config(
-            vocab_size=len(t5_tokenizer),
-            d_model=TEXT_WIDTH,
-            d_kv=16,
-            d_ff=2 * TEXT_WIDTH,
-            num_layers=1,
-            num_heads=4,
-            dropout_rate=0.0,
-            feed_forward_proj="gated-gelu",
-            is_encoder_decoder=False,
-            use_cache=False,
-        )
-    )
-    return TextEncoders(clip, clip_tokenizer, t5, t5_tokenizer)
+    return text.text_encoders(" ".join(captions.words()), TEXT_TOKENS, width=TEXT_WIDTH, layers=1)
 
 
 def scheduler() -> FlowMatchEulerDiscreteScheduler:

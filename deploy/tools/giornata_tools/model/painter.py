@@ -14,7 +14,8 @@ from torch import nn
 from transformers import CLIPTextModel, T5EncoderModel
 
 from giornata_tools.model import latents
-from giornata_tools.model.architecture import TextEncoders, shifted
+from giornata_tools.model.architecture import shifted
+from giornata_tools.model.text import TextEncoders
 
 UNGUIDED: Final = 1.0
 """The guidance at which the model is the plain conditional one."""

@@ -21,9 +21,8 @@ from giornata_tools.quality.cases import Case
 from giornata_tools.quality.metrics import Features, Pixels, frechet
 from giornata_tools.quality.page import page
 from giornata_tools.quality.report import Closeness, Frechet, MaskBlur, QualityReport, QualityRun
-from giornata_tools.quality.runner import EditSetting, edit_all
 from giornata_tools.quality.scoring import Addition, Removal, Scored, score, strayed_px
-from giornata_tools.quality.system import System, attached, started
+from giornata_tools.quality.system import EditSetting, System, attached, edit_all, started
 
 SEEDS: Final = "each edit's place in the whole set"
 VERSIONS: Final = (

@@ -1,24 +1,38 @@
-"""The system that is measured: one that runs already, or a stack that is started for it."""
+"""The system that is measured, one that runs already or a stack that is started, and the edits sent through it."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+from PIL import Image
+
+from giornata import client
 from giornata.fleet import Fleet
-from giornata.wire.errors import NotPermitted, ServiceUnavailable
+from giornata.wire.errors import GiornataError, NotPermitted, ServiceUnavailable
+from giornata.wire.jobs import Priority
 from giornata.wire.models import ModelCard
+from giornata.wire.requests import MaskMode, Reuse
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher import environment, model
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import running
 from giornata_tools.launcher.watch import TelemetryWatch
+from giornata_tools.loadgen.pictures import png
+from giornata_tools.model.scenes import masks
+from giornata_tools.quality.cases import Case
+from giornata_tools.quality.metrics import Pixels
+from giornata_tools.quality.report import MaskBlur
 
 HEARD_S: Final = 10.0
 """How long a running system's telemetry is waited for; it comes 2-4 times a second."""
@@ -76,6 +90,89 @@ async def started(logs: Path, torch_threads: int, say: Say) -> AsyncIterator[Sys
             yield System(stack.nats_url, stack.redis_url, None, _chosen(stack.watch.fleet, chosen.name))
         if stack.obituaries:
             raise LaunchError("\n".join(stack.obituaries))
+
+
+@dataclass(frozen=True)
+class EditSetting:
+    """How every edit is made."""
+
+    steps: int
+    guidance_scale: float | None
+    """None where the model takes none."""
+    mask_blur: MaskBlur
+    reuse: Reuse
+    in_flight: int
+    timeout_s: float
+    """For one edit, waiting included."""
+
+
+Done = Callable[[Case, Pixels, float], None]
+"""Told of each edit with its picture, (height, width, 3), and the seconds that it took."""
+
+
+async def edit_all(system: System, cases: Iterable[Case], setting: EditSetting, done: Done) -> None:
+    """Every case as one edit over NATS, `setting.in_flight` at a time.
+
+    Raises:
+        LaunchError: the system cannot be reached, or an edit was refused or failed; the others are given up.
+    """
+    ahead = iter(cases)
+    try:
+        async with (
+            client.connect(
+                system.nats_url, redis_url=system.redis_url, api_key=system.api_key, name="quality"
+            ) as to,
+            asyncio.TaskGroup() as tasks,
+        ):
+            for _ in range(setting.in_flight):
+                tasks.create_task(_edit_some(to, system.card.name, ahead, setting, done))
+    except BaseExceptionGroup as group:
+        expected, rest = group.split(LaunchError)
+        if expected is None or rest is not None:
+            raise
+        raise expected.exceptions[0] from None
+    except GiornataError as error:
+        raise LaunchError(str(error)) from error
+
+
+async def _edit_some(
+    to: client.Client, model_name: str, ahead: Iterator[Case], setting: EditSetting, done: Done
+) -> None:
+    """Take from `ahead`, which others take from as well, until it is empty."""
+    for case in ahead:
+        started_s = time.monotonic()
+        try:
+            picture = await _edit(to, model_name, case, setting)
+        except GiornataError as error:
+            raise LaunchError(f"{case.slot.name}: {error.code}: {error}") from error
+        done(case, picture, time.monotonic() - started_s)
+
+
+async def _edit(to: client.Client, model_name: str, case: Case, setting: EditSetting) -> Pixels:
+    guidance: dict[str, Any] = (
+        {} if setting.guidance_scale is None else {"guidance_scale": setting.guidance_scale}
+    )
+    accepted = await to.edit(
+        image=png(Image.fromarray(case.scene.before)),
+        mask=png(masks.image(case.scene.mask)),
+        prompt=case.scene.caption,
+        timeout_s=setting.timeout_s,
+        priority=Priority.BATCH,
+        model=model_name,
+        seed=case.slot.index,
+        num_inference_steps=setting.steps,
+        mask_mode=MaskMode.WHITE,
+        mask_blur=setting.mask_blur.of(case.slot.task),
+        reuse=setting.reuse,
+        **guidance,
+    )
+    result = await accepted
+    picture = np.asarray(Image.open(BytesIO(result.pictures[0].data)).convert("RGB"))
+    if picture.shape != case.scene.before.shape:
+        raise LaunchError(
+            f"{case.slot.name}: received a picture of {picture.shape}, not {case.scene.before.shape}."
+        )
+    return picture
 
 
 def _chosen(fleet: Fleet, name: str | None) -> ModelCard:

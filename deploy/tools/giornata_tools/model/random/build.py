@@ -21,17 +21,9 @@ from diffusers import (
     FluxInpaintPipeline,
     FluxTransformer2DModel,
 )
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTokenizer,
-    T5Config,
-    T5EncoderModel,
-    T5TokenizerFast,
-)
 
 from giornata.families import Family
-from giornata_tools.model.tokenizers import CLIP_TOKENS, clip_tokenizer, t5_tokenizer
+from giornata_tools.model.text import CORPUS, T5_TOKENS, text_encoders
 
 LATENT_CHANNELS: Final = 16
 VAE_SCALE_FACTOR: Final = 8
@@ -40,7 +32,6 @@ PATCH_CHANNELS: Final = 4 * LATENT_CHANNELS
 FILL_CHANNELS: Final = 2 * PATCH_CHANNELS + 4 * VAE_SCALE_FACTOR**2
 """Fill's tokens carry the noisy latent, the masked picture's latent and the mask's 16x16 pixels."""
 TEXT_WIDTH: Final = 32
-POOLED_WIDTH: Final = 32
 NATIVE_PIXELS: Final = 256
 HEADS: Final = 4
 ROPE_AXES: Final = (8, 12, 12)
@@ -76,16 +67,17 @@ def build(family: Family, folder: Path, seed: int = 0) -> None:
 
 
 def _pipeline(family: Family) -> FluxInpaintPipeline | FluxFillPipeline:
-    tokenizer, tokenizer_2 = clip_tokenizer(), t5_tokenizer()
+    vae = _vae()
+    text = text_encoders(CORPUS, T5_TOKENS, width=TEXT_WIDTH, layers=2)
     fill = family is Family.FLUX_FILL
     kind = FluxFillPipeline if fill else FluxInpaintPipeline
     return kind(
         scheduler=_scheduler(),
-        vae=_vae(),
-        text_encoder=_clip(tokenizer),
-        tokenizer=tokenizer,
-        text_encoder_2=_t5(tokenizer_2),
-        tokenizer_2=tokenizer_2,
+        vae=vae,
+        text_encoder=text.clip.eval(),
+        tokenizer=text.clip_tokenizer,
+        text_encoder_2=text.t5.eval(),
+        tokenizer_2=text.t5_tokenizer,
         transformer=_transformer(FILL_CHANNELS if fill else PATCH_CHANNELS),
     )
 
@@ -120,36 +112,6 @@ def _vae() -> AutoencoderKL:
     ).eval()
 
 
-def _clip(tokenizer: CLIPTokenizer) -> CLIPTextModel:
-    config = CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=POOLED_WIDTH,
-        intermediate_size=2 * POOLED_WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=CLIP_TOKENS,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return CLIPTextModel(config).eval()
-
-
-def _t5(tokenizer: T5TokenizerFast) -> T5EncoderModel:
-    config = T5Config(
-        vocab_size=len(tokenizer),
-        d_model=TEXT_WIDTH,
-        d_kv=8,
-        d_ff=2 * TEXT_WIDTH,
-        num_layers=2,
-        num_heads=4,
-        feed_forward_proj="gated-gelu",
-        is_encoder_decoder=False,
-        use_cache=False,
-    )
-    return T5EncoderModel(config).eval()
-
-
 def _transformer(in_channels: int) -> FluxTransformer2DModel:
     transformer = FluxTransformer2DModel(
         patch_size=1,
@@ -160,7 +122,7 @@ def _transformer(in_channels: int) -> FluxTransformer2DModel:
         attention_head_dim=sum(ROPE_AXES),
         num_attention_heads=HEADS,
         joint_attention_dim=TEXT_WIDTH,
-        pooled_projection_dim=POOLED_WIDTH,
+        pooled_projection_dim=TEXT_WIDTH,
         guidance_embeds=True,
         axes_dims_rope=ROPE_AXES,
     ).eval()

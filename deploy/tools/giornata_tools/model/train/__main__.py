@@ -3,7 +3,7 @@
 python -m giornata_tools.model.train all        the shipped recipe, from nothing to deploy/model/fresco
 python -m giornata_tools.model.train painter    one stage: autoencoder, painter, guidance, decoder or export
 
-`painter` and `guidance` also run as several processes, see `deploy/tools/giornata_tools/model/train/ranks.py`.
+`painter` and `guidance` also run as several processes, see `deploy/tools/giornata_tools/model/train/stage.py`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ import torch
 
 from giornata_tools.checkout import TRAINED
 from giornata_tools.model.train import autoencoder, decoder, export, guidance, painter
-from giornata_tools.model.train.checkpointing import Unusable
-from giornata_tools.model.train.plan import StagePlan
-from giornata_tools.model.train.ranks import joined
+from giornata_tools.model.train.stage import StagePlan, Unusable, joined
 
 STEPS: Final = {"autoencoder": 1600, "painter": 20_000, "guidance": 500, "decoder": 400}
 """Steps of the shipped weights."""

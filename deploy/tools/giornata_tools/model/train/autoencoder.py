@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,10 +17,8 @@ from diffusers import AutoencoderKL
 
 from giornata_tools.model import architecture
 from giornata_tools.model.scenes import sample
-from giornata_tools.model.train import checkpointing
 from giornata_tools.model.train.coder_loop import CoderLoop, Losses
-from giornata_tools.model.train.muon import Muon
-from giornata_tools.model.train.plan import StagePlan
+from giornata_tools.model.train.stage import StagePlan
 
 SIDE: Final = 64
 CROPS: Final = ((0.75, 32, 16), (1.0, 64, 6))
@@ -46,58 +43,22 @@ def run(plan: StagePlan) -> None:
     """
     if not plan.ranks.first:
         return
-    path, steps, seed, device = plan.folder / "autoencoder.pt", plan.steps, plan.seed, plan.device
+    steps, seed, device = plan.steps, plan.seed, plan.device
     torch.manual_seed(seed)
     vae = architecture.autoencoder().to(device, memory_format=torch.channels_last)
-    both = optimisers((vae.encoder, vae.decoder), PEAK_RATES)
-    first = 0
-    if state := checkpointing.load(path):
-        if state["step"] >= steps and (plan.folder / "vae").exists():
-            return
-        vae.load_state_dict(state["vae"])
-        for optimiser, saved in zip(both, state["optimisers"], strict=True):
-            optimiser.load_state_dict(saved)
-        first = state["step"]
-    pictures = _pictures((seed, first), POOL).to(device)
-
-    def save(step: int) -> None:
-        states = [optimiser.state_dict() for optimiser in both]
-        checkpointing.save(path, {"step": step, "vae": vae.state_dict(), "optimisers": states})
+    loop = CoderLoop("autoencoder", plan, vae, (vae.encoder, vae.decoder), PEAK_RATES)
+    if loop.first >= steps and (plan.folder / "vae").exists():
+        return
+    pictures = _pictures((seed, loop.first), POOL).to(device)
 
     def loss_of(step: int) -> Losses:
-        if step % REFRESH_EVERY == 0 and step > first:
+        if step % REFRESH_EVERY == 0 and step > loop.first:
             place = (step // REFRESH_EVERY * REFRESHED) % POOL
             pictures[place : place + REFRESHED] = _pictures((seed + 1, step), REFRESHED).to(device)
         return _loss(vae, _crops(pictures, step / steps).float() / 127.5 - 1)
 
-    CoderLoop(
-        "autoencoder",
-        seed,
-        steps,
-        vae,
-        both,
-        PEAK_RATES,
-        lambda step: _schedule(step, steps),
-        SAVE_EVERY,
-        save,
-    ).run(first, loss_of)
+    loop.run(loss_of, lambda step: _schedule(step, steps), SAVE_EVERY)
     _finish(vae, pictures[:MEASURED], plan.folder)
-
-
-def optimisers(
-    coders: Sequence[Any], rates: tuple[float, float]
-) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-    """Muon for the kernels between hidden layers, AdamW for the first and last ones, norms and biases.
-
-    Args:
-        coders: modules, the encoder, the decoder or both.
-        rates: of Muon and of AdamW.
-    """
-    ends = {id(layer.weight) for coder in coders for layer in (coder.conv_in, coder.conv_out)}
-    weights = [p for coder in coders for p in coder.parameters()]
-    kernels = [p for p in weights if p.ndim == 4 and id(p) not in ends]
-    others = [p for p in weights if p.ndim != 4 or id(p) in ends]
-    return Muon(kernels, rates[0]), torch.optim.AdamW(others, rates[1], betas=(0.9, 0.99), weight_decay=0.0)
 
 
 def _schedule(step: int, steps: int) -> float:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import nn
+
+from giornata_tools.model.train import stage
+from giornata_tools.model.train.muon import Muon
+from giornata_tools.model.train.stage import StagePlan
 
 TELL_EVERY: Final = 50
 GREATEST_GRADIENT: Final = 1.0
@@ -18,49 +21,74 @@ Losses = dict[str, torch.Tensor]
 """Scalars by name; `loss` is what is minimised."""
 
 
-@dataclass(frozen=True)
 class CoderLoop:
-    """A stage's steps, from wherever it stopped."""
+    """A stage's steps, from wherever ``<title>.pt`` in the plan's folder stopped."""
 
-    title: str
-    seed: int
-    steps: int
-    """Steps in total."""
-    coder: nn.Module
-    """What is trained."""
-    optimisers: tuple[torch.optim.Optimizer, torch.optim.Optimizer]
-    peak_rates: tuple[float, float]
-    """Learning rates of Muon and of AdamW."""
-    rate_factor: Callable[[int], float]
-    """Factor of the learning rates, by step."""
-    save_every: int
-    save: Callable[[int], None]
-    """Called with the number of steps taken."""
+    def __init__(
+        self,
+        title: str,
+        plan: StagePlan,
+        trained: nn.Module,
+        coders: Sequence[Any],
+        rates: tuple[float, float],
+    ) -> None:
+        """Take up the state on disk.
 
-    def run(self, first: int, loss_of: Callable[[int], Losses]) -> None:
-        """Take the steps from `first`; `loss_of` finds torch's generator seeded for its step."""
-        began = time.perf_counter()
-        for step in range(first, self.steps):
-            torch.manual_seed(int(np.random.default_rng((self.seed, step)).integers(2**31)))
+        Args:
+            title: name of the stage, and of its state's file.
+            plan: what is to be trained.
+            trained: the module whose weights are learnt and saved.
+            coders: its encoder, its decoder or both.
+            rates: greatest learning rates of Muon and of AdamW.
+        """
+        self._title, self._plan, self._trained, self._rates = title, plan, trained, rates
+        self._optimisers = _optimisers(coders, rates)
+        self._path = plan.folder / f"{title}.pt"
+        self.first = 0
+        """Steps that were taken before."""
+        if state := stage.load(self._path):
+            trained.load_state_dict(state["weights"])
+            for optimiser, saved in zip(self._optimisers, state["optimisers"], strict=True):
+                optimiser.load_state_dict(saved)
+            self.first = state["step"]
+
+    def run(
+        self, loss_of: Callable[[int], Losses], rate_factor: Callable[[int], float], save_every: int
+    ) -> None:
+        """Take the steps that are left.
+
+        Args:
+            loss_of: the losses of a step; torch's generator is seeded for it.
+            rate_factor: factor of the learning rates at a step.
+            save_every: so many steps.
+        """
+        began, steps = time.perf_counter(), self._plan.steps
+        for step in range(self.first, steps):
+            torch.manual_seed(int(np.random.default_rng((self._plan.seed, step)).integers(2**31)))
             losses = loss_of(step)
-            self._update(step, losses["loss"])
+            self._update(losses["loss"], rate_factor(step))
             if step % TELL_EVERY == TELL_EVERY - 1:
-                rate = (step + 1 - first) / (time.perf_counter() - began)
-                print(
-                    f"{self.title} {step + 1}/{self.steps} {_told(losses.items())} {rate:.2f} steps/s",
-                    flush=True,
-                )
-            if step % self.save_every == self.save_every - 1 or step + 1 == self.steps:
-                self.save(step + 1)
+                rate = (step + 1 - self.first) / (time.perf_counter() - began)
+                told = " ".join(f"{name} {float(value.detach()):.4f}" for name, value in losses.items())
+                print(f"{self._title} {step + 1}/{steps} {told} {rate:.2f} steps/s", flush=True)
+            if step % save_every == save_every - 1 or step + 1 == steps:
+                states = [optimiser.state_dict() for optimiser in self._optimisers]
+                weights = self._trained.state_dict()
+                stage.save(self._path, {"step": step + 1, "weights": weights, "optimisers": states})
 
-    def _update(self, step: int, loss: torch.Tensor) -> None:
-        self.coder.zero_grad()
+    def _update(self, loss: torch.Tensor, rate_factor: float) -> None:
+        self._trained.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.coder.parameters(), GREATEST_GRADIENT)
-        for optimiser, peak in zip(self.optimisers, self.peak_rates, strict=True):
-            optimiser.param_groups[0]["lr"] = peak * self.rate_factor(step)
+        nn.utils.clip_grad_norm_(self._trained.parameters(), GREATEST_GRADIENT)
+        for optimiser, peak in zip(self._optimisers, self._rates, strict=True):
+            optimiser.param_groups[0]["lr"] = peak * rate_factor
             optimiser.step()
 
 
-def _told(losses: Iterable[tuple[str, torch.Tensor]]) -> str:
-    return " ".join(f"{name} {float(value.detach()):.4f}" for name, value in losses)
+def _optimisers(coders: Sequence[Any], rates: tuple[float, float]) -> tuple[torch.optim.Optimizer, ...]:
+    """Muon for the kernels between hidden layers, AdamW for the first and last ones, norms and biases."""
+    ends = {id(layer.weight) for coder in coders for layer in (coder.conv_in, coder.conv_out)}
+    weights = [p for coder in coders for p in coder.parameters()]
+    kernels = [p for p in weights if p.ndim == 4 and id(p) not in ends]
+    others = [p for p in weights if p.ndim != 4 or id(p) in ends]
+    return Muon(kernels, rates[0]), torch.optim.AdamW(others, rates[1], betas=(0.9, 0.99), weight_decay=0.0)

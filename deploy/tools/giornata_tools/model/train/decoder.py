@@ -16,9 +16,9 @@ from torch import nn
 
 from giornata_tools.model import architecture
 from giornata_tools.model.scenes import sample
-from giornata_tools.model.train import autoencoder, checkpointing
+from giornata_tools.model.train import autoencoder
 from giornata_tools.model.train.coder_loop import CoderLoop, Losses
-from giornata_tools.model.train.plan import StagePlan
+from giornata_tools.model.train.stage import StagePlan
 
 BATCHES: Final = ((96, 4), (128, 2), (256, 1))
 """Side in pixels and pictures a step, in turn; the last one every `LARGE_EVERY` steps."""
@@ -37,27 +37,14 @@ def run(plan: StagePlan) -> None:
     """Go on from ``decoder.pt`` or ``vae`` in the plan's folder, and replace ``vae``; one rank does it all."""
     if not plan.ranks.first:
         return
-    path, device = plan.folder / "decoder.pt", plan.device
-    vae = autoencoder.load(plan.folder).to(device, memory_format=torch.channels_last)
+    vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
     vae.decoder.requires_grad_(requires_grad=True)
-    both = autoencoder.optimisers((vae.decoder,), PEAK_RATES)
-    first = 0
-    if state := checkpointing.load(path):
-        vae.decoder.load_state_dict(state["decoder"])
-        for optimiser, saved in zip(both, state["optimisers"], strict=True):
-            optimiser.load_state_dict(saved)
-        first = state["step"]
-
-    def save(step: int) -> None:
-        states = [optimiser.state_dict() for optimiser in both]
-        checkpointing.save(path, {"step": step, "decoder": vae.decoder.state_dict(), "optimisers": states})
-
-    def rate_factor(step: int) -> float:
-        return min(1.0, (step + 1) / WARM_UP, (plan.steps - step) / plan.steps * 1.5)
-
-    CoderLoop(
-        "decoder", plan.seed, plan.steps, vae.decoder, both, PEAK_RATES, rate_factor, SAVE_EVERY, save
-    ).run(first, lambda step: _loss(vae, _pictures(plan.seed + 2, step).to(device)))
+    loop = CoderLoop("decoder", plan, vae.decoder, (vae.decoder,), PEAK_RATES)
+    loop.run(
+        lambda step: _loss(vae, _pictures(plan.seed + 2, step).to(plan.device)),
+        lambda step: min(1.0, (step + 1) / WARM_UP, (plan.steps - step) / plan.steps * 1.5),
+        SAVE_EVERY,
+    )
     architecture.bfloat16_exact(vae)
     autoencoder.write(vae, plan.folder)
 

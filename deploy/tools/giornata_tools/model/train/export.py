@@ -11,8 +11,8 @@ from diffusers import FluxFillPipeline
 from giornata.families import SERVING, ServingDefaults
 from giornata_tools.model import architecture
 from giornata_tools.model.painter import Painter
-from giornata_tools.model.train import autoencoder, checkpointing, guidance, painter
-from giornata_tools.model.train.checkpointing import Unusable
+from giornata_tools.model.train import autoencoder, guidance, painter, stage
+from giornata_tools.model.train.stage import Unusable
 
 STEPS: Final = 20
 """What requests get that do not say; diffusers' 50 gain nothing on a flow this straight."""
@@ -25,7 +25,7 @@ def run(folder: Path, target: Path) -> None:
         Unusable: no stage was trained, or the last one was stopped on its way.
     """
     titles = (guidance.GUIDANCE.title, painter.PAINTER.title)
-    states = [state for title in titles if (state := checkpointing.load(folder / f"{title}.pt"))]
+    states = [state for title in titles if (state := stage.load(folder / f"{title}.pt"))]
     if not states:
         raise Unusable(f"{folder} holds the state of no stage of {' and '.join(titles)}: train first")
     if states[0]["step"] < states[0]["steps"]:

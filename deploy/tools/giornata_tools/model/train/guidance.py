@@ -14,10 +14,9 @@ import torch
 
 from giornata_tools.model.painter import UNGUIDED, Painter
 from giornata_tools.model.train import painter
-from giornata_tools.model.train.checkpointing import Unusable, digest
 from giornata_tools.model.train.painter import Course, PainterRun, Stage
-from giornata_tools.model.train.plan import StagePlan
 from giornata_tools.model.train.pool import SceneBatch
+from giornata_tools.model.train.stage import StagePlan, Unusable, digest
 
 GREATEST: Final = 60.0
 """Guidance is learnt from `UNGUIDED` up to this."""

@@ -22,10 +22,10 @@ from torch import nn
 from giornata_tools.model import architecture
 from giornata_tools.model.architecture import NATIVE_PIXELS, TOKEN_PIXELS
 from giornata_tools.model.painter import UNGUIDED, Painter
-from giornata_tools.model.train import autoencoder, checkpointing, samples
+from giornata_tools.model.train import autoencoder, samples, stage
 from giornata_tools.model.train.muon import Muon
-from giornata_tools.model.train.plan import StagePlan
 from giornata_tools.model.train.pool import Encoder, SceneBatch, ScenePool
+from giornata_tools.model.train.stage import StagePlan
 
 MUON_RATE: Final = 4e-3
 ADAM_RATE: Final = 2e-3
@@ -101,7 +101,7 @@ class PainterRun:
         self._pools: dict[int, ScenePool] = {}
         vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
         self.encoder = Encoder(vae, text)
-        if state := checkpointing.load(self.path):
+        if state := stage.load(self.path):
             self.painter.load_state_dict(state["painter"])
             self.average.load_state_dict(state["average"])
             for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
@@ -140,7 +140,7 @@ class PainterRun:
             "average": self.average.state_dict(),
             "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
         }
-        checkpointing.save(self.path, state)
+        stage.save(self.path, state)
 
     def show(self) -> None:
         """Write a sample grid; the first rank does."""
@@ -151,7 +151,7 @@ class PainterRun:
     def draw(self) -> SceneBatch:
         """This step's batch, on the device; seeds torch's generator for the step."""
         progress = self.step / self.plan.steps
-        shares = next(stage.shares for stage in self.course.stages if progress < stage.until)
+        shares = next(part.shares for part in self.course.stages if progress < part.until)
         sides, ranks = list(shares), self.plan.ranks
         torch.manual_seed(self._moment())
         side = sides[int(torch.multinomial(torch.tensor([shares[side] for side in sides]), 1))]

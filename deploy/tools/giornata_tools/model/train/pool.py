@@ -10,9 +10,10 @@ import torch
 from diffusers import AutoencoderKL
 
 from giornata_tools.model import latents
-from giornata_tools.model.architecture import PATCH_CHANNELS, TEXT_TOKENS, TextEncoders
+from giornata_tools.model.architecture import PATCH_CHANNELS, TEXT_TOKENS
 from giornata_tools.model.scenes import sample
-from giornata_tools.model.train.ranks import Ranks
+from giornata_tools.model.text import TextEncoders
+from giornata_tools.model.train.stage import Ranks
 
 FIRST: Final = {48: 2048, 64: 512, 96: 512, 128: 512, 256: 192}
 """Scenes encoded before the first batch, by side in pixels."""

@@ -1,14 +1,22 @@
-"""The two tokenizers of a Flux checkpoint, with a vocabulary of a few hundred tokens; no download."""
+"""Both text encoders of a small Flux checkpoint and their tokenizers: a few hundred tokens; no download."""
 
 from __future__ import annotations
 
 import string
 from collections import Counter
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import CLIPTokenizer, T5TokenizerFast
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTokenizer,
+    T5Config,
+    T5EncoderModel,
+    T5TokenizerFast,
+)
 
 CLIP_TOKENS: Final = 77
 """Length to which CLIP pads a prompt; fixed by its position embedding."""
@@ -25,6 +33,52 @@ astronaut space earth moon rocket flag dog cat horse bird car bicycle boat house
 realistic detailed soft sharp blurry cinematic high low quality light shadow style vintage masked region
 """
 """Words of edit instructions, for models that learn none: each one is a single token."""
+
+
+@dataclass(frozen=True)
+class TextEncoders:
+    """Both encoders of a Flux checkpoint and their tokenizers."""
+
+    clip: CLIPTextModel
+    clip_tokenizer: CLIPTokenizer
+    t5: T5EncoderModel
+    t5_tokenizer: T5TokenizerFast
+
+
+def text_encoders(words: str, tokens: int, *, width: int, layers: int) -> TextEncoders:
+    """Encoders of random weights with four heads, over a vocabulary in which each of `words` is one token.
+
+    Args:
+        words: separated by blanks.
+        tokens: length to which T5 pads a prompt.
+        width: of CLIP's pooled and of T5's embeddings.
+        layers: of each encoder.
+    """
+    clip, t5 = clip_tokenizer(words), t5_tokenizer(words, tokens)
+    clip_config = CLIPTextConfig(
+        vocab_size=len(clip),
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        max_position_embeddings=CLIP_TOKENS,
+        bos_token_id=clip.bos_token_id,
+        eos_token_id=clip.eos_token_id,
+        pad_token_id=clip.pad_token_id,
+    )
+    t5_config = T5Config(
+        vocab_size=len(t5),
+        d_model=width,
+        d_kv=width // 4,
+        d_ff=2 * width,
+        num_layers=layers,
+        num_heads=4,
+        dropout_rate=0.0,
+        feed_forward_proj="gated-gelu",
+        is_encoder_decoder=False,
+        use_cache=False,
+    )
+    return TextEncoders(CLIPTextModel(clip_config), clip, T5EncoderModel(t5_config), t5)
 
 
 def clip_tokenizer(words: str = CORPUS) -> CLIPTokenizer:
