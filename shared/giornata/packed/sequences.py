@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from giornata.packed.packing import Layout, bounds, layout, segment_index
+from giornata.packed.packing import Layout, Segments, layout
 from giornata.packed.region import Region
 
 Rotary = tuple[Tensor, Tensor]
@@ -32,9 +31,8 @@ class Live:
 class Beyond:
     """The outside tokens of some sequences, packed by sequence."""
 
-    lengths: tuple[int, ...]
-    owner: Tensor
-    """(tokens,) int64: which of these sequences each belongs to."""
+    segments: Segments
+    """One of each of these sequences."""
     rotary: Rotary
 
 
@@ -64,32 +62,31 @@ class Sequences:
             self._live[whole] = self._selected(whole)
         return self._live[whole]
 
-    def beyond(self, of: Sequence[int]) -> Beyond:
+    def beyond(self, of: tuple[int, ...]) -> Beyond:
         """The outside tokens of the sequences `of`, which have regions; kept with the batch."""
-        key = tuple(of)
-        if key not in self._beyond:
-            self._beyond[key] = self._outside(key)
-        return self._beyond[key]
+        if of not in self._beyond:
+            self._beyond[of] = self._outside(of)
+        return self._beyond[of]
 
     def _selected(self, whole: tuple[bool, ...]) -> Live:
         full = self.layout
-        device = full.joint.offsets.device
+        device = full.joint.device
         if all(whole):
-            return Live(whole, full, torch.arange(sum(full.image_lengths), device=device), self.rotary)
+            return Live(whole, full, torch.arange(sum(full.image.lengths), device=device), self.rotary)
         chosen = [
             torch.arange(length, device=device) if every or region is None else region.computed
-            for length, every, region in zip(full.image_lengths, whole, self.regions, strict=True)
+            for length, every, region in zip(full.image.lengths, whole, self.regions, strict=True)
         ]
-        starts = [start for start, _ in bounds(full.image_lengths)]
+        starts = [start for start, _ in full.image.bounds]
         joint = torch.cat(
             [
                 torch.cat((torch.arange(start, start + text, device=device), picked + (start + text)))
-                for (start, _), text, picked in zip(full.joint.bounds, full.text_lengths, chosen, strict=True)
+                for (start, _), text, picked in zip(full.joint.bounds, full.text.lengths, chosen, strict=True)
             ]
         )
         return Live(
             whole,
-            layout(full.text_lengths, [len(picked) for picked in chosen], device),
+            layout(full.text.lengths, [len(picked) for picked in chosen], device),
             torch.cat([picked + start for start, picked in zip(starts, chosen, strict=True)]),
             self._rotary_at(joint),
         )
@@ -101,11 +98,9 @@ class Sequences:
             region = self.regions[sequence]
             if region is None:
                 raise ValueError(f"sequence {sequence} computes all of its tokens")
-            parts.append(region.outside + (full.joint.bounds[sequence][0] + full.text_lengths[sequence]))
+            parts.append(region.outside + (full.joint.bounds[sequence][0] + full.text.lengths[sequence]))
         lengths = tuple(len(part) for part in parts)
-        return Beyond(
-            lengths, segment_index(lengths, full.joint.offsets.device), self._rotary_at(torch.cat(parts))
-        )
+        return Beyond(Segments(lengths, full.joint.device), self._rotary_at(torch.cat(parts)))
 
     def _rotary_at(self, joint: Tensor) -> Rotary:
         cosine, sine = self.rotary

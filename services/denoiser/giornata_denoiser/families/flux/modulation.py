@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from giornata.packed.packing import Segments
 
 Modulation = tuple[Tensor, ...]
 """adaLN vectors, (sequences, inner_dim) each."""
@@ -18,12 +20,11 @@ class PerToken:
 
     Args:
         vectors: (sequences, inner_dim) each: shift, scale and gate, once or twice.
-        lengths: tokens of each sequence.
-        sequence: (tokens,) int64: which one each token belongs to.
+        segments: the tokens of each sequence.
     """
 
-    def __init__(self, vectors: Modulation, lengths: Sequence[int], sequence: Tensor) -> None:
-        self._vectors, self._lengths, self._sequence = vectors, lengths, sequence
+    def __init__(self, vectors: Modulation, segments: Segments) -> None:
+        self._vectors, self._segments = vectors, segments
 
     def modulated(self, normed: Tensor, first: int) -> Tensor:
         """normed * (1 + scale) + shift, (tokens, inner_dim), by the vectors from `first` on."""
@@ -38,11 +39,8 @@ class PerToken:
         if len(vectors) == 1:
             return combine(values, vectors)
         if values.device.type != "cpu":
-            return combine(values, vectors.index_select(0, self._sequence))
+            return combine(values, vectors.index_select(0, self._segments.sequence))
         out = torch.empty_like(values)
-        start = 0
-        for vector, length in zip(vectors, self._lengths, strict=True):
-            span = slice(start, start + length)
-            combine(values[span], vector, out=out[span])
-            start += length
+        for vector, (start, end) in zip(vectors, self._segments.bounds, strict=True):
+            combine(values[start:end], vector, out=out[start:end])
         return out

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
@@ -19,15 +19,13 @@ from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
 from giornata.planning.specs import BlockKind, BlockSpec
 from giornata.wire.values import Mode
-from giornata_denoiser.families.flux.forward import FluxForward, as_tensor
+from giornata_denoiser.families.flux.forward import FluxForward
 from giornata_denoiser.families.flux.schedule import TRAIN_TIMESTEPS
 from giornata_denoiser.families.flux.text import FluxPrompt, FluxText
 from giornata_denoiser.families.protocol import SequenceInputs
 
 PATCH: Final = 2
 """Latent pixels a side of a token."""
-ROTARY_CACHE: Final = 64
-"""Rotary embeddings kept, one per picture size and text length: 4.7 MB for 1024x1024 pixels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +34,7 @@ class FluxBatch:
 
     sequences: Sequences
     text: Tensor
-    """(text_tokens, joint_dim), the text stream."""
+    """(text_tokens, joint_dim)"""
     pooled: Tensor
     """(sequences, pooled_dim)"""
     guidance: Tensor
@@ -55,7 +53,8 @@ class PackedFlux(ABC):
         self.device: torch.device = transformer.device
         self.dtype: torch.dtype = transformer.dtype
         self._attend = choose(self.device, self.dtype)
-        self._rotary = lru_cache(maxsize=ROTARY_CACHE)(self._made_rotary)
+        # One per picture size and text length: 4.7 MB for 1024x1024 pixels.
+        self._rotary = lru_cache(maxsize=64)(self._made_rotary)
 
     @property
     def in_channels(self) -> int:
@@ -102,7 +101,7 @@ class PackedFlux(ABC):
 
     def assemble(self, sequences: Sequence[SequenceInputs]) -> FluxBatch:
         """See :meth:`giornata_denoiser.families.protocol.Network.assemble`."""
-        prompts = [_flux_prompt(sequence) for sequence in sequences]
+        prompts = [cast("FluxPrompt", sequence.prompt) for sequence in sequences]
         lengths = [prompt.joint_tokens for prompt in prompts]
         cells = [sequence.grid[0] * sequence.grid[1] for sequence in sequences]
         rotary = [
@@ -153,8 +152,8 @@ class PackedFlux(ABC):
         ids = torch.zeros(text_tokens + grid[0] * grid[1], 3, device=self.device)
         ids[text_tokens:, 1] = torch.arange(grid[0], device=self.device).repeat_interleave(grid[1])
         ids[text_tokens:, 2] = torch.arange(grid[1], device=self.device).repeat(grid[0])
-        cosine, sine = self.transformer.pos_embed(ids)
-        return cosine, sine
+        rotary: Rotary = self.transformer.pos_embed(ids)
+        return rotary
 
     def _modulation(self, batch: FluxBatch, times: Tensor) -> Tensor:
         """(sequences, inner_dim): what modulates every block. Rounds to the dtype where diffusers does."""
@@ -162,10 +161,5 @@ class PackedFlux(ABC):
         scaled = [times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS]
         if model.config.guidance_embeds:
             scaled.append(batch.guidance.to(self.dtype) * TRAIN_TIMESTEPS)
-        return as_tensor(model.time_text_embed(*scaled, batch.pooled))
-
-
-def _flux_prompt(sequence: SequenceInputs) -> FluxPrompt:
-    if not isinstance(sequence.prompt, FluxPrompt):
-        raise TypeError(f"expected a prompt of Flux, received {type(sequence.prompt).__name__}")
-    return sequence.prompt
+        embedded: Tensor = model.time_text_embed(*scaled, batch.pooled)
+        return embedded
