@@ -50,13 +50,8 @@ def wanted(
 ) -> Wanted:
     """The recording of a picture, which is its tenant's own.
 
-    Args:
-        config: form, bits and noise levels of recordings, and how large they may be.
-        checkpoint: computes the recording.
-        tenant: owner of the picture.
-        inspection: of the picture.
-        parameters: of an edit; with `strict` the noise levels are the edit's own. Otherwise, and without an edit, they
-            are the configured number of levels, or as many as fit.
+    Its noise levels are the configured number of levels, or as many as fit; for an edit with `strict`, they are the
+    edit's own.
 
     Raises:
         InvalidField: the edit has no step to compute.

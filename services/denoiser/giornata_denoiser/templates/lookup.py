@@ -13,12 +13,12 @@ from giornata.planning.costs import StepCosts
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import PrefetchTemplate, RunRequest
 from giornata.wire.requests import Reuse
+from giornata.wire.templates import TemplateInputs
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.identity import ANYWHERE, Wanted, wanted
 from giornata_denoiser.templates.registered import Registered, Registrations
-from giornata_denoiser.templates.run_row import RunInputs
 from giornata_denoiser.templates.runs import Runs, in_thread
 from giornata_denoiser.templates.store import RecordingStore
 
@@ -92,10 +92,14 @@ class Lookup:
             registered = Registered(job.tenant, job.template_id, request.inspection.template_key)
         found = await self._found(asked.recording_id)
         if found is None:
-            inputs = RunInputs(request.inspection, empty_text, request.encoding.rows[0])
+            inputs = TemplateInputs(
+                inspection=request.inspection,
+                empty_text=empty_text,
+                conditioning=request.encoding.rows[0],
+            )
             return await self._runs.missed(asked, inputs, registered, known=job.template_id is not None)
         if registered is not None:  # the worker that was to record it may have died
-            told = self._registrations.found(registered, found.size_bytes)
+            told = self._registrations.report(registered, found.size_bytes, only_waiting=True)
             self._tasks.create_task(told, name="registered")
         return found
 
