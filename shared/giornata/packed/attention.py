@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
@@ -19,8 +19,6 @@ from torch.nn.attention.varlen import varlen_attn
 
 from giornata.packed.packing import Segments
 
-AMPERE: Final = (8, 0)
-"""First compute capability with FlashAttention 2."""
 _kept_segments = lru_cache(maxsize=256)(Segments)
 """Segments on the device, one per mixture of lengths."""
 
@@ -56,7 +54,8 @@ def choose(device: torch.device, dtype: torch.dtype) -> Attention:
     """The fastest implementation for tensors of `dtype` on `device`."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return grouped
-    return varlen if torch.cuda.get_device_capability(device) >= AMPERE else grouped
+    ampere = (8, 0)  # the first compute capability with FlashAttention 2
+    return varlen if torch.cuda.get_device_capability(device) >= ampere else grouped
 
 
 def varlen(

@@ -21,16 +21,6 @@ import torch
 from torch import Tensor
 
 
-def bounds(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """(start, end) of contiguous segments of the given `lengths`."""
-    return list(pairwise(accumulate(lengths, initial=0)))
-
-
-def segment_index(lengths: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-    """(tokens,) int64: which segment each token belongs to."""
-    return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device)
-
-
 @dataclass(frozen=True, eq=False)
 class Segments:
     """Contiguous segments of a packed tensor's first dimension, one per sequence; tensors are made when asked for.
@@ -57,7 +47,7 @@ class Segments:
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
         """(start, end) of every segment."""
-        return bounds(self.lengths)
+        return list(pairwise(accumulate(self.lengths, initial=0)))
 
     @cached_property
     def offsets(self) -> Tensor:
@@ -67,7 +57,7 @@ class Segments:
     @cached_property
     def sequence(self) -> Tensor:
         """(tokens,) int64: the sequence that each token belongs to."""
-        return segment_index(self.lengths, self.device)
+        return torch.repeat_interleave(torch.tensor(self.lengths)).to(self.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +75,7 @@ class Layout:
 
     def join(self, text: Tensor, image: Tensor) -> Tensor:
         """The joint order of two streams: (text_tokens, ...), (image_tokens, ...) → (joint_tokens, ...)."""
-        texts = torch.split(text, list(self.text.lengths))
-        images = torch.split(image, list(self.image.lengths))
-        return torch.cat([part for pair in zip(texts, images, strict=True) for part in pair])
+        return _joined(text, image, self.text, self.image)
 
     def split(self, joint: Tensor) -> tuple[Tensor, Tensor]:
         """Text and image stream of a joint tensor; the inverse of :meth:`join`. Views, where there is one sequence."""
@@ -109,17 +97,10 @@ def layout(
         raise ValueError(f"received {len(text_lengths)} text lengths and {len(image_lengths)} image lengths")
     text, image = Segments(tuple(text_lengths), device), Segments(tuple(image_lengths), device)
     text_tokens = sum(text.lengths)
-    to_joint = torch.cat(
-        [
-            torch.arange(start, end)
-            for (text_start, text_end), (image_start, image_end) in zip(
-                text.bounds, image.bounds, strict=True
-            )
-            for start, end in ((text_start, text_end), (text_tokens + image_start, text_tokens + image_end))
-        ]
-    )
+    stream = torch.arange(text_tokens + sum(image.lengths))
+    to_joint = _joined(stream[:text_tokens], stream[text_tokens:], text, image)
     from_joint = torch.empty_like(to_joint)
-    from_joint[to_joint] = torch.arange(len(to_joint))
+    from_joint[to_joint] = stream
     return Layout(
         text,
         image,
@@ -127,3 +108,8 @@ def layout(
         text_positions=from_joint[:text_tokens].to(device),
         image_positions=from_joint[text_tokens:].to(device),
     )
+
+
+def _joined(text: Tensor, image: Tensor, texts: Segments, images: Segments) -> Tensor:
+    parts = zip(torch.split(text, list(texts.lengths)), torch.split(image, list(images.lengths)), strict=True)
+    return torch.cat([part for pair in parts for part in pair])

@@ -77,19 +77,11 @@ class Sequences:
             torch.arange(length, device=device) if every or region is None else region.computed
             for length, every, region in zip(full.image.lengths, whole, self.regions, strict=True)
         ]
-        starts = [start for start, _ in full.image.bounds]
-        joint = torch.cat(
-            [
-                torch.cat((torch.arange(start, start + text, device=device), picked + (start + text)))
-                for (start, _), text, picked in zip(full.joint.bounds, full.text.lengths, chosen, strict=True)
-            ]
-        )
-        return Live(
-            whole,
-            layout(full.text.lengths, [len(picked) for picked in chosen], device),
-            torch.cat([picked + start for start, picked in zip(starts, chosen, strict=True)]),
-            self._rotary_at(joint),
-        )
+        made = layout(full.text.lengths, [len(picked) for picked in chosen], device)
+        starts = (start for start, _ in full.image.bounds)
+        image = torch.cat([picked + start for start, picked in zip(starts, chosen, strict=True)])
+        joint = made.join(full.text_positions, full.image_positions.index_select(0, image))
+        return Live(whole, made, image, self._rotary_at(joint))
 
     def _outside(self, of: tuple[int, ...]) -> Beyond:
         full = self.layout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from giornata.scheduling.batch import RowKey
@@ -60,10 +60,6 @@ class Attempt:
     def denoise_ms(self) -> float:
         """Time from the first row's first step to the last row's last."""
         return 0.0 if self._began_s is None else (self._ended_s - self._began_s) * 1e3
-
-    def start(self, rows: Iterable[Row]) -> None:
-        """The inputs are there: `rows` go to the engine."""
-        self.rows = {row.key.index: row for row in rows}
 
     def advance(self, report: StepReport) -> tuple[Row, ...]:
         """Take in a step; returns the rows of this attempt that it advanced."""

@@ -165,7 +165,7 @@ class Carrier:
         job_id = attempt.request.job.job_id
         try:
             async with self._fetch(attempt.request) as rows:
-                attempt.start(rows)
+                attempt.rows = {row.key.index: row for row in rows}
                 if self._engine.submit(rows):
                     await self._carried[attempt.key].released.wait()
         except Overloaded as error:

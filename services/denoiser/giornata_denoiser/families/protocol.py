@@ -120,16 +120,11 @@ class Network(Protocol):
         uses: Sequence[Use] = (),
         trace: Tracing = UNTRACED,
     ) -> Tensor:
-        """One forward over all sequences.
+        """One forward over all sequences of a `batch` of :meth:`assemble`; `trace` is told of every block.
 
-        Args:
-            batch: of :meth:`assemble`.
-            latents: (tokens, channels), packed by sequence: all tokens, whether computed or not.
-            conditioning: by sequence.
-            times: (sequences,) float32, of the tracks.
-            uses: by sequence, what it does with a template; none does anything by default. Sequences that take
-                from one have a region.
-            trace: told of every block.
+        `latents` are (tokens, channels), packed by sequence: all tokens, whether computed or not. `times` are those of
+        the tracks, (sequences,) float32. `conditioning` and `uses` are by sequence; without `uses` no sequence does
+        anything with a template, and one that takes from a template has a region.
 
         Returns:
             (computed_tokens, channels): the output at the regions' tokens, all tokens of sequences without a region.

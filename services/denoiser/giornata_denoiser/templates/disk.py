@@ -36,7 +36,6 @@ FORMAT: Final = 1
 SUFFIX: Final = ".template.safetensors"
 PART: Final = ".template.part"
 """Ends the names of files that are being written."""
-TENSORS: Final = ("data", "scale", "low")
 
 log = structlog.get_logger(__name__)
 
@@ -201,10 +200,8 @@ def read(path: Path, recording_id: str, *, checked: bool = False) -> Recording:
 def _named(recording: Recording) -> Iterator[tuple[str, Tensor]]:
     for number, entry in enumerate(recording.entries):
         for block, kept in enumerate(entry.blocks):
-            for part in ("key", "value", "hidden"):
-                stored = getattr(kept, part)
-                for name in TENSORS if stored is not None else ():
-                    tensor = getattr(stored, name)
+            for part, stored in vars(kept).items():
+                for name, tensor in vars(stored).items() if stored is not None else ():
                     if tensor is not None:
                         yield f"{number}.{block}.{part}.{name}", tensor
 

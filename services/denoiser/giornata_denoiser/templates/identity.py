@@ -90,10 +90,8 @@ def _keeping(
     mode = Mode(config.template_form)
     channels = max(spec.channels([mode]) for spec in family.specs)
     ranges = 0 if config.template_bits == EXACT else 2 * 4 * channels
-    tiers = [config.template_memory_mb]
-    if config.template_folder is not None:
-        tiers.append(config.template_disk_mb)
-    budget_mb = max(tiers)
+    disk_mb = 0 if config.template_folder is None else config.template_disk_mb
+    budget_mb = max(config.template_memory_mb, disk_mb)
     if config.template_budget_mb is not None:
         budget_mb = min(budget_mb, config.template_budget_mb)
     return within(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
 
 import structlog
@@ -106,7 +105,7 @@ class Runs:
         for run in [run for name, run in self._runs.items() if name.startswith(picture)]:
             self._engine.cancel(run.key.job_id, run.key.attempt)
             self._ended(run.key, TemplateNotFound())
-        self._tasks.create_task(in_thread(partial(self._store.remove_all, picture)), name="remove")
+        self._tasks.create_task(in_thread(self._store.remove_all, picture), name="remove")
 
     def advance(self, report: StepReport) -> None:
         """Take in what a step did to runs."""
@@ -165,12 +164,7 @@ class Runs:
             self._ended(run.key, InternalError())
 
     async def _row(self, key: RowKey, asked: Wanted, inputs: TemplateInputs) -> Row:
-        """The row that records `asked`: an empty mask and an empty prompt, from the noise that all edits share.
-
-        Raises:
-            InputLost: an input is no longer in the blob store.
-            SchemaMismatch: the inputs do not fit the checkpoint.
-        """
+        """The row that records `asked`: an empty mask and an empty prompt, from the noise that all edits share."""
         config, family, card = self._config, self._checkpoint.family, self._checkpoint.card
         text, conditioning = [
             tensors.unpack(await self._blobs.get(ref)) for ref in (inputs.empty_text, inputs.conditioning)
@@ -199,9 +193,8 @@ class Runs:
             return
         try:
             await self._put(recording)
-            if (
-                not self._counts(row.key) and recording.id not in self._runs
-            ):  # another run's recording may stay
+            # A removal meanwhile holds; the recording of another run that began since may stay.
+            if not self._counts(row.key) and recording.id not in self._runs:
                 await asyncio.to_thread(self._store.remove_all, recording.id)
         except Exception:  # the task's edge: logged; edits go on without the recording
             log.exception("template_not_kept", template=recording.id)
@@ -224,9 +217,9 @@ class Runs:
             self._runs.pop(key.job_id).outcome.set_result(outcome)
 
 
-async def in_thread(work: Callable[[], object]) -> None:
+async def in_thread(work: Callable[..., object], *arguments: object) -> None:
     """Do `work` in a thread; a failure is logged, and costs time at most."""
     try:
-        await asyncio.to_thread(work)
+        await asyncio.to_thread(work, *arguments)
     except Exception:  # the task's edge
         log.exception("template_work_failed")

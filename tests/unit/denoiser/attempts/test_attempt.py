@@ -70,7 +70,7 @@ def test_an_attempt_follows_its_rows_and_no_others() -> None:
     first, second = (tiny_flux.row(of, Spec(index=i, steps=2)) for i in range(2))
     stranger = tiny_flux.row(of, Spec(attempt=2))
     made = Attempt(request(), accepted_s=1.0)
-    made.start([first, second])
+    made.rows = {0: first, 1: second}
     assert list(made.unfinished) == [0, 1]
     assert made.advance(StepReport(1.5, 1.9, advanced=(stranger,))) == ()
     assert made.wait_ms == 0
@@ -93,7 +93,7 @@ def test_progress_lists_the_unfinished_and_all_while_the_report_is_written() -> 
         (1, 2, 4, 12),
     ]
     rows = [tiny_flux.row(of, Spec(index=i)) for i in range(2)]
-    made.start(rows)
+    made.rows = dict(enumerate(rows))
     done = replace(rows[0], step=4)
     made.advance(StepReport(0.0, 1.0, advanced=(done,)))
     assert [row.index for row in made.progress()] == [1]

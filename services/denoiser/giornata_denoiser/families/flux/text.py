@@ -39,14 +39,7 @@ class FluxPrompt:
 class FluxText:
     """What a prompt becomes; satisfies :class:`giornata_denoiser.families.protocol.Text`."""
 
-    joint_dim: int
-    """Channels of a text token."""
-    pooled_dim: int
-
-    @property
-    def tensors(self) -> Mapping[str, tuple[int | None, ...]]:
-        """Embeddings of T5, pooled embedding of CLIP."""
-        return {"prompt_embeds": (None, self.joint_dim), "pooled_prompt_embeds": (self.pooled_dim,)}
+    tensors: Mapping[str, tuple[int | None, ...]]
 
     def prompt(
         self,

@@ -52,25 +52,23 @@ class PackedFlux(ABC):
         self.transformer: Any = transformer
         self.device: torch.device = transformer.device
         self.dtype: torch.dtype = transformer.dtype
+        self.in_channels, self.out_channels = (
+            int(transformer.config.in_channels),
+            int(transformer.out_channels),
+        )
+        """Channels of an image token that enters, and of its velocity."""
         self._attend = choose(self.device, self.dtype)
         # One per picture size and text length: 4.7 MB for 1024x1024 pixels.
         self._rotary = lru_cache(maxsize=64)(self._made_rotary)
 
     @property
-    def in_channels(self) -> int:
-        """Channels of an image token that the transformer takes."""
-        return int(self.transformer.config.in_channels)
-
-    @property
-    def out_channels(self) -> int:
-        """Channels of an image token's velocity."""
-        return int(self.transformer.out_channels)
-
-    @property
     def text(self) -> FluxText:
-        """The text that the transformer takes."""
-        config = self.transformer.config
-        return FluxText(int(config.joint_attention_dim), int(config.pooled_projection_dim))
+        """The text that the transformer takes: T5's embeddings and CLIP's pooled embedding."""
+        joint, pooled = (
+            self.transformer.config.joint_attention_dim,
+            self.transformer.config.pooled_projection_dim,
+        )
+        return FluxText({"prompt_embeds": (None, int(joint)), "pooled_prompt_embeds": (int(pooled),)})
 
     @property
     def blocks(self) -> tuple[BlockSpec, ...]:
