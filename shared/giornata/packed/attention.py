@@ -7,10 +7,9 @@ which lie apart. Two implementations with one signature, chosen by :func:`choose
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
@@ -38,16 +37,12 @@ class Outside:
     """Leading rows that are overwritten with the sequence's own keys: as many as it has, or none."""
 
 
-class Attention(Protocol):
-    """softmax(q k^T / sqrt(head_dim)) v within each sequence."""
+Attention = Callable[[Tensor, Tensor, Tensor, Segments, Mapping[int, Outside]], Tensor]
+"""softmax(q k^T / sqrt(head_dim)) v within each sequence: query, key, value, their segments, and what lies outside.
 
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, own: Segments, outside: Mapping[int, Outside]
-    ) -> Tensor:
-        """The result has the shape of `query`, `key` and `value`: (tokens, heads, head_dim), packed by sequence.
-
-        `own` has the segments of all three; `outside` is what sequences attend to besides, by sequence.
-        """
+Query, key, value and result are (tokens, heads, head_dim), packed by sequence. `Outside` is given by sequence: what it
+attends to besides its own tokens.
+"""
 
 
 def choose(device: torch.device, dtype: torch.dtype) -> Attention:

@@ -85,6 +85,14 @@ class Attempt:
                 continue
             row = self.rows.get(asked.index)
             resumed = asked.resume.step if asked.resume else 0
+            shape: dict[str, Any] = {}
+            if row is not None:
+                shape = {
+                    "computed_tokens": None if row.template is None else row.computed_tokens,
+                    "text_tokens": row.prompts[0].joint_tokens,
+                    "sequences": len(row.prompts),
+                    "begun": row.begun,
+                }
             yield RowProgress(
                 job_id=self.request.job.job_id,
                 attempt=self.request.attempt,
@@ -92,18 +100,8 @@ class Attempt:
                 step=row.step if row else resumed,
                 steps=row.steps if row else self.request.job.parameters.denoising_steps,
                 tokens=self.request.inspection.tokens,
-                **(_shape(row) if row else {}),
+                **shape,
             )
-
-
-def _shape(row: Row) -> dict[str, Any]:
-    """What telemetry tells of a row whose inputs are here."""
-    return {
-        "computed_tokens": None if row.template is None else row.computed_tokens,
-        "text_tokens": row.prompts[0].joint_tokens,
-        "sequences": len(row.prompts),
-        "begun": row.begun,
-    }
 
 
 def has_room(attempts: Collection[Attempt], rows: int, capacity_rows: int) -> bool:

@@ -19,9 +19,6 @@ from giornata.wire.requests import Reuse
 from giornata_denoiser.attempts.attempt import Attempt
 from giornata_denoiser.rows.row import Row
 
-RowChange = Mapping[str, Any]
-"""Fields that change in a row of a record."""
-
 
 class Outcomes:
     """The edge to blob store and job records."""
@@ -38,7 +35,7 @@ class Outcomes:
             The record as it stands; the caller sees in it whether this attempt still counted.
         """
         job = attempt.request.job
-        changes: dict[int, RowChange] = {
+        changes: dict[int, Mapping[str, Any]] = {
             index: {"error": error.body()} for index, error in attempt.errors.items()
         }
         for index, row in attempt.rows.items():
@@ -64,7 +61,7 @@ class Outcomes:
         return await self._blobs.put(key, data, job.intermediate_ttl_s)
 
     @retries.patiently(nats.errors.Error).wraps
-    async def _change(self, request: RunRequest, changes: Mapping[int, RowChange]) -> JobRecord:
+    async def _change(self, request: RunRequest, changes: Mapping[int, Mapping[str, Any]]) -> JobRecord:
         def freed(record: JobRecord) -> JobRecord | None:
             return record.freed(request.attempt, self._worker, lambda row: changes.get(row.index, {}))
 

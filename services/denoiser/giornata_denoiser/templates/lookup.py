@@ -90,7 +90,11 @@ class Lookup:
         job, registered = request.job, None
         if job.template_id is not None and asked.tolerance == ANYWHERE:
             registered = Registered(job.tenant, job.template_id, request.inspection.template_key)
-        found = await self._found(asked.recording_id)
+        try:
+            found = await asyncio.to_thread(self._store.find, asked.recording_id)
+        except Exception:  # the edge of edits: logged; they go on without the recording
+            log.exception("template_not_read", template=asked.recording_id)
+            found = None
         if found is None:
             inputs = TemplateInputs(
                 inspection=request.inspection,
@@ -102,10 +106,3 @@ class Lookup:
             told = self._registrations.report(registered, found.size_bytes, only_waiting=True)
             self._tasks.create_task(told, name="registered")
         return found
-
-    async def _found(self, recording_id: str) -> Recording | None:
-        try:
-            return await asyncio.to_thread(self._store.find, recording_id)
-        except Exception:  # the edge of edits: logged; they go on without the recording
-            log.exception("template_not_read", template=recording_id)
-            return None

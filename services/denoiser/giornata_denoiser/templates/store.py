@@ -29,14 +29,8 @@ class RecordingStore:
 
     What leaves memory stays on disk, if there is one; what leaves the disk is gone. A running row holds its recording
     itself, so that no eviction changes a result; pins keep recordings from being thrown out and loaded again. What
-    comes from disk stays mapped (:mod:`giornata_denoiser.templates.disk`) and counts as memory.
-
-    Args:
-        memory_bytes: budget of the memory tier.
-        folder: of the disk tier; None for none. See :class:`giornata_denoiser.templates.disk.Disk`.
-        disk_bytes: budget of the disk tier.
-        pin: keep what comes from disk in pinned memory.
-        told: told how long each read from disk took.
+    comes from disk stays mapped and counts as memory. `folder`, `disk_bytes`, `pin` and `told` are those of
+    :class:`giornata_denoiser.templates.disk.Disk`.
     """
 
     def __init__(

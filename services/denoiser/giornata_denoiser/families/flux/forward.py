@@ -15,23 +15,21 @@ from diffusers.models.embeddings import apply_rotary_emb
 from torch import Tensor
 
 from giornata.packed.attention import Attention, Outside
+from giornata.packed.packing import Segments
 from giornata.packed.sequences import Live, Rotary, Sequences
 from giornata.packed.tracing import Lane, Tracing
 from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode
-from giornata_denoiser.families.flux.modulation import Modulation, PerToken
+
+Modulation = tuple[Tensor, ...]
+"""adaLN vectors, (sequences, inner_dim) each."""
 
 
 class FluxForward:
     """The state of one forward: which tokens are live, and what the others are.
 
-    Args:
-        transformer: diffusers' module.
-        attend: over packed sequences.
-        sequences: the batch.
-        conditioning: (sequences, inner_dim), what modulates every block.
-        uses: by sequence; empty where no sequence uses anything.
-        trace: told of every block.
+    `conditioning`, (sequences, inner_dim), modulates every block of `transformer`. `uses` are by sequence, and empty
+    where no sequence uses anything.
     """
 
     def __init__(
@@ -237,6 +235,36 @@ class FluxForward:
         """adaLN: the `parts` vectors of each sequence that `norm.linear` makes."""
         vectors: Modulation = norm.linear(norm.silu(self._conditioning)).chunk(parts, dim=1)
         return vectors
+
+
+class PerToken:
+    """Applies vectors of sequences to the packed tokens of these sequences.
+
+    The vectors are shift, scale and gate, once or twice. A CPU computes each sequence by itself; a GPU gathers a vector
+    for every token, in one kernel.
+    """
+
+    def __init__(self, vectors: Modulation, segments: Segments) -> None:
+        self._vectors, self._segments = vectors, segments
+
+    def modulated(self, normed: Tensor, first: int) -> Tensor:
+        """normed * (1 + scale) + shift, (tokens, inner_dim), by the vectors from `first` on."""
+        shift, scale = self._vectors[first : first + 2]
+        return self._each(self._each(normed, 1 + scale, torch.mul), shift, torch.add)
+
+    def times(self, values: Tensor, which: int) -> Tensor:
+        """values * vector `which`, (tokens, inner_dim)."""
+        return self._each(values, self._vectors[which], torch.mul)
+
+    def _each(self, values: Tensor, vectors: Tensor, combine: Callable[..., Tensor]) -> Tensor:
+        if len(vectors) == 1:
+            return combine(values, vectors)
+        if values.device.type != "cpu":
+            return combine(values, vectors.index_select(0, self._segments.sequence))
+        out = torch.empty_like(values)
+        for vector, (start, end) in zip(vectors, self._segments.bounds, strict=True):
+            combine(values[start:end], vector, out=out[start:end])
+        return out
 
 
 def _feed_forward(hidden: Tensor, norm: Any, feed_forward: Any, modulation: PerToken) -> Tensor:

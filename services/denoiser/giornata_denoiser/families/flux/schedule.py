@@ -24,10 +24,7 @@ TRAIN_TIMESTEPS: Final = 1000
 class FlowMatching:
     """Euler steps along a rectified flow; satisfies :class:`giornata_denoiser.families.protocol.Schedule`.
 
-    A row has one number at each level: sigma.
-
-    Args:
-        config: the checkpoint's scheduler configuration.
+    A row has one number at each level: sigma. `config` is the checkpoint's scheduler configuration.
     """
 
     memory: Final = 0

@@ -1,10 +1,13 @@
-"""The transformer of Flux checkpoints, `FluxTransformer2DModel`, over packed sequences."""
+"""The transformer of Flux checkpoints, `FluxTransformer2DModel`, over packed sequences, and the text that it takes.
+
+A prompt is embeddings, which pass all blocks, and a pooled vector, which modulates them.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, cast
 
@@ -21,11 +24,52 @@ from giornata.planning.specs import BlockKind, BlockSpec
 from giornata.wire.values import Mode
 from giornata_denoiser.families.flux.forward import FluxForward
 from giornata_denoiser.families.flux.schedule import TRAIN_TIMESTEPS
-from giornata_denoiser.families.flux.text import FluxPrompt, FluxText
 from giornata_denoiser.families.protocol import SequenceInputs
 
 PATCH: Final = 2
 """Latent pixels a side of a token."""
+
+
+@dataclass(frozen=True, eq=False)
+class FluxPrompt:
+    """One sequence's prompt; satisfies :class:`giornata_denoiser.rows.prompt.Prompt`."""
+
+    embeds: Tensor
+    """(text_tokens, joint_dim)"""
+    pooled: Tensor
+    """(pooled_dim,)"""
+    guidance_scale: float
+    """Distilled guidance; read only where the transformer embeds it."""
+
+    @property
+    def joint_tokens(self) -> int:
+        """All of its tokens."""
+        return len(self.embeds)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of both tensors."""
+        return self.embeds.nbytes + self.pooled.nbytes
+
+    def to(self, device: torch.device) -> FluxPrompt:
+        """The same prompt on `device`."""
+        return replace(self, embeds=self.embeds.to(device), pooled=self.pooled.to(device))
+
+
+@dataclass(frozen=True)
+class FluxText:
+    """What a prompt becomes; satisfies :class:`giornata_denoiser.families.protocol.Text`."""
+
+    tensors: Mapping[str, tuple[int | None, ...]]
+
+    def prompt(
+        self,
+        tensors: Mapping[str, Tensor],
+        grid: tuple[int, int],  # noqa: ARG002 - protocol
+        guidance_scale: float,
+    ) -> FluxPrompt:
+        """Both tensors as they are."""
+        return FluxPrompt(tensors["prompt_embeds"], tensors["pooled_prompt_embeds"], guidance_scale)
 
 
 @dataclass(frozen=True, eq=False)
