@@ -44,7 +44,8 @@ class _Carrying:
 class Carrier:
     """The attempts that a worker has accepted, and the tasks that carry them.
 
-    At most `capacity_rows` are unfinished at a time. `engine` runs already; `fetch` is entered while rows are computed.
+    Only an idle worker takes more rows than `capacity_rows`. The engine runs already; `fetch` is entered while rows are
+    computed.
     """
 
     def __init__(

@@ -36,10 +36,7 @@ class Registrations:
     async def report(
         self, registered: Registered, outcome: int | GiornataError, *, only_waiting: bool = False
     ) -> None:
-        """Write how many bytes are recorded, or why nothing is; a deleted template has no record any more.
-
-        With `only_waiting`, a record that was told of an outcome before stays as it is.
-        """
+        """Write how many bytes are recorded, or why nothing is; with `only_waiting`, unless the record is settled."""
 
         def change(record: templates.TemplateRecord) -> templates.TemplateRecord | None:
             if only_waiting and record.state.settled:

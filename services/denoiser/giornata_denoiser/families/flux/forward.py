@@ -16,7 +16,7 @@ from torch import Tensor
 
 from giornata.packed.attention import Attention, Outside
 from giornata.packed.packing import Segments
-from giornata.packed.sequences import Live, Rotary, Sequences
+from giornata.packed.region import Live, Rotary, Sequences
 from giornata.packed.tracing import Lane, Tracing
 from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode

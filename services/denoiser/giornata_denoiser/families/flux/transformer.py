@@ -17,7 +17,7 @@ from torch import Tensor
 
 from giornata.packed.attention import choose
 from giornata.packed.packing import layout
-from giornata.packed.sequences import Rotary, Sequences
+from giornata.packed.region import Rotary, Sequences
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
 from giornata.planning.specs import BlockKind, BlockSpec
@@ -96,11 +96,8 @@ class PackedFlux(ABC):
         self.transformer: Any = transformer
         self.device: torch.device = transformer.device
         self.dtype: torch.dtype = transformer.dtype
-        self.in_channels, self.out_channels = (
-            int(transformer.config.in_channels),
-            int(transformer.out_channels),
-        )
-        """Channels of an image token that enters, and of its velocity."""
+        self.in_channels = int(transformer.config.in_channels)
+        self.out_channels = int(transformer.out_channels)
         self._attend = choose(self.device, self.dtype)
         # One per picture size and text length: 4.7 MB for 1024x1024 pixels.
         self._rotary = lru_cache(maxsize=64)(self._made_rotary)
@@ -108,11 +105,9 @@ class PackedFlux(ABC):
     @property
     def text(self) -> FluxText:
         """The text that the transformer takes: T5's embeddings and CLIP's pooled embedding."""
-        joint, pooled = (
-            self.transformer.config.joint_attention_dim,
-            self.transformer.config.pooled_projection_dim,
-        )
-        return FluxText({"prompt_embeds": (None, int(joint)), "pooled_prompt_embeds": (int(pooled),)})
+        config = self.transformer.config
+        joint, pooled = int(config.joint_attention_dim), int(config.pooled_projection_dim)
+        return FluxText({"prompt_embeds": (None, joint), "pooled_prompt_embeds": (pooled,)})
 
     @property
     def blocks(self) -> tuple[BlockSpec, ...]:
