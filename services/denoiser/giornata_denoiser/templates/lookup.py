@@ -67,23 +67,23 @@ class Lookup:
         if job.parameters.reuse is Reuse.OFF or empty_text is None:
             yield None
             return
-        # In a worker thread: noise levels take a scheduler's making.
-        asked = await asyncio.to_thread(
-            wanted, self._config, self._checkpoint, job.tenant, request.inspection, job.parameters
-        )
+        asked = await asyncio.to_thread(self._wanted, request)
         with self._store.pinned(asked.recording_id):
             recording = await self._recording(request, asked, empty_text) if asked.fits else None
             yield Reusing(asked.tolerance, recording, self._costs())
 
     def prefetch(self, request: PrefetchTemplate) -> None:
         """Read what is on disk for an edit into memory: the edit is about to come."""
-        job = request.job
 
         def work() -> None:
-            asked = wanted(self._config, self._checkpoint, job.tenant, request.inspection, job.parameters)
-            self._store.prefetch(asked.recording_id)
+            self._store.prefetch(self._wanted(request).recording_id)
 
         self._tasks.create_task(in_thread(work), name="prefetch")
+
+    def _wanted(self, request: RunRequest | PrefetchTemplate) -> Wanted:
+        """Call it in a worker thread: noise levels take a scheduler's making."""
+        job = request.job
+        return wanted(self._config, self._checkpoint, job.tenant, request.inspection, job.parameters)
 
     async def _recording(self, request: RunRequest, asked: Wanted, empty_text: BlobRef) -> Recording | None:
         """The recording that an edit takes from; an edit without one computes everything."""
