@@ -10,8 +10,7 @@ from diffusers.models.transformers.transformer_flux import FluxTransformer2DMode
 from torch import Tensor
 
 from giornata.scheduling.batch import RowKey
-from giornata_denoiser.families.flux.fill import FluxFill
-from giornata_denoiser.families.flux.inpaint import FluxInpaint
+from giornata_denoiser.families.flux.checkpoints import FluxFill, FluxInpaint
 from giornata_denoiser.families.flux.schedule import FlowMatching
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row

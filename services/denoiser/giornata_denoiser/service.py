@@ -50,7 +50,6 @@ from giornata_denoiser.engine.protocol import RowEngine, RowPreview, StepReport
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.templates.lookup import Lookup
 from giornata_denoiser.templates.registered import Registrations
-from giornata_denoiser.templates.run_row import RunRows
 from giornata_denoiser.templates.runs import Runs
 from giornata_denoiser.templates.store import RecordingStore
 from giornata_denoiser.tuning import engine_of
@@ -156,7 +155,9 @@ class Denoiser:
             told=self._reporter.loaded,
         )
         self._runs = Runs(
-            RunRows(config, checkpoint, self._blobs),
+            config,
+            checkpoint,
+            self._blobs,
             self._store,
             engine=self._engine,
             registrations=registrations,

@@ -7,25 +7,19 @@ which lie apart. Two implementations with one signature, chosen by :func:`choose
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 
-from giornata.packed.packing import Segments, segments
+from giornata.packed.packing import Segments
 
-HAS_VARLEN = find_spec("torch.nn.attention.varlen") is not None
-"""Since torch 2.10."""
-
-AMPERE = (8, 0)
-"""First compute capability with FlashAttention 2."""
-KEPT_SEGMENTS = 256
-"""Segments kept on the device, one per mixture of lengths."""
+_kept_segments = lru_cache(maxsize=256)(Segments)
+"""Segments on the device, one per mixture of lengths."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,39 +37,26 @@ class Outside:
     """Leading rows that are overwritten with the sequence's own keys: as many as it has, or none."""
 
 
-class Attention(Protocol):
-    """softmax(q k^T / sqrt(head_dim)) v within each sequence."""
+Attention = Callable[[Tensor, Tensor, Tensor, Segments, Mapping[int, Outside]], Tensor]
+"""softmax(q k^T / sqrt(head_dim)) v within each sequence: query, key, value, their segments, and what lies outside.
 
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, own: Segments, outside: Mapping[int, Outside]
-    ) -> Tensor:
-        """Attend.
-
-        Args:
-            query: (tokens, heads, head_dim), packed by sequence.
-            key: as `query`.
-            value: as `query`.
-            own: segments of all three.
-            outside: by sequence, what it attends to besides its own tokens.
-
-        Returns:
-            (tokens, heads, head_dim), packed as `query`.
-        """
+Query, key, value and result are (tokens, heads, head_dim), packed by sequence. `Outside` is given by sequence: what it
+attends to besides its own tokens.
+"""
 
 
 def choose(device: torch.device, dtype: torch.dtype) -> Attention:
     """The fastest implementation for tensors of `dtype` on `device`."""
-    if not HAS_VARLEN or device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return grouped
-    return varlen if torch.cuda.get_device_capability(device) >= AMPERE else grouped
+    ampere = (8, 0)  # the first compute capability with FlashAttention 2
+    return varlen if torch.cuda.get_device_capability(device) >= ampere else grouped
 
 
 def varlen(
     query: Tensor, key: Tensor, value: Tensor, own: Segments, outside: Mapping[int, Outside]
 ) -> Tensor:
     """One FlashAttention kernel over all sequences: half precision on a CUDA device."""
-    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - see HAS_VARLEN
-
     keys = own
     if outside:
         parts = [
@@ -117,10 +98,8 @@ def _beside(key: Tensor, value: Tensor, outside: Outside | None) -> tuple[Tensor
     return torch.cat((key, outside.key[outside.room :])), torch.cat((value, outside.value[outside.room :]))
 
 
-def _extended(key: Tensor, value: Tensor, outside: Outside | None) -> tuple[Tensor, Tensor]:
+def _extended(key: Tensor, value: Tensor, outside: Outside) -> tuple[Tensor, Tensor]:
     """One sequence's keys and values, its own (tokens, heads, head_dim) before those outside."""
-    if outside is None:
-        return key, value
     if not outside.room:
         return torch.cat((key, outside.key)), torch.cat((value, outside.value))
     outside.key[: outside.room] = key
@@ -138,8 +117,3 @@ def _stacked(packed: Tensor, spans: list[tuple[int, int]]) -> Tensor:
     """(tokens, heads, head_dim) → (length, sequences, heads, head_dim); a view of one sequence."""
     parts = [packed[start:end] for start, end in spans]
     return parts[0].unsqueeze(1) if len(parts) == 1 else torch.stack(parts, dim=1)
-
-
-@lru_cache(maxsize=KEPT_SEGMENTS)
-def _kept_segments(lengths: tuple[int, ...], device: torch.device) -> Segments:
-    return segments(lengths, device)

@@ -1,4 +1,4 @@
-"""The compute set: which tokens of a picture an edit computes, and which it takes from a recording. Pure."""
+"""The compute set: which tokens of a picture an edit computes, and which tokens of a batch a block computes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from giornata.packed.packing import Layout, Segments, layout
 from giornata.wire.values import CellMap
+
+Rotary = tuple[Tensor, Tensor]
+"""Cosine and sine, (tokens, head_dim) float32 each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +37,7 @@ class Region:
 
 
 def region(cells: Tensor) -> Region | None:
-    """The region of a compute set, on the CPU; None where there is nothing to gain: it holds every token or none.
-
-    Args:
-        cells: (height, width) bool, in tokens.
-    """
+    """The region of a compute set, (height, width) bool, on the CPU; None where it holds every token or none."""
     flat = cells.cpu().flatten()
     if bool(flat.all()) or not bool(flat.any()):
         return None
@@ -50,3 +50,88 @@ def region_of(cells: CellMap) -> Region | None:
     packed = torch.frombuffer(bytearray(cells.bits), dtype=torch.uint8)
     bits = packed.unsqueeze(1) >> torch.arange(7, -1, -1) & 1
     return region(bits.flatten()[: cells.height * cells.width].bool())
+
+
+@dataclass(frozen=True, eq=False)
+class Live:
+    """The tokens that a block computes: all text tokens and, of each sequence, all image tokens or its region's."""
+
+    whole: tuple[bool, ...]
+    """Whether all image tokens are computed, by sequence."""
+    layout: Layout
+    image: Tensor
+    """(live_image_tokens,) int64: their positions in the image stream of all tokens."""
+    rotary: Rotary
+    """In the joint order of `layout`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Beyond:
+    """The outside tokens of some sequences, packed by sequence."""
+
+    segments: Segments
+    """One of each of these sequences."""
+    rotary: Rotary
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """Where the tokens of a batch lie, and which of them are computed; packed by sequence.
+
+    A row is one sequence, or two with true classifier-free guidance.
+    """
+
+    layout: Layout
+    """Layout of all tokens, computed or not."""
+    rotary: Rotary
+    """Rotary embedding of all tokens, in joint order."""
+    regions: tuple[Region | None, ...]
+    """The part of each picture that is computed, by sequence; None for all of it. On the layout's device."""
+    _live: dict[tuple[bool, ...], Live] = field(default_factory=dict, init=False)
+    _beyond: dict[tuple[int, ...], Beyond] = field(default_factory=dict, init=False)
+
+    def live(self, whole: tuple[bool, ...]) -> Live:
+        """The tokens of a block that computes all image tokens of the sequences in `whole`, the regions of others.
+
+        A sequence without a region is always whole. The result is kept with the batch.
+        """
+        whole = tuple(w or region is None for w, region in zip(whole, self.regions, strict=True))
+        if whole not in self._live:
+            self._live[whole] = self._selected(whole)
+        return self._live[whole]
+
+    def beyond(self, of: tuple[int, ...]) -> Beyond:
+        """The outside tokens of the sequences `of`, which have regions; kept with the batch."""
+        if of not in self._beyond:
+            self._beyond[of] = self._outside(of)
+        return self._beyond[of]
+
+    def _selected(self, whole: tuple[bool, ...]) -> Live:
+        full = self.layout
+        device = full.joint.device
+        if all(whole):
+            return Live(whole, full, torch.arange(sum(full.image.lengths), device=device), self.rotary)
+        chosen = [
+            torch.arange(length, device=device) if every or region is None else region.computed
+            for length, every, region in zip(full.image.lengths, whole, self.regions, strict=True)
+        ]
+        made = layout(full.text.lengths, [len(picked) for picked in chosen], device)
+        starts = (start for start, _ in full.image.bounds)
+        image = torch.cat([picked + start for start, picked in zip(starts, chosen, strict=True)])
+        joint = made.join(full.text_positions, full.image_positions.index_select(0, image))
+        return Live(whole, made, image, self._rotary_at(joint))
+
+    def _outside(self, of: tuple[int, ...]) -> Beyond:
+        full = self.layout
+        parts = []
+        for sequence in of:
+            region = self.regions[sequence]
+            if region is None:
+                raise ValueError(f"sequence {sequence} computes all of its tokens")
+            parts.append(region.outside + (full.joint.bounds[sequence][0] + full.text.lengths[sequence]))
+        lengths = tuple(len(part) for part in parts)
+        return Beyond(Segments(lengths, full.joint.device), self._rotary_at(torch.cat(parts)))
+
+    def _rotary_at(self, joint: Tensor) -> Rotary:
+        cosine, sine = self.rotary
+        return cosine.index_select(0, joint), sine.index_select(0, joint)

@@ -139,11 +139,11 @@ def _layouts(assembly: Assembly, blocks: int) -> None:
     if not isinstance(assembly.batch, FluxBatch):
         raise TypeError(f"expected a batch of Flux, received {type(assembly.batch).__name__}")
     sequences = assembly.batch.sequences
-    count = sequences.layout.sequences
+    count = len(sequences.regions)
     for _ in range(blocks):
         sequences.live((True,) * count)
         sequences.live((False,) * count)
-        sequences.beyond(range(count))
+        sequences.beyond(tuple(range(count)))
 
 
 def _reusing(checkpoint: Checkpoint, index: int, seed: int) -> Row:

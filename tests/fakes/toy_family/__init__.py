@@ -13,7 +13,7 @@ import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 from torch import Tensor
 
-from giornata_denoiser.families.flux.inpaint import FluxInpaint
+from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.flux.schedule import FlowMatching, scheduler_config
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.track import Track

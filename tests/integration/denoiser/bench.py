@@ -28,7 +28,7 @@ from giornata.wire.values import CellMap
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.families.flux.inpaint import FluxInpaint
+from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.rows import text_shapes
 from giornata_denoiser.service import Denoiser
 from tests.fakes.masks import grown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from giornata.scheduling.batch import RowKey
@@ -61,10 +61,6 @@ class Attempt:
         """Time from the first row's first step to the last row's last."""
         return 0.0 if self._began_s is None else (self._ended_s - self._began_s) * 1e3
 
-    def start(self, rows: Iterable[Row]) -> None:
-        """The inputs are there: `rows` go to the engine."""
-        self.rows = {row.key.index: row for row in rows}
-
     def advance(self, report: StepReport) -> tuple[Row, ...]:
         """Take in a step; returns the rows of this attempt that it advanced."""
         advanced = tuple(row for row in report.advanced if key_of(row.key) == self.key)
@@ -89,6 +85,14 @@ class Attempt:
                 continue
             row = self.rows.get(asked.index)
             resumed = asked.resume.step if asked.resume else 0
+            shape: dict[str, Any] = {}
+            if row is not None:
+                shape = {
+                    "computed_tokens": None if row.template is None else row.computed_tokens,
+                    "text_tokens": row.prompts[0].joint_tokens,
+                    "sequences": len(row.prompts),
+                    "begun": row.begun,
+                }
             yield RowProgress(
                 job_id=self.request.job.job_id,
                 attempt=self.request.attempt,
@@ -96,18 +100,8 @@ class Attempt:
                 step=row.step if row else resumed,
                 steps=row.steps if row else self.request.job.parameters.denoising_steps,
                 tokens=self.request.inspection.tokens,
-                **(_shape(row) if row else {}),
+                **shape,
             )
-
-
-def _shape(row: Row) -> dict[str, Any]:
-    """What telemetry tells of a row whose inputs are here."""
-    return {
-        "computed_tokens": None if row.template is None else row.computed_tokens,
-        "text_tokens": row.prompts[0].joint_tokens,
-        "sequences": len(row.prompts),
-        "begun": row.begun,
-    }
 
 
 def has_room(attempts: Collection[Attempt], rows: int, capacity_rows: int) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import structlog
 from pydantic import BaseModel
@@ -44,14 +44,8 @@ class _Carrying:
 class Carrier:
     """The attempts that a worker has accepted, and the tasks that carry them.
 
-    Args:
-        worker: instance that reports.
-        capacity_rows: rows that may be unfinished at a time.
-        engine: runs already.
-        fetch: where rows come from; entered while they are computed.
-        outcomes: where they go.
-        publish: where events go.
-        tasks: owner of the tasks.
+    Only an idle worker takes more rows than `capacity_rows`. The engine runs already; `fetch` is entered while rows are
+    computed.
     """
 
     def __init__(
@@ -119,7 +113,8 @@ class Carrier:
         for carrying in tuple(self._carried.values()):
             attempt = carrying.attempt
             for row in attempt.advance(report):
-                await self._publish(attempt.request.job, EventKind.STEP, _step_event(row))
+                event = StepEvent(**asdict(row.key), step=row.step, steps=row.steps)
+                await self._publish(attempt.request.job, EventKind.STEP, event)
             if attempt.rows and not attempt.unfinished:
                 carrying.released.set()
 
@@ -171,7 +166,7 @@ class Carrier:
         job_id = attempt.request.job.job_id
         try:
             async with self._fetch(attempt.request) as rows:
-                attempt.start(rows)
+                attempt.rows = {row.key.index: row for row in rows}
                 if self._engine.submit(rows):
                     await self._carried[attempt.key].released.wait()
         except Overloaded as error:
@@ -199,8 +194,3 @@ class Carrier:
             handed_back=handed_back,
         )
         await self._publish(job, EventKind.DENOISED, event)
-
-
-def _step_event(row: Row) -> StepEvent:
-    key = row.key
-    return StepEvent(job_id=key.job_id, attempt=key.attempt, index=key.index, step=row.step, steps=row.steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final, NamedTuple
+from functools import partial
 
 import structlog
 from torch import Tensor
@@ -25,31 +25,13 @@ from giornata_denoiser.rows.noise import shared_noise
 from giornata_denoiser.rows.row import MEMORY, Row, Snapshot
 from giornata_denoiser.templates.lookup import Reusing
 
-FINEST: Final = 1
-"""Grain of the compute set that rows are cut by."""
-
 log = structlog.get_logger(__name__)
 
 
-class Blobs(NamedTuple):
-    """A row's inputs as safetensors bytes."""
-
-    text: bytes
-    conditioning: bytes
-    latents: bytes | None
-    """Where it goes on."""
-
-
 async def rows_of(
-    request: RunRequest, checkpoint: Checkpoint, blobs: BlobStore, reusing: Reusing | None = None
+    request: RunRequest, checkpoint: Checkpoint, blobs: BlobStore, reusing: Reusing | None
 ) -> tuple[Row, ...]:
-    """The rows of `request`.
-
-    Args:
-        request: what the router asks for.
-        checkpoint: that computes it.
-        blobs: where its inputs are.
-        reusing: how it reuses; None for not at all.
+    """The rows of `request`; without `reusing` they compute whole pictures from their own noise.
 
     Raises:
         InputLost: an input is no longer in the blob store; a lost latent only means to begin again.
@@ -61,12 +43,17 @@ async def rows_of(
     for row in request.rows:
         if row.index >= len(request.encoding.rows):
             raise SchemaMismatch("A row has no encoding.", received=row.index)
-        found = Blobs(text, await blobs.get(request.encoding.rows[row.index]), await _resumed(row, blobs))
-        rows.append(await asyncio.to_thread(_made, request, checkpoint, row, found, reusing))
+        conditioning = await blobs.get(request.encoding.rows[row.index])
+        latents = await _latents(row, blobs)
+        work = partial(
+            _made, request, checkpoint, row, reusing, text=text, conditioning=conditioning, latents=latents
+        )
+        rows.append(await asyncio.to_thread(work))
     return tuple(rows)
 
 
-async def _resumed(row: jobs.RowRecord, blobs: BlobStore) -> bytes | None:
+async def _latents(row: jobs.RowRecord, blobs: BlobStore) -> bytes | None:
+    """Where the row goes on; None to begin."""
     if row.resume is None:
         return None
     try:
@@ -77,18 +64,25 @@ async def _resumed(row: jobs.RowRecord, blobs: BlobStore) -> bytes | None:
 
 
 def _made(
-    request: RunRequest, checkpoint: Checkpoint, row: jobs.RowRecord, found: Blobs, reusing: Reusing | None
+    request: RunRequest,
+    checkpoint: Checkpoint,
+    row: jobs.RowRecord,
+    reusing: Reusing | None,
+    *,
+    text: bytes,
+    conditioning: bytes,
+    latents: bytes | None,
 ) -> Row:
-    """One row. Unpacking and regions take milliseconds: call it in a worker thread."""
+    """One row from safetensors. Unpacking and regions take milliseconds: call it in a worker thread."""
     parameters, inspection = request.job.parameters, request.inspection
     if parameters.num_inference_steps is None or parameters.strength is None:
         raise SchemaMismatch("Denoising needs resolved parameters.")
     multiple, family = checkpoint.card.pixel_multiple, checkpoint.family
-    conditioning = tensors.unpack(found.conditioning)
-    cells = None if reusing is None or inspection.compute_set is None else inspection.compute_set[FINEST]
-    where = None if cells is None else region_of(cells)
-    if where is not None and "noise" in conditioning:
-        conditioning["noise"] = shared_noise(conditioning["noise"], where)
+    fields, where = tensors.unpack(conditioning), None
+    if reusing is not None and inspection.compute_set is not None:
+        where = region_of(inspection.compute_set[1])  # by single tokens
+    if where is not None and "noise" in fields:
+        fields["noise"] = shared_noise(fields["noise"], where)
     built = build_row(
         family,
         RowKey(request.job.job_id, request.attempt, row.index),
@@ -96,12 +90,12 @@ def _made(
         track=family.schedule.track(
             steps=parameters.num_inference_steps, strength=parameters.strength, cells=inspection.tokens
         ),
-        text=tensors.unpack(found.text),
-        conditioning=conditioning,
+        text=tensors.unpack(text),
+        conditioning=fields,
         guidance_scale=parameters.guidance_scale or 0.0,
         true_cfg_scale=parameters.true_cfg_scale or 1.0,
         partial_images=parameters.partial_images,
-        resume=_snapshot(row, found.latents),
+        resume=_snapshot(row, latents),
     )
     return built if reusing is None else reused(built, where, reusing, family)
 

@@ -33,11 +33,9 @@ def limit_bytes(job: Job) -> int:
 
 
 def encode(pixels: npt.NDArray[np.uint8], limit: int) -> bytes:
-    """`pixels` as JPEG of at most `limit` bytes: first quality is given up for that, then size.
+    """`pixels`, (height, width, 3) RGB, as JPEG of at most `limit` bytes: quality is given up first, then size.
 
-    Args:
-        pixels: (height, width, 3) RGB.
-        limit: bytes; a pixel alone takes 700.
+    A pixel alone takes 700 bytes.
 
     Raises:
         ValueError: not even one pixel fits.

@@ -10,14 +10,7 @@ from giornata.planning.costing import CostModel
 from giornata.planning.profile import Profile
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
-from giornata.wire.workers import (
-    LoadSample,
-    RowProgress,
-    StepSample,
-    TemplateCounters,
-    Tier,
-    WorkerState,
-)
+from giornata.wire.workers import LoadSample, RowProgress, StepSample, TemplateCounters, Tier, WorkerState
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.protocol import StepReport
@@ -66,12 +59,9 @@ class Reporter:
     ) -> WorkerState:
         """The next message; samples are told once.
 
-        Args:
-            running: rows in the batch, as of the engine's last step.
-            rows: rows of all accepted attempts, until they are reported: the router takes unlisted rows for lost.
-            stepping_ms: since the step that is being computed began; 0 where none is.
-            templates: what templates have done.
-            resident: pictures that have recordings here, by tier.
+        `running` are the rows in the batch, as of the engine's last step; `rows` are those of all accepted attempts,
+        until they are reported: the router takes unlisted rows for lost. `stepping_ms` counts from the beginning of
+        the step that is being computed.
         """
         joined = set(running)
         told = [(row, RowKey(row.job_id, row.attempt, row.index) in joined) for row in rows]

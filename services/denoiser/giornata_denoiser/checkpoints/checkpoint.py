@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,13 +16,13 @@ from giornata.families import read_model_card
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.families.flux.loading import load_fill, load_inpaint
+from giornata_denoiser.families.flux import checkpoints as flux
 from giornata_denoiser.families.preview_map import PreviewMap, fit_autoencoder
 from giornata_denoiser.families.protocol import ModelFamily
 
 LOADERS: Final[Mapping[str, Callable[[Path, torch.dtype, torch.device], ModelFamily]]] = {
-    families.Family.FLUX_INPAINT: load_inpaint,
-    families.Family.FLUX_FILL: load_fill,
+    families.Family.FLUX_INPAINT: partial(flux.load, flux.FluxInpaint),
+    families.Family.FLUX_FILL: partial(flux.load, flux.FluxFill),
 }
 """What loads the family of a checkpoint's folder."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from giornata.packed.packing import bounds, segment_index
+from giornata.packed.packing import Segments
 from giornata_denoiser.families.protocol import ModelFamily, SequenceInputs
 from giornata_denoiser.rows.row import Row
 
@@ -81,7 +81,7 @@ def assemble(
     placed = [place(row, device) for row in rows] if placed is None else placed
     guided_rows = [index for index, row in enumerate(rows) if len(row.prompts) > 1]
     lengths = tuple(row.computed_tokens for row in rows)
-    row_of_computed = segment_index(lengths)
+    row_of_computed = Segments(lengths).sequence
     regions = tuple(
         None if region is None else region.computed
         for region in (each.sequences[0].region for each in placed)
@@ -102,7 +102,7 @@ def assemble(
 def _computed(rows: Sequence[Row], regions: Sequence[Tensor | None], device: torch.device) -> Tensor | None:
     if all(region is None for region in regions):
         return None
-    spans = bounds([row.image_tokens for row in rows])
+    spans = Segments(tuple(row.image_tokens for row in rows)).bounds
     parts = [
         torch.arange(*span, device=device) if region is None else region + span[0]
         for span, region in zip(spans, regions, strict=True)
@@ -112,7 +112,7 @@ def _computed(rows: Sequence[Row], regions: Sequence[Tensor | None], device: tor
 
 def _guided(rows: Sequence[Row], indices: list[int], row_of_computed: Tensor, device: torch.device) -> Guided:
     chosen = torch.tensor(indices)
-    row_of_token = segment_index([row.image_tokens for row in rows])
+    row_of_token = Segments(tuple(row.image_tokens for row in rows)).sequence
     computed = torch.isin(row_of_computed, chosen).nonzero().squeeze(1)
     scales = torch.tensor([row.true_cfg_scale for row in rows], dtype=torch.float32)
     return Guided(

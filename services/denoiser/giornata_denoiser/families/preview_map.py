@@ -15,10 +15,8 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
 
-PATCH: Final = 32
-"""Pixels a side of the board's flat patches: a few latent pixels each."""
-LEVELS: Final = 4
-"""Levels per colour of the flat patches: 64 colours, an 8x8 square of patches."""
+SIDE: Final = 256
+"""Pixels a side of a quarter of the board."""
 RIDGE: Final = 1e-3
 """Weight of the penalty on the map's size, in units of the latents' variance: channels that the board leaves almost
 still would get large weights otherwise, and turn a real picture's detail into false colour."""
@@ -46,9 +44,8 @@ class PreviewMap:
 def fit(latents: Tensor, colours: Tensor) -> PreviewMap:
     """The map that is right on average: ridge regression, its bias free.
 
-    Args:
-        latents: (samples, latent_channels), as the transformer sees them: shifted and scaled.
-        colours: (samples, 3) in 0..1, the mean colour of the pixels under each.
+    `latents` are (samples, latent_channels), as the transformer sees them: shifted and scaled. `colours` are (samples,
+    3) in 0..1, the mean colour of the pixels under each.
     """
     latents, colours = latents.double(), colours.double()
     mean, mean_colour = latents.mean(0), colours.mean(0)
@@ -65,17 +62,16 @@ def board() -> Tensor:
 
     A quarter each of flat colours, gradients, fine and coarse texture: brightness, hue and detail vary apart.
     """
-    side = PATCH * LEVELS * 2
-    levels = torch.linspace(0, 1, LEVELS)
-    flat = torch.cartesian_prod(levels, levels, levels).T.reshape(3, side // PATCH, side // PATCH)
-    flat = flat.repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)
-    ramp = torch.linspace(0, 1, side)
-    across, down = ramp.expand(side, side), ramp.unsqueeze(1).expand(side, side)
+    levels = torch.linspace(0, 1, 4)
+    flat = torch.cartesian_prod(levels, levels, levels).T.reshape(3, 8, 8)
+    ramp = torch.linspace(0, 1, SIDE)
+    across, down = ramp.expand(SIDE, SIDE), ramp.unsqueeze(1).expand(SIDE, SIDE)
     gradients = torch.stack((across, down, 1 - (across + down) / 2))
     generator = torch.Generator().manual_seed(0)
-    fine, coarse = (_texture(side, cells, generator) for cells in (side // 2, side // 16))
-    rows = [torch.cat((flat, gradients), dim=2), torch.cat((fine, coarse), dim=2)]
-    return torch.cat(rows, dim=1).unsqueeze(0)
+    fine, coarse = (torch.rand(3, cells, cells, generator=generator) for cells in (SIDE // 2, SIDE // 16))
+    upper = torch.cat((_squares(flat), gradients), dim=2)
+    lower = torch.cat((_squares(fine), _squares(coarse)), dim=2)
+    return torch.cat((upper, lower), dim=1).unsqueeze(0)
 
 
 @torch.inference_mode()
@@ -110,11 +106,10 @@ def fit_model(autoencoder: Any) -> PreviewMap:
     if not bool(latents.isfinite().all()):
         raise ValueError("the autoencoder's latents are not finite")
     colours = torch.nn.functional.adaptive_avg_pool2d(picture, latents.shape[-2:])
-    samples = [tensor[0].flatten(1).T for tensor in (latents, colours)]
-    return fit(samples[0], samples[1]).to(autoencoder.device)
+    return fit(latents[0].flatten(1).T, colours[0].flatten(1).T).to(autoencoder.device)
 
 
-def _texture(side: int, cells: int, generator: torch.Generator) -> Tensor:
-    """(3, side, side) in 0..1: random colours in squares, `cells` a side."""
-    random = torch.rand(3, cells, cells, generator=generator)
-    return random.repeat_interleave(side // cells, 1).repeat_interleave(side // cells, 2)
+def _squares(cells: Tensor) -> Tensor:
+    """(3, cells, cells) → (3, SIDE, SIDE): every cell a square."""
+    times = SIDE // len(cells[0])
+    return cells.repeat_interleave(times, 1).repeat_interleave(times, 2)

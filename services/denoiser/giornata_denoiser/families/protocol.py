@@ -26,12 +26,9 @@ class Text(Protocol):
         """Name and shape of an encoding's tensors; None is the number of text tokens."""
 
     def prompt(self, tensors: Mapping[str, Tensor], grid: tuple[int, int], guidance_scale: float) -> Prompt:
-        """The prompt of one sequence, on the tensors' device.
+        """The prompt of one sequence, from :attr:`tensors` in the network's dtype and on their device.
 
-        Args:
-            tensors: of :attr:`tensors`, in the network's dtype.
-            grid: height and width of the row's picture in tokens.
-            guidance_scale: for networks that embed one.
+        `grid` is height and width of the row's picture in tokens; `guidance_scale` is for networks that embed one.
         """
 
 
@@ -49,12 +46,7 @@ class Schedule(Protocol):
         """Tensors that the solver remembers of earlier steps, each as large as the latent; 0 for one-step solvers."""
 
     def track(self, *, steps: int, strength: float, cells: int) -> Track:
-        """The track of a row.
-
-        Args:
-            steps: `num_inference_steps`, before `strength` drops the first ones.
-            strength: 0 < strength <= 1.
-            cells: tokens of the whole picture.
+        """The track of a row whose picture has `cells` tokens; 0 < `strength` <= 1 drops the first of `steps`.
 
         Raises:
             InvalidField: strength leaves no step to compute.
@@ -68,21 +60,15 @@ class Schedule(Protocol):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One step of all rows: their latents and what is remembered of it.
 
-        Args:
-            latent: (cells, channels), packed by row.
-            output: as `latent`, what the network predicts.
-            memory: as `latent`, what the step before has returned; zeros in a row's first step.
-            now: (cells, n) float32, numbers before the step of each cell's row.
-            then: as `now`, after it.
+        `latent`, `output` of the network and `memory` are (cells, channels), packed by row; `memory` is what the step
+        before has returned, zeros in a row's first step. `now` and `then` are (cells, n) float32, the numbers of each
+        cell's row before and after the step.
         """
 
     def noised(self, picture: Tensor, noise: Tensor, at: Tensor) -> Tensor:
         """One row's picture at a noise level: where a row begins, and what its outside is at that level.
 
-        Args:
-            picture: (tokens, channels).
-            noise: as `picture`.
-            at: (n,) numbers of the level.
+        `picture` and `noise` are (tokens, channels); `at` is (n,), the numbers of the level.
         """
 
     def clean(self, latent: Tensor, output: Tensor, now: Tensor) -> Tensor:
@@ -102,13 +88,9 @@ class SequenceInputs(NamedTuple):
 class Network(Protocol):
     """One forward over rows that differ in everything, packed by sequence."""
 
-    @property
-    def device(self) -> torch.device:
-        """Where it is."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Its dtype, and that of every row's tensors."""
+    device: torch.device
+    dtype: torch.dtype
+    """Of its weights and of every row's tensors."""
 
     @property
     def blocks(self) -> tuple[BlockSpec, ...]:
@@ -138,35 +120,24 @@ class Network(Protocol):
         uses: Sequence[Use] = (),
         trace: Tracing = UNTRACED,
     ) -> Tensor:
-        """One forward over all sequences.
+        """One forward over all sequences of a `batch` of :meth:`assemble`; `trace` is told of every block.
 
-        Args:
-            batch: of :meth:`assemble`.
-            latents: (tokens, channels), packed by sequence: all tokens, whether computed or not.
-            conditioning: by sequence.
-            times: (sequences,) float32, of the tracks.
-            uses: by sequence, what it does with a template; none does anything by default. Sequences that take
-                from one have a region.
-            trace: told of every block.
+        `latents` are (tokens, channels), packed by sequence: all tokens, whether computed or not. `times` are those of
+        the tracks, (sequences,) float32. `conditioning` and `uses` are by sequence; without `uses` no sequence does
+        anything with a template, and one that takes from a template has a region.
 
         Returns:
             (computed_tokens, channels): the output at the regions' tokens, all tokens of sequences without a region.
         """
 
     def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
-        """Outputs with the prompt and with the negative prompt, combined.
+        """Outputs with the prompt and with the negative prompt, (tokens, channels) each, combined.
 
-        Args:
-            positive: (tokens, channels).
-            negative: as `positive`.
-            scale: (tokens, 1) float32, `true_cfg_scale` of each token's row.
+        `scale` is (tokens, 1) float32, `true_cfg_scale` of each token's row.
         """
 
     def unpacked(self, latent: Tensor, grid: tuple[int, int]) -> Tensor:
-        """One row's latent, (tokens, channels), as (latent_channels, height, width) latent pixels.
-
-        `grid` is (height, width) in tokens.
-        """
+        """One row's latent, (tokens, channels), as (latent_channels, height, width) latent pixels."""
 
 
 @dataclass(frozen=True, eq=False)

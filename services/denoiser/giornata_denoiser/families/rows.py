@@ -6,13 +6,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from giornata.packed.region import Region
 from giornata.scheduling.batch import RowKey
 from giornata.wire.errors import SchemaMismatch
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.prompt import Prompt
-from giornata_denoiser.rows.row import RecordingSpec, Row, Snapshot
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.row import Row, Snapshot
 from giornata_denoiser.rows.track import Track
 
 NEGATIVE = "negative_"
@@ -30,29 +28,13 @@ def build_row(
     guidance_scale: float,
     true_cfg_scale: float = 1.0,
     partial_images: int = 0,
-    region: Region | None = None,
-    template: Recording | None = None,
-    tolerance: float = 1.0,
-    records: RecordingSpec | None = None,
     resume: Snapshot | None = None,
 ) -> Row:
-    """A row on the CPU.
+    """A row on the CPU that computes its whole picture, from the beginning or from where `resume` was interrupted.
 
-    Args:
-        family: of the checkpoint that will denoise it.
-        key: names the row.
-        grid: height and width of the latent in tokens.
-        track: of the family's schedule.
-        text: tensors of the family's text and, for true classifier-free guidance, the same with the prefix `negative_`.
-        conditioning: `noise`, `image_latents` and what else the family names, (tokens, channels) each.
-        guidance_scale: for networks that embed one.
-        true_cfg_scale: above 1 and with a negative prompt, classifier-free guidance is computed.
-        partial_images: previews asked for.
-        region: what of the picture is computed; default all of it.
-        template: what the rest is taken from.
-        tolerance: how far the noise level of an entry may be from the row's.
-        records: what a template run keeps.
-        resume: where an interrupted row goes on; default its beginning.
+    `text` holds the tensors of the family's text and may hold those of a negative prompt, whose names begin with
+    :data:`NEGATIVE`; with them and a `true_cfg_scale` above 1, classifier-free guidance is computed. `conditioning` is
+    what the family's network names, (tokens, channels) each.
 
     Raises:
         SchemaMismatch: a tensor is missing or has another shape than the checkpoint takes.
@@ -62,19 +44,20 @@ def build_row(
         name: _take(family, conditioning, name, (tokens, channels))
         for name, channels in family.network.conditioning.items()
     }
-    step, memory = 0, tuple[Tensor, ...]()
     if resume is None:
-        latent = family.schedule.noised(fields["image_latents"], fields["noise"], track.numbers[0])
+        state = Snapshot(
+            0, family.schedule.noised(fields["image_latents"], fields["noise"], track.numbers[0])
+        )
     else:
-        step, latent, memory = _resumed(family, resume, tuple(fields["noise"].shape), track.steps)
+        state = _resumed(family, resume, tuple(fields["noise"].shape), track.steps)
     guided = true_cfg_scale > 1 and any(name.startswith(NEGATIVE) for name in text)
     return Row(
         key=key,
         grid=grid,
         track=track,
-        step=step,
-        latent=latent,
-        memory=memory,
+        step=state.step,
+        latent=state.latent,
+        memory=state.memory,
         prompts=tuple(
             _prompt(family, text, prefix, grid, guidance_scale)
             for prefix in (("", NEGATIVE) if guided else ("",))
@@ -82,10 +65,6 @@ def build_row(
         true_cfg_scale=true_cfg_scale,
         conditioning=fields,
         partial_images=partial_images,
-        region=region,
-        template=template,
-        tolerance=tolerance,
-        records=records,
     )
 
 
@@ -97,10 +76,8 @@ def text_shapes(family: ModelFamily, tokens: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _resumed(
-    family: ModelFamily, resume: Snapshot, shape: tuple[int, ...], steps: int
-) -> tuple[int, Tensor, tuple[Tensor, ...]]:
-    """Step, latent and memory of an interrupted row."""
+def _resumed(family: ModelFamily, resume: Snapshot, shape: tuple[int, ...], steps: int) -> Snapshot:
+    """The state of an interrupted row in the network's dtype, if it fits."""
     if not 0 <= resume.step < steps:
         raise SchemaMismatch(
             "A row resumes at a step it does not have.", received=resume.step, accepted=f"below {steps}"
@@ -114,7 +91,7 @@ def _resumed(
     latent, *memory = (
         _take(family, {"latent": tensor}, "latent", shape) for tensor in (resume.latent, *resume.memory)
     )
-    return resume.step, latent, tuple(memory)
+    return Snapshot(resume.step, latent, tuple(memory))
 
 
 def _prompt(

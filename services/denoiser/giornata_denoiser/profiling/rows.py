@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -48,7 +50,7 @@ class Workpieces:
             for sign in (("", NEGATIVE) if size.guided else ("",))
             for name, shape in shapes.items()
         }
-        return build_row(
+        row = build_row(
             family,
             RowKey("profile", 0, index),
             grid=(size.height, size.width),
@@ -59,8 +61,8 @@ class Workpieces:
             },
             guidance_scale=card.default_guidance_scale,
             true_cfg_scale=GUIDED_SCALE if size.guided else 1.0,
-            region=self.region(size),
         )
+        return replace(row, region=self.region(size))
 
     def region(self, size: RowSize) -> Region | None:
         """A box in the picture's upper left corner; None where all is computed."""

@@ -1,20 +1,47 @@
-"""The disk tier: recordings as files of one folder, least recently used out first."""
+"""The disk tier: recordings as files of one folder, least recently used out first.
+
+A file is safetensors with a checksum; what is not whole, or not ours, is no recording. A file that is read stays
+mapped, privately: its tensors are the file's pages, read once for the checksum or when a step first gathers from them,
+shared with the system's cache instead of copied, and dropped from there first when memory is short. Files are replaced
+and unlinked, never written in place, so that a recording outlives its file; another process that truncates a mapped
+file ends this one, as with any mapped file.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from itertools import groupby
 from pathlib import Path
+from typing import Any, Final
 
 import structlog
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.blocks.ledger import TierLedger
-from giornata_denoiser.rows.template import Recording
-from giornata_denoiser.templates import files
+from giornata_denoiser.rows.stored import Stored
+from giornata_denoiser.rows.template import Entry, Kept, Recording
+
+FORMAT: Final = 1
+"""Version of the files; a file of another version is not read."""
+SUFFIX: Final = ".template.safetensors"
+PART: Final = ".template.part"
+"""Ends the names of files that are being written."""
 
 log = structlog.get_logger(__name__)
+
+
+class NotARecording(Exception):
+    """A file is truncated, changed, of another format or of something else."""
 
 
 class Disk:
@@ -26,8 +53,7 @@ class Disk:
     Args:
         folder: its files are taken over, oldest use first; None for a tier that holds nothing.
         budget_bytes: most bytes of all files.
-        lock: held while the ledger changes, never while a file is read or written. The caller of `__contains__`,
-            `__iter__`, `size_of`, `size_bytes`, `use` and `forget` holds it.
+        lock: held while the ledger is used, never while a file is read or written. The caller of `forget` holds it.
         pin: keep what is read in pinned memory, not mapped: a CUDA device reads it asynchronously.
         told: told how long each read took, in the reading thread.
     """
@@ -41,31 +67,13 @@ class Disk:
         pin: bool,
         told: Callable[[LoadSample], object],
     ) -> None:
-        self._folder, self._ledger, self._lock = folder, TierLedger(budget_bytes), lock
-        self._pin, self._told = pin, told
-        self._checked: dict[str, files.Stamp] = {}
-        """The file of each recording that was found to be whole."""
+        self.ledger = TierLedger(budget_bytes)
+        """Sizes of the files, by recording."""
+        self._folder, self._lock, self._pin, self._told = folder, lock, pin, told
+        self._checked: dict[str, tuple[int, int, int]] = {}
+        """The file of each recording that was found to be whole: inode, bytes, last change in nanoseconds."""
         if folder is not None:
             self._take_over(folder)
-
-    def __contains__(self, recording_id: object) -> bool:
-        return recording_id in self._ledger
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._ledger)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all files."""
-        return self._ledger.size_bytes
-
-    def size_of(self, recording_id: str) -> int | None:
-        """Bytes of a file; None where there is none."""
-        return self._ledger.size_of(recording_id)
-
-    def use(self, recording_id: str) -> None:
-        """A recording that is here is used now."""
-        self._ledger.use(recording_id)
 
     def put(self, recording: Recording) -> int:
         """Write `recording`; returns how many others had to go for it.
@@ -75,9 +83,9 @@ class Disk:
         """
         if self._folder is None:
             return 0
-        size = files.write(recording, self._path(recording.id))
+        size = write(recording, self._path(recording.id))
         with self._lock:
-            gone = self._ledger.add(recording.id, size)
+            gone = self.ledger.add(recording.id, size)
         for name in gone:
             self.unlink(name)
         return len(gone)
@@ -85,21 +93,23 @@ class Disk:
     def forget(self, recording_id: str) -> bool:
         """Take a recording out of the ledger; whether it was there. Its file stays until :meth:`unlink`."""
         self._checked.pop(recording_id, None)
-        return self._ledger.remove(recording_id)
+        return self.ledger.remove(recording_id)
 
     def unlink(self, recording_id: str) -> None:
         """Remove the file of a recording, if there is one."""
         self._path(recording_id).unlink(missing_ok=True)
 
     def read_ahead(self, recording_id: str) -> None:
-        """Ask the system to read a file before it is needed."""
-        files.read_ahead(self._path(recording_id))
+        """Ask the system to read a file before it is needed; where it cannot, or the file is gone, that is no error."""
+        if hasattr(os, "posix_fadvise"):
+            with suppress(OSError), self._path(recording_id).open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
     def read(self, recording_id: str) -> Recording | None:
         """The recording in a file; None where the file cannot be read, or holds none and is removed."""
         try:
             return self._opened(self._path(recording_id), recording_id)
-        except (files.NotARecording, OSError) as error:
+        except (NotARecording, OSError) as error:
             log.warning("template_dropped", template=recording_id, error=str(error))
             with self._lock:
                 self.forget(recording_id)
@@ -110,8 +120,9 @@ class Disk:
 
     def _opened(self, path: Path, recording_id: str) -> Recording:
         began_s = time.perf_counter()
-        stamp = files.stamp(path)
-        recording = files.read(path, recording_id, checked=self._checked.get(recording_id) == stamp)
+        found = path.stat()
+        stamp = found.st_ino, found.st_size, found.st_mtime_ns
+        recording = read(path, recording_id, checked=self._checked.get(recording_id) == stamp)
         self._checked[recording_id] = stamp
         if self._pin:
             recording = recording.pinned()
@@ -122,14 +133,102 @@ class Disk:
     def _path(self, recording_id: str) -> Path:
         if self._folder is None:
             raise ValueError("there is no disk tier")
-        return self._folder / f"{recording_id}{files.SUFFIX}"
+        return self._folder / f"{recording_id}{SUFFIX}"
 
     def _take_over(self, folder: Path) -> None:
         """Enter what an earlier process left, and clear what it left half written."""
         folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob(f"*{files.PART}"):
+        for path in folder.glob(f"*{PART}"):
             path.unlink(missing_ok=True)
-        found = [(path, path.stat()) for path in folder.glob(f"*{files.SUFFIX}")]
+        found = [(path, path.stat()) for path in folder.glob(f"*{SUFFIX}")]
         for path, stat in sorted(found, key=lambda item: item[1].st_mtime):
-            for name in self._ledger.add(path.name.removesuffix(files.SUFFIX), stat.st_size):
+            for name in self.ledger.add(path.name.removesuffix(SUFFIX), stat.st_size):
                 self.unlink(name)
+
+
+def write(recording: Recording, path: Path) -> int:
+    """Write `recording` to `path`, whole or not at all; returns the file's size in bytes.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    tensors = {name: tensor.contiguous() for name, tensor in _named(recording)}
+    header = {
+        "format": str(FORMAT),
+        "id": recording.id,
+        "grid": json.dumps(recording.grid),
+        "sigmas": json.dumps([entry.level for entry in recording.entries]),
+        "blocks": json.dumps([len(entry.blocks) for entry in recording.entries]),
+    }
+    header["checksum"] = str(_checksum(header, tensors))
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=PART)
+    os.close(handle)
+    beside = Path(name)
+    try:
+        save_file(tensors, beside, metadata=header)
+        size = beside.stat().st_size
+        beside.replace(path)
+    except SafetensorError as error:  # what the library makes of the system's errors
+        raise OSError(f"{path} cannot be written: {error}") from error
+    finally:
+        beside.unlink(missing_ok=True)
+    return size
+
+
+def read(path: Path, recording_id: str, *, checked: bool = False) -> Recording:
+    """The recording of this id in `path`, mapped; every byte is checked, unless this very file was `checked` before.
+
+    Raises:
+        NotARecording: the file does not hold it.
+        OSError: the file cannot be read.
+    """
+    try:
+        with safe_open(path, framework="pt", device="cpu") as opened:
+            header: dict[str, str] = dict(opened.metadata() or {})
+            tensors: dict[str, Tensor] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
+        found = int(header.pop("checksum"))
+        ours = (header["format"], header["id"]) == (str(FORMAT), recording_id)
+        whole = ours and (checked or found == _checksum(header, tensors))
+        recording = _recording(header, tensors) if whole else None
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise NotARecording(f"{path} is no recording: {error}") from error
+    if recording is None:
+        raise NotARecording(f"{path} was changed, or is of another version or recording")
+    return recording
+
+
+def _named(recording: Recording) -> Iterator[tuple[str, Tensor]]:
+    for number, entry in enumerate(recording.entries):
+        for block, kept in enumerate(entry.blocks):
+            for part, stored in vars(kept).items():
+                for name, tensor in vars(stored).items() if stored is not None else ():
+                    if tensor is not None:
+                        yield f"{number}.{block}.{part}.{name}", tensor
+
+
+def _recording(header: dict[str, str], tensors: dict[str, Tensor]) -> Recording:
+    """The inverse of :func:`_named`."""
+    kept: dict[tuple[int, int], dict[str, Stored]] = {}
+    ordered = sorted(tensors, key=lambda name: name.rpartition(".")[0])
+    for place, names in groupby(ordered, key=lambda name: name.rpartition(".")[0]):
+        number, block, part = place.split(".")
+        stored = Stored(**{name.rpartition(".")[2]: tensors[name] for name in names})
+        kept.setdefault((int(number), int(block)), {})[part] = stored
+    height, width = json.loads(header["grid"])
+    levels: list[float] = json.loads(header["sigmas"])
+    blocks: list[int] = json.loads(header["blocks"])
+    entries = tuple(
+        Entry(level, tuple(Kept(**kept.get((number, block), {})) for block in range(count)))
+        for number, (level, count) in enumerate(zip(levels, blocks, strict=True))
+    )
+    return Recording(header["id"], (int(height), int(width)), entries)
+
+
+def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> int:
+    """CRC-32 of the header and of every tensor's name, shape, dtype and bytes: against accidents, not attackers."""
+    value = zlib.crc32(json.dumps(header, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor: Any = tensors[name].detach().cpu()
+        value = zlib.crc32(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode(), value)
+        value = zlib.crc32(tensor.view(torch.uint8).numpy().data, value)
+    return value

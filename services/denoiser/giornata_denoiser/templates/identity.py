@@ -50,13 +50,8 @@ def wanted(
 ) -> Wanted:
     """The recording of a picture, which is its tenant's own.
 
-    Args:
-        config: form, bits and noise levels of recordings, and how large they may be.
-        checkpoint: computes the recording.
-        tenant: owner of the picture.
-        inspection: of the picture.
-        parameters: of an edit; with `strict` the noise levels are the edit's own. Otherwise, and without an edit, they
-            are the configured number of levels, or as many as fit.
+    Its noise levels are the configured number of levels, or as many as fit; for an edit with `strict`, they are the
+    edit's own.
 
     Raises:
         InvalidField: the edit has no step to compute.
@@ -95,10 +90,8 @@ def _keeping(
     mode = Mode(config.template_form)
     channels = max(spec.channels([mode]) for spec in family.specs)
     ranges = 0 if config.template_bits == EXACT else 2 * 4 * channels
-    tiers = [config.template_memory_mb]
-    if config.template_folder is not None:
-        tiers.append(config.template_disk_mb)
-    budget_mb = max(tiers)
+    disk_mb = 0 if config.template_folder is None else config.template_disk_mb
+    budget_mb = max(config.template_memory_mb, disk_mb)
     if config.template_budget_mb is not None:
         budget_mb = min(budget_mb, config.template_budget_mb)
     return within(

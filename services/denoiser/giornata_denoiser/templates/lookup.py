@@ -13,12 +13,12 @@ from giornata.planning.costs import StepCosts
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import PrefetchTemplate, RunRequest
 from giornata.wire.requests import Reuse
+from giornata.wire.templates import TemplateInputs
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.identity import ANYWHERE, Wanted, wanted
 from giornata_denoiser.templates.registered import Registered, Registrations
-from giornata_denoiser.templates.run_row import RunInputs
 from giornata_denoiser.templates.runs import Runs, in_thread
 from giornata_denoiser.templates.store import RecordingStore
 
@@ -67,41 +67,40 @@ class Lookup:
         if job.parameters.reuse is Reuse.OFF or empty_text is None:
             yield None
             return
-        # In a worker thread: noise levels take a scheduler's making.
-        asked = await asyncio.to_thread(
-            wanted, self._config, self._checkpoint, job.tenant, request.inspection, job.parameters
-        )
+        asked = await asyncio.to_thread(self._wanted, request)
         with self._store.pinned(asked.recording_id):
             recording = await self._recording(request, asked, empty_text) if asked.fits else None
             yield Reusing(asked.tolerance, recording, self._costs())
 
     def prefetch(self, request: PrefetchTemplate) -> None:
         """Read what is on disk for an edit into memory: the edit is about to come."""
-        job = request.job
 
         def work() -> None:
-            asked = wanted(self._config, self._checkpoint, job.tenant, request.inspection, job.parameters)
-            self._store.prefetch(asked.recording_id)
+            self._store.prefetch(self._wanted(request).recording_id)
 
         self._tasks.create_task(in_thread(work), name="prefetch")
+
+    def _wanted(self, request: RunRequest | PrefetchTemplate) -> Wanted:
+        """Call it in a worker thread: noise levels take a scheduler's making."""
+        job = request.job
+        return wanted(self._config, self._checkpoint, job.tenant, request.inspection, job.parameters)
 
     async def _recording(self, request: RunRequest, asked: Wanted, empty_text: BlobRef) -> Recording | None:
         """The recording that an edit takes from; an edit without one computes everything."""
         job, registered = request.job, None
         if job.template_id is not None and asked.tolerance == ANYWHERE:
             registered = Registered(job.tenant, job.template_id, request.inspection.template_key)
-        found = await self._found(asked.recording_id)
+        try:
+            found = await asyncio.to_thread(self._store.find, asked.recording_id)
+        except Exception:  # the edge of edits: logged; they go on without the recording
+            log.exception("template_not_read", template=asked.recording_id)
+            found = None
         if found is None:
-            inputs = RunInputs(request.inspection, empty_text, request.encoding.rows[0])
+            inputs = TemplateInputs(
+                inspection=request.inspection, empty_text=empty_text, conditioning=request.encoding.rows[0]
+            )
             return await self._runs.missed(asked, inputs, registered, known=job.template_id is not None)
         if registered is not None:  # the worker that was to record it may have died
-            told = self._registrations.found(registered, found.size_bytes)
+            told = self._registrations.report(registered, found.size_bytes, only_waiting=True)
             self._tasks.create_task(told, name="registered")
         return found
-
-    async def _found(self, recording_id: str) -> Recording | None:
-        try:
-            return await asyncio.to_thread(self._store.find, recording_id)
-        except Exception:  # the edge of edits: logged; they go on without the recording
-            log.exception("template_not_read", template=recording_id)
-            return None

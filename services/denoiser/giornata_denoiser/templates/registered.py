@@ -31,30 +31,20 @@ class Registrations:
     """The records of registered templates, as a worker changes them."""
 
     def __init__(self, records: TemplateRecords, worker: str) -> None:
-        self._records = records
-        self._worker = worker
+        self._records, self._worker = records, worker
 
-    async def report(self, registered: Registered, outcome: int | GiornataError) -> None:
-        """Write how many bytes were recorded, or why nothing was; a deleted template has no record any more."""
+    async def report(
+        self, registered: Registered, outcome: int | GiornataError, *, only_waiting: bool = False
+    ) -> None:
+        """Write how many bytes are recorded, or why nothing is; with `only_waiting`, unless the record is settled."""
 
         def change(record: templates.TemplateRecord) -> templates.TemplateRecord | None:
+            if only_waiting and record.state.settled:
+                return None
             if isinstance(outcome, GiornataError):
                 return templates.failed(record, self._worker, outcome.body())
             return templates.ready(record, self._worker, registered.template_key, outcome)
 
-        await self._tell(registered, change)
-
-    async def found(self, registered: Registered, size_bytes: int) -> None:
-        """Tell a record that still waits for its recording that an edit has found one."""
-
-        def change(record: templates.TemplateRecord) -> templates.TemplateRecord | None:
-            if record.state.settled:
-                return None
-            return templates.ready(record, self._worker, registered.template_key, size_bytes)
-
-        await self._tell(registered, change)
-
-    async def _tell(self, registered: Registered, change: Change) -> None:
         try:
             await self._change(registered, change)
         except TemplateNotFound:

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import structlog
 
+from giornata import tensors
+from giornata.blobs import BlobStore
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.recording import RecordingRule
 from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailable, TemplateNotFound
 from giornata.wire.messages import RecordRequest, RemoveTemplate
-from giornata.wire.templates import picture_id
+from giornata.wire.templates import TemplateInputs, picture_id
 from giornata.wire.workers import TemplateCounters
-from giornata_denoiser.config import TemplatePolicy
+from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.config import DenoiserConfig, TemplatePolicy
 from giornata_denoiser.engine.protocol import RowEngine, StepReport
-from giornata_denoiser.rows.row import Row
+from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.rows.noise import template_noise
+from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.identity import Wanted, wanted
 from giornata_denoiser.templates.registered import Registered, Registrations
-from giornata_denoiser.templates.run_row import RunInputs, RunRows
 from giornata_denoiser.templates.store import RecordingStore
 
 log = structlog.get_logger(__name__)
@@ -45,17 +48,18 @@ class Runs:
 
     def __init__(
         self,
-        rows: RunRows,
+        config: DenoiserConfig,
+        checkpoint: Checkpoint,
+        blobs: BlobStore,
         store: RecordingStore,
         *,
         engine: RowEngine,
         registrations: Registrations,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        self._rows, self._store, self._engine = rows, store, engine
-        self._registrations, self._tasks = registrations, tasks
-        self._policy = rows.config.template_policy
-        self._admission = RecordingRule(1 if self._policy is TemplatePolicy.INLINE else 2)
+        self._config, self._checkpoint, self._blobs, self._store = config, checkpoint, blobs, store
+        self._engine, self._registrations, self._tasks = engine, registrations, tasks
+        self._admission = RecordingRule(1 if config.template_policy is TemplatePolicy.INLINE else 2)
         self._runs: dict[str, _Run] = {}
         """The runs that count, by recording."""
         self._numbers = count(1)
@@ -64,9 +68,7 @@ class Runs:
     async def record(self, request: RecordRequest) -> None:
         """Record a registered template and tell its record how that ends."""
         inputs, tenant = request.inputs, request.template.tenant
-        asked = await asyncio.to_thread(
-            wanted, self._rows.config, self._rows.checkpoint, tenant, inputs.inspection
-        )
+        asked = await asyncio.to_thread(wanted, self._config, self._checkpoint, tenant, inputs.inspection)
         registered = Registered(tenant, request.template.template_id, inputs.inspection.template_key)
         outcome: int | GiornataError | None = self._store.size_of(asked.recording_id)
         if not asked.fits:
@@ -74,21 +76,17 @@ class Runs:
         if outcome is not None:
             self._tasks.create_task(self._registrations.report(registered, outcome), name="registered")
             return
-        source = RunInputs(inputs.inspection, inputs.empty_text, inputs.conditioning)
-        self._follow(registered, self._run(asked, source))
+        self._follow(registered, self._run(asked, inputs))
 
     async def missed(
-        self, asked: Wanted, inputs: RunInputs, registered: Registered | None, *, known: bool
+        self, asked: Wanted, inputs: TemplateInputs, registered: Registered | None, *, known: bool
     ) -> Recording | None:
         """Begin a run for an edit that found nothing, where it is time; the recording, where the policy waits for it.
 
-        Args:
-            asked: what is missing.
-            inputs: of its run.
-            registered: whose record is told how the run ends.
-            known: whether the picture is registered.
+        The record of `registered` is told how the run ends. The picture may be `known` as registered without it.
         """
-        if self._policy is TemplatePolicy.OFF:
+        policy = self._config.template_policy
+        if policy is TemplatePolicy.OFF:
             return None
         begun = asked.recording_id in self._runs
         if not begun and not self._admission.see(asked.recording_id, registered=known):
@@ -96,7 +94,7 @@ class Runs:
         run = self._run(asked, inputs)
         if registered is not None:
             self._follow(registered, run)
-        if self._policy is not TemplatePolicy.INLINE:
+        if policy is not TemplatePolicy.INLINE:
             return None
         outcome = await asyncio.shield(run.outcome)
         return outcome if isinstance(outcome, Recording) else None
@@ -107,7 +105,7 @@ class Runs:
         for run in [run for name, run in self._runs.items() if name.startswith(picture)]:
             self._engine.cancel(run.key.job_id, run.key.attempt)
             self._ended(run.key, TemplateNotFound())
-        self._tasks.create_task(in_thread(partial(self._store.remove_all, picture)), name="remove")
+        self._tasks.create_task(in_thread(self._store.remove_all, picture), name="remove")
 
     def advance(self, report: StepReport) -> None:
         """Take in what a step did to runs."""
@@ -128,7 +126,7 @@ class Runs:
         """What templates have done so far."""
         return self._store.counted().model_copy(update={"recorded": self._recorded, "failed": self._failed})
 
-    def _run(self, asked: Wanted, inputs: RunInputs) -> _Run:
+    def _run(self, asked: Wanted, inputs: TemplateInputs) -> _Run:
         """The run that makes a recording; it begins unless it is under way."""
         run = self._runs.get(asked.recording_id)
         if run is None:
@@ -153,9 +151,9 @@ class Runs:
             run.followed.add(registered)
             self._tasks.create_task(tell(), name="registered")
 
-    async def _begin(self, run: _Run, asked: Wanted, inputs: RunInputs) -> None:
+    async def _begin(self, run: _Run, asked: Wanted, inputs: TemplateInputs) -> None:
         try:
-            row = await self._rows.row(run.key, asked, inputs)
+            row = await self._row(run.key, asked, inputs)
             if self._counts(run.key) and not self._engine.submit([row]):
                 self._ended(run.key, ServiceUnavailable("The denoiser is stopping."))
         except GiornataError as error:
@@ -165,15 +163,38 @@ class Runs:
             log.exception("template_not_recorded", template=asked.recording_id)
             self._ended(run.key, InternalError())
 
+    async def _row(self, key: RowKey, asked: Wanted, inputs: TemplateInputs) -> Row:
+        """The row that records `asked`: an empty mask and an empty prompt, from the noise that all edits share."""
+        config, family, card = self._config, self._checkpoint.family, self._checkpoint.card
+        text, conditioning = [
+            tensors.unpack(await self._blobs.get(ref)) for ref in (inputs.empty_text, inputs.conditioning)
+        ]
+
+        def built() -> Row:
+            noise = template_noise(*conditioning["noise"].shape)
+            height, width = inputs.inspection.model_height, inputs.inspection.model_width
+            row = build_row(
+                family,
+                key,
+                grid=(height // card.pixel_multiple, width // card.pixel_multiple),
+                track=asked.track,
+                text=text,
+                conditioning={**family.network.unmasked(conditioning), "noise": noise},
+                guidance_scale=card.default_guidance_scale or 0.0,
+            )
+            what = RecordingSpec(frozenset({config.template_form}), config.template_bits, asked.first_block)
+            return replace(row, records=what)
+
+        return await asyncio.to_thread(built)
+
     async def _keep(self, row: Row) -> None:
         recording = Recording(row.key.job_id, row.grid, row.entries)
         if not self._counts(row.key):
             return
         try:
             await self._put(recording)
-            if (
-                not self._counts(row.key) and recording.id not in self._runs
-            ):  # another run's recording may stay
+            # A removal meanwhile holds; the recording of another run that began since may stay.
+            if not self._counts(row.key) and recording.id not in self._runs:
                 await asyncio.to_thread(self._store.remove_all, recording.id)
         except Exception:  # the task's edge: logged; edits go on without the recording
             log.exception("template_not_kept", template=recording.id)
@@ -196,9 +217,9 @@ class Runs:
             self._runs.pop(key.job_id).outcome.set_result(outcome)
 
 
-async def in_thread(work: Callable[[], object]) -> None:
+async def in_thread(work: Callable[..., object], *arguments: object) -> None:
     """Do `work` in a thread; a failure is logged, and costs time at most."""
     try:
-        await asyncio.to_thread(work)
+        await asyncio.to_thread(work, *arguments)
     except Exception:  # the task's edge
         log.exception("template_work_failed")

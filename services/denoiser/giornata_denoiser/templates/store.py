@@ -29,14 +29,8 @@ class RecordingStore:
 
     What leaves memory stays on disk, if there is one; what leaves the disk is gone. A running row holds its recording
     itself, so that no eviction changes a result; pins keep recordings from being thrown out and loaded again. What
-    comes from disk stays mapped (:mod:`giornata_denoiser.templates.files`) and counts as memory.
-
-    Args:
-        memory_bytes: budget of the memory tier.
-        folder: of the disk tier; None for none. See :class:`giornata_denoiser.templates.disk.Disk`.
-        disk_bytes: budget of the disk tier.
-        pin: keep what comes from disk in pinned memory.
-        told: told how long each read from disk took.
+    comes from disk stays mapped and counts as memory. `folder`, `disk_bytes`, `pin` and `told` are those of
+    :class:`giornata_denoiser.templates.disk.Disk`.
     """
 
     def __init__(
@@ -59,13 +53,13 @@ class RecordingStore:
     def counted(self) -> TemplateCounters:
         """The counters and sizes, as telemetry tells them."""
         with self._lock:
-            sizes = {"memory_bytes": self._memory.size_bytes, "disk_bytes": self._disk.size_bytes}
+            sizes = {"memory_bytes": self._memory.size_bytes, "disk_bytes": self._disk.ledger.size_bytes}
             return TemplateCounters.model_validate({**self.counters, **sizes})
 
     def resident(self) -> dict[Tier, tuple[str, ...]]:
         """Pictures whose recordings are here, the last used first, at most :data:`LISTED` a tier."""
         with self._lock:
-            tiers = {Tier.MEMORY: tuple(self._memory), Tier.DISK: tuple(self._disk)}
+            tiers = {Tier.MEMORY: tuple(self._memory), Tier.DISK: tuple(self._disk.ledger)}
         return {
             tier: tuple(islice(dict.fromkeys(map(picture_of, reversed(names))), LISTED))
             for tier, names in tiers.items()
@@ -76,7 +70,7 @@ class RecordingStore:
         """Bytes of a recording in memory, or of its file where it is on disk alone; None where it is nowhere."""
         with self._lock:
             found = self._memory.size_of(recording_id)
-            return self._disk.size_of(recording_id) if found is None else found
+            return self._disk.ledger.size_of(recording_id) if found is None else found
 
     def find(self, recording_id: str) -> Recording | None:
         """The recording from memory, or from disk into memory. Blocks while a file is read."""
@@ -119,13 +113,11 @@ class RecordingStore:
     def remove_all(self, prefix: str) -> None:
         """Remove every recording whose id begins with `prefix`."""
         with self._lock:
-            names = {name for tier in (self._memory, self._disk) for name in tier if name.startswith(prefix)}
+            names = {
+                name for tier in (self._memory, self._disk.ledger) for name in tier if name.startswith(prefix)
+            }
         for name in names:
             self.remove(name)
-
-    def __contains__(self, recording_id: object) -> bool:
-        with self._lock:
-            return recording_id in self._recordings or recording_id in self._disk
 
     @contextmanager
     def pinned(self, recording_id: str) -> Iterator[None]:
@@ -145,7 +137,7 @@ class RecordingStore:
             if found is not None:
                 self._memory.use(recording_id)
                 return found, MEMORY
-            if recording_id not in self._disk:
+            if recording_id not in self._disk.ledger:
                 return None, MISS
             reading = self._reading.get(recording_id)
             if reading is None:
@@ -158,9 +150,9 @@ class RecordingStore:
         finally:
             with self._lock:
                 del self._reading[recording_id]
-                if found is not None and recording_id in self._disk:  # a removal meanwhile holds
+                if found is not None and recording_id in self._disk.ledger:  # a removal meanwhile holds
                     self._keep(found)
-                    self._disk.use(recording_id)
+                    self._disk.ledger.use(recording_id)
             mine.set_result(found)
         return found, MISS if found is None else DISK
 

@@ -21,7 +21,6 @@ from giornata.wire.jobs import (
 from giornata.wire.messages import RunRequest
 from giornata.wire.requests import EditParameters
 from giornata_denoiser.attempts.attempt import Attempt, has_room
-from giornata_denoiser.attempts.outcomes import settled
 from giornata_denoiser.engine.protocol import FailedRow, StepReport
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
@@ -71,7 +70,7 @@ def test_an_attempt_follows_its_rows_and_no_others() -> None:
     first, second = (tiny_flux.row(of, Spec(index=i, steps=2)) for i in range(2))
     stranger = tiny_flux.row(of, Spec(attempt=2))
     made = Attempt(request(), accepted_s=1.0)
-    made.start([first, second])
+    made.rows = {0: first, 1: second}
     assert list(made.unfinished) == [0, 1]
     assert made.advance(StepReport(1.5, 1.9, advanced=(stranger,))) == ()
     assert made.wait_ms == 0
@@ -94,7 +93,7 @@ def test_progress_lists_the_unfinished_and_all_while_the_report_is_written() -> 
         (1, 2, 4, 12),
     ]
     rows = [tiny_flux.row(of, Spec(index=i)) for i in range(2)]
-    made.start(rows)
+    made.rows = dict(enumerate(rows))
     done = replace(rows[0], step=4)
     made.advance(StepReport(0.0, 1.0, advanced=(done,)))
     assert [row.index for row in made.progress()] == [1]
@@ -115,7 +114,7 @@ def test_room_counts_unfinished_rows_and_an_idle_worker_takes_any_job() -> None:
 def test_an_outcome_of_a_void_attempt_changes_nothing(attempt: int, worker: str | None) -> None:
     rows = (RowRecord(index=0, seed=0, attempt=attempt, worker=worker),)
     record = JobRecord(job=JOB, state=JobState.RUNNING, attempt=attempt, rows=rows)
-    assert settled(record, 1, "me", {0: {"latents": REF}}) is None
+    assert record.freed(1, "me", lambda _: {"latents": REF}) is None
 
 
 def test_an_outcome_changes_and_frees_the_rows_of_its_attempt_alone() -> None:
@@ -125,6 +124,6 @@ def test_an_outcome_changes_and_frees_the_rows_of_its_attempt_alone() -> None:
         RowRecord(index=2, seed=2, attempt=1, worker="me"),
     )
     record = JobRecord(job=JOB, state=JobState.RUNNING, attempt=2, rows=rows)
-    changed = settled(record, 1, "me", {0: {"latents": REF}, 1: {"latents": REF}})
+    changed = record.freed(1, "me", lambda row: {"latents": REF} if row.index < 2 else {})
     assert changed is not None
     assert [(row.latents, row.worker) for row in changed.rows] == [(REF, None), (None, "me"), (None, None)]

@@ -14,7 +14,7 @@ from giornata.scheduling.batch import Capacity
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
 from giornata_denoiser.engine.protocol import StepReport
-from giornata_denoiser.families.flux.inpaint import FluxInpaint
+from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 

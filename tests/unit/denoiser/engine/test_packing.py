@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giornata.packed.attention import Outside, choose, grouped
-from giornata.packed.packing import layout, segment_index, segments
+from giornata.packed.packing import Segments, layout
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9)), min_size=1, max_size=6)
 
@@ -28,9 +28,9 @@ def test_joint_order_is_text_then_image_of_each_sequence(lengths: list[tuple[int
         for p in range(length)
     ]
     assert joint.tolist() == wanted
-    assert made.joint_sequence.tolist() == joint[:, 0].tolist()
-    assert made.text_sequence.tolist() == text[:, 0].tolist()
-    assert made.image_sequence.tolist() == image[:, 0].tolist()
+    assert made.joint.sequence.tolist() == joint[:, 0].tolist()
+    assert made.text.sequence.tolist() == text[:, 0].tolist()
+    assert made.image.sequence.tolist() == image[:, 0].tolist()
     back_text, back_image = made.split(joint)
     assert torch.equal(back_text, text)
     assert torch.equal(back_image, image)
@@ -38,18 +38,18 @@ def test_joint_order_is_text_then_image_of_each_sequence(lengths: list[tuple[int
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8))
 def test_segments_cover_the_packed_dimension(lengths: list[int]) -> None:
-    made = segments(lengths)
+    made = Segments(tuple(lengths))
     assert made.offsets.dtype is torch.int32
     assert made.offsets.tolist() == [start for start, _ in made.bounds] + [sum(lengths)]
     assert [end - start for start, end in made.bounds] == lengths
     assert made.longest == max(lengths)
-    assert segment_index(lengths).bincount().tolist() == lengths
+    assert made.sequence.bincount().tolist() == lengths
 
 
 @pytest.mark.parametrize("lengths", [[], [3, 0]])
 def test_sequences_without_tokens_are_refused(lengths: list[int]) -> None:
     with pytest.raises(ValueError, match="at least one token"):
-        segments(lengths)
+        Segments(tuple(lengths))
 
 
 def test_unequal_numbers_of_lengths_are_refused() -> None:
@@ -66,7 +66,7 @@ def random_heads(length: int, heads: int = 2, head_dim: int = 8) -> torch.Tensor
 def test_grouped_attention_equals_each_sequence_alone(sequences: list[tuple[int, int, bool]]) -> None:
     """Sequences of some own tokens and some outside, whose keys are kept with room in front of them or without."""
     torch.manual_seed(0)
-    own = segments([tokens for tokens, _, _ in sequences])
+    own = Segments(tuple(tokens for tokens, _, _ in sequences))
     query, key, value = (random_heads(sum(own.lengths)) for _ in range(3))
     outside, wanted = {}, []
     for index, (start, end) in enumerate(own.bounds):
@@ -91,7 +91,7 @@ def test_the_cpu_attends_in_groups() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_varlen_equals_grouped_on_cuda() -> None:
     device = torch.device("cuda")
-    own = segments([5, 130, 64], device)
+    own = Segments((5, 130, 64), device)
 
     def random(tokens: int) -> torch.Tensor:
         return torch.randn(tokens, 4, 64, device=device, dtype=torch.bfloat16)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata_denoiser.families.flux.inpaint import FluxInpaint
+from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.loading.loader import Loader
 from giornata_denoiser.rows.template import Entry, Recording
 from tests.fakes import tiny_flux

@@ -30,7 +30,6 @@ from giornata_denoiser.rows.stored import store
 from giornata_denoiser.rows.template import Entry, Kept
 from giornata_denoiser.templates.lookup import Lookup, Reusing
 from giornata_denoiser.templates.registered import Registered, Registrations
-from giornata_denoiser.templates.run_row import RunRows
 from giornata_denoiser.templates.runs import Runs
 from giornata_denoiser.templates.store import RecordingStore
 from tests.contract.messages import CARD
@@ -71,13 +70,11 @@ class FakeRegistrations:
         self.told: list[tuple[str, str, int | str]] = []
         self.changed = asyncio.Event()
 
-    async def report(self, registered: Registered, outcome: int | GiornataError) -> None:
+    async def report(
+        self, registered: Registered, outcome: int | GiornataError, *, only_waiting: bool = False
+    ) -> None:
         told = outcome.code if isinstance(outcome, GiornataError) else outcome
-        self.told.append(("report", registered.template_id, told))
-        self.changed.set()
-
-    async def found(self, registered: Registered, size_bytes: int) -> None:
-        self.told.append(("found", registered.template_id, size_bytes))
+        self.told.append(("found" if only_waiting else "report", registered.template_id, told))
         self.changed.set()
 
 
@@ -90,7 +87,9 @@ class Desk:
         registrations = cast("Registrations", self.registrations)
         self.store = RecordingStore(config.template_memory_mb << 20, folder, config.template_disk_mb << 20)
         self.runs = Runs(
-            RunRows(config, CHECKPOINT, self.blobs),
+            config,
+            CHECKPOINT,
+            self.blobs,
             self.store,
             engine=self.engine,
             registrations=registrations,

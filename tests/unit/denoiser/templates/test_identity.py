@@ -19,7 +19,7 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.flux.schedule import FlowMatching
 from giornata_denoiser.rows.stored import store
 from giornata_denoiser.rows.template import FILE_BYTES, Entry, Form, Kept, Recording
-from giornata_denoiser.templates import files
+from giornata_denoiser.templates import disk
 from giornata_denoiser.templates.identity import ANYWHERE, SAME, Wanted, wanted
 from tests.contract.messages import CARD, INSPECTION
 
@@ -140,7 +140,7 @@ def test_a_recording_is_as_large_as_was_reckoned_with_its_file(tmp_path: Path, f
         Entry(level, (*empty, *(kept() for _ in range(6 - found.first_block))))
         for level in found.track.levels[:-1].tolist()
     )
-    size = files.write(Recording(found.recording_id, (8, 8), entries), tmp_path / "f")
+    size = disk.write(Recording(found.recording_id, (8, 8), entries), tmp_path / "f")
     assert 0.7 * (1 << 20) < size <= 1 << 20
 
 

@@ -40,7 +40,7 @@ async def test_a_full_disk_leaves_the_template_in_memory(
         def full(*_: object, **__: object) -> None:
             raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-        monkeypatch.setattr("giornata_denoiser.templates.files.save_file", full)
+        monkeypatch.setattr("giornata_denoiser.templates.disk.save_file", full)
         await made.ask()
         made.finish(await made.submitted(1))
         assert (await made.told(1))[0][0] == "report"

@@ -9,19 +9,20 @@ import pytest
 
 from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.rows.template import Recording
-from giornata_denoiser.templates import files
+from giornata_denoiser.templates import disk
 from giornata_denoiser.templates.store import RecordingStore
 from tests.unit.denoiser.templates.recordings import same, template
 
 
 def test_a_store_goes_from_memory_to_disk_to_nothing(tmp_path: Path) -> None:
     one = template("one")
-    room = files.write(one, tmp_path / "x") * 3 + 100  # names are of different lengths
+    room = disk.write(one, tmp_path / "x") * 3 + 100  # names are of different lengths
     tiers = RecordingStore(one.size_bytes * 2, tmp_path, disk_bytes=room)
     (tmp_path / "x").unlink()
     for name in ("one", "two", "three", "four"):
         tiers.put(template(name))
-    assert [name in tiers for name in ("one", "two", "three", "four")] == [False, True, True, True]
+    here = [tiers.size_of(name) is not None for name in ("one", "two", "three", "four")]
+    assert here == [False, True, True, True]
     assert tiers.counted().memory_bytes == one.size_bytes * 2
     assert tiers.find("one") is None
     found = tiers.find("two")
@@ -43,7 +44,7 @@ def test_a_restart_keeps_what_is_on_disk(tmp_path: Path) -> None:
     found = RecordingStore(10**6, tmp_path, 10**6).find("one")
     assert found is not None
     assert same(found, template("one"))
-    assert "one" not in RecordingStore(10**6, tmp_path, 0)
+    assert RecordingStore(10**6, tmp_path, 0).size_of("one") is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -54,7 +55,7 @@ def test_a_file_that_is_no_template_is_a_miss_and_removed(tmp_path: Path) -> Non
     tiers = RecordingStore(10**6, tmp_path, 10**6)
     assert tiers.find("one") is None
     assert list(tmp_path.iterdir()) == []
-    files.write(template("other"), path)
+    disk.write(template("other"), path)
     assert RecordingStore(10**6, tmp_path, 10**6).find("one") is None
     assert list(tmp_path.iterdir()) == []
 
@@ -77,10 +78,10 @@ def test_a_file_that_cannot_be_read_into_memory_is_a_miss_and_stays(
 
 
 def test_a_start_clears_what_was_half_written_and_nothing_else(tmp_path: Path) -> None:
-    for name in (f"tmp123{files.PART}", "mine.part"):
+    for name in (f"tmp123{disk.PART}", "mine.part"):
         (tmp_path / name).write_bytes(b"x")
     RecordingStore(0, tmp_path, 10**6).put(template("one"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.part", f"one{files.SUFFIX}"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.part", f"one{disk.SUFFIX}"]
 
 
 def test_a_removed_template_is_in_no_tier(tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
 def test_many_threads_read_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RecordingStore(0, tmp_path, 10**6).put(template("one"))
     tiers = RecordingStore(10**6, tmp_path, 10**6)
-    begun, go_on, read = threading.Event(), threading.Event(), files.read
+    begun, go_on, read = threading.Event(), threading.Event(), disk.read
     reads: list[str] = []
 
     def slow(path: Path, recording_id: str, *, checked: bool = False) -> Recording:
@@ -141,7 +142,7 @@ def test_many_threads_read_a_file_once(tmp_path: Path, monkeypatch: pytest.Monke
         assert go_on.wait(10)
         return read(path, recording_id, checked=checked)
 
-    monkeypatch.setattr(files, "read", slow)
+    monkeypatch.setattr(disk, "read", slow)
     found: list[Recording | None] = []
     threads = [threading.Thread(target=lambda: found.append(tiers.find("one"))) for _ in range(3)]
     threads[0].start()
@@ -179,13 +180,13 @@ def test_a_file_is_checked_once_and_again_when_it_has_changed(
     tiers = RecordingStore(0, tmp_path, 10**6)
     tiers.put(template("one"))
     checks: list[bool] = []
-    read = files.read
+    read = disk.read
 
     def watched(path: Path, recording_id: str, *, checked: bool = False) -> Recording:
         checks.append(checked)
         return read(path, recording_id, checked=checked)
 
-    monkeypatch.setattr(files, "read", watched)
+    monkeypatch.setattr(disk, "read", watched)
     for _ in range(2):
         found = tiers.find("one")
         assert found is not None

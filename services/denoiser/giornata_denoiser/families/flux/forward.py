@@ -8,34 +8,28 @@ module's own `forward` of each sequence alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from diffusers.models.embeddings import apply_rotary_emb
 from torch import Tensor
 
 from giornata.packed.attention import Attention, Outside
-from giornata.packed.packing import bounds
-from giornata.packed.sequences import Beyond, Live, Rotary, Sequences
-from giornata.packed.tracing import UNTRACED, Lane, Tracing
+from giornata.packed.packing import Segments
+from giornata.packed.region import Live, Rotary, Sequences
+from giornata.packed.tracing import Lane, Tracing
 from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode
-from giornata_denoiser.families.flux.modulation import Modulation, PerToken
 
-END: Final = -1
-"""No block: what follows the last one, where no token joins."""
+Modulation = tuple[Tensor, ...]
+"""adaLN vectors, (sequences, inner_dim) each."""
 
 
 class FluxForward:
     """The state of one forward: which tokens are live, and what the others are.
 
-    Args:
-        transformer: diffusers' module.
-        attend: over packed sequences.
-        sequences: the batch.
-        conditioning: (sequences, inner_dim), what modulates every block.
-        uses: by sequence; none uses anything where it is empty.
-        trace: told of every block.
+    `conditioning`, (sequences, inner_dim), modulates every block of `transformer`. `uses` are by sequence, and empty
+    where no sequence uses anything.
     """
 
     def __init__(
@@ -46,25 +40,22 @@ class FluxForward:
         conditioning: Tensor,
         uses: Sequence[Use],
         *,
-        trace: Tracing = UNTRACED,
+        trace: Tracing,
     ) -> None:
-        self._transformer = transformer
-        self._attend = attend
-        self._trace = trace
-        self._sequences = sequences
-        self._conditioning = conditioning
+        self._transformer, self._attend, self._trace = transformer, attend, trace
+        self._sequences, self._conditioning = sequences, conditioning
         self._taken = {s: use.taken for s, use in enumerate(uses) if use.taken is not None}
         self._recorders = {s: use.recorder for s, use in enumerate(uses) if use.recorder is not None}
-        self._live = self._first_live()
+        # A block that needs the hidden state of outside tokens makes it from their latents, where it is the first.
+        self._live = self._live_where(lambda taken: taken.modes[0] is not Mode.KV)
         self._hidden: dict[int, Tensor] = {}
         """(outside, inner_dim) by sequence: what the present block projects keys and values of."""
 
     def run(self, text: Tensor, image: Tensor) -> Tensor:
         """Velocity of the regions' tokens.
 
-        Args:
-            text: (text_tokens, joint_dim), the text stream.
-            image: (image_tokens, in_channels), the image stream of all tokens.
+        `text` is the text stream, (text_tokens, joint_dim), `image` the image stream of all tokens,
+        (image_tokens, in_channels).
         """
         model = self._transformer
         if not all(self._live.whole):
@@ -79,23 +70,20 @@ class FluxForward:
             with self._trace.span(Lane.COMPUTE, f"block {index}"):
                 joint = self._single_block(index, block, self._entering_joint(index, joint))
         image = joint.index_select(0, self._live.layout.image_positions)
-        image = self._converted(image, self._sequences.live((False,) * self._sequences.layout.sequences), END)
+        regions_alone = self._sequences.live((False,) * len(self._sequences.regions))
+        image = self._converted(image, regions_alone, -1)  # no block: no token joins
         scale, shift = self._modulation(model.norm_out, 2)
-        layout = self._live.layout
-        modulation = PerToken((shift, scale), layout.image_lengths, layout.image_sequence)
-        return as_tensor(model.proj_out(modulation.modulated(model.norm_out.norm(image), 0)))
+        modulation = PerToken((shift, scale), self._live.layout.image)
+        velocity: Tensor = model.proj_out(modulation.modulated(model.norm_out.norm(image), 0))
+        return velocity
 
     # Which tokens are live
-
-    def _first_live(self) -> Live:
-        """A block that needs the hidden state of outside tokens makes it from their latents, where it is the first."""
-        return self._live_where(lambda taken: taken.modes[0] is not Mode.KV)
 
     def _live_in(self, block: int) -> Live:
         return self._live_where(lambda taken: taken.modes[block] is Mode.FULL)
 
     def _live_where(self, whole: Callable[[Taken], bool]) -> Live:
-        count = self._sequences.layout.sequences
+        count = len(self._sequences.regions)
         return self._sequences.live(
             tuple(s not in self._taken or whole(self._taken[s]) for s in range(count))
         )
@@ -104,14 +92,14 @@ class FluxForward:
         """The image stream as `block` computes it; keeps what it needs of other tokens, and what is recorded."""
         if not self._taken and not self._recorders:
             return image
-        spans = bounds(self._live.layout.image_lengths)
+        spans = self._live.layout.image.bounds
         self._hidden = {
             sequence: self._outside_of(image[slice(*spans[sequence])], sequence, block)
             for sequence, taken in self._taken.items()
             if taken.modes[block] is Mode.HIDDEN
         }
         image = self._converted(image, self._live_in(block), block)
-        spans = bounds(self._live.layout.image_lengths)
+        spans = self._live.layout.image.bounds
         for sequence, recorder in self._recorders.items():
             recorder.hidden(block, image[slice(*spans[sequence])])
         return image
@@ -144,7 +132,7 @@ class FluxForward:
         before, self._live = self._live, wanted
         if before is wanted:
             return image
-        parts = list(torch.split(image, list(before.layout.image_lengths)))
+        parts = list(torch.split(image, list(before.layout.image.lengths)))
         for sequence, region in enumerate(self._sequences.regions):
             had, want = before.whole[sequence], wanted.whole[sequence]
             if region is None or had == want:
@@ -165,10 +153,8 @@ class FluxForward:
         """`FluxTransformerBlock`: text and image stream with weights of their own and one attention."""
         layout, attn = self._live.layout, block.attn
         vectors = self._modulation(block.norm1, 6)
-        image_mod = PerToken(vectors, layout.image_lengths, layout.image_sequence)
-        text_mod = PerToken(
-            self._modulation(block.norm1_context, 6), layout.text_lengths, layout.text_sequence
-        )
+        image_mod = PerToken(vectors, layout.image)
+        text_mod = PerToken(self._modulation(block.norm1_context, 6), layout.text)
         normed_text = text_mod.modulated(block.norm1_context.norm(text), 0)
         normed_image = image_mod.modulated(block.norm1.norm(image), 0)
         attended = self._attention(
@@ -196,14 +182,13 @@ class FluxForward:
         """`FluxSingleTransformerBlock`: attention and MLP side by side on the joint order."""
         attn = block.attn
         vectors = self._modulation(block.norm, 3)
-        layout = self._live.layout
-        modulation = PerToken(vectors, layout.joint.lengths, layout.joint_sequence)
+        modulation = PerToken(vectors, self._live.layout.joint)
         normed = modulation.modulated(block.norm.norm(joint), 0)
         query, key, value = (_heads(project(normed), attn) for project in (attn.to_q, attn.to_k, attn.to_v))
         outside = self._outside(index, attn, block.norm.norm, vectors[:2])
         attended = self._attention(index, attn.norm_q(query), attn.norm_k(key), value, outside)
         mlp = block.act_mlp(block.proj_mlp(normed))
-        return joint + modulation.times(as_tensor(block.proj_out(torch.cat((attended, mlp), dim=1))), 2)
+        return joint + modulation.times(block.proj_out(torch.cat((attended, mlp), dim=1)), 2)
 
     def _attention(
         self, block: int, query: Tensor, key: Tensor, value: Tensor, outside: Mapping[int, Outside]
@@ -216,18 +201,14 @@ class FluxForward:
         query, key = _rotate(query, self._live.rotary), _rotate(key, self._live.rotary)
         for sequence, recorder in self._recorders.items():
             start, end = segments.bounds[sequence]
-            picture = slice(start + self._sequences.layout.text_lengths[sequence], end)
+            picture = slice(start + self._sequences.layout.text.lengths[sequence], end)
             recorder.keys_values(block, key[picture], value[picture])
         return self._attend(query, key, value, segments, outside).flatten(1)
 
-    def _outside(self, block: int, attn: Any, norm: Any, modulation: Modulation) -> dict[int, Outside]:
+    def _outside(self, block: int, attn: Any, norm: Any, shift_scale: Modulation) -> dict[int, Outside]:
         """Keys and values of tokens that are not live, by sequence.
 
-        Args:
-            block: which.
-            attn: the block's attention.
-            norm: the norm before it, of the image stream.
-            modulation: shift and scale after the norm, (sequences, inner_dim) each.
+        `norm` is the image stream's before the attention `attn`; `shift_scale` follows it, (sequences, inner_dim) each.
         """
         outside = {
             sequence: taken.source.keys_values(block)
@@ -235,45 +216,60 @@ class FluxForward:
             if taken.modes[block] is Mode.KV
         }
         if self._hidden:
-            beyond = self._sequences.beyond(tuple(self._hidden))
-            key, value = _projected(
-                attn,
-                norm,
-                torch.cat(list(self._hidden.values())),
-                PerToken(self._of(tuple(self._hidden), modulation), beyond.lengths, beyond.owner),
-                beyond,
+            sequences = tuple(self._hidden)
+            beyond = self._sequences.beyond(sequences)
+            index = torch.tensor(sequences, device=self._conditioning.device)
+            modulation = PerToken(
+                tuple(vector.index_select(0, index) for vector in shift_scale), beyond.segments
             )
+            normed = modulation.modulated(norm(torch.cat(list(self._hidden.values()))), 0)
+            key = _rotate(attn.norm_k(_heads(attn.to_k(normed), attn)), beyond.rotary)
+            value = _heads(attn.to_v(normed), attn)
             outside |= {
                 sequence: Outside(key[start:end], value[start:end])
-                for sequence, (start, end) in zip(self._hidden, bounds(beyond.lengths), strict=True)
+                for sequence, (start, end) in zip(sequences, beyond.segments.bounds, strict=True)
             }
         return outside
-
-    # Modulation
 
     def _modulation(self, norm: Any, parts: int) -> Modulation:
         """adaLN: the `parts` vectors of each sequence that `norm.linear` makes."""
         vectors: Modulation = norm.linear(norm.silu(self._conditioning)).chunk(parts, dim=1)
         return vectors
 
-    def _of(self, sequences: tuple[int, ...], vectors: Modulation) -> Modulation:
-        """The vectors of some sequences, (len(sequences), inner_dim) each."""
-        index = torch.tensor(sequences, device=self._conditioning.device)
-        return tuple(vector.index_select(0, index) for vector in vectors)
 
+class PerToken:
+    """Applies vectors of sequences to the packed tokens of these sequences.
 
-def _projected(
-    attn: Any, norm: Any, hidden: Tensor, modulation: PerToken, beyond: Beyond
-) -> tuple[Tensor, Tensor]:
-    """Keys and values, (tokens, heads, head_dim) each, of a block's inputs (tokens, inner_dim)."""
-    normed = modulation.modulated(norm(hidden), 0)
-    key = _rotate(attn.norm_k(_heads(attn.to_k(normed), attn)), beyond.rotary)
-    return key, _heads(attn.to_v(normed), attn)
+    The vectors are shift, scale and gate, once or twice. A CPU computes each sequence by itself; a GPU gathers a vector
+    for every token, in one kernel.
+    """
+
+    def __init__(self, vectors: Modulation, segments: Segments) -> None:
+        self._vectors, self._segments = vectors, segments
+
+    def modulated(self, normed: Tensor, first: int) -> Tensor:
+        """normed * (1 + scale) + shift, (tokens, inner_dim), by the vectors from `first` on."""
+        shift, scale = self._vectors[first : first + 2]
+        return self._each(self._each(normed, 1 + scale, torch.mul), shift, torch.add)
+
+    def times(self, values: Tensor, which: int) -> Tensor:
+        """values * vector `which`, (tokens, inner_dim)."""
+        return self._each(values, self._vectors[which], torch.mul)
+
+    def _each(self, values: Tensor, vectors: Tensor, combine: Callable[..., Tensor]) -> Tensor:
+        if len(vectors) == 1:
+            return combine(values, vectors)
+        if values.device.type != "cpu":
+            return combine(values, vectors.index_select(0, self._segments.sequence))
+        out = torch.empty_like(values)
+        for vector, (start, end) in zip(vectors, self._segments.bounds, strict=True):
+            combine(values[start:end], vector, out=out[start:end])
+        return out
 
 
 def _feed_forward(hidden: Tensor, norm: Any, feed_forward: Any, modulation: PerToken) -> Tensor:
     """The residual MLP of a double block."""
-    return hidden + modulation.times(as_tensor(feed_forward(modulation.modulated(norm(hidden), 3))), 5)
+    return hidden + modulation.times(feed_forward(modulation.modulated(norm(hidden), 3)), 5)
 
 
 def _heads(projected: Tensor, attn: Any) -> Tensor:
@@ -283,12 +279,5 @@ def _heads(projected: Tensor, attn: Any) -> Tensor:
 
 def _rotate(heads: Tensor, rotary: Rotary) -> Tensor:
     """Rotary embedding of (tokens, heads, head_dim), by diffusers' own function."""
-    rotated: Any = apply_rotary_emb(heads.unsqueeze(0), rotary, sequence_dim=1)
-    return as_tensor(rotated).squeeze(0)
-
-
-def as_tensor(value: Any) -> Tensor:
-    """`value`, typed: diffusers' modules are not."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"expected a tensor, received {type(value).__name__}")
-    return value
+    rotated: Tensor = apply_rotary_emb(heads.unsqueeze(0), rotary, sequence_dim=1)
+    return rotated.squeeze(0)

@@ -24,10 +24,7 @@ TRAIN_TIMESTEPS: Final = 1000
 class FlowMatching:
     """Euler steps along a rectified flow; satisfies :class:`giornata_denoiser.families.protocol.Schedule`.
 
-    A row has one number at each level: sigma.
-
-    Args:
-        config: the checkpoint's scheduler configuration.
+    A row has one number at each level: sigma. `config` is the checkpoint's scheduler configuration.
     """
 
     memory: Final = 0
@@ -46,7 +43,7 @@ class FlowMatching:
         scheduler = FlowMatchEulerDiscreteScheduler.from_config(self._config)
         mu = calculate_shift(cells, self._config)
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps).tolist(), device="cpu", mu=mu)
-        first = first_step(steps, strength)
+        first = int(max(steps - min(steps * strength, steps), 0))  # `get_timesteps` of diffusers
         if first >= steps:
             raise InvalidField(
                 f"strength times {steps} steps leaves no step to compute.",
@@ -86,12 +83,11 @@ def scheduler_config(folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: :class:`FlowMatching` does not sample as it says.
     """
-    config: dict[str, Any] = FlowMatchEulerDiscreteScheduler.load_config(
-        folder, subfolder="scheduler", local_files_only=True
-    )
+    served = FlowMatchEulerDiscreteScheduler
+    config: dict[str, Any] = served.load_config(folder, subfolder="scheduler", local_files_only=True)
     kind = config.get("_class_name")
-    if kind != FlowMatchEulerDiscreteScheduler.__name__:
-        raise ValueError(f"{folder} has a {kind}; served is {FlowMatchEulerDiscreteScheduler.__name__}")
+    if kind != served.__name__:
+        raise ValueError(f"{folder} has a {kind}; served is {served.__name__}")
     for option in ("stochastic_sampling", "invert_sigmas"):
         if config.get(option):
             raise ValueError(f"{folder}: the scheduler option {option} is not served")
@@ -106,18 +102,10 @@ def calculate_shift(image_tokens: int, config: Mapping[str, Any]) -> float:
     return float(image_tokens * slope + (base_shift - slope * base_tokens))
 
 
-def first_step(steps: int, strength: float) -> int:
-    """Index of the first step that is computed (`get_timesteps` of diffusers)."""
-    return int(max(steps - min(steps * strength, steps), 0))
-
-
 def euler_step(latent: Tensor, velocity: Tensor, delta: Tensor) -> Tensor:
-    """Return x + delta * v, summed in float32, in the dtype of `velocity`.
+    """Return x + delta * v: the product in the dtype of `velocity`, as the result, and the sum in float32.
 
-    Args:
-        latent: (tokens, channels), packed by row.
-        velocity: as `latent`; the product is in its dtype, as in diffusers.
-        delta: (tokens, 1) or (1,) float32: how far the noise level moves.
+    `latent` and `velocity` are (tokens, channels); `delta`, (tokens, 1) or (1,), is how far the noise level moves.
     """
     change = delta.to(velocity.dtype) * velocity
     return (latent.float() + change).to(velocity.dtype)

@@ -1,12 +1,15 @@
-"""The transformer of Flux checkpoints, `FluxTransformer2DModel`, over packed sequences."""
+"""The transformer of Flux checkpoints, `FluxTransformer2DModel`, over packed sequences, and the text that it takes.
+
+A prompt is embeddings, which pass all blocks, and a pooled vector, which modulates them.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
@@ -14,20 +17,59 @@ from torch import Tensor
 
 from giornata.packed.attention import choose
 from giornata.packed.packing import layout
-from giornata.packed.sequences import Rotary, Sequences
+from giornata.packed.region import Rotary, Sequences
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
 from giornata.planning.specs import BlockKind, BlockSpec
 from giornata.wire.values import Mode
-from giornata_denoiser.families.flux.forward import FluxForward, as_tensor
+from giornata_denoiser.families.flux.forward import FluxForward
 from giornata_denoiser.families.flux.schedule import TRAIN_TIMESTEPS
-from giornata_denoiser.families.flux.text import FluxPrompt, FluxText
 from giornata_denoiser.families.protocol import SequenceInputs
 
 PATCH: Final = 2
 """Latent pixels a side of a token."""
-ROTARY_CACHE: Final = 64
-"""Rotary embeddings kept, one per picture size and text length: 4.7 MB for 1024x1024 pixels."""
+
+
+@dataclass(frozen=True, eq=False)
+class FluxPrompt:
+    """One sequence's prompt; satisfies :class:`giornata_denoiser.rows.prompt.Prompt`."""
+
+    embeds: Tensor
+    """(text_tokens, joint_dim)"""
+    pooled: Tensor
+    """(pooled_dim,)"""
+    guidance_scale: float
+    """Distilled guidance; read only where the transformer embeds it."""
+
+    @property
+    def joint_tokens(self) -> int:
+        """All of its tokens."""
+        return len(self.embeds)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of both tensors."""
+        return self.embeds.nbytes + self.pooled.nbytes
+
+    def to(self, device: torch.device) -> FluxPrompt:
+        """The same prompt on `device`."""
+        return replace(self, embeds=self.embeds.to(device), pooled=self.pooled.to(device))
+
+
+@dataclass(frozen=True)
+class FluxText:
+    """What a prompt becomes; satisfies :class:`giornata_denoiser.families.protocol.Text`."""
+
+    tensors: Mapping[str, tuple[int | None, ...]]
+
+    def prompt(
+        self,
+        tensors: Mapping[str, Tensor],
+        grid: tuple[int, int],  # noqa: ARG002 - protocol
+        guidance_scale: float,
+    ) -> FluxPrompt:
+        """Both tensors as they are."""
+        return FluxPrompt(tensors["prompt_embeds"], tensors["pooled_prompt_embeds"], guidance_scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +78,7 @@ class FluxBatch:
 
     sequences: Sequences
     text: Tensor
-    """(text_tokens, joint_dim), the text stream."""
+    """(text_tokens, joint_dim)"""
     pooled: Tensor
     """(sequences, pooled_dim)"""
     guidance: Tensor
@@ -54,24 +96,18 @@ class PackedFlux(ABC):
         self.transformer: Any = transformer
         self.device: torch.device = transformer.device
         self.dtype: torch.dtype = transformer.dtype
+        self.in_channels = int(transformer.config.in_channels)
+        self.out_channels = int(transformer.out_channels)
         self._attend = choose(self.device, self.dtype)
-        self._rotary = lru_cache(maxsize=ROTARY_CACHE)(self._made_rotary)
-
-    @property
-    def in_channels(self) -> int:
-        """Channels of an image token that the transformer takes."""
-        return int(self.transformer.config.in_channels)
-
-    @property
-    def out_channels(self) -> int:
-        """Channels of an image token's velocity."""
-        return int(self.transformer.out_channels)
+        # One per picture size and text length: 4.7 MB for 1024x1024 pixels.
+        self._rotary = lru_cache(maxsize=64)(self._made_rotary)
 
     @property
     def text(self) -> FluxText:
-        """The text that the transformer takes."""
+        """The text that the transformer takes: T5's embeddings and CLIP's pooled embedding."""
         config = self.transformer.config
-        return FluxText(int(config.joint_attention_dim), int(config.pooled_projection_dim))
+        joint, pooled = int(config.joint_attention_dim), int(config.pooled_projection_dim)
+        return FluxText({"prompt_embeds": (None, joint), "pooled_prompt_embeds": (pooled,)})
 
     @property
     def blocks(self) -> tuple[BlockSpec, ...]:
@@ -102,7 +138,7 @@ class PackedFlux(ABC):
 
     def assemble(self, sequences: Sequence[SequenceInputs]) -> FluxBatch:
         """See :meth:`giornata_denoiser.families.protocol.Network.assemble`."""
-        prompts = [_flux_prompt(sequence) for sequence in sequences]
+        prompts = [cast("FluxPrompt", sequence.prompt) for sequence in sequences]
         lengths = [prompt.joint_tokens for prompt in prompts]
         cells = [sequence.grid[0] * sequence.grid[1] for sequence in sequences]
         rotary = [
@@ -153,8 +189,8 @@ class PackedFlux(ABC):
         ids = torch.zeros(text_tokens + grid[0] * grid[1], 3, device=self.device)
         ids[text_tokens:, 1] = torch.arange(grid[0], device=self.device).repeat_interleave(grid[1])
         ids[text_tokens:, 2] = torch.arange(grid[1], device=self.device).repeat(grid[0])
-        cosine, sine = self.transformer.pos_embed(ids)
-        return cosine, sine
+        rotary: Rotary = self.transformer.pos_embed(ids)
+        return rotary
 
     def _modulation(self, batch: FluxBatch, times: Tensor) -> Tensor:
         """(sequences, inner_dim): what modulates every block. Rounds to the dtype where diffusers does."""
@@ -162,10 +198,5 @@ class PackedFlux(ABC):
         scaled = [times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS]
         if model.config.guidance_embeds:
             scaled.append(batch.guidance.to(self.dtype) * TRAIN_TIMESTEPS)
-        return as_tensor(model.time_text_embed(*scaled, batch.pooled))
-
-
-def _flux_prompt(sequence: SequenceInputs) -> FluxPrompt:
-    if not isinstance(sequence.prompt, FluxPrompt):
-        raise TypeError(f"expected a prompt of Flux, received {type(sequence.prompt).__name__}")
-    return sequence.prompt
+        embedded: Tensor = model.time_text_embed(*scaled, batch.pooled)
+        return embedded

@@ -1,0 +1,79 @@
+"""The two kinds of Flux checkpoints: text-to-image models, which inpaint, and Flux Fill; safetensors only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
+from torch import Tensor
+
+from giornata_denoiser.families.flux.schedule import FlowMatching, scheduler_config
+from giornata_denoiser.families.flux.transformer import PackedFlux
+from giornata_denoiser.families.protocol import ModelFamily
+
+
+class FluxInpaint(PackedFlux):
+    """The network of the family `flux-inpaint`, as in `FluxInpaintPipeline`: it blends after each step."""
+
+    blends: Final = True
+
+    @property
+    def conditioning(self) -> Mapping[str, int]:
+        """All packed as the latent is; the mask is one value per latent pixel, repeated."""
+        return dict.fromkeys(("noise", "image_latents", "mask"), self.out_channels)
+
+    def model_input(self, latents: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:  # noqa: ARG002 - protocol
+        """The latents alone."""
+        return latents
+
+    def unmasked(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Nothing is repainted."""
+        return {**conditioning, "mask": torch.zeros_like(conditioning["mask"])}
+
+
+class FluxFill(PackedFlux):
+    """The network of the family `flux-fill`, as in `FluxFillPipeline`: masked picture and mask are input channels."""
+
+    blends: Final = False
+
+    @property
+    def conditioning(self) -> Mapping[str, int]:
+        """The mask is pixel-unshuffled: 16x16 pixels per token for an autoencoder of factor 8."""
+        latent = self.out_channels
+        return {
+            "noise": latent,
+            "image_latents": latent,
+            "masked_image_latents": latent,
+            "mask": self.in_channels - 2 * latent,
+        }
+
+    def model_input(self, latents: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """Latents, masked picture's latents, mask: written once, from each sequence's own tensors."""
+        image = latents.new_empty(len(latents), self.in_channels)
+        width = self.out_channels
+        image[:, :width] = latents
+        torch.cat([row["masked_image_latents"] for row in conditioning], out=image[:, width : 2 * width])
+        torch.cat([row["mask"] for row in conditioning], out=image[:, 2 * width :])
+        return image
+
+    def unmasked(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The masked picture is the picture."""
+        return {
+            **conditioning,
+            "masked_image_latents": conditioning["image_latents"],
+            "mask": torch.zeros_like(conditioning["mask"]),
+        }
+
+
+def load(
+    network: type[FluxInpaint | FluxFill], folder: Path, dtype: torch.dtype, device: torch.device
+) -> ModelFamily:
+    """The family of a checkpoint; raises as :func:`giornata_denoiser.checkpoints.checkpoint.load`."""
+    transformer = FluxTransformer2DModel.from_pretrained(
+        folder, subfolder="transformer", torch_dtype=dtype, use_safetensors=True, local_files_only=True
+    )
+    loaded = network(transformer.to(device).eval().requires_grad_(requires_grad=False))
+    return ModelFamily(loaded.text, FlowMatching(scheduler_config(folder)), loaded)
