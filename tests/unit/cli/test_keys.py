@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 from giornata import api_keys
 from giornata.api_keys import KeysFile, TenantLimits
+from giornata_tools.cli import keys_file
 from giornata_tools.cli.app import cli
-from giornata_tools.cli.operate import keys_file
 from tests.fakes.key_files import CREATED, keys_of, write_keys
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from giornata_tools import checkout
 from giornata_tools.provenance import lacking
 
 
@@ -18,3 +19,17 @@ def require(extra: str) -> None:
             f"This command needs {', '.join(missing)}: run `make setup` in the checkout, or "
             f"`pip install --constraint constraints.txt --editable 'deploy/tools[{extra}]'` there."
         )
+
+
+def require_system() -> None:
+    """Refuse to go on where the system cannot be started.
+
+    Raises:
+        click.ClickException: there is no checkout around this package, or something is not installed.
+    """
+    if checkout.find() is None:
+        raise click.ClickException(
+            "There is no checkout of Giornata here. Clone the repository and run `giornata up` inside, or start the "
+            "containers with `docker compose -f deploy/compose.yaml up`."
+        )
+    require("local")

@@ -19,7 +19,7 @@ from rich.console import Console
 from giornata import __version__
 from giornata.wire.errors import ErrorBody
 from giornata_tools.bars import counting
-from giornata_tools.cli.edit.report import not_written
+from giornata_tools.cli.edit.delivery import not_written
 from giornata_tools.doors.addresses import without_password
 from giornata_tools.doors.edits import Refused
 from giornata_tools.interrupts import INTERRUPTED

@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from giornata_tools import interrupts
-from giornata_tools.cli import extras
-from giornata_tools.cli.bench import values as bench_values
-from giornata_tools.cli.bench.plan import plan_of
+from giornata_tools.cli import extras, workload
+from giornata_tools.cli.bench.plan import plan_of, size
 from giornata_tools.cli.bench.run import run
-from giornata_tools.cli.bench.workload_options import (
-    ABOVE_0,
-    AT_LEAST_0,
-    COUNT,
-    READABLE,
-    duration_option,
-    images_option,
-    masks_option,
-    rate_option,
-    speed_option,
-    steps_option,
-    trace_option,
-    warmup_option,
-    zipf_option,
-)
-from giornata_tools.cli.connecting import url_option
+from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, COUNT, FOLDER, READABLE, typed, url_option
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.images_api import Api
 from giornata_tools.loadgen.workload import MAX_SEED, MaskShape
-
-FILE: Final = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command(context_settings={"show_default": True})
@@ -53,7 +34,7 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
     type=READABLE,
     help="File that holds the key to send; by default GIORNATA_API_KEY holds it, where one is asked for.",
 )
-@rate_option("1", "Requests a second; a run for each.")
+@workload.rate_option(default="1", help="Requests a second; a run for each.")
 @click.option(
     "--arrivals",
     type=click.Choice(["poisson", "bursty"]),
@@ -67,31 +48,33 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
     f"[default: {facts.BURSTS:g}, as in a real trace]",
     show_default=False,
 )
-@trace_option("Replay a .csv or .jsonl file instead")
-@speed_option
+@workload.trace_option(help=f"Replay a .csv or .jsonl file instead: {workload.TRACE}.")
+@workload.speed_option
 @click.option(
-    "--save-trace", type=FILE, help="Write the requests of the run, .csv or .jsonl, to replay them."
+    "--save-trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the requests of the run, .csv or .jsonl, to replay them.",
 )
-@duration_option(60.0, "Of each run, after the warm-up.")
-@warmup_option(10.0, "Requests due before it are sent and left out of all figures.")
-@masks_option
+@workload.duration_option(default=60.0, help="Of each run, after the warm-up.")
+@workload.warmup_option(default=10.0, help="Requests due before it are sent and left out of all figures.")
+@workload.masks_option
 @click.option(
     "--mask-shape", type=click.Choice([str(shape) for shape in MaskShape]), default=str(MaskShape.BLOB)
 )
-@steps_option("A number, production's mix, or server: the server's default.")
-@images_option("request")
+@workload.steps_option(help="A number, production's mix, or server: the server's default.")
+@workload.images_option(help="Pictures a request asks for: a number, or production's mix.")
 @click.option("--templates", type=COUNT, default=8, help="Distinct pictures, where they are generated.")
-@zipf_option
+@workload.zipf_option
 @click.option(
     "--images",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Take the pictures of a folder, by name; the first is the most popular.",
 )
-@click.option(
+@workload.read_option(
     "--picture-size",
+    parse=size,
     default="512x512",
     metavar="WIDTHxHEIGHT",
-    callback=bench_values.read_by(bench_values.size),
     help="Of generated pictures.",
 )
 @click.option("--prompt", default="a red star", help="Of every edit.")
@@ -113,7 +96,7 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "-o",
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     default=Path("out") / "serve",
     metavar="FOLDER",
     help="Where report and charts are written.",
@@ -126,6 +109,5 @@ def serve(ctx: click.Context, /, **options: Any) -> None:
     charts. Ctrl-C ends the measurement and reports what there is.
     """
     extras.require("bench")
-    typed = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    plan = plan_of(options, typed)
+    plan = plan_of(options, typed(ctx))
     ctx.exit(interrupts.run(lambda: run(plan)))

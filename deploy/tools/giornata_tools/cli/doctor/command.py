@@ -17,9 +17,9 @@ from rich.text import Text
 
 from giornata import runtime
 from giornata_tools import checkout, interrupts
-from giornata_tools.cli.connecting import gateway_of, nats_option, redis_option, url_option
 from giornata_tools.cli.doctor import accelerator, checkpoint, machine, packages, servers
 from giornata_tools.cli.doctor.finding import Finding, Verdict, fail, worst
+from giornata_tools.cli.options import gateway_of, model_option, nats_option, redis_option, url_option
 from giornata_tools.provenance import installed
 
 STYLES: Final = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
@@ -45,13 +45,7 @@ class CheckedSystem:
 @url_option
 @nats_option
 @redis_option
-@click.option(
-    "--model",
-    envvar="GIORNATA_MODEL",
-    show_envvar=True,
-    metavar="FOLDER_OR_ID",
-    help="Checkpoint to look at.",
-)
+@model_option("Checkpoint to look at.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_context
 def doctor(

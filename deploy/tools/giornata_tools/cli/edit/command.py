@@ -11,17 +11,24 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from click.core import ParameterSource
 
 from giornata.wire.errors import DeadlineExceeded
 from giornata.wire.requests import EditParameters, OutputFormat
 from giornata_tools import interrupts
 from giornata_tools.bars import edit_steps
-from giornata_tools.cli.connecting import api_key_option, door_of, nats_option, redis_option, url_option
-from giornata_tools.cli.edit import outputs
+from giornata_tools.cli.edit import delivery
+from giornata_tools.cli.edit.delivery import STDOUT, EditDelivery, not_written
 from giornata_tools.cli.edit.parameters import options, validated
-from giornata_tools.cli.edit.report import EditDelivery, not_written
-from giornata_tools.doors.addresses import Http, Nats
+from giornata_tools.cli.options import (
+    ABOVE_0,
+    api_key_option,
+    door_of,
+    nats_option,
+    redis_option,
+    typed,
+    url_option,
+)
+from giornata_tools.doors.addresses import is_web
 from giornata_tools.doors.edits import Door, EditCall, EditOutcome, EditProgress, Preview, Refused, Stopped
 
 NATS_TIMEOUT_S: Final = 120.0
@@ -36,7 +43,7 @@ SOURCE: Final = click.Path(exists=True, dir_okay=False, readable=True, allow_das
 class Reach:
     """The door to ask at, and how long to wait."""
 
-    door: Http | Nats
+    address: str
     redis_url: str | None
     api_key: str | None
     tenant: str
@@ -44,18 +51,17 @@ class Reach:
 
     def open(self) -> AbstractAsyncContextManager[Door]:
         """The door, open while inside."""
-        if isinstance(self.door, Http):
+        if is_web(self.address):
             from giornata_tools.doors.http_door import open_http
 
-            return open_http(self.door.url, self.api_key)
+            return open_http(self.address, self.api_key)
         from giornata_tools.doors.nats_door import open_nats
 
-        return open_nats(
-            self.door.url, self.redis_url, self.api_key, self.tenant, self.timeout_s or NATS_TIMEOUT_S
-        )
+        timeout_s = self.timeout_s or NATS_TIMEOUT_S
+        return open_nats(self.address, self.redis_url, self.api_key, self.tenant, timeout_s)
 
 
-@click.command(params=options(EditParameters, {"output_format": "what OUT ends with"}))
+@click.command(params=options(EditParameters, output_format="what OUT ends with"))
 @click.argument("image", type=SOURCE, metavar="IN")
 @click.option(
     "--mask",
@@ -81,7 +87,7 @@ class Reach:
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=ABOVE_0,
     metavar="SECONDS",
     help=f"Cancel the edit after this long.  [default: what the gateway allows; {NATS_TIMEOUT_S:g} over NATS]",
 )
@@ -114,18 +120,15 @@ def edit(
     PNG, JPEG and WebP are read; OUT is written in the format that its name ends with. Pixels outside the mask stay
     exactly as they are in IN.
     """
-    given = {
-        name: value
-        for name, value in parameters.items()
-        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
-    }
+    named = typed(ctx)
+    given = {name: value for name, value in parameters.items() if name in named}
     files, given["output_format"] = _destinations(out, parameters["n"], given.get("output_format"))
     validated(given)
-    if out == outputs.STDOUT and parameters.get("partial_images"):
+    if out == STDOUT and parameters.get("partial_images"):
         raise click.UsageError("--partial-images are files beside OUT, which -o - has none of.")
-    if as_json and out == outputs.STDOUT:
+    if as_json and out == STDOUT:
         raise click.UsageError("--json and -o - both write to standard output; give one.")
-    if image == mask == outputs.STDOUT:
+    if image == mask == STDOUT:
         raise click.UsageError("Standard input holds one picture, not IN and the mask.")
     reach = Reach(door_of(ctx, url, nats_url), redis_url, api_key, tenant, timeout_s)
     order = EditCall(_read(image), None if mask is None else _read(mask), given)
@@ -177,11 +180,11 @@ def _destinations(out: str, n: int, chosen: str | None) -> tuple[tuple[str, ...]
         click.BadParameter: `out` is no name for them.
     """
     try:
-        output_format = outputs.format_of(out, OutputFormat(chosen) if chosen else None)
-        files = tuple(outputs.files(out, n))
+        output_format = delivery.format_of(out, OutputFormat(chosen) if chosen else None)
+        files = tuple(delivery.files(out, n))
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="-o") from error
-    for path in map(Path, files if out != outputs.STDOUT else ()):
+    for path in map(Path, files if out != STDOUT else ()):
         if path.is_dir():
             raise click.BadParameter(f"{path} is a folder.", param_hint="-o")
         if not path.parent.is_dir():
@@ -197,7 +200,7 @@ def _probe(files: tuple[str, ...]) -> None:
     Raises:
         Refused: one of `files` cannot be written.
     """
-    for path in map(Path, files if files != (outputs.STDOUT,) else ()):
+    for path in map(Path, files if files != (STDOUT,) else ()):
         try:
             if path.is_file():
                 path.open("ab").close()

@@ -10,6 +10,7 @@ from typing import Final
 import click
 
 from giornata_tools import checkout
+from giornata_tools.cli.options import device_option, dtype_option, model_option, torch_threads_option
 from giornata_tools.interrupts import INTERRUPTED
 
 THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -17,31 +18,10 @@ THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @click.command()
-@click.option(
-    "--model",
-    envvar="GIORNATA_MODEL",
-    show_envvar=True,
-    metavar="FOLDER_OR_ID",
-    help="Checkpoint to measure; default the one that the checkout carries.",
-)
-@click.option(
-    "--device", default="auto", show_default=True, metavar="DEVICE", help="auto, cpu, cuda or cuda:N."
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16"]),
-    default="auto",
-    show_default=True,
-    help="Of the model; auto: bfloat16 on a GPU, float32 on a CPU.",
-)
-@click.option(
-    "--torch-threads",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Threads that compute, as the denoiser will have.",
-)
+@model_option("Checkpoint to measure; default the one that the checkout carries.")
+@device_option
+@dtype_option
+@torch_threads_option("Threads that compute, as the denoiser will have.")
 @click.option(
     "-o",
     "--out",

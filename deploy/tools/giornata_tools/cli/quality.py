@@ -9,7 +9,9 @@ from typing import Any, Final
 import click
 
 from giornata.wire.requests import Reuse
-from giornata_tools.cli.local.options import COUNT, require_system, torch_threads_option
+from giornata_tools.cli import extras
+from giornata_tools.cli.options import COUNT
+from giornata_tools.cli.system import threads_option
 
 EPILOG: Final = """\b
 Gates, each over the whole set:
@@ -65,7 +67,7 @@ FOLDER: Final = click.Path(path_type=Path)
 )
 @click.option("--in-flight", type=COUNT, default=8, metavar="N", help="Edits at a time.")
 @click.option("--timeout-s", type=float, default=600.0, metavar="S", help="For one edit, waiting included.")
-@torch_threads_option
+@threads_option
 @click.option(
     "--nats",
     envvar="GIORNATA_NATS_URL",
@@ -78,7 +80,7 @@ FOLDER: Final = click.Path(path_type=Path)
 @click.pass_context
 def quality(ctx: click.Context, /, **given: Any) -> None:
     """Measure the model's edits: fixed held-out scenes through the whole system, an independent checker, gates."""
-    require_system()
+    extras.require_system()
     from giornata_tools.launcher import program
     from giornata_tools.quality.evaluation import QualityOptions, evaluate
 

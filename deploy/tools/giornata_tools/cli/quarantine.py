@@ -15,24 +15,28 @@ from rich.table import Table
 from giornata import runtime
 from giornata.bus import bus
 from giornata.records.quarantine import Quarantine
-from giornata.wire.errors import GiornataError, ServiceUnavailable
+from giornata.wire.errors import GiornataError
 from giornata.wire.jobs import JobRecord
 from giornata.wire.permissions import User
 from giornata_tools import interrupts
+from giornata_tools.cli.options import READABLE, usage_errors
 from giornata_tools.doors.addresses import NATS_VARIABLE, nats_urls
 
 LOCAL_NATS: Final = "nats://127.0.0.1:4222"
+
 Command = Callable[..., Any]
+Act = Callable[[Quarantine], Awaitable[None]]
 
 
-def connection_options(command: Command) -> Command:
-    """Options of where the records are, and who asks."""
+def common_options(command: Command) -> Command:
+    """Options of where the records are, who asks, and how they are printed."""
     for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         click.option(
             "--password-file",
             envvar="GIORNATA_NATS_PASSWORD_FILE",
             show_envvar=True,
-            type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+            type=READABLE,
             metavar="FILE",
             help="Holds the password of the NATS user `operator`, where the server asks for one.",
         ),
@@ -51,9 +55,6 @@ def connection_options(command: Command) -> Command:
     return command
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
 @click.group()
 def quarantine() -> None:
     """Look into edits that were given up since every worker that had them was lost.
@@ -64,8 +65,7 @@ def quarantine() -> None:
 
 
 @quarantine.command("list")
-@connection_options
-@json_option
+@common_options
 @click.pass_context
 def list_jobs(ctx: click.Context, url: str, password_file: Path | None, *, as_json: bool) -> None:
     """Show them all with their causes."""
@@ -83,8 +83,7 @@ def list_jobs(ctx: click.Context, url: str, password_file: Path | None, *, as_js
 
 
 @quarantine.command("show")
-@connection_options
-@json_option
+@common_options
 @click.argument("job_id", metavar="JOB")
 @click.pass_context
 def show_job(ctx: click.Context, url: str, password_file: Path | None, job_id: str, *, as_json: bool) -> None:
@@ -107,8 +106,7 @@ def show_job(ctx: click.Context, url: str, password_file: Path | None, job_id: s
 
 
 @quarantine.command("release")
-@connection_options
-@json_option
+@common_options
 @click.argument("job_id", metavar="JOB")
 @click.pass_context
 def release_job(
@@ -126,38 +124,30 @@ def release_job(
     ctx.exit(_run(url, password_file, release))
 
 
-def _run(url: str, password_file: Path | None, act: Callable[[Quarantine], Awaitable[None]]) -> int:
+def _run(url: str, password_file: Path | None, act: Act) -> int:
     """Connect and act; the exit status."""
-    try:
+    with usage_errors():
         nats_urls(url)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     return interrupts.run(lambda: _connected(url, password_file, act))
 
 
-async def _connected(
-    url: str, password_file: Path | None, act: Callable[[Quarantine], Awaitable[None]]
-) -> int:
+async def _connected(url: str, password_file: Path | None, act: Act) -> int:
     runtime.configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
+    connecting = bus.connect(url, "giornata-cli", user=User.OPERATOR, password_file=password_file)
     try:
-        async with bus.connect(
-            url, "giornata-cli", user=User.OPERATOR, password_file=password_file
-        ) as connected:
-            await _act(connected, act)
+        async with connecting as connected:
+            await act(await Quarantine.open(connected.jetstream))
     except GiornataError as error:
-        click.echo(f"Error: {error}", err=True)
-        return 1
-    return 0
-
-
-async def _act(connected: bus.Bus, act: Callable[[Quarantine], Awaitable[None]]) -> None:
-    try:
-        await act(await Quarantine.open(connected.jetstream))
-    except nats.errors.Error as error:
-        raise ServiceUnavailable(
+        failure = str(error)
+    except nats.errors.Error:
+        failure = (
             "The quarantine does not answer: no router has run here yet, or --password-file is missing: only the NATS "
             "user operator may read it."
-        ) from error
+        )
+    else:
+        return 0
+    click.echo(f"Error: {failure}", err=True)
+    return 1
 
 
 def _line(record: JobRecord) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""What one edit leaves behind: files, and lines on standard error or a report as JSON."""
+"""Where one edit's pictures go, from what was typed after ``-o``; what is told of them, in lines or as JSON."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +12,54 @@ from typing import Any, Final
 import click
 
 from giornata.wire.errors import ErrorBody, JobCancelled
-from giornata_tools.cli.edit import outputs
+from giornata.wire.requests import OutputFormat
 from giornata_tools.doors.edits import EditOutcome, Failure, PaintedPicture, Preview, sentence
 
+STDOUT: Final = "-"
+SUFFIXES: Final[Mapping[str, OutputFormat]] = {
+    ".png": OutputFormat.PNG,
+    ".jpg": OutputFormat.JPEG,
+    ".jpeg": OutputFormat.JPEG,
+    ".webp": OutputFormat.WEBP,
+}
 NOT_WRITTEN: Final = "output_not_written"
 """Code of a file that cannot be written: the command line's own, since no service answers it."""
+
+
+def format_of(out: str, chosen: OutputFormat | None) -> OutputFormat:
+    """The encoding to ask for: the chosen one, else what `out` ends with, else PNG on standard output.
+
+    Raises:
+        ValueError: the suffix says nothing; tells which do.
+    """
+    if chosen is not None:
+        return chosen
+    if out == STDOUT:
+        return OutputFormat.PNG
+    suffix = Path(out).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(f"{out} does not end with {', '.join(SUFFIXES)}; rename it or give --output-format.")
+    return SUFFIXES[suffix]
+
+
+def files(out: str, n: int) -> list[str]:
+    """A name for each picture: `out` itself for one; OUT-0.png, OUT-1.png and so on for several.
+
+    Raises:
+        ValueError: several pictures do not fit into standard output.
+    """
+    if n == 1:
+        return [out]
+    if out == STDOUT:
+        raise ValueError(f"Standard output takes one picture, not {n}; name a file.")
+    path = Path(out)
+    return [str(path.with_name(f"{path.stem}-{index}{path.suffix}")) for index in range(n)]
+
+
+def preview_file(file: str, number: int, suffix: str) -> str:
+    """The name of preview `number` of the picture in `file`: edited-preview-0.webp beside edited.png."""
+    path = Path(file)
+    return str(path.with_name(f"{path.stem}-preview-{number}{suffix}"))
 
 
 @dataclass(frozen=True)
@@ -34,7 +77,7 @@ class EditDelivery:
 
     def preview(self, preview: Preview) -> None:
         """Write a preview beside its picture; where that fails, the edit goes on and :meth:`finished` tells."""
-        name = outputs.preview_file(self.files[preview.index], preview.number, preview.suffix)
+        name = preview_file(self.files[preview.index], preview.number, preview.suffix)
         self.previews.pop(name, None)
         if self._write(name, preview.index, preview.data):
             self.previews[name] = preview
@@ -77,7 +120,7 @@ class EditDelivery:
     def _write(self, name: str, index: int, data: bytes) -> bool:
         """Write a file; whether that succeeded."""
         try:
-            if name == outputs.STDOUT:
+            if name == STDOUT:
                 sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
             else:
@@ -113,7 +156,7 @@ class EditDelivery:
 
 def not_written(name: str, error: OSError) -> ErrorBody:
     """Why the file `name` cannot be written."""
-    place = "Standard output" if name == outputs.STDOUT else name
+    place = "Standard output" if name == STDOUT else name
     return ErrorBody(code=NOT_WRITTEN, message=f"{place} cannot be written: {error.strerror or error}.")
 
 

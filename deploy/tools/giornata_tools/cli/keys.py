@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from giornata import api_keys
 from giornata.api_keys import KEY_BYTES, MAX_WEIGHT, PREFIX, ApiKey, KeysFile, KeysFileError, TenantLimits
-from giornata_tools.cli.operate import keys_file
+from giornata_tools.cli import keys_file
 
 Command = Callable[..., Any]
 
@@ -28,28 +29,19 @@ file_option = click.option(
     metavar="FILE",
     help="The file that the gateways read, too.",
 )
-tenant_option = click.option(
-    "--tenant", required=True, metavar="NAME", help="Letters, digits, _ and -, at most 64."
-)
 
 
-def limit_options(command: Command) -> Command:
-    """Options of what a tenant may do."""
+def tenant_options(command: Command) -> Command:
+    """Options of a tenant and what it may do."""
+    share = click.FloatRange(0, MAX_WEIGHT, min_open=True)
     for name, kind, text in (
-        (
-            "--weight",
-            click.FloatRange(0, MAX_WEIGHT, min_open=True),
-            "Share beside other tenants; default 1.",
-        ),
+        ("--weight", share, "Share beside other tenants; default 1."),
         ("--per-minute", click.IntRange(0), "Pictures that the tenant may ask for in a minute; 0: no limit."),
-        (
-            "--in-progress",
-            click.IntRange(0),
-            "Pictures that the tenant may have in progress; 0: no limit.",
-        ),
+        ("--in-progress", click.IntRange(0), "Pictures that the tenant may have in progress; 0: no limit."),
     ):
         command = click.option(name, type=kind, metavar="N", help=text)(command)
-    return command
+    named = "Letters, digits, _ and -, at most 64."
+    return click.option("--tenant", required=True, metavar="NAME", help=named)(command)
 
 
 @click.group()
@@ -62,25 +54,22 @@ def keys() -> None:
 
 @keys.command()
 @file_option
-@tenant_option
-@limit_options
-def create(
-    path: Path, tenant: str, in_progress: int | None, per_minute: int | None, weight: float | None
-) -> None:
+@tenant_options
+def create(path: Path, tenant: str, **limits: Any) -> None:
     """Make a key and print it, this once.
 
     Limits are the tenant's and hold for all of its keys. A limit that is not named stays as it is, or as the gateway's
     configuration says.
     """
     key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
-    limits = TenantLimits(in_progress=in_progress, per_minute=per_minute, weight=weight)
+    made = datetime.now(UTC).replace(microsecond=0)
 
     def changed(file: KeysFile) -> KeysFile:
-        return api_keys.with_limits(
-            api_keys.with_key(file, key, tenant, datetime.now(UTC).replace(microsecond=0)), tenant, limits
-        )
+        file = api_keys.with_key(file, key, tenant, made)
+        return api_keys.with_limits(file, tenant, TenantLimits(**limits))
 
-    _change(path, changed)
+    with _mistakes():
+        keys_file.change(path, changed)
     click.echo(key)
     key_id = api_keys.hash_of(key)[: api_keys.ID_CHARACTERS]
     click.echo(f"Key {key_id} of tenant {tenant} is in {path}. It is not shown again.", err=True)
@@ -88,16 +77,14 @@ def create(
 
 @keys.command()
 @file_option
-@tenant_option
-@limit_options
-def limit(
-    path: Path, tenant: str, in_progress: int | None, per_minute: int | None, weight: float | None
-) -> None:
+@tenant_options
+def limit(path: Path, tenant: str, **limits: Any) -> None:
     """Change what a tenant may do; what is not named stays as it is."""
-    limits = TenantLimits(in_progress=in_progress, per_minute=per_minute, weight=weight)
-    if limits == TenantLimits():
+    changes = TenantLimits(**limits)
+    if changes == TenantLimits():
         raise click.UsageError("Name a limit: --in-progress, --per-minute or --weight.")
-    _change(path, lambda file: api_keys.with_limits(file, tenant, limits))
+    with _mistakes():
+        keys_file.change(path, lambda file: api_keys.with_limits(file, tenant, changes))
     click.echo(f"Limits of tenant {tenant} are in {path}.", err=True)
 
 
@@ -116,7 +103,8 @@ def revoke(path: Path, key_id: str) -> None:
         revoked.append(key)
         return file
 
-    _change(path, changed)
+    with _mistakes():
+        keys_file.change(path, changed)
     click.echo(f"Key {revoked[0].key_id} of tenant {revoked[0].tenant} is revoked.", err=True)
 
 
@@ -127,10 +115,8 @@ def list_keys(path: Path) -> None:
 
     A dash is what the gateway's configuration says.
     """
-    try:
+    with _mistakes():
         file = keys_file.read(path)
-    except KeysFileError as error:
-        raise click.ClickException(_sentence(error)) from error
     table = Table("ID", "tenant", "created", "in progress", "per minute", "weight")
     for key in file.keys:
         limits = file.tenants.get(key.tenant, TenantLimits())
@@ -144,13 +130,10 @@ def list_keys(path: Path) -> None:
     Console().print(table)
 
 
-def _change(path: Path, changed: Callable[[KeysFile], KeysFile]) -> None:
+@contextmanager
+def _mistakes() -> Iterator[None]:
     try:
-        keys_file.change(path, changed)
+        yield
     except KeysFileError as error:
-        raise click.ClickException(_sentence(error)) from error
-
-
-def _sentence(error: KeysFileError) -> str:
-    text = str(error)
-    return f"{text[0].upper()}{text[1:]}."
+        text = str(error)
+        raise click.ClickException(f"{text[0].upper()}{text[1:]}.") from error
