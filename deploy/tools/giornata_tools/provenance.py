@@ -31,8 +31,4 @@ def versions(names: Iterable[str]) -> dict[str, str]:
 
 def machine() -> dict[str, str | int]:
     """This machine."""
-    return {
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "cpus": os.cpu_count() or 0,
-    }
+    return {"platform": platform.platform(), "python": platform.python_version(), "cpus": os.cpu_count() or 0}

@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import try_to_load_from_cache
 
 from giornata_tools import provenance
-from giornata_tools.cli.doctor import accelerator, checkpoint, machine, packages, servers
+from giornata_tools.cli.doctor import accelerator, checkpoint, machine, servers
 from giornata_tools.cli.doctor import command as doctor
 from giornata_tools.cli.doctor.accelerator import Torch
 from giornata_tools.cli.doctor.finding import Finding, Verdict, fail, ok, warn, worst
@@ -25,22 +25,22 @@ CUDA = Torch("2.13.0+cu130", "13.0", None, ["NVIDIA H100"])
 
 
 def test_python_is_new_enough() -> None:
-    assert packages.python().verdict is Verdict.OK
-    assert packages.python((3, 11, 0)).verdict is Verdict.OK
-    old = packages.python((3, 10, 14))
+    assert machine.python().verdict is Verdict.OK
+    assert machine.python((3, 11, 0)).verdict is Verdict.OK
+    old = machine.python((3, 10, 14))
     assert (old.verdict, "3.10.14" in old.sentence) == (Verdict.FAIL, True)
 
 
 def test_all_eight_distributions_are_wanted_and_here() -> None:
-    want = packages.wanted(ROOT)
+    want = machine.wanted(ROOT)
     assert len(want) == 8
-    assert packages.distributions(want).verdict is Verdict.OK
-    assert packages.requirements(want).verdict is Verdict.OK
+    assert machine.distributions(want).verdict is Verdict.OK
+    assert machine.requirements(want).verdict is Verdict.OK
 
 
 def test_a_missing_and_an_old_distribution_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "installed", {"giornata": "0.0.9", "giornata-router": "1"}.get)
-    found = packages.distributions({"giornata": "1", "giornata-router": "1", "giornata-denoiser": "1"})
+    monkeypatch.setattr(machine, "installed", {"giornata": "0.0.9", "giornata-router": "1"}.get)
+    found = machine.distributions({"giornata": "1", "giornata-router": "1", "giornata-denoiser": "1"})
     assert found.verdict is Verdict.FAIL
     assert found.sentence == "giornata-denoiser is not installed; giornata 0.0.9 instead of 1."
     assert "make setup" in (found.remedy or "")
@@ -51,10 +51,10 @@ def test_what_a_distribution_requires_and_nobody_installed_is_named(
 ) -> None:
     needs = {"a": ["redis[hiredis]>=5; python_version >= '3'", "click; extra == 'cli'"], "b": ["nats-py"]}
     have = {"a": "1", "nats-py": "2"}
-    for module in (packages, provenance):
+    for module in (machine, provenance):
         monkeypatch.setattr(module, "installed", have.get)
     monkeypatch.setattr(metadata, "requires", needs.get)
-    found = packages.requirements(["a", "b"])
+    found = machine.requirements(["a", "b"])
     assert (found.verdict, found.sentence) == (Verdict.FAIL, "Not installed: redis.")
 
 

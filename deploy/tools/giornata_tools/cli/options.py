@@ -4,57 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
 from click.core import ParameterSource
 
-from giornata_tools.doors.addresses import (
-    LOCAL_GATEWAY,
-    NATS_VARIABLE,
-    URL_VARIABLE,
-    choose_door,
-    gateway_url,
-)
+from giornata_tools.doors.addresses import LOCAL_GATEWAY, NATS_VARIABLE, choose_door, gateway_url
 
 ABOVE_0: Final = click.FloatRange(min=0, min_open=True)
 AT_LEAST_0: Final = click.FloatRange(min=0)
 COUNT: Final = click.IntRange(min=1)
-FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 READABLE: Final = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 
-Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+Command = Callable[..., Any]
+Option = Callable[[Command], Command]
 
-url_option: Final = click.option(
-    "--url",
-    envvar=URL_VARIABLE,
-    show_envvar=True,
-    metavar="URL",
-    help=f"Gateway to talk to over HTTP.  [default: {LOCAL_GATEWAY}]",
+server_option: Final = partial(click.option, show_envvar=True, metavar="URL")
+url_option: Final = server_option(
+    "--url", envvar="GIORNATA_URL", help=f"Gateway to talk to over HTTP.  [default: {LOCAL_GATEWAY}]"
 )
-nats_option: Final = click.option(
-    "--nats",
-    "nats_url",
-    envvar=NATS_VARIABLE,
-    show_envvar=True,
-    metavar="URL",
-    help="NATS server(s) to talk over instead.",
+api_key_option: Final = server_option(
+    "--api-key", envvar="GIORNATA_API_KEY", metavar="KEY", help="Where the gateway asks for one."
 )
-redis_option: Final = click.option(
-    "--redis",
-    "redis_url",
-    envvar="GIORNATA_REDIS_URL",
-    show_envvar=True,
-    metavar="URL",
-    help="Blob store; over NATS needed for pictures above 6 MiB.",
-)
-api_key_option: Final = click.option(
-    "--api-key",
-    envvar="GIORNATA_API_KEY",
-    show_envvar=True,
-    metavar="KEY",
-    help="Where the gateway asks for one.",
+folder_option: Final = partial(
+    click.option, type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER"
 )
 device_option: Final = click.option(
     "--device", default="auto", show_default=True, metavar="DEVICE", help="auto, cpu, cuda or cuda:N."
@@ -66,6 +41,20 @@ dtype_option: Final = click.option(
     show_default=True,
     help="Of the model; auto: bfloat16 on a GPU, float32 on a CPU.",
 )
+
+
+def door_options(command: Command) -> Command:
+    """Options of a gateway, or of the servers of the NATS door instead."""
+    nats = server_option(
+        "--nats", "nats_url", envvar=NATS_VARIABLE, help="NATS server(s) to talk over instead."
+    )
+    redis = server_option(
+        "--redis",
+        "redis_url",
+        envvar="GIORNATA_REDIS_URL",
+        help="Blob store; over NATS needed for pictures above 6 MiB.",
+    )
+    return url_option(nats(redis(command)))
 
 
 def model_option(text: str, **more: Any) -> Option:

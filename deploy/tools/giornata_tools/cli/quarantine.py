@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 import nats.errors
@@ -19,40 +20,10 @@ from giornata.wire.errors import GiornataError
 from giornata.wire.jobs import JobRecord
 from giornata.wire.permissions import User
 from giornata_tools import interrupts
-from giornata_tools.cli.options import READABLE, usage_errors
+from giornata_tools.cli.options import READABLE, Command, server_option, usage_errors
 from giornata_tools.doors.addresses import NATS_VARIABLE, nats_urls
 
-LOCAL_NATS: Final = "nats://127.0.0.1:4222"
-
-Command = Callable[..., Any]
-Act = Callable[[Quarantine], Awaitable[None]]
-
-
-def common_options(command: Command) -> Command:
-    """Options of where the records are, who asks, and how they are printed."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-        click.option(
-            "--password-file",
-            envvar="GIORNATA_NATS_PASSWORD_FILE",
-            show_envvar=True,
-            type=READABLE,
-            metavar="FILE",
-            help="Holds the password of the NATS user `operator`, where the server asks for one.",
-        ),
-        click.option(
-            "--nats",
-            "url",
-            envvar=NATS_VARIABLE,
-            show_envvar=True,
-            default=LOCAL_NATS,
-            show_default=True,
-            metavar="URL",
-            help="NATS server(s) that keep the records.",
-        ),
-    ):
-        command = option(command)
-    return command
+Act = Callable[..., Awaitable[None]]
 
 
 @click.group()
@@ -64,71 +35,78 @@ def quarantine() -> None:
     """
 
 
-@quarantine.command("list")
-@common_options
-@click.pass_context
-def list_jobs(ctx: click.Context, url: str, password_file: Path | None, *, as_json: bool) -> None:
+def _command(name: str) -> Callable[[Act], Command]:
+    """Makes `act` a command of the group: it is called with the quarantine, `as_json` and its own parameters."""
+
+    def made(act: Act) -> Command:
+        @quarantine.command(name)
+        @server_option(
+            "--nats",
+            "url",
+            envvar=NATS_VARIABLE,
+            default="nats://127.0.0.1:4222",
+            show_default=True,
+            help="NATS server(s) that keep the records.",
+        )
+        @click.option(
+            "--password-file",
+            envvar="GIORNATA_NATS_PASSWORD_FILE",
+            show_envvar=True,
+            type=READABLE,
+            metavar="FILE",
+            help="Holds the password of the NATS user `operator`, where the server asks for one.",
+        )
+        @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+        @click.pass_context
+        @wraps(act)
+        def command(ctx: click.Context, /, url: str, password_file: Path | None, **given: Any) -> None:
+            with usage_errors():
+                nats_urls(url)
+            ctx.exit(interrupts.run(lambda: _connected(url, password_file, partial(act, **given))))
+
+        return command
+
+    return made
+
+
+@_command("list")
+async def list_jobs(kept: Quarantine, *, as_json: bool) -> None:
     """Show them all with their causes."""
-
-    async def show(kept: Quarantine) -> None:
-        records = await kept.all()
-        if as_json:
-            click.echo(json.dumps([_line(record) for record in records], indent=2))
-        elif records:
-            Console().print(_table(records))
-        else:
-            click.echo("No edit is in quarantine.", err=True)
-
-    ctx.exit(_run(url, password_file, show))
+    records = await kept.all()
+    if as_json:
+        click.echo(json.dumps([_line(record) for record in records], indent=2))
+    elif records:
+        Console().print(_table(records))
+    else:
+        click.echo("No edit is in quarantine.", err=True)
 
 
-@quarantine.command("show")
-@common_options
+@_command("show")
 @click.argument("job_id", metavar="JOB")
-@click.pass_context
-def show_job(ctx: click.Context, url: str, password_file: Path | None, job_id: str, *, as_json: bool) -> None:
+async def show_job(kept: Quarantine, job_id: str, *, as_json: bool) -> None:
     """Show all that is known of one."""
-
-    async def show(kept: Quarantine) -> None:
-        record = await kept.get(job_id)
-        if as_json:
-            click.echo(record.model_dump_json(indent=2))
-            return
-        click.echo(f"{record.job.job_id}, tenant {record.job.tenant}, model {record.job.model}")
-        for cause in record.causes:
-            click.echo(f"  {cause}")
-        if record.error is not None:
-            click.echo(f"  {record.error.code}: {record.error.message}")
-        asked = record.job.parameters.model_dump(mode="json", exclude_defaults=True)
-        click.echo(json.dumps(asked, indent=2, ensure_ascii=False))
-
-    ctx.exit(_run(url, password_file, show))
+    record = await kept.get(job_id)
+    if as_json:
+        click.echo(record.model_dump_json(indent=2))
+        return
+    click.echo(f"{record.job.job_id}, tenant {record.job.tenant}, model {record.job.model}")
+    for cause in record.causes:
+        click.echo(f"  {cause}")
+    if record.error is not None:
+        click.echo(f"  {record.error.code}: {record.error.message}")
+    asked = record.job.parameters.model_dump(mode="json", exclude_defaults=True)
+    click.echo(json.dumps(asked, indent=2, ensure_ascii=False))
 
 
-@quarantine.command("release")
-@common_options
+@_command("release")
 @click.argument("job_id", metavar="JOB")
-@click.pass_context
-def release_job(
-    ctx: click.Context, url: str, password_file: Path | None, job_id: str, *, as_json: bool
-) -> None:
+async def release_job(kept: Quarantine, job_id: str, *, as_json: bool) -> None:
     """Forget one: its record is removed, and not kept for the rest of the week. It is not carried out again."""
-
-    async def release(kept: Quarantine) -> None:
-        record = await kept.remove(job_id)
-        if as_json:
-            click.echo(json.dumps(_line(record), indent=2))
-        else:
-            click.echo(f"Job {job_id} is in quarantine no more.", err=True)
-
-    ctx.exit(_run(url, password_file, release))
-
-
-def _run(url: str, password_file: Path | None, act: Act) -> int:
-    """Connect and act; the exit status."""
-    with usage_errors():
-        nats_urls(url)
-    return interrupts.run(lambda: _connected(url, password_file, act))
+    record = await kept.remove(job_id)
+    if as_json:
+        click.echo(json.dumps(_line(record), indent=2))
+    else:
+        click.echo(f"Job {job_id} is in quarantine no more.", err=True)
 
 
 async def _connected(url: str, password_file: Path | None, act: Act) -> int:

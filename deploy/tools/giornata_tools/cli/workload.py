@@ -21,10 +21,9 @@ SERVER: Final = "server"
 
 @dataclass(frozen=True)
 class Given:
-    """An option's value."""
+    """What was typed, and what is read there."""
 
     text: str
-    """The text that was typed."""
     value: Any
 
     def __str__(self) -> str:

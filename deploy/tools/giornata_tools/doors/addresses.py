@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 LOCAL_GATEWAY: Final = "http://127.0.0.1:8000"
 """Where ``giornata up`` listens."""
-URL_VARIABLE: Final = "GIORNATA_URL"
 NATS_VARIABLE: Final = "GIORNATA_NATS_URL"
 
 
@@ -53,12 +52,7 @@ def _is_address(url: str, schemes: Collection[str]) -> bool:
 
 
 def choose_door(url: str | None, nats_url: str | None, typed: Collection[str] = ()) -> str:
-    """The address that was asked for: what was typed goes before the environment, and the gateway before NATS.
-
-    Args:
-        url: of a gateway, typed or from the environment.
-        nats_url: of NATS servers, typed or from the environment.
-        typed: names of those of the two that were typed.
+    """The address that was asked for: what was `typed` goes before the environment, and the gateway before NATS.
 
     Raises:
         ValueError: both were typed, or the address is none.

@@ -74,9 +74,8 @@ def _loads(options: Options, typed: Collection[str]) -> list[OfferedLoad]:
     bursty = options["arrivals"] == "bursty"
     if options["cv"] is not None and not bursty:
         raise click.UsageError("--cv belongs to --arrivals bursty.")
-    by_chance = {"rate": "--rate", "arrivals": "--arrivals", "duration": "--duration"}
-    if options["trace"] and (both := by_chance.keys() & typed):
-        raise click.UsageError(f"--trace says when requests are due; leave out {by_chance[min(both)]}.")
+    if options["trace"] and (by_chance := {"rate", "arrivals", "duration"} & set(typed)):
+        raise click.UsageError(f"--trace says when requests are due; leave out --{min(by_chance)}.")
     if "steps" in typed and options["api"] == Api.OPENAI:
         raise click.UsageError(
             "--api openai has no field for steps; leave out --steps, or say --api giornata."

@@ -17,9 +17,9 @@ from rich.text import Text
 
 from giornata import runtime
 from giornata_tools import checkout, interrupts
-from giornata_tools.cli.doctor import accelerator, checkpoint, machine, packages, servers
+from giornata_tools.cli.doctor import accelerator, checkpoint, machine, servers
 from giornata_tools.cli.doctor.finding import Finding, Verdict, fail, worst
-from giornata_tools.cli.options import gateway_of, model_option, nats_option, redis_option, url_option
+from giornata_tools.cli.options import door_options, gateway_of, model_option
 from giornata_tools.provenance import installed
 
 STYLES: Final = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
@@ -42,29 +42,18 @@ class CheckedSystem:
 
 
 @click.command()
-@url_option
-@nats_option
-@redis_option
+@door_options
 @model_option("Checkpoint to look at.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_context
-def doctor(
-    ctx: click.Context,
-    /,
-    *,
-    url: str | None,
-    nats_url: str | None,
-    redis_url: str | None,
-    model: str | None,
-    as_json: bool,
-) -> None:
+def doctor(ctx: click.Context, /, *, url: str | None, as_json: bool, **named: str | None) -> None:
     """Look at everything that an edit on this machine needs; say what is missing and what to do.
 
     In a checkout that is the whole system, elsewhere only the way to a gateway.
 
     Exit status 1 if something essential is missing. Warnings are no failure.
     """
-    around = CheckedSystem(checkout.find(), gateway_of(url), url is not None, nats_url, redis_url, model)
+    around = CheckedSystem(checkout.find(), gateway_of(url), url is not None, **named)
     ctx.exit(interrupts.run(lambda: run(around, as_json=as_json)))
 
 
@@ -88,11 +77,11 @@ async def examine(around: CheckedSystem) -> dict[str, Finding]:
     """
     needed = around.gateway_named or around.root is None
     serving = asyncio.ensure_future(_guarded(lambda: servers.gateway(around.gateway_url, named=needed)))
-    want = packages.wanted(around.root) if around.root else {"giornata": installed("giornata") or ""}
+    want = machine.wanted(around.root) if around.root else {"giornata": installed("giornata") or ""}
     checks: dict[str, Check] = {
-        "Python": _threaded(packages.python),
-        "Distributions": _threaded(lambda: packages.distributions(want)),
-        "Packages": _threaded(lambda: packages.requirements(want)),
+        "Python": _threaded(machine.python),
+        "Distributions": _threaded(lambda: machine.distributions(want)),
+        "Packages": _threaded(lambda: machine.requirements(want)),
         **(_system(around, around.root, serving) if around.root else {}),
         "NATS": lambda: servers.nats_server(around.nats_url),
         "Redis": lambda: servers.blob_store(around.redis_url),

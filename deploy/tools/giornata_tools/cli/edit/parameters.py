@@ -21,9 +21,7 @@ LIMITS: Final = {"ge": ("min",), "gt": ("min", "min_open"), "le": ("max",), "lt"
 def options(kind: type[BaseModel], **defaults: str) -> list[click.Parameter]:
     """An option for each field of `kind`: its name in kebab case, its range, its description and default.
 
-    Args:
-        kind: the request's type.
-        defaults: what to say of the default of fields that have another one here.
+    `defaults` are the texts of defaults that differ from the field's.
 
     Raises:
         TypeError: a field has a type that no option stands for.

@@ -8,7 +8,7 @@ import click
 
 from giornata.scheduling.policies import PolicyName
 from giornata_tools.cli import extras, workload
-from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, COUNT, FOLDER, READABLE
+from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, COUNT, READABLE, folder_option
 from giornata_tools.loadgen import facts
 
 
@@ -130,13 +130,7 @@ def _policies(text: str) -> list[str]:
     "--find-workers", is_flag=True, help="Answer how few workers keep --percentile of latencies within --slo."
 )
 @click.option("--percentile", type=click.FloatRange(1, 100), default=95.0, help="For --find-workers.")
-@click.option(
-    "-o",
-    "--out",
-    type=FOLDER,
-    metavar="FOLDER",
-    help="Write report.json, runs.csv, jobs.csv and charts there.",
-)
+@folder_option("-o", "--out", help="Write report.json, runs.csv, jobs.csv and charts there.")
 def simulate(**given: Any) -> None:
     r"""Simulate a cluster: the router's own policies, line and batches on a virtual clock.
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from giornata_tools.cli.workload import read_trace
 from giornata_tools.loadgen.distributions import zipf
-from giornata_tools.loadgen.trace import TraceLine
 from giornata_tools.loadgen.workload import MaskShape, Workload
 from giornata_tools.simulation import cluster
 from giornata_tools.simulation.jobs import PictureSetting, template_name
@@ -77,11 +76,9 @@ def _machines(given: Mapping[str, Any]) -> list[Machine]:
 
 
 def _arriving(given: Mapping[str, Any]) -> ArrivalSetting:
-    lines: tuple[TraceLine, ...] = ()
     path: Path | None = given["trace"]
-    if path is not None:
-        try:
-            lines = tuple(read_trace(path))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path}: {error}") from error
+    try:
+        lines = tuple(read_trace(path)) if path else ()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
     return ArrivalSetting(given["duration"], given["warmup"], given["cv"], lines, given["speed"])
