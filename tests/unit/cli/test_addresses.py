@@ -42,7 +42,9 @@ def test_two_doors_are_one_too_many() -> None:
         choose_door("http://a", "nats://n", {"url", "nats_url"})
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "127.0.0.1", "nats://a:4222", "http://", "file:///a"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "127.0.0.1", "nats://a:4222", "http://", "file:///a", "http://a:99999"]
+)
 def test_what_is_no_gateways_address_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="not the address of a gateway"):
         gateway_url(url)
