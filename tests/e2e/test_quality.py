@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from giornata.families import read_model_card
-from giornata_tools.cli.local.quality import quality
+from giornata_tools.cli.system import quality
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.quality.evaluation import QualityOptions, evaluate
 from giornata_tools.quality.report import QualityReport

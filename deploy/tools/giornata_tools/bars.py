@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from giornata_tools.doors.edits import EditProgress, StepCount
 
@@ -22,26 +15,27 @@ from giornata_tools.doors.edits import EditProgress, StepCount
 def drawn(
     what: str, total: int | None = None, console: Console | None = None, *, shown: bool = True
 ) -> Iterator[Callable[[int, int | None, str], None] | None]:
-    """A bar while inside; call what it yields with how many are done, of how many, and what is going on.
-
-    Args:
-        what: is going on at first.
-        total: number of things; None while it is unknown.
-        console: to draw on, by default standard error.
-        shown: False for no bar.
+    """A bar on `console`, by default standard error, while inside; `total` is None while it is unknown.
 
     Yields:
-        None where there is no bar, such as on a console that is no terminal.
+        What to call with how many are done, of how many, and what is going on. None where there is no bar, such as on
+        a console that is no terminal.
     """
     console = console or Console(stderr=True)
     if not shown or not console.is_terminal or console.is_dumb_terminal:
         yield None
         return
-    text = TextColumn("{task.description}")
-    columns = (SpinnerColumn(), text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda done, total, what: progress.update(task, completed=done, total=total, description=what)
+    with progress.Progress(
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    ) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
 
 
 @contextmanager
@@ -55,10 +49,7 @@ def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
 def edit_steps(
     pictures: int, console: Console | None = None, *, shown: bool = True
 ) -> Iterator[Callable[[EditProgress], bool]]:
-    """A bar over the steps of all `pictures`; call what it yields with all that is told of an edit.
-
-    That returns whether there is a bar.
-    """
+    """A bar over the steps of all `pictures`; what it yields takes what is told, and returns whether there is a bar."""
     count = StepCount(pictures)
     with drawn(count.state, None, console, shown=shown) as update:
 

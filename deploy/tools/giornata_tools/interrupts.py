@@ -23,13 +23,10 @@ def run(
     """Run `main` in a loop of its own; the first signal cancels it, so that it can tidy up.
 
     Args:
-        main: returns the exit status.
+        main: returns the exit status; a signal makes it 130.
         told: goes to standard error at the first signal.
         end: ends the program at the second signal. ``os._exit`` waits for nothing; ``sys.exit`` cancels what tidies up
             and waits for that.
-
-    Returns:
-        What `main` returns, or 130 where the signal ended it.
     """
 
     async def supervised() -> int:

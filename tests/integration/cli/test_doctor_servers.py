@@ -141,19 +141,20 @@ async def test_the_whole_examination(nats_url: str, private_redis: tuple[str, Ca
         model="./nowhere",
     )
     async with settings(private_redis[0], **{"maxmemory-policy": "allkeys-lru"}):
-        findings = {one.name: one for one in await doctor.examine(around)}
+        findings = await doctor.examine(around)
     assert {name for name, one in findings.items() if one.verdict is Verdict.FAIL} == {"Redis", "Model"}
     assert findings["Services"].verdict is Verdict.WARN
 
 
 async def test_without_a_checkout_only_the_way_to_a_gateway_is_looked_at(stage: Stage) -> None:
     alone = doctor.CheckedSystem(None, stage.url, False, None, None, None)
-    findings = {one.name: one.verdict for one in await doctor.examine(alone)}
+    findings = {name: one.verdict for name, one in (await doctor.examine(alone)).items()}
     assert findings == dict.fromkeys(
         ("Python", "Distributions", "Packages", "NATS", "Redis", "Services"), Verdict.OK
     )
     gone = dataclasses.replace(alone, gateway_url="http://127.0.0.1:1")
-    assert {one.name for one in await doctor.examine(gone) if one.verdict is Verdict.FAIL} == {"Services"}
+    findings = {name: one.verdict for name, one in (await doctor.examine(gone)).items()}
+    assert {name for name, verdict in findings.items() if verdict is Verdict.FAIL} == {"Services"}
 
 
 @asynccontextmanager

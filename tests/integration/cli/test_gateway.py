@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from giornata_tools.cli.operate import status
+from giornata_tools.cli import status
 from giornata_tools.doors.edits import EditCall, EditProgress, Preview, Refused, Stopped
 from giornata_tools.doors.http_door import open_http
 from tests.fakes.key_files import write_keys

@@ -13,8 +13,9 @@ from click.testing import CliRunner, Result
 
 from giornata_tools.baseline.program import BaselineOptions
 from giornata_tools.checkout import TRAINED
+from giornata_tools.cli import workload
 from giornata_tools.cli.app import cli
-from giornata_tools.cli.bench import values as bench_values
+from giornata_tools.cli.bench.plan import size
 from giornata_tools.launcher import program
 from giornata_tools.loadgen import facts, trace
 from giornata_tools.loadgen.pictures import generated
@@ -30,16 +31,16 @@ def serve(*arguments: str) -> Result:
 @pytest.mark.parametrize(
     ("parse", "text", "expected"),
     [
-        (bench_values.rates, "0.5", [0.5]),
-        (bench_values.rates, "0.5,1,0.5,2", [0.5, 1.0, 2.0]),
-        (bench_values.mask_ratios, "0.25", (0.25, 0.25)),
-        (bench_values.mask_ratios, "public", facts.MASK_RATIOS["public"]),
-        (bench_values.steps, "production", facts.STEPS),
-        (bench_values.steps, "server", None),
-        (bench_values.steps, "8", {8: 1.0}),
-        (bench_values.images, "production", facts.IMAGES),
-        (bench_values.images, "4", {4: 1.0}),
-        (bench_values.size, "640x480", (640, 480)),
+        (workload.rates, "0.5", [0.5]),
+        (workload.rates, "0.5,1,0.5,2", [0.5, 1.0, 2.0]),
+        (workload.mask_ratios, "0.25", (0.25, 0.25)),
+        (workload.mask_ratios, "public", facts.MASK_RATIOS["public"]),
+        (workload.steps, "production", facts.STEPS),
+        (workload.steps, "server", None),
+        (workload.steps, "8", {8: 1.0}),
+        (workload.images, "production", facts.IMAGES),
+        (workload.images, "4", {4: 1.0}),
+        (size, "640x480", (640, 480)),
     ],
 )
 def test_values_are_read(parse: Any, text: str, expected: Any) -> None:

@@ -6,48 +6,55 @@ import json
 import socket
 import sys
 from contextlib import closing
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from huggingface_hub import try_to_load_from_cache
 
-from giornata_tools.cli.doctor import accelerator, machine, packages, servers
+from giornata_tools import provenance
+from giornata_tools.cli.doctor import accelerator, checkpoint, machine, servers
 from giornata_tools.cli.doctor import command as doctor
 from giornata_tools.cli.doctor.accelerator import Torch
 from giornata_tools.cli.doctor.finding import Finding, Verdict, fail, ok, warn, worst
 from tests.e2e.studio import browsing
 
 ROOT = Path(__file__).parents[3]
-CPU = Torch("2.13.0+cpu", None, None, ())
-CUDA = Torch("2.13.0+cu130", "13.0", None, ("NVIDIA H100",))
+CPU = Torch("2.13.0+cpu", None, None, [])
+CUDA = Torch("2.13.0+cu130", "13.0", None, ["NVIDIA H100"])
 
 
 def test_python_is_new_enough() -> None:
-    assert packages.python().verdict is Verdict.OK
-    assert packages.python((3, 11, 0)).verdict is Verdict.OK
-    old = packages.python((3, 10, 14))
+    assert machine.python().verdict is Verdict.OK
+    assert machine.python((3, 11, 0)).verdict is Verdict.OK
+    old = machine.python((3, 10, 14))
     assert (old.verdict, "3.10.14" in old.sentence) == (Verdict.FAIL, True)
 
 
 def test_all_eight_distributions_are_wanted_and_here() -> None:
-    want = packages.wanted(ROOT)
+    want = machine.wanted(ROOT)
     assert len(want) == 8
-    assert packages.distributions(want).verdict is Verdict.OK
-    assert packages.requirements(want).verdict is Verdict.OK
+    assert machine.distributions(want).verdict is Verdict.OK
+    assert machine.requirements(want).verdict is Verdict.OK
 
 
-def test_a_missing_and_an_old_distribution_are_named() -> None:
-    have = {"giornata": "0.0.9", "giornata-router": "1"}.get
-    found = packages.distributions({"giornata": "1", "giornata-router": "1", "giornata-denoiser": "1"}, have)
+def test_a_missing_and_an_old_distribution_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "installed", {"giornata": "0.0.9", "giornata-router": "1"}.get)
+    found = machine.distributions({"giornata": "1", "giornata-router": "1", "giornata-denoiser": "1"})
     assert found.verdict is Verdict.FAIL
     assert found.sentence == "giornata-denoiser is not installed; giornata 0.0.9 instead of 1."
     assert "make setup" in (found.remedy or "")
 
 
-def test_what_a_distribution_requires_and_nobody_installed_is_named() -> None:
+def test_what_a_distribution_requires_and_nobody_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     needs = {"a": ["redis[hiredis]>=5; python_version >= '3'", "click; extra == 'cli'"], "b": ["nats-py"]}
-    have = {"a": "1", "nats-py": "2"}.get
-    found = packages.requirements(["a", "b"], have, lambda name: needs[name])
+    have = {"a": "1", "nats-py": "2"}
+    for module in (machine, provenance):
+        monkeypatch.setattr(module, "installed", have.get)
+    monkeypatch.setattr(metadata, "requires", needs.get)
+    found = machine.requirements(["a", "b"])
     assert (found.verdict, found.sentence) == (Verdict.FAIL, "Not installed: redis.")
 
 
@@ -57,8 +64,8 @@ def test_what_a_distribution_requires_and_nobody_installed_is_named() -> None:
         (CUDA, "NVIDIA H100, 580.1", Verdict.OK, "on NVIDIA H100"),
         (CPU, None, Verdict.OK, "on the CPU"),
         (CPU, "NVIDIA L4, 550.2", Verdict.WARN, "build for CPUs"),
-        (Torch("2+cu130", "13.0", "driver too old", ()), "NVIDIA L4, 450.1", Verdict.WARN, "driver too old"),
-        (Torch("2+cu130", "13.0", "no driver", ()), None, Verdict.OK, "no NVIDIA driver answers"),
+        (Torch("2+cu130", "13.0", "driver too old", []), "NVIDIA L4, 450.1", Verdict.WARN, "driver too old"),
+        (Torch("2+cu130", "13.0", "no driver", []), None, Verdict.OK, "no NVIDIA driver answers"),
     ],
 )
 def test_torch_is_judged_beside_the_gpu(found: Torch, gpus: str | None, verdict: Verdict, told: str) -> None:
@@ -70,7 +77,7 @@ def test_torch_is_judged_beside_the_gpu(found: Torch, gpus: str | None, verdict:
 
 def test_torch_is_asked_in_a_process_of_its_own() -> None:
     told = json.dumps({"version": "2", "cuda": None, "reason": None, "devices": []})
-    assert accelerator.probe(f"print('noise'); print({told!r})") == Torch("2", None, None, ())
+    assert accelerator.probe(f"print('noise'); print({told!r})") == Torch("2", None, None, [])
     finding = accelerator.torch("raise ImportError('libcuda is broken')")
     assert (finding.verdict, "libcuda is broken" in finding.sentence) == (Verdict.FAIL, True)
 
@@ -78,12 +85,12 @@ def test_torch_is_asked_in_a_process_of_its_own() -> None:
 def test_the_embedded_servers_run_and_missing_ones_matter_only_if_needed(tmp_path: Path) -> None:
     assert machine.nats_server(needed=True).verdict is Verdict.OK
     assert machine.valkey_server(needed=True).verdict is Verdict.OK
-    assert machine.runs("nats-server", tmp_path / "none", needed=True).verdict is Verdict.FAIL
-    assert machine.runs("nats-server", tmp_path / "none", needed=False).verdict is Verdict.WARN
+    assert machine.runs(tmp_path / "none", needed=True).verdict is Verdict.FAIL
+    assert machine.runs(tmp_path / "none", needed=False).verdict is Verdict.WARN
     broken = tmp_path / "nats-server"
     broken.write_text(f"#!{sys.executable}\nraise SystemExit(3)\n")
     broken.chmod(0o700)
-    assert "does not run" in machine.runs("nats-server", broken, needed=True).sentence
+    assert "does not run" in machine.runs(broken, needed=True).sentence
 
 
 def test_a_port_is_free_or_taken_or_the_gateways() -> None:
@@ -116,7 +123,7 @@ def test_a_browser_is_what_the_tests_of_the_page_find_and_no_other(
     assert machine.browser().verdict is Verdict.WARN
     program = tmp_path / name
     program.touch(mode=0o700)
-    assert machine.browser() == ok("Browser", str(program))
+    assert machine.browser() == ok(str(program))
     assert browsing.find_browser() == str(program)
     assert machine.BROWSERS == browsing.NAMES
 
@@ -139,13 +146,13 @@ def hub_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_repository_that_may_be_gated_wants_a_token(
     hub_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = servers.model("owner/name")
+    found = checkpoint.model("owner/name")
     assert (found.verdict, "HF_TOKEN" in (found.remedy or "")) == (Verdict.WARN, True)
     monkeypatch.setenv("HF_TOKEN", "hf_x")
-    assert servers.model("owner/name").verdict is Verdict.OK
+    assert checkpoint.model("owner/name").verdict is Verdict.OK
     monkeypatch.delenv("HF_TOKEN")
     (hub_home / "token").write_text("hf_x")  # hf auth login
-    assert servers.model("owner/name").verdict is Verdict.OK
+    assert checkpoint.model("owner/name").verdict is Verdict.OK
 
 
 def test_a_repository_that_the_hub_has_in_its_cache_wants_nothing(hub_home: Path) -> None:
@@ -153,19 +160,19 @@ def test_a_repository_that_the_hub_has_in_its_cache_wants_nothing(hub_home: Path
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("c0ffee")
     (folder / "snapshots" / "c0ffee").mkdir(parents=True)
-    assert servers.model("owner/name").verdict is Verdict.WARN  # begun, and no more
+    assert checkpoint.model("owner/name").verdict is Verdict.WARN  # begun, and no more
     index = folder / "snapshots" / "c0ffee" / "model_index.json"
     index.touch()
-    assert servers.model("owner/name").verdict is Verdict.OK
-    assert servers.model("owner/other").verdict is Verdict.WARN
+    assert checkpoint.model("owner/name").verdict is Verdict.OK
+    assert checkpoint.model("owner/other").verdict is Verdict.WARN
     asked = try_to_load_from_cache("owner/name", index.name, cache_dir=hub_home / "hub")
     assert asked == str(index), "the hub keeps its cache otherwise"
 
 
 def test_the_model(tmp_path: Path) -> None:
-    assert servers.model(None).verdict is Verdict.OK
-    assert servers.model("./nowhere").verdict is Verdict.FAIL
-    empty = servers.model(str(tmp_path))
+    assert checkpoint.model(None).verdict is Verdict.OK
+    assert checkpoint.model("./nowhere").verdict is Verdict.FAIL
+    empty = checkpoint.model(str(tmp_path))
     assert (empty.verdict, "model_index.json is missing" in empty.sentence) == (Verdict.FAIL, True)
 
 
@@ -183,19 +190,19 @@ def test_a_blob_store_keeps_what_it_has(policy: str, appends: bool, verdict: Ver
 
 
 def test_the_worst_finding_decides() -> None:
-    good, bad, broken = ok("a", "x"), warn("b", "y", "mend"), fail("c", "z", "mend now")
+    good, bad, broken = ok("x"), warn("y", "mend"), fail("z", "mend now")
     assert worst([good]) is Verdict.OK
     assert worst([good, bad]) is Verdict.WARN
     assert worst([broken, bad, good]) is Verdict.FAIL
-    assert doctor.summary([good]) == "Nothing is missing."
-    assert doctor.summary([good, bad]) == "Nothing essential is missing; look at: b."
-    assert doctor.summary([good, bad, broken]) == "To be mended: c."
+    assert doctor.summary({"a": good}) == "Nothing is missing."
+    assert doctor.summary({"a": good, "b": bad}) == "Nothing essential is missing; look at: b."
+    assert doctor.summary({"a": good, "b": bad, "c": broken}) == "To be mended: c."
 
 
 async def test_a_check_that_fails_itself_is_a_finding() -> None:
     async def broken() -> Finding:
         raise RuntimeError("a surprise")
 
-    found = await doctor._guarded("Disk", broken)
-    assert (found.name, found.verdict) == ("Disk", Verdict.FAIL)
+    found = await doctor._guarded(broken)
+    assert found.verdict is Verdict.FAIL
     assert "RuntimeError" in found.sentence

@@ -127,4 +127,4 @@ def test_events_are_the_same_however_the_stream_is_cut(data: st.DataObject) -> N
 
 def test_data_over_several_lines_and_events_without_any() -> None:
     events = EventReader().feed(b"data: a\ndata:b\n\nevent: empty\n\n: comment\n\nid: 4\ndata: c\n\n")
-    assert events == [ServerEvent("message", "a\nb"), ServerEvent("message", "c")]
+    assert list(events) == [ServerEvent("message", "a\nb"), ServerEvent("message", "c")]

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from giornata import api_keys
 from giornata.api_keys import KeysFile, TenantLimits
 from giornata_tools.cli.app import cli
-from giornata_tools.cli.operate import keys_file
+from giornata_tools.cli.keys import change_keys, read_keys
 from tests.fakes.key_files import CREATED, keys_of, write_keys
 
 
@@ -35,7 +35,7 @@ def test_a_key_is_printed_once_and_stored_as_its_hash(path: Path) -> None:
     key = made.stdout.strip()
     assert key.startswith("gio_")
     assert len(key) >= len("gio_") + 32 * 4 // 3
-    file = keys_file.read(path)
+    file = read_keys(path)
     assert [(known.sha256, known.tenant) for known in file.keys] == [(api_keys.hash_of(key), "alice")]
     assert file.tenants == {"alice": TenantLimits(per_minute=60, in_progress=4, weight=2.5)}
     assert key not in path.read_text() + made.stderr
@@ -47,7 +47,7 @@ def test_every_key_is_another_and_the_environment_may_name_the_file(
 ) -> None:
     monkeypatch.setenv("GIORNATA_API_KEYS_FILE", str(path))
     keys = {CliRunner().invoke(cli, ["keys", "create", "--tenant", "alice"]).stdout for _ in range(3)}
-    assert len(keys) == len(keys_file.read(path).keys) == 3
+    assert len(keys) == len(read_keys(path).keys) == 3
 
 
 def test_a_new_file_is_its_owners_alone_and_an_old_one_keeps_its_readers(path: Path) -> None:
@@ -75,20 +75,20 @@ def test_a_file_keeps_the_owner_that_the_gateway_runs_as(path: Path) -> None:
 
 def test_keys_are_listed_and_revoked(path: Path) -> None:
     write_keys(path.parent, {"one": "alice", "two": "bob"}, {"bob": TenantLimits(per_minute=0, weight=2.5)})
-    one, two = keys_file.read(path).keys
+    one, two = read_keys(path).keys
     listed = run(path, "list").stdout
     lines = {line.split()[3]: line for line in listed.splitlines() if "│" in line}
     assert one.key_id in lines["alice"]
     assert [two.key_id in lines["bob"], "none" in lines["bob"], "2.5" in lines["bob"]] == [True] * 3
     revoked = run(path, "revoke", one.key_id)
     assert (revoked.exit_code, "of tenant alice is revoked" in revoked.stderr) == (0, True)
-    assert keys_file.read(path).keys == (two,)
+    assert read_keys(path).keys == (two,)
 
 
 def test_limits_change_without_a_new_key(path: Path) -> None:
     write_keys(path.parent, {"one": "alice"})
     assert run(path, "limit", "--tenant", "alice", "--per-minute", "6").exit_code == 0
-    assert keys_file.read(path) == keys_of({"one": "alice"}, {"alice": TenantLimits(per_minute=6)})
+    assert read_keys(path) == keys_of({"one": "alice"}, {"alice": TenantLimits(per_minute=6)})
     assert run(path, "limit", "--tenant", "alice").exit_code == 2
 
 
@@ -114,8 +114,8 @@ def test_changes_at_the_same_time_lose_nothing(path: Path) -> None:
         def changed(file: KeysFile) -> KeysFile:
             return api_keys.with_key(file, f"key {number}", "alice", CREATED)
 
-        keys_file.change(path, changed)
+        change_keys(path, changed)
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(add, range(24)))
-    assert len(keys_file.read(path).keys) == 24
+    assert len(read_keys(path).keys) == 24

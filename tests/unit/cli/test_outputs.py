@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from giornata.wire.requests import OutputFormat
-from giornata_tools.cli.edit.outputs import files, format_of, preview_file
+from giornata_tools.cli.edit.delivery import files, format_of, preview_file
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from giornata_denoiser.profiling import __main__ as profiler
 from giornata_tools import checkout
-from giornata_tools.cli.local import profile as module
-from giornata_tools.cli.local.profile import THREADS, profile
+from giornata_tools.cli import profile as module
+from giornata_tools.cli.profile import THREADS, profile
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_without_a_denoiser_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_command_loads_nothing_that_computes() -> None:
     computing = {"torch", "numpy", "scipy"}
-    code = f"import sys, giornata_tools.cli.local.profile; print(*sorted({computing} & sys.modules.keys()))"
+    code = f"import sys, giornata_tools.cli.profile; print(*sorted({computing} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 

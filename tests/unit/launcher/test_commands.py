@@ -11,7 +11,7 @@ import pytest
 from giornata.config import ServiceConfig, load
 from giornata.families import Family
 from giornata.wire.workers import ServiceName
-from giornata_tools.cli.local.up import up
+from giornata_tools.cli.system import up
 from giornata_tools.launcher.commands import ServiceSurroundings, environment, gateway_flags, service_command
 from giornata_tools.launcher.model import DOWNLOAD_S, Model, builder_digest, choose, publish
 from giornata_tools.launcher.plan import DRAIN_ORDER, MAX_RESTART_DELAY_S, StackPlan, restart_delay_s

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from giornata.wire.requests import EditParameters
-from giornata_tools.cli.local.quality import quality
+from giornata_tools.cli.system import quality
 from giornata_tools.model.scenes import Task
 from giornata_tools.quality import report, tables
 from giornata_tools.quality.cases import Case, draw, slots, spread

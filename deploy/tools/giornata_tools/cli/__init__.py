@@ -3,13 +3,13 @@
 Read in this order:
 
 * `__main__` and `app` - the program and its commands, each imported when it runs
-* `connecting` and `extras` - what several commands need: addresses, and packages that not all of them need
-* `edit` - ``edit``: with `parameters` (its options, made from the request's type), `outputs` (where pictures go) and
-  `report` (what is left behind), around :mod:`giornata_tools.doors`
-* `local` - ``up``, ``demo``, ``quality`` and ``profile``: options of :mod:`giornata_tools.launcher` and its siblings
-* `operate` - ``status``, ``keys`` and ``quarantine``
-* `bench` - ``bench serve``: its options, how they are read, what follows from them and the runs, around
-  :mod:`giornata_tools.loadgen`; ``bench baseline``: the server to compare with
+* `options`, `workload` and `extras` - options that several commands share, and packages that not all of them need
+* `edit` - ``edit``: with `parameters` (its options, made from the request's type) and `delivery` (where pictures go and
+  what is told), around :mod:`giornata_tools.doors`
+* `system` and `profile` - ``up``, ``demo``, ``quality`` and ``profile``, around :mod:`giornata_tools.launcher`
+* `status`, `keys` and `quarantine` - for operators
+* `bench` - ``bench serve`` and ``bench baseline``: options, what follows from them and the runs, around
+  :mod:`giornata_tools.loadgen`
 * `simulate` - ``simulate``, around :mod:`giornata_tools.simulation`
 * `doctor` - ``doctor`` and its checks
 """

@@ -12,16 +12,16 @@ from giornata import __version__
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "edit": ("edit.command", "Repaint the masked part of a picture."),
-    "up": ("local.up", "Run the whole system on this machine until Ctrl-C."),
-    "demo": ("local.demo", "Edit two photographs and two scenes with the whole system, and measure."),
-    "status": ("operate.status", "Show the services that are running and what they do."),
-    "keys": ("operate.keys", "Make, list and revoke the API keys that gateways ask for."),
+    "up": ("system", "Run the whole system on this machine until Ctrl-C."),
+    "demo": ("system", "Edit two photographs and two scenes with the whole system, and measure."),
+    "status": ("status", "Show the services that are running and what they do."),
+    "keys": ("keys", "Make, list and revoke the API keys that gateways ask for."),
     "quarantine": (
-        "operate.quarantine",
+        "quarantine",
         "Look into edits that were given up since every worker that had them was lost.",
     ),
-    "profile": ("local.profile", "Measure what a denoising step costs on this machine."),
-    "quality": ("local.quality", "Measure what the model's edits are worth."),
+    "profile": ("profile", "Measure what a denoising step costs on this machine."),
+    "quality": ("system", "Measure what the model's edits are worth."),
     "bench": ("bench.command", "Measure a server under load."),
     "simulate": ("simulate.command", "Simulate a cluster: policies, capacity, bounds."),
     "doctor": ("doctor.command", "Find what is missing for an edit on this machine, and say what to do."),
@@ -40,8 +40,8 @@ class Commands(click.Group):
         """The command, imported now."""
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(f"giornata_tools.cli.{COMMANDS[cmd_name][0]}"), cmd_name)
-        assert isinstance(command, click.Command)  # noqa: S101 - the table above says so; this tells the type
+        module = importlib.import_module(f"giornata_tools.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from importlib import metadata
-
 import click
 
-from giornata_tools.provenance import installed
-
-DISTRIBUTION = "giornata-tools"
+from giornata_tools import checkout
+from giornata_tools.provenance import lacking
 
 
 def require(extra: str) -> None:
@@ -18,10 +14,22 @@ def require(extra: str) -> None:
     Raises:
         click.ClickException: names what is missing and says how to get it.
     """
-    named = [item for item in metadata.requires(DISTRIBUTION) or () if f'extra == "{extra}"' in item]
-    missing = [name for item in named if installed(name := re.split(r"[^\w.-]", item)[0]) is None]
-    if missing:
+    if missing := lacking("giornata-tools", extra):
         raise click.ClickException(
             f"This command needs {', '.join(missing)}: run `make setup` in the checkout, or "
             f"`pip install --constraint constraints.txt --editable 'deploy/tools[{extra}]'` there."
         )
+
+
+def require_system() -> None:
+    """Refuse to go on where the system cannot be started.
+
+    Raises:
+        click.ClickException: there is no checkout around this package, or something is not installed.
+    """
+    if checkout.find() is None:
+        raise click.ClickException(
+            "There is no checkout of Giornata here. Clone the repository and run `giornata up` inside, or start the "
+            "containers with `docker compose -f deploy/compose.yaml up`."
+        )
+    require("local")

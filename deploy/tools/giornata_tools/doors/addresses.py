@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Final
 from urllib.parse import urlsplit
 
 LOCAL_GATEWAY: Final = "http://127.0.0.1:8000"
 """Where ``giornata up`` listens."""
-URL_VARIABLE: Final = "GIORNATA_URL"
 NATS_VARIABLE: Final = "GIORNATA_NATS_URL"
-
-
-@dataclass(frozen=True)
-class Http:
-    """The REST door."""
-
-    url: str
-
-
-@dataclass(frozen=True)
-class Nats:
-    """The NATS door."""
-
-    url: str
 
 
 def gateway_url(url: str) -> str:
@@ -33,8 +18,7 @@ def gateway_url(url: str) -> str:
     Raises:
         ValueError: it is no web address.
     """
-    place = urlsplit(url)
-    if place.scheme not in {"http", "https"} or not place.hostname:
+    if not is_web(url):
         raise ValueError(f"{without_password(url)} is not the address of a gateway, such as {LOCAL_GATEWAY}.")
     return url.rstrip("/")
 
@@ -46,37 +30,38 @@ def nats_urls(urls: str) -> str:
         ValueError: one of them is no address of a NATS server.
     """
     for url in urls.split(","):
-        try:
-            place = urlsplit(url.strip())
-            place.port  # noqa: B018 - reading it checks it
-        except ValueError:
-            place = urlsplit("")
-        if place.scheme not in {"nats", "tls", "ws", "wss"} or not place.hostname:
+        if not _is_address(url.strip(), {"nats", "tls", "ws", "wss"}):
             raise ValueError(
                 f"{without_password(url)} is not the address of a NATS server, such as nats://127.0.0.1:4222."
             )
     return urls
 
 
-def choose_door(
-    url: str | None, nats_url: str | None, *, url_typed: bool = False, nats_typed: bool = False
-) -> Http | Nats:
-    """The door that was asked for: what was typed goes before the environment, and the gateway before NATS.
+def is_web(url: str) -> bool:
+    """Whether `url` is a web address, as a gateway's is and a NATS server's is not."""
+    return _is_address(url, {"http", "https"})
 
-    Args:
-        url: of a gateway, typed or from the environment.
-        nats_url: of NATS servers, typed or from the environment.
-        url_typed: whether `url` was typed.
-        nats_typed: whether `nats_url` was typed.
+
+def _is_address(url: str, schemes: Collection[str]) -> bool:
+    try:
+        place = urlsplit(url)
+        place.port  # noqa: B018 - reading it checks it
+    except ValueError:
+        return False
+    return place.scheme in schemes and bool(place.hostname)
+
+
+def choose_door(url: str | None, nats_url: str | None, typed: Collection[str] = ()) -> str:
+    """The address that was asked for: what was `typed` goes before the environment, and the gateway before NATS.
 
     Raises:
         ValueError: both were typed, or the address is none.
     """
-    if url_typed and nats_typed:
+    if {"url", "nats_url"} <= set(typed):
         raise ValueError("--url and --nats name two doors; give one.")
-    if nats_url and (nats_typed or not url):
-        return Nats(nats_urls(nats_url))
-    return Http(gateway_url(url or LOCAL_GATEWAY))
+    if nats_url and ("nats_url" in typed or not url):
+        return nats_urls(nats_url)
+    return gateway_url(url or LOCAL_GATEWAY)
 
 
 def without_password(urls: str) -> str:

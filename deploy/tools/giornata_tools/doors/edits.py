@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from giornata.wire.errors import ErrorBody, from_body
@@ -21,12 +21,11 @@ class EditCall:
 
 @dataclass(frozen=True)
 class EditProgress:
-    """A job entered a state, or one of its pictures finished a step."""
+    """A job entered a state, or its picture `index` finished a step."""
 
     state: str
     attempt: int
     index: int = 0
-    """The picture's index."""
     step: int = 0
     """Steps computed; 0 for a state."""
     steps: int = 0
@@ -34,10 +33,9 @@ class EditProgress:
 
 @dataclass(frozen=True)
 class Preview:
-    """A picture so far: small, to be scaled up to `box`."""
+    """The picture `index` so far: small, to be scaled up to `box`."""
 
     index: int
-    """The picture's index."""
     number: int
     """0 for the picture's first one."""
     step: int
@@ -116,26 +114,25 @@ def sentence(body: ErrorBody) -> str:
     return f"{from_body(body)}{again} [{body.code}]"
 
 
+@dataclass
 class StepCount:
     """How far an edit is, over all of its pictures; a new attempt at one begins where its first step says."""
 
-    def __init__(self, pictures: int) -> None:
-        self._pictures = pictures
-        self._attempts: dict[int, int] = {}
-        self._done: dict[int, int] = {}
-        self.state = "sending"
-        self.total = 0
-        """Steps of all pictures; 0 until the first one is known."""
+    pictures: int
+    state: str = "sending"
+    total: int = 0
+    """Steps of all pictures; 0 until the first one is known."""
+    _last: dict[int, EditProgress] = field(default_factory=dict)
 
     @property
     def done(self) -> int:
         """Steps computed."""
-        return sum(self._done.values())
+        return sum(told.step for told in self._last.values())
 
     def hear(self, told: EditProgress) -> None:
         """Take in one message."""
         self.state = told.state
-        if told.steps and told.attempt >= self._attempts.get(told.index, 0):
-            self._attempts[told.index] = told.attempt
-            self.total = told.steps * self._pictures
-            self._done[told.index] = told.step
+        last = self._last.get(told.index, told)
+        if told.steps and told.attempt >= last.attempt:
+            self._last[told.index] = told
+            self.total = told.steps * self.pictures

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import Base64Bytes, BaseModel, ConfigDict
+from pydantic import Base64Bytes, BaseModel, Field
 
 from giornata.wire.errors import ErrorBody
 from giornata_tools.doors.edits import EditProgress, PaintedPicture, Preview
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class ProgressData(_Answer):
+class ProgressData(BaseModel):
     """Data of ``image_edit.progress``."""
 
     job_id: str
@@ -27,7 +23,7 @@ class ProgressData(_Answer):
         return EditProgress(self.state, self.attempt, self.index, self.step, self.steps)
 
 
-class PartialImage(_Answer):
+class PartialImage(BaseModel):
     """Data of ``image_edit.partial_image``."""
 
     index: int
@@ -43,7 +39,7 @@ class PartialImage(_Answer):
         return Preview(self.index, self.partial_image_index, self.step, self.box, suffix, self.b64_json)
 
 
-class CompletedData(_Answer):
+class CompletedData(BaseModel):
     """Data of ``image_edit.completed``."""
 
     job_id: str
@@ -57,17 +53,13 @@ class CompletedData(_Answer):
         return PaintedPicture(self.index, self.seed, self.b64_json)
 
 
-class AnsweredError(_Answer):
-    """What went wrong."""
+class AnsweredError(ErrorBody):
+    """What went wrong, under the names of HTTP."""
 
-    code: str
-    message: str
-    param: str | None = None
-    received: str | None = None
-    accepted: str | None = None
+    field: str | None = Field(None, alias="param")
 
 
-class FailedEvent(_Answer):
+class FailedEvent(BaseModel):
     """Body of a refusal, and data of ``error``."""
 
     error: AnsweredError
@@ -76,23 +68,19 @@ class FailedEvent(_Answer):
 
     def body(self, retry_after: str = "") -> ErrorBody:
         """The error as it travels elsewhere; `retry_after` is the header of that name, in seconds."""
-        return ErrorBody(
-            code=self.error.code,
-            message=self.error.message,
-            field=self.error.param,
-            received=self.error.received,
-            accepted=self.error.accepted,
-            retry_after_s=float(retry_after) if retry_after.isdecimal() else None,
-        )
+        again_s = float(retry_after) if retry_after.isdecimal() else None
+        return self.error.model_copy(update={"retry_after_s": again_s})
 
 
-class JobStateAnswer(_Answer):
+class JobStateAnswer(BaseModel):
     """What is read of a job's status."""
 
     state: str
 
 
-EVENTS: dict[str, type[ProgressData | PartialImage | CompletedData | FailedEvent]] = {
+Event = ProgressData | PartialImage | CompletedData | FailedEvent
+
+EVENTS: dict[str, type[Event]] = {
     "image_edit.progress": ProgressData,
     "image_edit.partial_image": PartialImage,
     "image_edit.completed": CompletedData,
@@ -101,7 +89,7 @@ EVENTS: dict[str, type[ProgressData | PartialImage | CompletedData | FailedEvent
 """Events by type; unknown types of a newer gateway are passed over."""
 
 
-def read_event(kind: str, data: str) -> ProgressData | PartialImage | CompletedData | FailedEvent | None:
+def read_event(kind: str, data: str) -> Event | None:
     """An event of an edit's stream, or None for one that this version does not know.
 
     Raises:

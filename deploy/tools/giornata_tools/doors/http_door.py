@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from enum import Enum
 from typing import Any, Final
 
 import aiohttp
@@ -169,8 +168,7 @@ def _form(order: EditCall) -> aiohttp.FormData:
     if order.mask is not None:
         form.add_field("mask", order.mask, filename="mask", content_type="application/octet-stream")
     for name, value in {**order.parameters, "stream": True}.items():
-        text = value.value if isinstance(value, Enum) else value
-        form.add_field(name, str(text).lower() if isinstance(text, bool) else str(text))
+        form.add_field(name, str(value).lower() if isinstance(value, bool) else str(value))
     return form
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final
 
 from giornata import client, runtime
@@ -37,13 +37,7 @@ class NatsClient:
         """Carry out `order` as one request to ``giornata.edit``; see :class:`giornata_tools.doors.edits.Door`."""
         parameters: dict[str, Any] = dict(order.parameters)
         submitting = asyncio.ensure_future(
-            self._client.edit(
-                image=order.image,
-                mask=order.mask,
-                prompt=str(parameters.pop("prompt")),
-                timeout_s=self._timeout_s,
-                **parameters,
-            )
+            self._client.edit(image=order.image, mask=order.mask, timeout_s=self._timeout_s, **parameters)
         )
         try:
             edit = await asyncio.shield(submitting)
@@ -73,32 +67,23 @@ async def open_nats(
         Refused: no server answers.
     """
     runtime.configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
-    entered = False
-    try:
-        async with client.connect(
-            url, redis_url=redis_url, api_key=api_key, tenant=tenant, name="giornata-cli"
-        ) as connected:
-            entered = True
-            yield NatsClient(connected, timeout_s)
-    except GiornataError as error:
-        if entered:
-            raise
-        raise Refused(error.body()) from error
+    async with AsyncExitStack() as stack:
+        try:
+            connected = await stack.enter_async_context(
+                client.connect(url, redis_url=redis_url, api_key=api_key, tenant=tenant, name="giornata-cli")
+            )
+        except GiornataError as error:
+            raise Refused(error.body()) from error
+        yield NatsClient(connected, timeout_s)
 
 
-def _told(progress: StateEvent | StepEvent | PreviewEvent) -> EditProgress | Preview:
-    if isinstance(progress, PreviewEvent):
-        return Preview(
-            index=progress.index,
-            number=progress.partial_image_index,
-            step=progress.step,
-            box=tuple(progress.box),
-            suffix=f".{progress.format}",
-            data=progress.image,
-        )
-    if isinstance(progress, StateEvent):
-        return EditProgress(progress.state, progress.attempt)
-    return EditProgress("running", progress.attempt, progress.index, progress.step, progress.steps)
+def _told(event: StateEvent | StepEvent | PreviewEvent) -> EditProgress | Preview:
+    if isinstance(event, PreviewEvent):
+        suffix = f".{event.format}"
+        return Preview(event.index, event.partial_image_index, event.step, event.box, suffix, event.image)
+    if isinstance(event, StateEvent):
+        return EditProgress(event.state, event.attempt)
+    return EditProgress("running", event.attempt, event.index, event.step, event.steps)
 
 
 async def _cancelled(submitting: asyncio.Future[client.Edit]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import aiohttp
@@ -24,17 +24,15 @@ class EventReader:
         self._kind = ""
         self._data: list[str] = []
 
-    def feed(self, chunk: bytes) -> list[ServerEvent]:
+    def feed(self, chunk: bytes) -> Iterator[ServerEvent]:
         """The events that `chunk` completes."""
         first, *others = chunk.split(b"\n")
         self._pending.append(first)
-        found: list[ServerEvent] = []
         for other in others:
             event = self._take(b"".join(self._pending).removesuffix(b"\r").decode())
             self._pending = [other]
             if event is not None:
-                found.append(event)
-        return found
+                yield event
 
     def _take(self, line: str) -> ServerEvent | None:
         if not line:

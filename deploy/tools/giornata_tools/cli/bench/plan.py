@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from giornata_tools.cli.bench import values as bench_values
 from giornata_tools.cli.bench.run import BenchPlan, Target
-from giornata_tools.cli.connecting import gateway_of
+from giornata_tools.cli.options import gateway_of, usage_errors
+from giornata_tools.cli.workload import read_trace, trace_suffix
 from giornata_tools.doors.addresses import without_password
 from giornata_tools.loadgen import facts, trace
-from giornata_tools.loadgen.distributions import Mix, zipf
+from giornata_tools.loadgen.distributions import zipf
 from giornata_tools.loadgen.images_api import Api
 from giornata_tools.loadgen.material import TemplatePicture, given
 from giornata_tools.loadgen.pictures import SUFFIXES
 from giornata_tools.loadgen.schedule import Arrivals, OfferedLoad, drawn, replayed
 from giornata_tools.loadgen.workload import MaskShape, Workload
 
+OWN: Final = ("image", "mask", "n", "num_inference_steps", "prompt", "seed")
+"""Fields that options of their own stand for, or that requests differ in."""
+SIDES: Final = range(16, 4097)
+"""Accepted width and height of a generated picture, in pixels."""
+
 Options = Mapping[str, Any]
-"""Values by name; :mod:`giornata_tools.cli.bench.values` reads some of them as `Given`."""
+"""Values by name; :mod:`giornata_tools.cli.workload` reads some of them as `Given`."""
+
+
+def size(text: str) -> tuple[int, int]:
+    """WIDTHxHEIGHT in pixels.
+
+    Raises:
+        ValueError: it is no such size.
+    """
+    found = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
+    sides = tuple(map(int, found.groups())) if found else ()
+    if not sides or not all(side in SIDES for side in sides):
+        raise ValueError(f"{text} is no size such as 512x512, of sides from {SIDES[0]} to {SIDES[-1]} pixels")
+    return sides[0], sides[1]
 
 
 def plan_of(options: Options, typed: Collection[str]) -> BenchPlan:
-    """The plan; a trace that is to be saved is written.
-
-    Args:
-        options: of the command.
-        typed: names of the options that were typed.
+    """The plan; a trace that is to be saved is written. `typed` are the options that were typed.
 
     Raises:
         click.UsageError: options that contradict each other, or a file that cannot be read.
@@ -59,9 +74,8 @@ def _loads(options: Options, typed: Collection[str]) -> list[OfferedLoad]:
     bursty = options["arrivals"] == "bursty"
     if options["cv"] is not None and not bursty:
         raise click.UsageError("--cv belongs to --arrivals bursty.")
-    by_chance = {"rate": "--rate", "arrivals": "--arrivals", "duration": "--duration"}
-    if options["trace"] and (both := by_chance.keys() & typed):
-        raise click.UsageError(f"--trace says when requests are due; leave out {by_chance[min(both)]}.")
+    if options["trace"] and (by_chance := {"rate", "arrivals", "duration"} & set(typed)):
+        raise click.UsageError(f"--trace says when requests are due; leave out --{min(by_chance)}.")
     if "steps" in typed and options["api"] == Api.OPENAI:
         raise click.UsageError(
             "--api openai has no field for steps; leave out --steps, or say --api giornata."
@@ -71,22 +85,18 @@ def _loads(options: Options, typed: Collection[str]) -> list[OfferedLoad]:
     cv = options["cv"] if options["cv"] is not None else facts.BURSTS
     arriving = Arrivals(options["rate"].value, cv if bursty else 1.0, options["duration"])
     shared = {"warmup_s": options["warmup"], "seed": options["seed"]}
-    try:
+    with usage_errors(options["trace"] or "No load"):
         if options["trace"]:
-            path = options["trace"]
-            lines = trace.read(path.read_text(encoding="utf-8"), _suffix(path))
+            lines = read_trace(options["trace"])
             return [replayed(lines, _workload(options), speed=options["speed"], **shared)]
         return drawn(arriving, _workload(options), **shared)
-    except (ValueError, OSError) as error:
-        raise click.UsageError(f"{options['trace'] or 'No load'}: {error}") from error
 
 
 def _workload(options: Options) -> Workload:
     pictures = len(_files(options["images"])) if options["images"] else options["templates"]
-    popularity: Mix = zipf(pictures, options["zipf"])
     masks, steps, images = (options[name].value for name in ("masks", "steps", "n"))
     steps = None if options["api"] == Api.OPENAI else steps
-    return Workload(masks, steps, images, popularity, MaskShape(options["mask_shape"]))
+    return Workload(masks, steps, images, zipf(pictures, options["zipf"]), MaskShape(options["mask_shape"]))
 
 
 def _targets(options: Options) -> tuple[Target, ...]:
@@ -106,10 +116,17 @@ def _api_key(path: Path | None) -> str | None:
 
 
 def _fields(options: Options) -> dict[str, str]:
-    try:
-        found = bench_values.fields(options["fields"])
-    except ValueError as error:
-        raise click.UsageError(f"--field: {error}.") from error
+    found: dict[str, str] = {}
+    with usage_errors("--field"):
+        for text in options["fields"]:
+            name, equals, value = text.partition("=")
+            if not equals or not re.fullmatch(r"\w+", name):
+                raise ValueError(f"{text} is not of the form NAME=VALUE")
+            if name in OWN or name in found:
+                raise ValueError(
+                    f"{name} is set twice, or has an option of its own; set other fields, each once"
+                )
+            found[name] = value
     model = {"model": options["model"]} if options["model"] else {}
     return {"prompt": options["prompt"], **model, **found}
 
@@ -124,10 +141,8 @@ def _files(folder: Path) -> list[Path]:
 def _given(folder: Path | None, loads: Sequence[OfferedLoad]) -> dict[int, TemplatePicture] | None:
     if folder is None:
         return None
-    try:
+    with usage_errors("--images"):
         found = given([path.read_bytes() for path in _files(folder)])
-    except (ValueError, OSError) as error:
-        raise click.UsageError(f"--images: {error}.") from error
     last = max(request.template for load in loads for request in load.requests)
     if last not in found:
         raise click.UsageError(
@@ -139,16 +154,8 @@ def _given(folder: Path | None, loads: Sequence[OfferedLoad]) -> dict[int, Templ
 def _save(path: Path, loads: Sequence[OfferedLoad]) -> None:
     if len(loads) > 1:
         raise click.UsageError("--save-trace writes one run; give one rate.")
-    try:
-        path.write_text(trace.write(loads[0].requests, _suffix(path)), encoding="utf-8")
-    except (ValueError, OSError) as error:
-        raise click.UsageError(f"--save-trace: {error}.") from error
-
-
-def _suffix(path: Path) -> str:
-    if path.suffix.lower() not in trace.SUFFIXES:
-        raise ValueError(f"{path} does not end with {' or '.join(trace.SUFFIXES)}")
-    return path.suffix.lower()
+    with usage_errors("--save-trace"):
+        path.write_text(trace.write(loads[0].requests, trace_suffix(path)), encoding="utf-8")
 
 
 def _told(name: str, value: Any) -> Any:

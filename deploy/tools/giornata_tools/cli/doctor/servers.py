@@ -1,9 +1,7 @@
-"""NATS, Redis, the model and the gateway, as far as they can be asked."""
+"""NATS, Redis and the gateway, as far as they can be asked."""
 
 from __future__ import annotations
 
-from os import environ
-from pathlib import Path
 from typing import Final
 
 import nats.errors
@@ -14,9 +12,7 @@ from nats.js import JetStreamContext
 
 from giornata.bus import bus
 from giornata.bus.connection import RefusedError
-from giornata.families import read_model_card
 from giornata.wire.errors import GiornataError
-from giornata_tools.cli.doctor import hub
 from giornata_tools.cli.doctor.finding import Finding, fail, ok, warn
 from giornata_tools.doors.addresses import nats_urls, without_password
 from giornata_tools.doors.edits import Refused, Unreachable
@@ -29,37 +25,33 @@ PAYLOAD_BYTES: Final = 8 << 20
 
 async def nats_server(url: str | None) -> Finding:
     """NATS answers, keeps streams and takes large messages."""
-    name = "NATS"
     if url is None:
-        return ok(name, "none is named; `giornata up` starts its own")
+        return ok("none is named; `giornata up` starts its own")
     place = without_password(url)
     try:
         nats_urls(url)
     except ValueError as error:
-        return fail(name, str(error), "Mend GIORNATA_NATS_URL.")
+        return fail(str(error), "Mend GIORNATA_NATS_URL.")
     try:
         async with bus.connect(url, "doctor", timeout_s=ASK_S) as connected:
             limit = connected.client.max_payload
             kept = await _jetstream(connected.jetstream)
     except (nats.js.errors.Error, nats.errors.Error) as error:
         return fail(
-            name,
             f"The server at {place} has no JetStream: {type(error).__name__}.",
             "Switch it on: `jetstream {}` in its configuration, see deploy/nats.conf.",
         )
     except GiornataError:
         return fail(
-            name,
             f"No server lets us in at {place}.",
             "Is GIORNATA_NATS_URL right, with user and password? Without it `giornata up` starts a server of its own.",
         )
     if limit < PAYLOAD_BYTES:
         return fail(
-            name,
             f"max_payload of the server at {place} is {limit} bytes; pictures take up to {PAYLOAD_BYTES}.",
             "Set `max_payload: 8MB` in its configuration, see deploy/nats.conf.",
         )
-    return ok(name, f"{place}, {kept}, max_payload {limit >> 20} MiB")
+    return ok(f"{place}, {kept}, max_payload {limit >> 20} MiB")
 
 
 async def _jetstream(jetstream: JetStreamContext) -> str:
@@ -72,15 +64,14 @@ async def _jetstream(jetstream: JetStreamContext) -> str:
 
 async def blob_store(url: str | None) -> Finding:
     """The Redis-protocol server answers, evicts nothing, and appends to disk."""
-    name = "Redis"
     if url is None:
-        return ok(name, "none is named; `giornata up` starts its own")
+        return ok("none is named; `giornata up` starts its own")
     place = without_password(url)
     try:
         client = redis.asyncio.from_url(url, socket_timeout=ASK_S, socket_connect_timeout=ASK_S)
     except ValueError:
         return fail(
-            name, f"{place} is no address.", "GIORNATA_REDIS_URL starts with redis://, rediss:// or unix://."
+            f"{place} is no address.", "GIORNATA_REDIS_URL starts with redis://, rediss:// or unix://."
         )
     try:
         await client.ping()
@@ -88,12 +79,9 @@ async def blob_store(url: str | None) -> Finding:
     except redis.exceptions.RedisError as error:
         if redis.exceptions.AuthenticationError in {type(error), type(error.__cause__)}:  # it comes wrapped
             return fail(
-                name,
-                f"The server at {place} does not let us in.",
-                "Put user and password into GIORNATA_REDIS_URL.",
+                f"The server at {place} does not let us in.", "Put user and password into GIORNATA_REDIS_URL."
             )
         return fail(
-            name,
             f"The server at {place} does not answer: {type(error).__name__}.",
             "Is GIORNATA_REDIS_URL right? Without it `giornata up` starts a server of its own.",
         )
@@ -106,71 +94,32 @@ def judge_blob_store(place: str, policy: str, *, appends: bool) -> Finding:
     """The verdict on a server that answers."""
     if policy != "noeviction":
         return fail(
-            "Redis",
             f"The server at {place} evicts ({policy}): inputs of accepted jobs may vanish.",
             "Set `maxmemory-policy noeviction`; when it is full, new edits are then refused.",
         )
     if not appends:
         return warn(
-            "Redis",
             f"The server at {place} does not append to disk: a restart loses the inputs of accepted jobs.",
             "Set `appendonly yes`.",
         )
-    return ok("Redis", f"{place}, no eviction, appends to disk")
-
-
-def model(source: str | None) -> Finding:
-    """The checkpoint that ``GIORNATA_MODEL`` names can be read."""
-    name = "Model"
-    if source is None:
-        return ok(name, "none is named; the built-in one is served")
-    folder = Path(source)
-    if not folder.is_dir():
-        if source.startswith((".", "/", "~")) or source.count("/") != 1:
-            return fail(
-                name,
-                f"There is no folder {source}.",
-                "Name a diffusers folder, or an id of the hub like owner/name.",
-            )
-        return judge_hub_model(source, cached=hub.cached(source, environ), token=hub.has_token(environ))
-    try:
-        card = read_model_card(folder)
-    except (ValueError, OSError) as error:
-        return fail(
-            name, f"{error}.", "Name the folder of a diffusers checkpoint, the one with model_index.json."
-        )
-    return ok(name, f"{card.name}: {card.family}, {card.default_steps} steps by default")
-
-
-def judge_hub_model(source: str, *, cached: bool, token: bool) -> Finding:
-    """The verdict on a repository of the hub, which is not asked."""
-    if cached:
-        return ok("Model", f"{source} is in the hub's cache")
-    if token:
-        return ok("Model", f"{source} is to be fetched from the hub, with the token of this machine")
-    return warn(
-        "Model",
-        f"{source} is not in the hub's cache, and there is no token: it can be fetched only if it is not gated.",
-        "If it is gated, accept its terms on the hub and set HF_TOKEN.",
-    )
+    return ok(f"{place}, no eviction, appends to disk")
 
 
 async def gateway(url: str, *, named: bool) -> Finding:
     """An edit would be carried out now; without a gateway, a problem only if one was `named`."""
-    name, place = "Services", without_password(url)
+    place = without_password(url)
     try:
         async with open_http(url, None) as door:
             status, told = await door.get("/readyz")
     except Unreachable:
         trouble = fail if named else warn
-        return trouble(name, f"No gateway answers at {place}.", "Run `giornata up`, or name one with --url.")
+        return trouble(f"No gateway answers at {place}.", "Run `giornata up`, or name one with --url.")
     except Refused as error:
-        return fail(name, error.body.message, "Name the right one with --url.")
+        return fail(error.body.message, "Name the right one with --url.")
     if status != 200:
         missing = ", ".join(str(one) for one in told.get("missing", ())) or "unknown"
         return fail(
-            name,
             f"The gateway at {place} answers, but not ready: {missing}.",
             "See its logs, and `giornata status`.",
         )
-    return ok(name, f"{place} is ready and serves {', '.join(str(one) for one in told.get('models', ()))}")
+    return ok(f"{place} is ready and serves {', '.join(str(one) for one in told.get('models', ()))}")

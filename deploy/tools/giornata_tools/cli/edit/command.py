@@ -6,56 +6,33 @@ import asyncio
 import tempfile
 import time
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import click
-from click.core import ParameterSource
 
 from giornata.wire.errors import DeadlineExceeded
 from giornata.wire.requests import EditParameters, OutputFormat
 from giornata_tools import interrupts
 from giornata_tools.bars import edit_steps
-from giornata_tools.cli.connecting import api_key_option, door_of, nats_option, redis_option, url_option
-from giornata_tools.cli.edit import outputs
+from giornata_tools.cli.edit import delivery
+from giornata_tools.cli.edit.delivery import STDOUT, EditDelivery, writing
 from giornata_tools.cli.edit.parameters import options, validated
-from giornata_tools.cli.edit.report import EditDelivery, not_written
-from giornata_tools.doors.addresses import Http, Nats
-from giornata_tools.doors.edits import Door, EditCall, EditOutcome, EditProgress, Preview, Refused, Stopped
+from giornata_tools.cli.options import ABOVE_0, api_key_option, door_of, door_options, typed
+from giornata_tools.doors.addresses import is_web
+from giornata_tools.doors.edits import Door, EditCall, EditProgress, Preview, Refused, Stopped
 
 NATS_TIMEOUT_S: Final = 120.0
 """What the NATS door allows unless told otherwise; over HTTP the gateway decides."""
 PROBE_BYTES: Final = 1 << 20
 """About the size of a picture."""
 
+Opening = AbstractAsyncContextManager[Door]
+
 SOURCE: Final = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
 
 
-@dataclass(frozen=True)
-class Reach:
-    """The door to ask at, and how long to wait."""
-
-    door: Http | Nats
-    redis_url: str | None
-    api_key: str | None
-    tenant: str
-    timeout_s: float | None
-
-    def open(self) -> AbstractAsyncContextManager[Door]:
-        """The door, open while inside."""
-        if isinstance(self.door, Http):
-            from giornata_tools.doors.http_door import open_http
-
-            return open_http(self.door.url, self.api_key)
-        from giornata_tools.doors.nats_door import open_nats
-
-        return open_nats(
-            self.door.url, self.redis_url, self.api_key, self.tenant, self.timeout_s or NATS_TIMEOUT_S
-        )
-
-
-@click.command(params=options(EditParameters, {"output_format": "what OUT ends with"}))
+@click.command(params=options(EditParameters, output_format="what OUT ends with"))
 @click.argument("image", type=SOURCE, metavar="IN")
 @click.option(
     "--mask",
@@ -71,9 +48,7 @@ class Reach:
     help="Where to write; an existing file is replaced, - is standard output. Several pictures become OUT-0.png, "
     "OUT-1.png and so on.",
 )
-@url_option
-@nats_option
-@redis_option
+@door_options
 @api_key_option
 @click.option(
     "--tenant", default="default", show_default=True, help="Whose key that is; for large pictures over NATS."
@@ -81,7 +56,7 @@ class Reach:
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=ABOVE_0,
     metavar="SECONDS",
     help=f"Cancel the edit after this long.  [default: what the gateway allows; {NATS_TIMEOUT_S:g} over NATS]",
 )
@@ -114,60 +89,67 @@ def edit(
     PNG, JPEG and WebP are read; OUT is written in the format that its name ends with. Pixels outside the mask stay
     exactly as they are in IN.
     """
-    given = {
-        name: value
-        for name, value in parameters.items()
-        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
-    }
+    named = typed(ctx)
+    given = {name: value for name, value in parameters.items() if name in named}
     files, given["output_format"] = _destinations(out, parameters["n"], given.get("output_format"))
     validated(given)
-    if out == outputs.STDOUT and parameters.get("partial_images"):
+    if out == STDOUT and parameters.get("partial_images"):
         raise click.UsageError("--partial-images are files beside OUT, which -o - has none of.")
-    if as_json and out == outputs.STDOUT:
+    if as_json and out == STDOUT:
         raise click.UsageError("--json and -o - both write to standard output; give one.")
-    if image == mask == outputs.STDOUT:
+    if image == mask == STDOUT:
         raise click.UsageError("Standard input holds one picture, not IN and the mask.")
-    reach = Reach(door_of(ctx, url, nats_url), redis_url, api_key, tenant, timeout_s)
+    opening = _opening(door_of(ctx, url, nats_url), redis_url, api_key, tenant, timeout_s)
     order = EditCall(_read(image), None if mask is None else _read(mask), given)
     report = EditDelivery(files, as_json, quiet)
-    ctx.exit(interrupts.run(lambda: run(reach, order, report, progress=progress and not quiet)))
+    ctx.exit(interrupts.run(lambda: run(opening, order, report, timeout_s, progress=progress and not quiet)))
 
 
 FIRST: Final = ("image", "prompt", "mask", "out")
 edit.params.sort(key=lambda parameter: FIRST.index(parameter.name) if parameter.name in FIRST else len(FIRST))
 
 
-async def run(reach: Reach, order: EditCall, report: EditDelivery, *, progress: bool) -> int:
+def _opening(
+    address: str, redis_url: str | None, api_key: str | None, tenant: str, timeout_s: float | None
+) -> Opening:
+    """The door at `address`, open while inside."""
+    if is_web(address):
+        from giornata_tools.doors.http_door import open_http
+
+        return open_http(address, api_key)
+    from giornata_tools.doors.nats_door import open_nats
+
+    return open_nats(address, redis_url, api_key, tenant, timeout_s or NATS_TIMEOUT_S)
+
+
+async def run(
+    opening: Opening, order: EditCall, report: EditDelivery, timeout_s: float | None, *, progress: bool
+) -> int:
     """Hand the order in, write its pictures, report; the exit status."""
     started_s = time.monotonic()
     try:
         _probe(report.files)
-        async with asyncio.timeout(reach.timeout_s) as limit:
-            outcome = await _carried_out(reach, order, report, progress=progress)
+        with edit_steps(len(report.files), shown=progress) as draw:
+
+            def tell(told: EditProgress | Preview) -> None:
+                if isinstance(told, Preview):
+                    report.preview(told)
+                else:
+                    draw(told)
+
+            async with asyncio.timeout(timeout_s) as limit, opening as door:
+                outcome = await door.edit(order, tell)
     except TimeoutError:
         return report.refused(DeadlineExceeded().body())
     except Refused as error:
         return report.refused(error.body)
     except Stopped as stopped:
         if limit.expired():
-            late = DeadlineExceeded(f"The edit took longer than {reach.timeout_s:g} s. {stopped}")
+            late = DeadlineExceeded(f"The edit took longer than {timeout_s:g} s. {stopped}")
             return report.refused(late.body())
         report.stopped(str(stopped))
         return interrupts.INTERRUPTED
     return report.finished(outcome, time.monotonic() - started_s)
-
-
-async def _carried_out(reach: Reach, order: EditCall, report: EditDelivery, *, progress: bool) -> EditOutcome:
-    with edit_steps(len(report.files), shown=progress) as draw:
-
-        def tell(told: EditProgress | Preview) -> None:
-            if isinstance(told, Preview):
-                report.preview(told)
-            else:
-                draw(told)
-
-        async with reach.open() as door:
-            return await door.edit(order, tell)
 
 
 def _destinations(out: str, n: int, chosen: str | None) -> tuple[tuple[str, ...], OutputFormat]:
@@ -177,11 +159,11 @@ def _destinations(out: str, n: int, chosen: str | None) -> tuple[tuple[str, ...]
         click.BadParameter: `out` is no name for them.
     """
     try:
-        output_format = outputs.format_of(out, OutputFormat(chosen) if chosen else None)
-        files = tuple(outputs.files(out, n))
+        output_format = delivery.format_of(out, OutputFormat(chosen) if chosen else None)
+        files = tuple(delivery.files(out, n))
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="-o") from error
-    for path in map(Path, files if out != outputs.STDOUT else ()):
+    for path in map(Path, files if out != STDOUT else ()):
         if path.is_dir():
             raise click.BadParameter(f"{path} is a folder.", param_hint="-o")
         if not path.parent.is_dir():
@@ -197,15 +179,13 @@ def _probe(files: tuple[str, ...]) -> None:
     Raises:
         Refused: one of `files` cannot be written.
     """
-    for path in map(Path, files if files != (outputs.STDOUT,) else ()):
-        try:
+    for path in map(Path, files if files != (STDOUT,) else ()):
+        with writing(str(path)):
             if path.is_file():
                 path.open("ab").close()
             elif not path.exists():  # pipes and devices are left alone
                 with tempfile.TemporaryFile(dir=path.parent) as beside:
                     beside.write(bytes(PROBE_BYTES))
-        except OSError as error:
-            raise Refused(not_written(str(path), error)) from error
 
 
 def _read(name: str) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
@@ -14,19 +14,14 @@ from pydantic.fields import FieldInfo
 
 from giornata.wire.requests import EditParameters, request_error
 
-NOTHING: Final[Mapping[str, str]] = types.MappingProxyType({})
-
-
 LIMITS: Final = {"ge": ("min",), "gt": ("min", "min_open"), "le": ("max",), "lt": ("max", "max_open")}
 """Pydantic's limits of a number → arguments of click's ranges."""
 
 
-def options(kind: type[BaseModel], defaults: Mapping[str, str] = NOTHING) -> list[click.Parameter]:
+def options(kind: type[BaseModel], **defaults: str) -> list[click.Parameter]:
     """An option for each field of `kind`: its name in kebab case, its range, its description and default.
 
-    Args:
-        kind: the request's type.
-        defaults: fields that have another default here, and its description.
+    `defaults` are the texts of defaults that differ from the field's.
 
     Raises:
         TypeError: a field has a type that no option stands for.
@@ -52,7 +47,8 @@ def option_name(field: str) -> str:
 
 
 def _option(name: str, field: FieldInfo, kind: type[BaseModel], default: str | None) -> click.Option:
-    plain, flag = _plain(field.annotation), option_name(name)
+    plain, flag, own = _plain(field.annotation), option_name(name), field.get_default()
+    own = own.value if isinstance(own, StrEnum) else own
     declarations = [name, f"{flag}/--no-{flag[2:]}" if plain is bool else flag]
     if len(name) == 1:
         declarations.append(f"-{name}")
@@ -60,14 +56,10 @@ def _option(name: str, field: FieldInfo, kind: type[BaseModel], default: str | N
         declarations,
         type=None if plain is bool else _option_type(name, plain, field),
         required=field.is_required(),
-        default=None if field.is_required() or default else _plain_value(field.get_default()),
+        default=None if field.is_required() or default else own,
         show_default=default or True,
         help=_in_options(field.description or "", kind).replace("`", ""),
     )
-
-
-def _plain_value(default: Any) -> Any:
-    return default.value if isinstance(default, StrEnum) else default
 
 
 def _plain(annotation: Any) -> Any:
@@ -88,14 +80,13 @@ def _option_type(name: str, plain: Any, field: FieldInfo) -> click.ParamType[Any
         for limit, range_ in LIMITS.items():
             if hasattr(rule, limit):
                 limits |= {range_[0]: getattr(rule, limit), **dict.fromkeys(range_[1:], True)}
-    made: Mapping[type, Callable[[], click.ParamType[Any]]] = {
-        int: lambda: click.IntRange(**limits),
-        float: lambda: click.FloatRange(**limits),
-        str: lambda: click.STRING,
-    }
-    if plain not in made:
-        raise TypeError(f"no option stands for the field {name}: {plain}")
-    return made[plain]()
+    if plain is int:
+        return click.IntRange(**limits)
+    if plain is float:
+        return click.FloatRange(**limits)
+    if plain is str:
+        return click.STRING
+    raise TypeError(f"no option stands for the field {name}: {plain}")
 
 
 def _in_options(text: str, kind: type[BaseModel]) -> str:

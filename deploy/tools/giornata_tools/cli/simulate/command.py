@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
 from giornata.scheduling.policies import PolicyName
-from giornata_tools.cli import extras
-from giornata_tools.cli.bench import values as bench_values
-from giornata_tools.cli.bench.workload_options import (
-    ABOVE_0,
-    AT_LEAST_0,
-    COUNT,
-    READABLE,
-    duration_option,
-    images_option,
-    masks_option,
-    rate_option,
-    speed_option,
-    steps_option,
-    trace_option,
-    warmup_option,
-    zipf_option,
-)
+from giornata_tools.cli import extras, workload
+from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, COUNT, READABLE, folder_option
 from giornata_tools.loadgen import facts
 
 
@@ -54,20 +37,20 @@ def _policies(text: str) -> list[str]:
     metavar="FILE",
     help="Groups of workers that differ, in TOML or JSON, instead of --workers, --machine, --rows and --noise.",
 )
-@rate_option("4", "Jobs a second, of all workers together; a run for each.")
+@workload.rate_option(default="4", help="Jobs a second, of all workers together; a run for each.")
 @click.option(
     "--cv",
     type=AT_LEAST_0,
     default=1.0,
     help=f"Of the times between jobs: standard deviation over mean; 1 is Poisson, a real trace has {facts.BURSTS:g}.",
 )
-@trace_option("Replay a .csv or .jsonl file")
-@speed_option
-@duration_option(600.0, "Virtual, after the warm-up.")
-@warmup_option(30.0, "Jobs that arrive in it are not counted.")
-@masks_option
-@steps_option("A number, or production's mix.")
-@images_option("job")
+@workload.trace_option(help=f"Replay a .csv or .jsonl file: {workload.TRACE}.")
+@workload.speed_option
+@workload.duration_option(default=600.0, help="Virtual, after the warm-up.")
+@workload.warmup_option(default=30.0, help="Jobs that arrive in it are not counted.")
+@workload.masks_option
+@workload.steps_option(help="A number, or production's mix.")
+@workload.images_option(help="Pictures a job asks for: a number, or production's mix.")
 @click.option("--tokens", type=COUNT, default=4096, help="Of a picture; 4096: 1024 x 1024.")
 @click.option("--text-tokens", type=click.IntRange(min=0), default=512, help="Of a prompt.")
 @click.option(
@@ -76,7 +59,7 @@ def _policies(text: str) -> list[str]:
 @click.option("--corrects/--no-corrects", default=False, help="Edits compute their first step in full.")
 @click.option("--reuse/--no-reuse", default=True, help="Whether edits take from templates.")
 @click.option("--templates", type=COUNT, default=1, help="Distinct pictures.")
-@zipf_option
+@workload.zipf_option
 @click.option(
     "--template-gb", type=AT_LEAST_0, default=0.0, help="Of one template; 0: all of them fit anywhere."
 )
@@ -98,12 +81,12 @@ def _policies(text: str) -> list[str]:
     is_flag=True,
     help="Templates are recorded at their first edit on a worker, not the second.",
 )
-@click.option(
+@workload.read_option(
     "--policy",
     "policies",
+    parse=_policies,
     default="all",
     metavar="NAME[,NAME...]",
-    callback=bench_values.read_by(_policies),
     help=f"all, or of {', '.join(PolicyName)}.",
 )
 @click.option(
@@ -147,13 +130,7 @@ def _policies(text: str) -> list[str]:
     "--find-workers", is_flag=True, help="Answer how few workers keep --percentile of latencies within --slo."
 )
 @click.option("--percentile", type=click.FloatRange(1, 100), default=95.0, help="For --find-workers.")
-@click.option(
-    "-o",
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="Write report.json, runs.csv, jobs.csv and charts there.",
-)
+@folder_option("-o", "--out", help="Write report.json, runs.csv, jobs.csv and charts there.")
 def simulate(**given: Any) -> None:
     r"""Simulate a cluster: the router's own policies, line and batches on a virtual clock.
 
@@ -173,12 +150,8 @@ def simulate(**given: Any) -> None:
         extras.require("bench")
     from giornata_tools.cli.simulate.run import run
 
+    read = {name: v.value if isinstance(v, workload.Given) else v for name, v in given.items()}
     try:
-        run(_plain(given))
+        run(read)
     except ValueError as error:
         raise click.ClickException(str(error)) from error
-
-
-def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as they were read, without how they were typed."""
-    return {name: v.value if isinstance(v, bench_values.Given) else v for name, v in given.items()}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 import click
@@ -17,14 +18,27 @@ from rich.table import Table
 from giornata.scheduling.policies import PolicyName
 from giornata_tools.bars import counting
 from giornata_tools.cli.simulate.setting import scenario_of
-from giornata_tools.cli.simulate.table import named, table
 from giornata_tools.simulation.plots import Simulated, charts
-from giornata_tools.simulation.results import Moment
+from giornata_tools.simulation.results import Summary
 from giornata_tools.simulation.scenario import Scenario, fewest_workers
 from giornata_tools.simulation.simulator import Binding, RunOptions
 
 WIDTH: Final = 150
 """Columns of a table that is not printed to a terminal."""
+COLUMNS: Final = (
+    "jobs/s",
+    "policy",
+    "mean",
+    "P50",
+    "P95",
+    "P99",
+    "gap",
+    "utilisation",
+    "rows/step",
+    "queue",
+    "hits",
+)
+"""Of the table of runs."""
 
 
 def run(given: Mapping[str, Any]) -> None:
@@ -34,10 +48,10 @@ def run(given: Mapping[str, Any]) -> None:
         ValueError: what was asked for cannot be simulated.
     """
     scenario = scenario_of(given)
-    if given["find_workers"]:
-        _answer(scenario, given)
-        return
     rates = [0.0] if scenario.arriving.trace else given["rate"]
+    if given["find_workers"]:
+        _answer(scenario, rates, given)
+        return
     runs: list[Simulated] = []
     for rate in rates:
         for seed in range(1, given["seeds"] + 1):
@@ -47,16 +61,12 @@ def run(given: Mapping[str, Any]) -> None:
             p95_s = bound.percentile(95, warmup_s=warmup_s) if bound else None
             mean_s = bound.mean(warmup_s=warmup_s) if bound else None
             for policy in given["policies"]:
-                with counting(f"{policy}, {named(rate)}, seed {seed}", len(jobs)) as progress:
+                with counting(f"{policy}, {_named(rate)}, seed {seed}", len(jobs)) as progress:
                     made = scenario.run(jobs, _options(given, policy, seed), progress)
                 runs.append(Simulated(policy, rate, seed, made, scenario.summary(made), p95_s, mean_s))
-    _console().print(table(runs))
+    _console().print(_table(runs))
     if given["out"] is not None:
         _write(given["out"], runs, given, scenario)
-
-
-def _tell(count: int, seconds: float) -> None:
-    Console(stderr=True).print(f"{count} workers: {seconds:.2f} s")
 
 
 def _options(given: Mapping[str, Any], policy: str, seed: int) -> RunOptions:
@@ -70,14 +80,14 @@ def _options(given: Mapping[str, Any], policy: str, seed: int) -> RunOptions:
     )
 
 
-def _answer(scenario: Scenario, given: Mapping[str, Any]) -> None:
+def _answer(scenario: Scenario, rates: Sequence[float], given: Mapping[str, Any]) -> None:
     """For each policy and rate, how few workers are enough."""
     percent, slo_s = given["percentile"], given["slo"]
     drawn = Table(title=f"Fewest workers with P{percent:g} within {slo_s:g} s")
     for column in ("policy", "jobs a second", "workers", f"P{percent:g} s", "with one fewer"):
         drawn.add_column(column)
-    answers = []
-    for rate in [0.0] if scenario.arriving.trace else given["rate"]:
+    answers, progress = [], Console(stderr=True)
+    for rate in rates:
         for policy in given["policies"]:
             found = fewest_workers(
                 scenario,
@@ -86,65 +96,94 @@ def _answer(scenario: Scenario, given: Mapping[str, Any]) -> None:
                 slo_s=slo_s,
                 percent=percent,
                 seeds=range(1, given["seeds"] + 1),
-                tell=_tell,
+                tell=lambda count, seconds: progress.print(f"{count} workers: {seconds:.2f} s"),
             )
             best = found.workers
-            shown = (
-                (str(best), f"{found.tried[best]:.2f}", f"{found.tried[best - 1]:.2f}" if best > 1 else "")
-                if best is not None
-                else ("more than 1000", "", "")
-            )
-            drawn.add_row(policy, named(rate), *shown)
+            shown = ["more than 1000", "", ""]
+            if best is not None:
+                one_fewer = f"{found.tried[best - 1]:.2f}" if best > 1 else ""
+                shown = [str(best), f"{found.tried[best]:.2f}", one_fewer]
+            drawn.add_row(policy, _named(rate), *shown)
             tried = {str(count): round(seconds, 4) for count, seconds in sorted(found.tried.items())}
             answers.append({"policy": policy, "rate": rate, "workers": best, "tried": tried})
     _console().print(drawn)
     if given["out"] is not None:
-        _save(
-            given["out"],
-            {"workers.json": json.dumps({"slo_s": slo_s, "percentile": percent, "answers": answers})},
-        )
+        told = {"slo_s": slo_s, "percentile": percent, "answers": answers}
+        _save(given["out"], {"workers.json": json.dumps(told)})
+
+
+def _table(runs: Sequence[Simulated]) -> Table:
+    """Means over seeds, with the spread of P95."""
+    drawn = Table(title="Latency in seconds; means over seeds, ± half the range")
+    for column in COLUMNS:
+        drawn.add_column(column, justify="left" if column == "policy" else "right")
+    for rate in dict.fromkeys(run.rate for run in runs):
+        for policy in dict.fromkeys(run.policy for run in runs):
+            mine = [run for run in runs if (run.rate, run.policy) == (rate, policy)]
+            drawn.add_row(_named(rate), policy, *_figures(mine))
+        known = [run for run in runs if run.rate == rate and run.bound_p95_s is not None]
+        if known:
+            mean = fmean(run.bound_mean_s or 0.0 for run in known)
+            p95 = fmean(run.bound_p95_s or 0.0 for run in known)
+            drawn.add_row(_named(rate), "bound", f"{mean:.2f}", "", f"{p95:.2f}", end_section=True)
+    return drawn
+
+
+def _figures(runs: Sequence[Simulated]) -> list[str]:
+    def mean(value: Callable[[Summary], float]) -> float:
+        return fmean(value(run.summary) for run in runs)
+
+    p95 = [run.summary.p95_s for run in runs]
+    bound = fmean(run.bound_p95_s or 0.0 for run in runs)
+    looked_up = mean(lambda s: s.hits_memory + s.hits_disk + s.misses)
+    hits = mean(lambda s: s.hits_memory + s.hits_disk)
+    return [
+        f"{mean(lambda s: s.mean_s):.2f}",
+        f"{mean(lambda s: s.p50_s):.2f}",
+        f"{fmean(p95):.2f}" + (f" ± {(max(p95) - min(p95)) / 2:.2f}" if len(p95) > 1 else ""),
+        f"{mean(lambda s: s.p99_s):.2f}",
+        f"{fmean(p95) / bound - 1:+.0%}" if bound else "",
+        f"{mean(lambda s: s.utilisation):.0%}",
+        f"{mean(lambda s: s.rows_a_step):.2f}",
+        f"{mean(lambda s: s.queue_mean):.1f}",
+        f"{hits / looked_up:.0%}" if looked_up else "",
+    ]
+
+
+def _named(rate: float) -> str:
+    return f"{rate:g}" if rate else "trace"
 
 
 def _write(folder: Path, runs: Sequence[Simulated], given: Mapping[str, Any], scenario: Scenario) -> None:
     from giornata_tools.loadgen.drawing import figure, svg
 
-    warmup_s = scenario.arriving.warmup_s
     rows = [
         {
-            "policy": run.policy,
-            "rate": run.rate,
-            "seed": run.seed,
+            **_kind(run),
             **asdict(run.summary),
             "bound_mean_s": run.bound_mean_s,
             "bound_p95_s": run.bound_p95_s,
         }
         for run in runs
     ]
-    setting = {name: str(v) if isinstance(v, Path) else v for name, v in given.items() if _plain(v)}
     queues = [
-        {
-            "policy": r.policy,
-            "rate": r.rate,
-            "seed": r.seed,
-            "moments": [list(_moment(m)) for m in r.run.moments],
-        }
-        for r in runs
+        {**_kind(run), "moments": [[m.at_s, m.waiting, m.unfinished] for m in run.run.moments]}
+        for run in runs
     ]
+    plain = {name: v for name, v in given.items() if isinstance(v, str | int | float | list | Path | None)}
+    setting = {name: str(v) if isinstance(v, Path) else v for name, v in plain.items()}
+    drawn = charts(runs, scenario.arriving.warmup_s)
     files = {
         "report.json": json.dumps({"setting": setting, "runs": rows, "queues": queues}, indent=1) + "\n",
         "runs.csv": _csv(rows),
         "jobs.csv": _csv([row for run in runs for row in _jobs(run)]),
-        **{name: svg(figure(chart)) for name, chart in charts(runs, warmup_s).items()},
+        **{name: svg(figure(chart)) for name, chart in drawn.items()},
     }
     _save(folder, files)
 
 
-def _moment(moment: Moment) -> Iterator[float]:
-    yield from (moment.at_s, moment.waiting, moment.unfinished)
-
-
-def _plain(value: object) -> bool:
-    return value is None or isinstance(value, (str, int, float, bool, list, Path))
+def _kind(run: Simulated) -> dict[str, object]:
+    return {"policy": run.policy, "rate": run.rate, "seed": run.seed}
 
 
 def _jobs(run: Simulated) -> Iterator[dict[str, object]]:
@@ -152,9 +191,7 @@ def _jobs(run: Simulated) -> Iterator[dict[str, object]]:
     for ended in sorted(run.run.ended, key=lambda e: e.job.at_s):
         shape = ended.job.demand.shapes[0]
         yield {
-            "policy": run.policy,
-            "rate": run.rate,
-            "seed": run.seed,
+            **_kind(run),
             "job": ended.job.job_id,
             "arrived_s": round(ended.job.at_s, 4),
             "assigned_s": round(ended.assigned_s, 4),

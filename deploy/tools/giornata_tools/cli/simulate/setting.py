@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from giornata_tools.loadgen import trace
+from giornata_tools.cli.workload import read_trace
 from giornata_tools.loadgen.distributions import zipf
 from giornata_tools.loadgen.workload import MaskShape, Workload
 from giornata_tools.simulation import cluster
@@ -56,9 +56,7 @@ def _machines(given: Mapping[str, Any]) -> list[Machine]:
                 path.suffix,
                 lambda name: (path.parent / name).read_text(encoding="utf-8"),
             )
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}: {error}") from error
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from error
     named = given["machine"] in cluster.PUBLISHED
     group = cluster.Group(
@@ -78,13 +76,9 @@ def _machines(given: Mapping[str, Any]) -> list[Machine]:
 
 
 def _arriving(given: Mapping[str, Any]) -> ArrivalSetting:
-    lines: tuple[trace.TraceLine, ...] = ()
     path: Path | None = given["trace"]
-    if path is not None:
-        if path.suffix not in trace.SUFFIXES:
-            raise ValueError(f"{path}: a trace is a file that ends in {' or '.join(trace.SUFFIXES)}")
-        try:
-            lines = tuple(trace.read(path.read_text(encoding="utf-8"), path.suffix))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path}: {error}") from error
+    try:
+        lines = tuple(read_trace(path)) if path else ()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
     return ArrivalSetting(given["duration"], given["warmup"], given["cv"], lines, given["speed"])

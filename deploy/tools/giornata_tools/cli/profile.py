@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from giornata_tools import checkout
+from giornata_tools.cli.options import device_option, dtype_option, model_option, torch_threads_option
 from giornata_tools.interrupts import INTERRUPTED
 
 THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -17,31 +18,10 @@ THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @click.command()
-@click.option(
-    "--model",
-    envvar="GIORNATA_MODEL",
-    show_envvar=True,
-    metavar="FOLDER_OR_ID",
-    help="Checkpoint to measure; default the one that the checkout carries.",
-)
-@click.option(
-    "--device", default="auto", show_default=True, metavar="DEVICE", help="auto, cpu, cuda or cuda:N."
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16"]),
-    default="auto",
-    show_default=True,
-    help="Of the model; auto: bfloat16 on a GPU, float32 on a CPU.",
-)
-@click.option(
-    "--torch-threads",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Threads that compute, as the denoiser will have.",
-)
+@model_option("Checkpoint to measure; default the one that the checkout carries.")
+@device_option
+@dtype_option
+@torch_threads_option("Threads that compute, as the denoiser will have.")
 @click.option(
     "-o",
     "--out",
@@ -53,17 +33,7 @@ THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     "--quick", is_flag=True, help="Fewer sizes and rounds: half a minute with the model that ships."
 )
 @click.pass_context
-def profile(
-    ctx: click.Context,
-    /,
-    *,
-    model: str | None,
-    device: str,
-    dtype: str,
-    torch_threads: int,
-    out: Path | None,
-    quick: bool,
-) -> None:
+def profile(ctx: click.Context, /, *, torch_threads: int, quick: bool, **given: Any) -> None:
     """Measure what a denoising step costs on this machine.
 
     Steps of many mixtures of rows are timed: picture sizes, masks, batch sizes, and what is computed, projected or
@@ -75,12 +45,20 @@ def profile(
             "The denoiser, which is what is measured, is not installed here. Run `make setup` in a checkout of "
             "Giornata, or `giornata profile` where a denoiser runs."
         )
+    model, out = given["model"], given["out"]
     if checkout.find() is None and (model is None or out is None):
         raise click.UsageError("There is no checkout of Giornata here: name --model and --out.")
     os.environ.update(dict.fromkeys(THREADS, str(torch_threads)))
     from giornata_denoiser.profiling.__main__ import main
 
-    flags = ["--model", model or str(checkout.TRAINED), "--device", device, "--dtype", dtype]
+    flags = [
+        "--model",
+        model or str(checkout.TRAINED),
+        "--device",
+        given["device"],
+        "--dtype",
+        given["dtype"],
+    ]
     try:
         ctx.exit(main([*flags, "--out", str(out or checkout.PROFILE), *(["--quick"] if quick else [])]))
     except KeyboardInterrupt:

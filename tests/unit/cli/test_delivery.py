@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from giornata_tools.cli.edit.report import EditDelivery
+from giornata_tools.cli.edit.delivery import EditDelivery
 from giornata_tools.doors.edits import EditOutcome, Failure, PaintedPicture, Preview
 
 FULL = "/dev/full"

@@ -15,7 +15,7 @@ from giornata.wire.workers import (
 )
 from giornata_gateway.views.fleet import fleet_view
 from giornata_gateway.views.rates import StepRates
-from giornata_tools.cli.operate.fleet_table import fleet_table, sums
+from giornata_tools.cli.status import fleet_table, sums
 from tests.contract.messages import CARD
 
 

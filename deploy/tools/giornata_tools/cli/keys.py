@@ -1,0 +1,206 @@
+"""``giornata keys``: the file of API keys that gateways read (GIORNATA_API_KEYS_FILE).
+
+One program at a time changes it, whole or not at all.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from giornata import api_keys
+from giornata.api_keys import ApiKey, KeysFile, KeysFileError, TenantLimits
+from giornata_tools.cli.options import Command
+
+MODE: Final = 0o600
+"""Mode of a new file; a file that exists keeps its mode and its owner."""
+
+file_option = click.option(
+    "--file",
+    "path",
+    envvar="GIORNATA_API_KEYS_FILE",
+    show_envvar=True,
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The file that the gateways read, too.",
+)
+
+
+def tenant_options(command: Command) -> Command:
+    """Options of a tenant and what it may do."""
+    share = click.FloatRange(0, api_keys.MAX_WEIGHT, min_open=True)
+    for name, kind, text in (
+        ("--weight", share, "Share beside other tenants; default 1."),
+        ("--per-minute", click.IntRange(0), "Pictures that the tenant may ask for in a minute; 0: no limit."),
+        ("--in-progress", click.IntRange(0), "Pictures that the tenant may have in progress; 0: no limit."),
+    ):
+        command = click.option(name, type=kind, metavar="N", help=text)(command)
+    named = "Letters, digits, _ and -, at most 64."
+    return click.option("--tenant", required=True, metavar="NAME", help=named)(command)
+
+
+@click.group()
+def keys() -> None:
+    """Make, list and revoke the API keys that gateways ask for.
+
+    Gateways read the file again when it has changed; it holds no keys, only their hashes.
+    """
+
+
+@keys.command()
+@file_option
+@tenant_options
+def create(path: Path, tenant: str, **limits: Any) -> None:
+    """Make a key and print it, this once.
+
+    Limits are the tenant's and hold for all of its keys. A limit that is not named stays as it is, or as the gateway's
+    configuration says.
+    """
+    key = api_keys.PREFIX + secrets.token_urlsafe(api_keys.KEY_BYTES)
+    made = datetime.now(UTC).replace(microsecond=0)
+
+    def changed(file: KeysFile) -> KeysFile:
+        file = api_keys.with_key(file, key, tenant, made)
+        return api_keys.with_limits(file, tenant, TenantLimits(**limits))
+
+    with _mistakes():
+        change_keys(path, changed)
+    click.echo(key)
+    key_id = api_keys.hash_of(key)[: api_keys.ID_CHARACTERS]
+    click.echo(f"Key {key_id} of tenant {tenant} is in {path}. It is not shown again.", err=True)
+
+
+@keys.command()
+@file_option
+@tenant_options
+def limit(path: Path, tenant: str, **limits: Any) -> None:
+    """Change what a tenant may do; what is not named stays as it is."""
+    changes = TenantLimits(**limits)
+    if changes == TenantLimits():
+        raise click.UsageError("Name a limit: --in-progress, --per-minute or --weight.")
+    with _mistakes():
+        change_keys(path, lambda file: api_keys.with_limits(file, tenant, changes))
+    click.echo(f"Limits of tenant {tenant} are in {path}.", err=True)
+
+
+@keys.command()
+@file_option
+@click.argument("key_id", metavar="ID")
+def revoke(path: Path, key_id: str) -> None:
+    """Forget a key; gateways refuse it from then on.
+
+    ID is the beginning of what `giornata keys list` shows, and of one key alone.
+    """
+    revoked: list[ApiKey] = []
+
+    def changed(file: KeysFile) -> KeysFile:
+        file, key = api_keys.without_key(file, key_id)
+        revoked.append(key)
+        return file
+
+    with _mistakes():
+        change_keys(path, changed)
+    click.echo(f"Key {revoked[0].key_id} of tenant {revoked[0].tenant} is revoked.", err=True)
+
+
+@keys.command("list")
+@file_option
+def list_keys(path: Path) -> None:
+    """Show all keys by their IDs, with what their tenants may do.
+
+    A dash is what the gateway's configuration says.
+    """
+    with _mistakes():
+        file = read_keys(path)
+    table = Table("ID", "tenant", "created", "in progress", "per minute", "weight")
+    for key in file.keys:
+        limits = file.tenants.get(key.tenant, TenantLimits())
+        shown = (limits.in_progress, limits.per_minute, limits.weight)
+        table.add_row(
+            key.key_id,
+            key.tenant,
+            f"{key.created:%Y-%m-%d}",
+            *("-" if value is None else "none" if value == 0 else f"{value:g}" for value in shown),
+        )
+    Console().print(table)
+
+
+@contextmanager
+def _mistakes() -> Iterator[None]:
+    try:
+        yield
+    except KeysFileError as error:
+        text = str(error)
+        raise click.ClickException(f"{text[0].upper()}{text[1:]}.") from error
+
+
+def read_keys(path: Path) -> KeysFile:
+    """The keys in the file; no keys where there is no file.
+
+    Raises:
+        KeysFileError: it cannot be read, or is not such a file.
+    """
+    try:
+        return api_keys.parse(path.read_bytes())
+    except FileNotFoundError:
+        return KeysFile()
+    except OSError as error:
+        raise KeysFileError(f"{path} cannot be read: {error.strerror}") from error
+    except KeysFileError as error:
+        raise KeysFileError(f"{path} is {error}") from None
+
+
+def change_keys(path: Path, changed: Callable[[KeysFile], KeysFile]) -> None:
+    """Replace the file by what `changed` makes of it. A reader sees the old file or the new one.
+
+    Raises:
+        KeysFileError: it cannot be read or written, or `changed` refuses.
+    """
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise KeysFileError(f"the folder {path.parent} cannot be opened: {error.strerror}") from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # until the folder is closed
+        _replace(path, api_keys.render(changed(read_keys(path))))
+        os.fsync(folder)
+    except OSError as error:
+        raise KeysFileError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        os.close(folder)
+
+
+def _replace(path: Path, text: str) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        new = Path(folder) / path.name
+        with new.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            _like(path, file.fileno())
+            os.fsync(file.fileno())
+        new.replace(path)
+
+
+def _like(path: Path, handle: int) -> None:
+    """Give the open file the mode and the owner of `path`, so that who may read it still may."""
+    try:
+        known = path.stat()
+    except FileNotFoundError:
+        os.fchmod(handle, MODE)
+        return
+    own = os.fstat(handle)
+    if (known.st_uid, known.st_gid) != (own.st_uid, own.st_gid):
+        os.fchown(handle, known.st_uid, known.st_gid)
+    os.fchmod(handle, known.st_mode & 0o777)

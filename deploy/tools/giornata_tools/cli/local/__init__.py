@@ -1,1 +1,0 @@
-"""Commands that run or measure the system on this machine: ``up``, ``demo``, ``quality`` and ``profile``."""

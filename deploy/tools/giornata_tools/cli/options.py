@@ -1,0 +1,109 @@
+"""Options that several commands share, and what follows from those that name a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from click.core import ParameterSource
+
+from giornata_tools.doors.addresses import LOCAL_GATEWAY, NATS_VARIABLE, choose_door, gateway_url
+
+ABOVE_0: Final = click.FloatRange(min=0, min_open=True)
+AT_LEAST_0: Final = click.FloatRange(min=0)
+COUNT: Final = click.IntRange(min=1)
+READABLE: Final = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
+
+Command = Callable[..., Any]
+Option = Callable[[Command], Command]
+
+server_option: Final = partial(click.option, show_envvar=True, metavar="URL")
+url_option: Final = server_option(
+    "--url", envvar="GIORNATA_URL", help=f"Gateway to talk to over HTTP.  [default: {LOCAL_GATEWAY}]"
+)
+api_key_option: Final = server_option(
+    "--api-key", envvar="GIORNATA_API_KEY", metavar="KEY", help="Where the gateway asks for one."
+)
+folder_option: Final = partial(
+    click.option, type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER"
+)
+device_option: Final = click.option(
+    "--device", default="auto", show_default=True, metavar="DEVICE", help="auto, cpu, cuda or cuda:N."
+)
+dtype_option: Final = click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16"]),
+    default="auto",
+    show_default=True,
+    help="Of the model; auto: bfloat16 on a GPU, float32 on a CPU.",
+)
+
+
+def door_options(command: Command) -> Command:
+    """Options of a gateway, or of the servers of the NATS door instead."""
+    nats = server_option(
+        "--nats", "nats_url", envvar=NATS_VARIABLE, help="NATS server(s) to talk over instead."
+    )
+    redis = server_option(
+        "--redis",
+        "redis_url",
+        envvar="GIORNATA_REDIS_URL",
+        help="Blob store; over NATS needed for pictures above 6 MiB.",
+    )
+    return url_option(nats(redis(command)))
+
+
+def model_option(text: str, **more: Any) -> Option:
+    """A checkpoint."""
+    return click.option(
+        "--model", envvar="GIORNATA_MODEL", show_envvar=True, metavar="FOLDER_OR_ID", help=text, **more
+    )
+
+
+def torch_threads_option(text: str, default: int | None = 1) -> Option:
+    """Threads that torch computes with."""
+    return click.option(
+        "--torch-threads", type=COUNT, default=default, show_default=True, metavar="N", help=text
+    )
+
+
+def typed(ctx: click.Context) -> set[str]:
+    """Names of the parameters that were typed, and not taken from the environment or their defaults."""
+    return {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+
+
+def door_of(ctx: click.Context, url: str | None, nats_url: str | None) -> str:
+    """The address, of a gateway or of NATS servers, that the options of a command name.
+
+    Raises:
+        click.UsageError: two doors, or no address.
+    """
+    with usage_errors():
+        return choose_door(url, nats_url, typed(ctx))
+
+
+def gateway_of(url: str | None) -> str:
+    """The gateway that an option names, or the local one.
+
+    Raises:
+        click.UsageError: it is no address.
+    """
+    with usage_errors():
+        return gateway_url(url or LOCAL_GATEWAY)
+
+
+@contextmanager
+def usage_errors(of: object = "") -> Iterator[None]:
+    """What is refused inside, or cannot be read or written, is a mistake in the command line: in the option `of`.
+
+    Raises:
+        click.UsageError: the same in words.
+    """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise click.UsageError(f"{of}: {error}." if of else str(error)) from error

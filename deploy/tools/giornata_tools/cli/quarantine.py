@@ -1,0 +1,148 @@
+"""``giornata quarantine``: jobs that were given up since every worker that had them was lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any
+
+import click
+import nats.errors
+from rich.console import Console
+from rich.table import Table
+
+from giornata import runtime
+from giornata.bus import bus
+from giornata.records.quarantine import Quarantine
+from giornata.wire.errors import GiornataError
+from giornata.wire.jobs import JobRecord
+from giornata.wire.permissions import User
+from giornata_tools import interrupts
+from giornata_tools.cli.options import READABLE, Command, server_option, usage_errors
+from giornata_tools.doors.addresses import NATS_VARIABLE, nats_urls
+
+Act = Callable[..., Awaitable[None]]
+
+
+@click.group()
+def quarantine() -> None:
+    """Look into edits that were given up since every worker that had them was lost.
+
+    Such an edit may be what brings workers down. Its record tells how each attempt was lost and what was asked for; it
+    is kept for a week.
+    """
+
+
+def _command(name: str) -> Callable[[Act], Command]:
+    """Makes `act` a command of the group: it is called with the quarantine, `as_json` and its own parameters."""
+
+    def made(act: Act) -> Command:
+        @quarantine.command(name)
+        @server_option(
+            "--nats",
+            "url",
+            envvar=NATS_VARIABLE,
+            default="nats://127.0.0.1:4222",
+            show_default=True,
+            help="NATS server(s) that keep the records.",
+        )
+        @click.option(
+            "--password-file",
+            envvar="GIORNATA_NATS_PASSWORD_FILE",
+            show_envvar=True,
+            type=READABLE,
+            metavar="FILE",
+            help="Holds the password of the NATS user `operator`, where the server asks for one.",
+        )
+        @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+        @click.pass_context
+        @wraps(act)
+        def command(ctx: click.Context, /, url: str, password_file: Path | None, **given: Any) -> None:
+            with usage_errors():
+                nats_urls(url)
+            ctx.exit(interrupts.run(lambda: _connected(url, password_file, partial(act, **given))))
+
+        return command
+
+    return made
+
+
+@_command("list")
+async def list_jobs(kept: Quarantine, *, as_json: bool) -> None:
+    """Show them all with their causes."""
+    records = await kept.all()
+    if as_json:
+        click.echo(json.dumps([_line(record) for record in records], indent=2))
+    elif records:
+        Console().print(_table(records))
+    else:
+        click.echo("No edit is in quarantine.", err=True)
+
+
+@_command("show")
+@click.argument("job_id", metavar="JOB")
+async def show_job(kept: Quarantine, job_id: str, *, as_json: bool) -> None:
+    """Show all that is known of one."""
+    record = await kept.get(job_id)
+    if as_json:
+        click.echo(record.model_dump_json(indent=2))
+        return
+    click.echo(f"{record.job.job_id}, tenant {record.job.tenant}, model {record.job.model}")
+    for cause in record.causes:
+        click.echo(f"  {cause}")
+    if record.error is not None:
+        click.echo(f"  {record.error.code}: {record.error.message}")
+    asked = record.job.parameters.model_dump(mode="json", exclude_defaults=True)
+    click.echo(json.dumps(asked, indent=2, ensure_ascii=False))
+
+
+@_command("release")
+@click.argument("job_id", metavar="JOB")
+async def release_job(kept: Quarantine, job_id: str, *, as_json: bool) -> None:
+    """Forget one: its record is removed, and not kept for the rest of the week. It is not carried out again."""
+    record = await kept.remove(job_id)
+    if as_json:
+        click.echo(json.dumps(_line(record), indent=2))
+    else:
+        click.echo(f"Job {job_id} is in quarantine no more.", err=True)
+
+
+async def _connected(url: str, password_file: Path | None, act: Act) -> int:
+    runtime.configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
+    connecting = bus.connect(url, "giornata-cli", user=User.OPERATOR, password_file=password_file)
+    try:
+        async with connecting as connected:
+            await act(await Quarantine.open(connected.jetstream))
+    except GiornataError as error:
+        failure = str(error)
+    except nats.errors.Error:
+        failure = (
+            "The quarantine does not answer: no router has run here yet, or --password-file is missing: only the NATS "
+            "user operator may read it."
+        )
+    else:
+        return 0
+    click.echo(f"Error: {failure}", err=True)
+    return 1
+
+
+def _line(record: JobRecord) -> dict[str, Any]:
+    return {
+        "job_id": record.job.job_id,
+        "tenant": record.job.tenant,
+        "model": record.job.model,
+        "priority": str(record.job.priority),
+        "pictures": len(record.rows),
+        "spent_ms": record.spent_ms,
+        "causes": list(record.causes),
+    }
+
+
+def _table(records: list[JobRecord]) -> Table:
+    table = Table("job", "tenant", "model", "pictures", "causes")
+    for record in records:
+        job = record.job
+        table.add_row(job.job_id, job.tenant, job.model, str(len(record.rows)), "\n".join(record.causes))
+    return table

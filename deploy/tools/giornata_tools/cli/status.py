@@ -1,0 +1,138 @@
+"""``giornata status``: the fleet as a table or as JSON, once or live."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Final
+
+import click
+from pydantic import ValidationError
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from giornata.wire.errors import ErrorBody
+from giornata.wire.fleet import FleetView, InstanceView
+from giornata.wire.workers import TemplateCounters
+from giornata_tools import interrupts
+from giornata_tools.cli.options import api_key_option, gateway_of, url_option
+from giornata_tools.doors.edits import Refused
+from giornata_tools.doors.http_door import HttpClient, open_http
+
+PATH: Final = "/v1/fleet"
+UNKNOWN: Final = "?"
+STYLES: Final = {"ready": "green", "starting": "yellow", "draining": "yellow", "standby": "dim"}
+
+
+@click.command()
+@url_option
+@api_key_option
+@click.option("--watch", is_flag=True, help="Go on until Ctrl-C.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print what the gateway tells; with --watch a line each time."
+)
+@click.pass_context
+def status(ctx: click.Context, url: str | None, api_key: str | None, *, watch: bool, as_json: bool) -> None:
+    """Show every instance of every service: its state, its pictures in progress, its pace; and the queue.
+
+    A question mark is what is not known yet, such as the pace of a worker that has computed nothing lately.
+    """
+    gateway = gateway_of(url)
+    ctx.exit(interrupts.run(lambda: run(gateway, api_key, watch=watch, as_json=as_json)))
+
+
+async def run(url: str, api_key: str | None, *, watch: bool, as_json: bool) -> int:
+    """Ask and print; the exit status. Ctrl-C is how watching ends, and so no failure."""
+    try:
+        async with open_http(url, api_key) as door:
+            if watch:
+                return await _watch(door, as_json=as_json)
+            told = await door.read(PATH)
+            if as_json:
+                click.echo(json.dumps(told, indent=2))
+            else:
+                Console().print(fleet_table(_fleet(told)))
+    except Refused as error:
+        click.echo(f"Error: {error}", err=True)
+        return 1
+    return 0
+
+
+async def _watch(door: HttpClient, *, as_json: bool) -> int:
+    try:
+        if as_json:
+            async for told in door.follow(PATH):
+                click.echo(json.dumps(told))
+        else:
+            with Live(console=Console(), auto_refresh=False) as live:
+                async for told in door.follow(PATH):
+                    live.update(fleet_table(_fleet(told)), refresh=True)
+    except asyncio.CancelledError:
+        return 0
+    click.echo("The gateway ended the stream; it is shutting down.", err=True)
+    return 1
+
+
+def _fleet(told: dict[str, Any]) -> FleetView:
+    try:
+        return FleetView.model_validate(told)
+    except ValidationError as error:
+        message = f"The gateway tells of its fleet in another form than this version reads: {error}"
+        raise Refused(ErrorBody(code="schema_mismatch", message=message)) from error
+
+
+def fleet_table(fleet: FleetView) -> RenderableType:
+    """A line per instance, and the sums below; rows are pictures in progress."""
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    for name in ("service", "instance", "state"):
+        table.add_column(name, no_wrap=True, overflow="fold")
+    for name in ("run", "wait", "free", "steps/s", "ms/step"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("models", overflow="fold")
+    for one in fleet.instances:
+        numbers = [""] * 5
+        if worker := one.worker:
+            rows = (worker.running_rows, worker.waiting_rows, worker.free_rows)
+            numbers = [*map(str, rows), _number(worker.steps_per_s), _number(worker.step_ms)]
+        state = _state_of(one)
+        table.add_row(one.service, one.instance, Text(state, STYLES[state]), *numbers, ", ".join(one.models))
+    return Group(table, Text(), Text(sums(fleet)))
+
+
+def sums(fleet: FleetView) -> str:
+    """The whole fleet in two lines, or three where denoisers tell of templates."""
+    if not fleet.instances:
+        return "No service tells of itself."
+    jobs = UNKNOWN if fleet.queued_jobs is None else str(fleet.queued_jobs)
+    rows = "" if fleet.queued_rows is None else f" ({fleet.queued_rows} pictures)"
+    told = (
+        f"pictures: {fleet.running_rows} running, {fleet.waiting_rows} waiting at workers; "
+        f"free places: {fleet.free_rows}\n"
+        f"queued jobs: {jobs}{rows}; steps/s: {_number(fleet.steps_per_s)}; "
+        f"predicted wait: {_number(fleet.predicted_wait_s)} s"
+    )
+    if fleet.templates:
+        told += f"\n{_templates_line(fleet.templates)}"
+    return told
+
+
+def _templates_line(told: TemplateCounters) -> str:
+    edits = told.hits_memory + told.hits_disk + told.misses
+    return (
+        f"edits that could reuse: {edits}, {told.hits_memory} from memory, {told.hits_disk} from disk; "
+        f"templates: {told.memory_bytes / 2**20:.0f} MiB in memory, {told.disk_bytes / 2**20:.0f} MiB on disk"
+    )
+
+
+def _state_of(instance: InstanceView) -> str:
+    if instance.draining:
+        return "draining"
+    if not instance.ready:
+        return "starting"
+    return "ready" if instance.active else "standby"
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1f}"
