@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import contextlib
+from contextlib import ExitStack, suppress
 
 import pytest
 from hypothesis import given
@@ -12,57 +12,60 @@ from giornata_gateway.intake.rules.places import Places
 
 def test_rows_count_not_requests() -> None:
     admission = Places(4)
-    admission.enter(3)
-    admission.enter(1)
-    with pytest.raises(TooManyRequests):
-        admission.enter(1)
-    admission.leave(3)
-    admission.enter(2)
+    with admission.held(1):
+        with admission.held(3), pytest.raises(TooManyRequests), admission.held(1):
+            pass
+        with admission.held(2):
+            assert admission.taken == 3
+    assert admission.taken == 0
 
 
 def test_one_edit_larger_than_the_limit_fits_into_an_idle_gateway() -> None:
     admission = Places(2)
-    admission.enter(10)
-    assert admission.taken == 10
-    with pytest.raises(TooManyRequests):
-        admission.enter(1)
+    with admission.held(10):
+        assert admission.taken == 10
+        with pytest.raises(TooManyRequests), admission.held(1):
+            pass
 
 
 def test_a_check_takes_nothing_and_refuses_what_would_be_refused() -> None:
     admission = Places(2, "event streams")
-    admission.enter(1)
-    admission.check()
-    assert admission.taken == 1
-    with pytest.raises(TooManyRequests, match="2 event streams at a time"):
-        admission.check(2)
+    with admission.held(1):
+        admission.check()
+        assert admission.taken == 1
+        with pytest.raises(TooManyRequests, match="2 event streams at a time"):
+            admission.check(2)
 
 
 def test_a_closed_gateway_admits_nothing() -> None:
     admission = Places(2)
     admission.closed = True
-    with pytest.raises(ServiceUnavailable):
-        admission.enter(1)
+    with pytest.raises(ServiceUnavailable), admission.held(1):
+        pass
 
 
 def test_retry_after_follows_how_long_edits_take() -> None:
     admission = Places(2)
-    quick = admission.retry_after_s(4)
+    quick = admission.estimate_s(4, 2)
     for _ in range(30):
-        admission.enter(1)
-        admission.leave(1, seconds=20)
-    assert admission.retry_after_s(4) > quick >= 1
-    assert admission.retry_after_s(4) == pytest.approx(40, abs=1)
+        with admission.held(1) as stay:
+            stay.seconds = 20
+    assert admission.estimate_s(4, 2) > quick >= 1
+    assert admission.estimate_s(4, 2) == pytest.approx(40, abs=1)
+    with admission.held(2), pytest.raises(TooManyRequests) as refused:
+        admission.check(4)
+    assert refused.value.retry_after_s == admission.estimate_s(4, 2)
 
 
 @given(st.integers(1, 8), st.lists(st.tuples(st.integers(1, 10), st.booleans()), max_size=40))
 def test_never_above_the_limit_but_for_one_alone(limit: int, requests: list[tuple[int, bool]]) -> None:
     admission = Places(limit)
-    held: list[int] = []
+    held: list[tuple[int, ExitStack]] = []
     for rows, leaves in requests:
-        with contextlib.suppress(TooManyRequests):
-            admission.enter(rows)
-            held.append(rows)
+        with suppress(TooManyRequests), ExitStack() as stack:
+            stack.enter_context(admission.held(rows))
+            held.append((rows, stack.pop_all()))
         if leaves and held:
-            admission.leave(held.pop(0))
-        assert admission.taken == sum(held)
+            held.pop(0)[1].close()
+        assert admission.taken == sum(rows for rows, _ in held)
         assert admission.taken <= limit or len(held) == 1

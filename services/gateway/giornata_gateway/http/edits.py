@@ -14,7 +14,7 @@ from giornata_gateway.http.errors import GATEWAY, JOB_ID, OUTCOME, REPEATED, jso
 from giornata_gateway.http.requests import base_url, receive
 from giornata_gateway.http.stream import Stream
 from giornata_gateway.intake.rules.forms import EditForm, ResponseFormat
-from giornata_gateway.views.answers import CONTENT_TYPES, error_of, images_answer
+from giornata_gateway.views.answers import error_of, images_answer
 
 
 async def edit(request: web.Request) -> web.StreamResponse:
@@ -49,7 +49,7 @@ async def _answer(request: web.Request, form: EditForm, record: JobRecord) -> we
     async with gateway.answers.room(size_bytes * (1 if raw else JSON_COPIES)):
         pictures = {row.index: await gateway.picture(row.image) for row in record.images if row.image}
         if raw:
-            content_type = CONTENT_TYPES[record.job.parameters.output_format]
+            content_type = f"image/{record.job.parameters.output_format}"
             return await send(request, pictures[0], content_type, headers)
         body = await asyncio.to_thread(
             lambda: images_answer(record, pictures, base, now).model_dump_json().encode()

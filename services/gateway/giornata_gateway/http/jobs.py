@@ -11,13 +11,11 @@ from giornata.wire.errors import JobNotFinished, from_body
 from giornata.wire.jobs import JobRecord, JobState, Priority
 from giornata_gateway.http.body import send
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, REPEATED, TENANT, json_answer
-from giornata_gateway.http.requests import base_url, receive
-from giornata_gateway.http.sse import last_event_id
+from giornata_gateway.http.requests import base_url, check_query, last_event_id, number_of, receive
 from giornata_gateway.http.stream import Stream
 from giornata_gateway.intake.rules.forms import JobForm
-from giornata_gateway.intake.rules.queries import check_query, query_number
 from giornata_gateway.jobs.feed import done_sequence, known_sequence
-from giornata_gateway.views.answers import CONTENT_TYPES, error_of
+from giornata_gateway.views.answers import error_of
 from giornata_gateway.views.jobs import JobView, job_view, steps_of
 
 
@@ -49,7 +47,7 @@ async def image(request: web.Request) -> web.StreamResponse:
     """One finished picture, as it was encoded."""
     record = await _record(request)
     check_query(request.query, "index")
-    row = record.rows[query_number(request.query, "index", 0, len(record.rows) - 1)]
+    row = record.rows[number_of(request.query, "index", 0, len(record.rows) - 1)]
     if row.error is not None:
         raise from_body(row.error)
     if row.image is None:
@@ -62,7 +60,7 @@ async def image(request: web.Request) -> web.StreamResponse:
     if any(tag.value == row.image.sha256 for tag in request.if_none_match or ()):
         return web.Response(status=304, headers=headers)
     gateway = request.app[GATEWAY]
-    content_type = CONTENT_TYPES[record.job.parameters.output_format]
+    content_type = f"image/{record.job.parameters.output_format}"
     async with gateway.answers.room(row.image.size_bytes):
         return await send(request, await gateway.picture(row.image), content_type, headers)
 
@@ -74,8 +72,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     """
     gateway = request.app[GATEWAY]
     job = (await _record(request)).job
-    after = last_event_id(request.headers.get("Last-Event-ID"))
-    after = await known_sequence(gateway.bus, after)
+    after = await known_sequence(gateway.bus, last_event_id(request.headers))
     with gateway.watchers.held(), gateway.ends.expect(job.job_id, watching=True) as ended:
         record = await gateway.ledger.records.get(job.job_id)
         if record.state.terminal:

@@ -30,11 +30,7 @@ MALFORMED: Final = (
 
 
 async def read_upload(request: web.Request, grow: Grow) -> Upload:
-    """Fields and pictures of a request.
-
-    Args:
-        request: not read yet.
-        grow: is told of every piece before the next one is read.
+    """Fields and pictures of a request; `grow` is told of every piece before the next one is read.
 
     Raises:
         TooManyRequests: `grow` says so.

@@ -1,13 +1,16 @@
-"""From an HTTP request to an edit that is admitted."""
+"""What an HTTP request says: its query, its headers, and the edit that it asks for."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from typing import Final
 
 from aiohttp import web
 
 from giornata.deadlines import Deadline
+from giornata.wire.errors import BadRequest, InvalidField
 from giornata.wire.jobs import Priority
 from giornata_gateway.gateway import Admitted
 from giornata_gateway.http.errors import GATEWAY, TENANT
@@ -16,6 +19,7 @@ from giornata_gateway.intake.rules.forms import F, check_source, read_form
 from giornata_gateway.intake.rules.idempotency import HEADER, read_key
 from giornata_gateway.jobs.preparation import EditOrder
 
+LAST_SEQUENCE: Final = 10**18 - 1
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -24,14 +28,7 @@ async def receive(
 ) -> tuple[F, Admitted]:
     """The form of a request, and its edit, admitted; on return the pictures are stored and not in memory.
 
-    Args:
-        request: not read yet.
-        kind: its form.
-        priority: the job's.
-        held: keeps the job's places until it is closed.
-
-    Raises:
-        GiornataError: why it is refused.
+    `held` keeps the job's places until it is closed.
     """
     gateway, tenant = request.app[GATEWAY], request[TENANT]
     key = read_key(request.headers.getall(HEADER, ()), HEADER)
@@ -51,14 +48,13 @@ async def receive(
             parameters=form.parameters(),
             image=upload.image,
             mask=upload.mask,
-            tenant=tenant.name,
-            weight=tenant.weight,
+            tenant=tenant,
             priority=priority,
             deadline=Deadline.after_ms(budget_s * 1000),
             template_id=form.template_id,
             traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
         )
-        return form, await gateway.admit(order, key, tenant, held)
+        return form, await gateway.admit(order, key, held)
 
 
 def base_url(request: web.Request) -> str:
@@ -68,3 +64,28 @@ def base_url(request: web.Request) -> str:
         return configured or str(request.url.origin())
     except ValueError:
         return ""
+
+
+def number_of(values: Mapping[str, str], name: str, default: int, most: int, least: int = 0) -> int:
+    """A whole number of a query or of headers; InvalidField where it is none, or beyond the limits."""
+    text = values.get(name, str(default))
+    digits = max(9, len(str(most)))  # Python reads no more than a few thousand
+    if len(text) > digits or not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+        raise InvalidField(
+            "The number is not accepted.", field=name, received=text, accepted=f"{least} to {most}"
+        )
+    return int(text)
+
+
+def last_event_id(headers: Mapping[str, str]) -> int:
+    """Sequence number in the ``Last-Event-ID`` header; 0 without one. It raises as :func:`number_of`."""
+    return number_of(headers, "Last-Event-ID", 0, LAST_SEQUENCE) if headers.get("Last-Event-ID") else 0
+
+
+def check_query(query: Iterable[str], *accepted: str) -> None:
+    """BadRequest where a query names something else than is accepted."""
+    unknown = set(query) - set(accepted)
+    if unknown:
+        raise BadRequest(
+            "Unknown query parameter.", received=", ".join(sorted(unknown)), accepted=", ".join(accepted)
+        )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from aiohttp import hdrs
+from aiohttp import hdrs, web
+from pydantic import BaseModel
 
 from giornata.wire.errors import BY_CODE, IdempotencyKeyReused, InternalError, ResultExpired
 from giornata.wire.fleet import FleetView
-from giornata_gateway.http import edits, fleet, jobs, status, templates
-from giornata_gateway.http.route import Json, Reply, Route
+from giornata_gateway.http import edits, jobs, status, templates
+from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler
 from giornata_gateway.intake.rules.forms import EditForm, JobForm, TemplateForm
+from giornata_gateway.intake.rules.tenants import bearer, check_site
 from giornata_gateway.views.answers import ImagesAnswer
 from giornata_gateway.views.catalog import HealthView, ModelList, ReadyView
 from giornata_gateway.views.jobs import JobView
@@ -18,6 +22,66 @@ from giornata_gateway.views.stream import CompletedEvent, ErrorEvent, PartialIma
 from giornata_gateway.views.templates import TemplateDeleted, TemplateList, TemplateView
 
 GET, POST, DELETE = hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_DELETE
+
+Json = dict[str, Any]
+
+Body = type[BaseModel] | tuple[type[BaseModel], ...] | Json
+"""A view, the events of a stream, or a schema."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a route answers beside its errors."""
+
+    description: str
+    bodies: Mapping[str, Body] = field(default_factory=dict)
+    """Bodies by content type."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """One method of one path."""
+
+    method: str
+    path: str
+    handler: Handler
+    name: str
+    """The operation's id in the document."""
+    summary: str
+    answers: Mapping[int, Reply]
+    """Answers by status."""
+    errors: tuple[int, ...] = ()
+    """Statuses of the errors that it answers, beside 500; the error tree tells their codes."""
+    parameters: tuple[Json, ...] = ()
+    """Query and header parameters as the document tells them; the path tells its own."""
+    form: type[BaseModel] | None = None
+    """The fields of a multipart form that asks for pictures."""
+    repeatable: bool = False
+    """An idempotency key makes one job of several requests."""
+    keyed: bool = True
+    """Where the gateway has API keys, one is needed."""
+    head: bool = True
+    """A GET also answers HEAD."""
+
+    def served(self) -> web.RouteDef:
+        """The route for aiohttp: its handler runs once the request is allowed, and finds its tenant."""
+        options = {"allow_head": self.head} if self.method == GET else {}
+        return web.RouteDef(self.method, self.path, self._handle, options)
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        gateway = request.app[GATEWAY]
+        request[ROUTE] = self
+        if "job_id" in request.match_info:
+            request[JOB_ID] = request.match_info["job_id"]
+        if self.method != GET:  # a page of another site cannot read what a GET answers
+            check_site(request.headers.get("Sec-Fetch-Site"), keyed=gateway.keys is not None)
+        if self.keyed:
+            request[TENANT] = gateway.tenant(bearer(request.headers.get("Authorization")))
+        return await self.handler(request)
+
+
+ROUTE: Final = web.RequestKey("route", Route)
+"""The API route that a request is for."""
 
 JSON: Final = "application/json"
 STREAM: Final = "text/event-stream"
@@ -107,7 +171,7 @@ ROUTES: Final = (
         {200: Reply("Served models.", {JSON: ModelList})}, (401,),
     ),
     Route(
-        GET, "/v1/fleet", fleet.fleet, "getFleet",
+        GET, "/v1/fleet", status.fleet, "getFleet",
         "What the fleet is doing; a live stream of it where the Accept header asks for text/event-stream.",
         {
             200: Reply(

@@ -14,21 +14,22 @@ from giornata.wire.errors import DeadlineExceeded, Failed, from_body
 from giornata.wire.events import DoneEvent, PreviewEvent
 from giornata.wire.jobs import JobRecord, RowRecord
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.http.body import JSON_COPIES, end, write
+from giornata_gateway.http.body import EVENT_STREAM, JSON_COPIES, end, frame, write
 from giornata_gateway.http.errors import OUTCOME, as_known
-from giornata_gateway.http.sse import GO_ON_ELSEWHERE, HEADERS, HEARTBEAT, frame
 from giornata_gateway.jobs.feed import StreamedEvent, open_feed, until_done
 from giornata_gateway.views.answers import error_of
 from giornata_gateway.views.stream import (
-    COMPLETED,
-    ERROR,
-    PARTIAL,
-    PROGRESS,
+    ToldEvent,
     completed_event,
     error_event,
     partial_image_event,
     progress_event,
 )
+
+HEARTBEAT = b": still working\n\n"
+"""A comment; keeps proxies from closing a quiet connection."""
+GO_ON_ELSEWHERE = b": this gateway leaves; another one goes on after your Last-Event-ID\nretry: 500\n\n"
+"""The end of a stream whose job goes on. It is no error, so that clients connect again after `retry` milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Stream:
             deadline: when to stop telling, whether the job has ended or not.
         """
         async with open_feed(self.gateway.bus, self.job_id, after, self.gateway.restore) as told:
-            response = web.StreamResponse(headers=HEADERS)
+            response = web.StreamResponse(headers=EVENT_STREAM)
             await response.prepare(self.request)  # a few headers: they fit the socket's buffer
             try:
                 last = await self._tell_progress(response, told, ended, deadline)
@@ -61,7 +62,7 @@ class Stream:
             except Exception as error:  # noqa: BLE001 - the answer has begun: logged and told inside it
                 known = as_known(error, self.request.path)
                 self.request[OUTCOME] = known.code
-                await self._write(response, frame(ERROR, error_event(known, self.job_id)))
+                await self._tell(response, error_event(known, self.job_id))
             await end(self.request, response)
             return response
 
@@ -75,24 +76,18 @@ class Stream:
         """Relay states, steps and previews; the job's last event, or None where the stream lost it."""
         async for item in until_done(told, ended, self.gateway.config.heartbeat_s, deadline):
             if item is None:
-                await self._write(response, HEARTBEAT)
+                await write(self.request, response, HEARTBEAT)
                 record = await self._record()
                 if record is not None and record.state.terminal:
                     return None  # its last event was lost
             elif isinstance(item.event, DoneEvent):
                 return item
-            elif isinstance(item.event, PreviewEvent):
-                await self._tell_preview(response, item.event, item.time, item.sequence)
-            else:
-                await self._write(response, frame(PROGRESS, progress_event(item.event), item.sequence))
+            elif not isinstance(item.event, PreviewEvent):
+                await self._tell(response, progress_event(item.event), item.sequence)
+            elif (record := await self._record()) is not None:  # a preview is not worth the stream
+                preview = partial_image_event(record, item.event, item.time)
+                await self._tell(response, preview, item.sequence)
         return None
-
-    async def _tell_preview(
-        self, response: web.StreamResponse, event: PreviewEvent, at: int, sequence: int
-    ) -> None:
-        record = await self._record()
-        if record is not None:  # a preview is not worth the stream
-            await self._write(response, frame(PARTIAL, partial_image_event(record, event, at), sequence))
 
     async def _record(self) -> JobRecord | None:
         """The job's record; None where NATS does not answer, since the stream outlives an outage."""
@@ -108,7 +103,7 @@ class Stream:
         record = await self.gateway.ledger.records.get(self.job_id)
         if not record.state.terminal:
             if ended.done() and not self.inline:  # a reader that only looks on loses nothing
-                await self._write(response, GO_ON_ELSEWHERE)
+                await write(self.request, response, GO_ON_ELSEWHERE)
                 return
             if ended.done():
                 ended.result()  # raises why this gateway stopped waiting
@@ -117,7 +112,7 @@ class Stream:
         error = error_of(record)
         if error is not None:
             self.request[OUTCOME] = error.code
-            await self._write(response, frame(ERROR, error_event(error, self.job_id), sequence))
+            await self._tell(response, error_event(error, self.job_id), sequence)
             return
         rows = [*record.images, *(row for row in record.rows if row.error is not None)]
         for row in rows:
@@ -128,13 +123,16 @@ class Stream:
     ) -> None:
         if row.image is None:
             error = from_body(row.error) if row.error is not None else Failed()
-            await self._write(response, frame(ERROR, error_event(error, self.job_id, row.index), sequence))
+            await self._tell(response, error_event(error, self.job_id, row.index), sequence)
             return
         size_bytes = row.image.size_bytes * JSON_COPIES if self.inline else 0
         async with self.gateway.answers.room(size_bytes):
             picture = await self.gateway.picture(row.image) if self.inline else None
             event = await asyncio.to_thread(completed_event, record, row, picture, self.base_url, at)
-            await self._write(response, await asyncio.to_thread(frame, COMPLETED, event, sequence))
+            framed = await asyncio.to_thread(frame, event.type, event, sequence)
+            await write(self.request, response, framed)
 
-    async def _write(self, response: web.StreamResponse, data: bytes) -> None:
-        await write(self.request, response, data)
+    async def _tell(
+        self, response: web.StreamResponse, event: ToldEvent, sequence: int | None = None
+    ) -> None:
+        await write(self.request, response, frame(event.type, event, sequence))

@@ -22,14 +22,9 @@ _Version = tuple[int, int, int]
 
 
 class KeyFile:
-    """The keys in a file. A new file that cannot be read is logged, and the keys before it stay.
+    """The keys in a file; ServiceUnavailable where it is missing, or is not such a file.
 
-    Args:
-        path: of the file.
-        clock: seconds, monotonic.
-
-    Raises:
-        ServiceUnavailable: the file is missing, or is not such a file.
+    A new file that cannot be read is logged, and the keys before it stay.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:

@@ -49,8 +49,7 @@ class Memory:
     async def room(self, size_bytes: int) -> AsyncIterator[None]:
         """Hold `size_bytes` while inside, once there is room; more than the limit fits when nothing else is held.
 
-        Raises:
-            ServiceUnavailable: there is none within :data:`ROOM_S`.
+        ServiceUnavailable is raised where there is none within :data:`ROOM_S`.
         """
         try:
             async with asyncio.timeout(ROOM_S), self._turn:

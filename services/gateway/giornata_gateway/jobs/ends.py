@@ -4,70 +4,41 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import nats.errors
-import structlog
 
 from giornata import retries
-from giornata.bus.bus import Bus
 from giornata.records.jobs import Records
-from giornata.wire import subjects
-from giornata.wire.errors import GiornataError, JobNotFound, ServiceUnavailable
-from giornata.wire.events import DoneEvent, EventKind
+from giornata.wire.errors import JobNotFound, ServiceUnavailable
+from giornata.wire.events import DoneEvent
 from giornata.wire.jobs import JobRecord
-
-log = structlog.get_logger(__name__)
 
 CHECK_WINDOW_S = 20.0
 """After a reconnect, how long the records are asked for until JetStream answers again."""
 
 
-class EndListener(Protocol):
-    """Hears every end of a job of this gateway, and whether a request waited for it."""
-
-    def __call__(self, event: DoneEvent, *, awaited: bool) -> None:
-        """Take in an end."""
-
-
 class JobEnds:
-    """Futures that resolve when a job is terminal; the record says how."""
+    """Futures that resolve when a job is terminal; the record says how. `on_done` hears every end."""
 
-    def __init__(self, records: Records, on_done: EndListener) -> None:
+    def __init__(self, records: Records, on_done: Callable[[DoneEvent], None]) -> None:
         self._records = records
         self._on_done = on_done
         self._futures: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
         self._watchers: set[asyncio.Future[None]] = set()
         self._watchable = True
 
-    @asynccontextmanager
-    async def listening(self, bus: Bus, gateway: str) -> AsyncIterator[None]:
-        """Hear the ends of `gateway`'s jobs while inside, and read the records too after every reconnect."""
-        reconnected = asyncio.Event()
-        bus.on_reconnect.append(reconnected.set)
-        checker = asyncio.create_task(self._check_after_reconnects(reconnected), name="check-after-reconnect")
-        try:
-            async with bus.listen(subjects.events_of_gateway(gateway, EventKind.DONE), DoneEvent, self.hear):
-                yield
-        finally:
-            bus.on_reconnect.remove(reconnected.set)
-            checker.cancel()
-            await asyncio.gather(checker, return_exceptions=True)
-
     def hear(self, event: DoneEvent) -> None:
         """Wake the requests that wait for the event's job."""
-        self._on_done(event, awaited=event.job_id in self._futures)
+        self._on_done(event)
         self.wake(event.job_id)
 
     @contextmanager
     def expect(self, job_id: str, *, watching: bool = False) -> Iterator[asyncio.Future[None]]:
         """A future that resolves when the job is terminal. Enter before the job can end.
 
-        Args:
-            job_id: names the job.
-            watching: whether the caller only looks on and can go on doing so at another gateway.
+        A caller that is `watching` only looks on and can go on doing so at another gateway.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._futures[job_id].add(future)
@@ -89,6 +60,10 @@ class JobEnds:
         """Jobs that a request waits for."""
         return len(self._futures)
 
+    def __contains__(self, job_id: str) -> bool:
+        """Whether a request waits for the job."""
+        return job_id in self._futures
+
     def abandon(self, *, watchers_only: bool = False) -> None:
         """Tell every waiting request that this gateway leaves, or those alone that look on, now or later."""
         self._watchable = False
@@ -107,16 +82,7 @@ class JobEnds:
             if not future.done():
                 future.set_result(None)
 
-    async def _check_after_reconnects(self, reconnected: asyncio.Event) -> None:
-        while True:
-            await reconnected.wait()
-            reconnected.clear()
-            try:
-                await self._check()
-            except (GiornataError, nats.errors.Error):
-                log.warning("check_after_reconnect_failed", exc_info=True)
-
-    async def _check(self) -> None:
+    async def check(self) -> None:
         """Wake the requests whose job ended while its event could not be heard."""
         asking = retries.patiently(nats.errors.Error, CHECK_WINDOW_S)
         for job_id in list(self._futures):

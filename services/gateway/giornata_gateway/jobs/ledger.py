@@ -28,11 +28,7 @@ class JobLedger:
     records: Records
 
     async def read_of(self, tenant: str, job_id: str) -> JobRecord:
-        """The record of a tenant's job.
-
-        Raises:
-            JobNotFound: there is none, or it belongs to another tenant, which the answer does not tell.
-        """
+        """The record of a tenant's job; JobNotFound, too, where it is another tenant's, which is not told."""
         try:
             subjects.token(job_id)
         except ValueError as error:
@@ -53,11 +49,7 @@ class JobLedger:
             return None
 
     async def cancel(self, job_id: str) -> JobRecord:
-        """Ask for a job's end, in the record and by broadcast. A terminal job stays as it is.
-
-        Raises:
-            JobNotFound: there is none.
-        """
+        """Ask for a job's end, in the record and by broadcast; JobNotFound without one. A terminal job stays so."""
         record = await self.records.change(job_id, lambda record: record.model_copy(update={"cancel": True}))
         if not record.state.terminal:
             await self.bus.publish(subjects.cancel(job_id), CancelRows(job_id=job_id, attempt=0))

@@ -68,11 +68,7 @@ class Submission:
     """Submissions on their way, by job."""
 
     async def known(self, order: EditOrder) -> Prepared | None:
-        """The job that was accepted under the order's key; None where there is no key, or no such job yet.
-
-        Raises:
-            IdempotencyKeyReused: the job is another edit.
-        """
+        """The job that was accepted under the order's key, as :func:`check_same` allows; None without key or job."""
         if order.fingerprint is None:
             return None
         try:
@@ -85,11 +81,8 @@ class Submission:
     async def submit(self, prepared: Prepared) -> Job:
         """Make a job durable; the job that is carried out, which may be another request's with the same key.
 
-        A job without a key is cancelled if the caller is cancelled meanwhile.
-
-        Raises:
-            IdempotencyKeyReused: another request was faster with another edit.
-            GiornataError: why it was not accepted.
+        A job without a key is cancelled if the caller is cancelled meanwhile. What is raised says why the job was not
+        accepted: IdempotencyKeyReused where another request was faster with another edit.
         """
         job = prepared.job
         if prepared.known:
@@ -184,9 +177,14 @@ class Submission:
 
     async def _ask_router(self, job: Job) -> GiornataError | None:
         """Have `job` accepted, trying again while no router answers; why it was not. It raises nothing."""
+
+        async def ask() -> None:
+            deadline = Deadline.after_ms(TRY_S * 1000)
+            request = SubmitRequest(job=job, remaining_ms=deadline.remaining_ms())
+            await self.bus.call(subjects.SUBMIT, request, Accepted, deadline)
+
         try:
-            attempts = retries.soon((ServiceUnavailable, DeadlineExceeded), self.config.submit_window_s)
-            await attempts(self._ask_once, job)
+            await retries.soon((ServiceUnavailable, DeadlineExceeded), self.config.submit_window_s)(ask)
         except DeadlineExceeded:
             return ServiceUnavailable("The router did not accept the edit in time.", retry_after_s=2)
         except GiornataError as error:
@@ -194,21 +192,9 @@ class Submission:
         except Exception:  # the task's edge: logged and answered
             log.exception("submit_failed", job_id=job.job_id)
             return InternalError()
-        asked = job.parameters
-        log.info(
-            "accepted",
-            job_id=job.job_id,
-            tenant=job.tenant,
-            user=asked.user,
-            n=asked.n,
-            priority=job.priority.value,
-        )
+        told = {"tenant": job.tenant, "user": job.parameters.user, "n": job.parameters.n}
+        log.info("accepted", job_id=job.job_id, priority=job.priority.value, **told)
         return None
-
-    async def _ask_once(self, job: Job) -> None:
-        deadline = Deadline.after_ms(TRY_S * 1000)
-        request = SubmitRequest(job=job, remaining_ms=deadline.remaining_ms())
-        await self.bus.call(subjects.SUBMIT, request, Accepted, deadline)
 
     async def _send(self, job: Job) -> None:
         """Submit to the router. The call survives its caller, so that its outcome is always known."""

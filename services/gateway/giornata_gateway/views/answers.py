@@ -16,13 +16,6 @@ from giornata.wire.jobs import JobRecord, JobState, RowRecord, TemplateUse
 from giornata.wire.requests import OutputFormat
 from giornata.wire.times import ComputeTimes, StageTimes
 
-CONTENT_TYPES = {
-    OutputFormat.PNG: "image/png",
-    OutputFormat.JPEG: "image/jpeg",
-    OutputFormat.WEBP: "image/webp",
-}
-
-
 ErrorType = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
 Background = Literal["opaque", "transparent"]
 
@@ -195,13 +188,9 @@ def image_url(base: str, job_id: str, index: int) -> str:
 def images_answer(
     record: JobRecord, pictures: Mapping[int, bytes] | None, base_url: str, created: int
 ) -> ImagesAnswer:
-    """The synchronous answer of a completed job.
+    """The synchronous answer of a completed job: `pictures` by index, encoded, or links to them where it is None.
 
-    Args:
-        record: completed.
-        pictures: encoded pictures by index, or None to link to them.
-        base_url: how clients reach this gateway.
-        created: Unix time in seconds.
+    `created` is the Unix time in seconds.
     """
     job_id = record.job.job_id
     return ImagesAnswer(

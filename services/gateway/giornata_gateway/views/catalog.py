@@ -17,12 +17,9 @@ NEEDED: Final = (ServiceName.ROUTER, ServiceName.PREPOST, ServiceName.DENOISER)
 def choose_card(
     cards: Mapping[str, ModelCard], name: str | None, missing: Iterable[ServiceName]
 ) -> ModelCard:
-    """The model that serves a request.
+    """The model that serves a request: the one of `cards` that it names, or the only one.
 
-    Args:
-        cards: served models by name.
-        name: the model that the request names, or None for the only one.
-        missing: services without a ready instance; they explain why nothing is served.
+    The services that are `missing` explain why nothing is served.
 
     Raises:
         ServiceUnavailable: nothing is served.

@@ -7,12 +7,12 @@ telemetry period behind. The job's event stream tells every step.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from giornata.wire.jobs import JobRecord, JobState, RowRecord
 from giornata.wire.messages import Forecast
 from giornata.wire.times import StageTimes
-from giornata.wire.workers import RowProgress, ServiceState
+from giornata.wire.workers import ServiceState
 from giornata_gateway.views.answers import (
     ErrorDetail,
     Usage,
@@ -70,29 +70,20 @@ class JobView(View):
 
 def steps_of(record: JobRecord, states: Iterable[ServiceState]) -> dict[int, int]:
     """Steps computed per picture, from the workers' telemetry."""
-    job_id, attempts = record.job.job_id, {row.index: row.attempt for row in record.rows}
-    progress: list[RowProgress] = []
-    for state in states:
-        if state.worker:
-            progress += [*state.worker.running, *state.worker.waiting]
+    attempts = {(record.job.job_id, row.index): row.attempt for row in record.rows}
     return {
         row.index: row.step
-        for row in progress
-        if row.job_id == job_id and row.attempt == attempts.get(row.index)
+        for state in states
+        if state.worker
+        for row in (*state.worker.running, *state.worker.waiting)
+        if row.attempt == attempts.get((row.job_id, row.index))
     }
 
 
 def job_view(
     record: JobRecord, steps: dict[int, int], base_url: str, forecast: Forecast | None = None
 ) -> JobView:
-    """The status of a job.
-
-    Args:
-        record: the truth.
-        steps: steps computed per picture, see :func:`steps_of`; used while the job is running.
-        base_url: how clients reach this gateway.
-        forecast: the router's, where it knows.
-    """
+    """The status of a job; `steps` of :func:`steps_of` are used while it is running."""
     job = record.job
     running = record.state is JobState.RUNNING
     total = job.parameters.denoising_steps
@@ -112,8 +103,7 @@ def job_view(
         mask_ratio=record.inspection.mask_ratio if record.inspection else None,
         stage_ms=record.stage_ms,
         slo_met=record.slo_met,
-        queue_position=position_of(forecast),
-        predicted_finish_s=finish_s_of(forecast),
+        **forecast_fields(forecast),
         pictures=[
             _picture(row, done.get(row.index) if running else None, job.job_id, base_url)
             for row in record.rows
@@ -123,14 +113,14 @@ def job_view(
     )
 
 
-def position_of(forecast: Forecast | None) -> int | None:
-    """`queue_position`; None where the router does not know."""
-    return forecast.position if forecast else None
-
-
-def finish_s_of(forecast: Forecast | None) -> float | None:
-    """`predicted_finish_s`; None where the router does not know."""
-    return round(forecast.finish_ms / 1e3, 3) if forecast else None
+def forecast_fields(forecast: Forecast | None) -> dict[str, Any]:
+    """What a job's status and its first event tell of a forecast; nothing where the router does not know."""
+    if forecast is None:
+        return {}
+    return {
+        "queue_position": forecast.position,
+        "predicted_finish_s": round(forecast.finish_ms / 1e3, 3),
+    }
 
 
 def _picture(row: RowRecord, step: int | None, job_id: str, base_url: str) -> PictureView:

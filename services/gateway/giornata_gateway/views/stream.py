@@ -16,7 +16,6 @@ from giornata.wire.events import PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import Box, JobRecord, JobState, RowRecord
 from giornata.wire.requests import OutputFormat
 from giornata_gateway.views.answers import (
-    CONTENT_TYPES,
     Background,
     ErrorDetail,
     Usage,
@@ -27,11 +26,6 @@ from giornata_gateway.views.answers import (
     size_of,
     usage_of,
 )
-
-PROGRESS = "image_edit.progress"
-PARTIAL = "image_edit.partial_image"
-COMPLETED = "image_edit.completed"
-ERROR = "error"
 
 
 class ProgressEvent(View):
@@ -102,18 +96,12 @@ class ErrorEvent(View):
     """Which picture; null where the whole job failed."""
 
 
+ToldEvent = ProgressEvent | PartialImageEvent | CompletedEvent | ErrorEvent
+
+
 def progress_event(event: StateEvent | StepEvent) -> ProgressEvent:
-    """A state or a step as it is told."""
-    if isinstance(event, StateEvent):
-        return ProgressEvent(job_id=event.job_id, attempt=event.attempt, state=event.state)
-    return ProgressEvent(
-        job_id=event.job_id,
-        attempt=event.attempt,
-        state=JobState.RUNNING,
-        index=event.index,
-        step=event.step,
-        steps=event.steps,
-    )
+    """A state or a step as it is told; a job that takes steps is running."""
+    return ProgressEvent.model_validate({"state": JobState.RUNNING} | vars(event))
 
 
 def partial_image_event(record: JobRecord, event: PreviewEvent, created_at: int) -> PartialImageEvent:
@@ -125,7 +113,7 @@ def partial_image_event(record: JobRecord, event: PreviewEvent, created_at: int)
         step=event.step,
         steps=event.steps,
         box=event.box,
-        media_type=CONTENT_TYPES[event.format],
+        media_type=f"image/{event.format}",
     )
 
 

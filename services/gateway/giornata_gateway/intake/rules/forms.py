@@ -115,11 +115,7 @@ class Upload:
 
 
 def check_source(image: object | None, template_id: str | None) -> None:
-    """An edit has one picture.
-
-    Raises:
-        InvalidField: it has none, or an image and a template.
-    """
+    """Raise InvalidField where an edit has no picture, or an image and a template."""
     if image is None and template_id is None:
         raise missing_image()
     if image is not None and template_id is not None:
@@ -132,12 +128,7 @@ def check_source(image: object | None, template_id: str | None) -> None:
 
 
 def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = "") -> F:
-    """The form in `fields`.
-
-    Args:
-        kind: EditForm or JobForm.
-        fields: names and texts in the order of the request.
-        accept: the Accept header.
+    """The form in `fields`, names and texts; `accept` is the Accept header.
 
     Raises:
         InvalidField, UnknownField, NotSupported: names the field at fault.
@@ -207,11 +198,7 @@ def check_filled(picture: bytes, field: str) -> None:
 
 
 def read_template_form(upload: Upload) -> TemplateForm:
-    """The form of a registration.
-
-    Raises:
-        InvalidField, UnknownField: names the field at fault.
-    """
+    """The form of a registration; InvalidField or UnknownField names the field at fault."""
     if upload.mask is not None:
         raise InvalidField(
             "A template is a whole picture; masks come with its edits.",

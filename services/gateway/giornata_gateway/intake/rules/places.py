@@ -11,10 +11,11 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from giornata.wire.errors import ServiceUnavailable, TooManyRequests
 
-SMOOTHING = 0.2
+SMOOTHING: Final = 0.2
 """Weight of the latest edit in the running mean of how long a picture takes."""
 
 
@@ -43,46 +44,34 @@ class Places:
         self._seconds_each = 1.0
 
     def check(self, places: int = 1) -> None:
-        """Raise what :meth:`enter` would raise now."""
+        """Raise where there is no room for so many places.
+
+        Raises:
+            TooManyRequests: no room; says when there may be.
+            ServiceUnavailable: the gateway is shutting down.
+        """
         if self.closed:
             raise ServiceUnavailable("This gateway is shutting down.", retry_after_s=1)
         if self.taken and self.taken + places > self.limit:
             raise TooManyRequests(
                 received=f"{places} {self.what} while {self.taken} are in progress",
                 accepted=f"{self.limit} {self.what} at a time",
-                retry_after_s=self.retry_after_s(self.taken + places - self.limit),
+                retry_after_s=self.estimate_s(self.taken + places - self.limit, self.limit),
             )
-
-    def enter(self, places: int) -> None:
-        """Take places.
-
-        Raises:
-            TooManyRequests: no room; says when there may be.
-            ServiceUnavailable: the gateway is shutting down.
-        """
-        self.check(places)
-        self.taken += places
-
-    def leave(self, places: int, seconds: float | None = None) -> None:
-        """Give places back; `seconds` is how long an edit that was carried out took."""
-        self.taken -= places
-        if seconds is not None and places:
-            self._seconds_each += SMOOTHING * (seconds / places - self._seconds_each)
 
     @contextmanager
     def held(self, places: int = 1) -> Iterator[Stay]:
-        """Hold places while inside; raises as :meth:`enter`."""
-        self.enter(places)
+        """Hold places while inside; raises as :meth:`check`."""
+        self.check(places)
+        self.taken += places
         stay = Stay()
         try:
             yield stay
         finally:
-            self.leave(places, stay.seconds)
-
-    def retry_after_s(self, excess: int) -> float:
-        """Whole seconds until `excess` places should be free, judged by the latest edits."""
-        return self.estimate_s(excess, self.limit)
+            self.taken -= places
+            if stay.seconds is not None:
+                self._seconds_each += SMOOTHING * (stay.seconds / places - self._seconds_each)
 
     def estimate_s(self, pictures: int, at_a_time: int) -> float:
-        """Whole seconds, at least 1, until `pictures` should be done, `at_a_time` at once."""
+        """Whole seconds, at least 1, until `pictures` should be done, `at_a_time` at once, as the latest edits took."""
         return float(max(1, math.ceil(self._seconds_each * pictures / at_a_time)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from giornata.api_keys import KeysFile, TenantLimits, hash_of
@@ -31,12 +31,9 @@ def tenant_of(key: str | None, file: KeysFile | None, defaults: Tenant) -> Tenan
     """The tenant that `key` stands for; its hash is compared with every known one, each in constant time.
 
     Args:
-        key: as the request brings it.
+        key: as the request brings it; Unauthorized where keys are asked for and it is none of them.
         file: the known keys; None where no key is asked for.
         defaults: the tenant of a gateway without keys, and the limits of a tenant without limits of its own.
-
-    Raises:
-        Unauthorized: keys are asked for and `key` is none of them.
     """
     if file is None:
         return defaults
@@ -52,23 +49,14 @@ def tenant_of(key: str | None, file: KeysFile | None, defaults: Tenant) -> Tenan
     if found is None:
         raise Unauthorized
     limits = file.tenants.get(found, TenantLimits())
-    return Tenant(
-        name=found,
-        in_progress=defaults.in_progress if limits.in_progress is None else limits.in_progress,
-        per_minute=defaults.per_minute if limits.per_minute is None else limits.per_minute,
-        weight=defaults.weight if limits.weight is None else limits.weight,
-    )
+    return replace(defaults, name=found, **limits.model_dump(exclude_none=True))
 
 
 def check_site(site: str | None, *, keyed: bool) -> None:
-    """Refuse pages of other web sites: any page can have its visitor's browser send a form to this machine.
+    """Raise CrossSite for a page of another web site: any page can have its visitor's browser send a form here.
 
-    Args:
-        site: the ``Sec-Fetch-Site`` header, which browsers set and pages cannot; other clients send none.
-        keyed: whether this gateway asks for API keys.
-
-    Raises:
-        CrossSite: the page is of another site, and the gateway asks for no key, which the page would not know.
+    `site` is the ``Sec-Fetch-Site`` header, which browsers set and pages cannot; other clients send none. A `keyed`
+    gateway asks for an API key, which the page would not know.
     """
     if not keyed and site == "cross-site":
         raise CrossSite(
