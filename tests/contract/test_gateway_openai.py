@@ -23,7 +23,7 @@ from giornata_gateway.intake.rules.forms import EditForm, JobForm
 from giornata_gateway.intake.rules.idempotency import HEADER
 from giornata_gateway.views.answers import images_answer
 from giornata_gateway.views.fleet import StepRates, fleet_view
-from giornata_gateway.views.stream import completed_event, partial_image_event
+from giornata_gateway.views.jobs import completed_event, partial_image_event
 
 BLOB = BlobRef(key="default/x", size_bytes=1, sha256="0" * 64)
 

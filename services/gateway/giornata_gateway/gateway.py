@@ -15,17 +15,15 @@ from giornata.records.jobs import Records
 from giornata.records.templates import TemplateRecords
 from giornata.wire.errors import InputLost, ResultExpired
 from giornata.wire.events import DoneEvent
-from giornata.wire.jobs import BlobRef, Job
+from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.departure import Departure
 from giornata_gateway.intake.key_file import KeyFile
-from giornata_gateway.intake.memory import Memory
+from giornata_gateway.intake.limits import Memory, Places, Stay
 from giornata_gateway.intake.quotas import Quotas
-from giornata_gateway.intake.rules.places import Places, Stay
 from giornata_gateway.intake.rules.tenants import DEFAULT_TENANT, Tenant, tenant_of
-from giornata_gateway.jobs.ends import JobEnds
-from giornata_gateway.jobs.ledger import JobLedger
+from giornata_gateway.jobs.ledger import JobEnds, JobLedger
 from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
 from giornata_gateway.jobs.registration import Registration
 from giornata_gateway.jobs.submission import AwaitedJob, Submission
@@ -106,7 +104,8 @@ class Gateway:
             return Admitted(known, held.enter_context(self.places.held()))
         await self.preparation.check_blobs(order)
         started_s = time.monotonic()
-        stay = held.enter_context(self.stay(order.tenant, order.parameters.n, order.job_id, order.longest_s))
+        longest_s = order.deadline.remaining_s() + TAKE_OVER_S  # its job has ended then in any case
+        stay = held.enter_context(self.stay(order.tenant, order.parameters.n, order.job_id, longest_s))
         prepared = await self.preparation.prepare(await self.registration.applied(order))
         return Admitted(prepared, stay, started_s)
 

@@ -21,7 +21,7 @@ from giornata_gateway.fleet import FleetListener
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http.server import listening
 from giornata_gateway.intake.key_file import KeyFile
-from giornata_gateway.nats.door import open_door
+from giornata_gateway.nats_door import open_door
 
 log = structlog.get_logger(__name__)
 
@@ -99,9 +99,5 @@ async def _catching_up(gateway: Gateway) -> AsyncIterator[None]:
 
 def _state(gateway: Gateway) -> ServiceState:
     draining = gateway.departure.announced.is_set()
-    return state_of(
-        ServiceName.GATEWAY,
-        gateway.config.instance,
-        ready=not draining and gateway.bus.client.is_connected,
-        draining=draining,
-    )
+    ready = not draining and gateway.bus.client.is_connected
+    return state_of(ServiceName.GATEWAY, gateway.config.instance, ready=ready, draining=draining)

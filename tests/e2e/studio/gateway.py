@@ -29,8 +29,7 @@ from giornata.wire.workers import ServiceName
 from giornata_gateway.http.body import frame
 from giornata_gateway.views.answers import ErrorDetail
 from giornata_gateway.views.catalog import ModelList, ModelView
-from giornata_gateway.views.jobs import JobView, PictureView
-from giornata_gateway.views.stream import PartialImageEvent
+from giornata_gateway.views.jobs import JobView, PartialImageEvent, PictureView
 from tests.e2e.pictures import file
 from tests.e2e.studio.browsing import Watch
 

@@ -12,7 +12,7 @@ from giornata.wire.requests import OutputFormat
 from giornata_gateway.http.body import frame
 from giornata_gateway.http.stream import HEARTBEAT
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
-from giornata_gateway.views.stream import (
+from giornata_gateway.views.jobs import (
     ToldEvent,
     completed_event,
     error_event,

@@ -11,7 +11,7 @@ from giornata_gateway.http.body import frame
 from giornata_gateway.http.requests import last_event_id
 from giornata_gateway.http.stream import HEARTBEAT
 from giornata_gateway.views.answers import ErrorDetail
-from giornata_gateway.views.stream import ErrorEvent
+from giornata_gateway.views.jobs import ErrorEvent
 
 
 @given(st.text(), st.none() | st.integers(1, 2**60))

@@ -18,11 +18,7 @@ log = structlog.get_logger(__name__)
 PIECE_BYTES: Final = 1 << 20
 JSON_COPIES: Final = 4
 """A picture inside an answer is held as text and as bytes, each a third larger, and for a while as the picture."""
-EVENT_STREAM: Final = {
-    "Content-Type": "text/event-stream",
-    "Cache-Control": "no-store",
-    "X-Accel-Buffering": "no",
-}
+EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """Headers of server-sent events."""
 
 

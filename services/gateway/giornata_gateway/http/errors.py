@@ -52,7 +52,9 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
             code = request.get(OUTCOME, "ok")
         except web.HTTPException as error:
             code = HTTP_ERRORS.get(error.status, ("http_error", ""))[0]
-            response = _http_answer(error, code)
+            detail = ErrorDetail(code=code, message=f"{error.reason}.", type=error_type(error.status))
+            kept = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+            response = json_answer(ErrorAnswer(error=detail), status=error.status, headers=kept)
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception as error:  # noqa: BLE001 - the request's edge: logged and answered
@@ -64,9 +66,9 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     finally:
         if request.get(REPEATED):
             request.app[GATEWAY].metrics.repeated("http")
-        request.app[GATEWAY].metrics.answered(
-            "http", _route(request), status, code, time.monotonic() - started
-        )
+        resource = request.match_info.route.resource
+        route = "unknown" if resource is None else resource.canonical  # ids do not become labels
+        request.app[GATEWAY].metrics.answered("http", route, status, code, time.monotonic() - started)
 
 
 def as_known(error: Exception, where: str) -> GiornataError:
@@ -95,15 +97,3 @@ def json_answer(body: BaseModel, *, status: int = 200, headers: dict[str, str] |
     return web.Response(
         text=body.model_dump_json(), status=status, content_type="application/json", headers=headers
     )
-
-
-def _http_answer(error: web.HTTPException, code: str) -> web.Response:
-    detail = ErrorDetail(code=code, message=f"{error.reason}.", type=error_type(error.status))
-    kept = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
-    return json_answer(ErrorAnswer(error=detail), status=error.status, headers=kept)
-
-
-def _route(request: web.Request) -> str:
-    """The route's pattern, so that ids do not become labels."""
-    resource = request.match_info.route.resource
-    return resource.canonical if resource is not None else "unknown"

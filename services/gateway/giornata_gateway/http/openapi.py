@@ -17,8 +17,6 @@ from giornata_gateway.http.routes import ROUTES, Body, Json, Reply, Route
 from giornata_gateway.intake.rules.idempotency import HEADER, MAX_CHARACTERS
 from giornata_gateway.views.answers import ErrorAnswer
 
-DESCRIPTION: Final = (files("giornata_gateway.http") / "openapi.md").read_text(encoding="utf-8")
-"""What the document says in words."""
 RETRY_AFTER: Final = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
 RATE_LIMIT: Final = {
     "RateLimit-Policy": {
@@ -49,6 +47,7 @@ MASK: Final = {**BINARY, "description": "What to repaint; see `mask_mode`."}
 
 def document(server_url: str) -> Json:
     """The document; `server_url` is how clients reach this gateway, empty for the address that served it."""
+    words = (files("giornata_gateway.http") / "openapi.md").read_text(encoding="utf-8")
     paths: Json = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
@@ -57,7 +56,7 @@ def document(server_url: str) -> Json:
         "info": {
             "title": "Giornata",
             "version": __version__,
-            "description": DESCRIPTION + _codes(),
+            "description": words + _codes(),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": server_url or "/"}],

@@ -37,7 +37,7 @@ async def listening(gateway: Gateway) -> AsyncIterator[Callable[[], Awaitable[No
         handler_cancellation=True,
         shutdown_timeout=CLOSE_S,
         access_log=None,
-        auto_decompress=False,  # a small body that unpacks to a large one is refused, see multipart
+        auto_decompress=False,  # a small body that unpacks to a large one is refused, see requests
     )
     await runner.setup()
     try:

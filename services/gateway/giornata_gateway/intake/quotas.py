@@ -26,9 +26,6 @@ from giornata_gateway.intake.rules.tenants import Tenant
 MAX_TENANTS: Final = 100_000
 """Buckets that are remembered. Beyond it the least recently used bucket is forgotten, and so is full again."""
 
-Estimate = Callable[[int, int], float]
-"""Seconds until a number of pictures should be done, when another number is worked on at a time."""
-
 
 class InProgress:
     """Counts pictures by tenant; every entry has a name of its own.
@@ -67,11 +64,15 @@ class InProgress:
 
 
 class Quotas:
-    """Counts what tenants do; `estimate` is for Retry-After, and `refused` is told tenant and code of every refusal."""
+    """Counts what tenants do.
+
+    `estimate` gives the seconds until a number of pictures should be done, when another number is worked on at a time;
+    `refused` is told tenant and code of every refusal.
+    """
 
     def __init__(
         self,
-        estimate: Estimate,
+        estimate: Callable[[int, int], float],
         refused: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -12,7 +12,7 @@ from giornata.blobs import BlobStore
 from giornata.blobs.protocol import refer
 from giornata.deadlines import Deadline
 from giornata.wire.errors import InvalidField
-from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job, Priority
+from giornata.wire.jobs import BlobRef, Job, Priority
 from giornata.wire.requests import MAX_SEED, EditParameters, resolve
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
@@ -42,11 +42,6 @@ class EditOrder:
     """The job that it becomes. An idempotency key leads to a certain one."""
     fingerprint: str | None = None
     """What it asks for, where it has an idempotency key."""
-
-    @property
-    def longest_s(self) -> float:
-        """Seconds after which its job has ended in any case."""
-        return self.deadline.remaining_s() + TAKE_OVER_S
 
     async def identified(self, key: str | None) -> EditOrder:
         """The order of the job that the idempotency key `key` leads to; None changes nothing."""

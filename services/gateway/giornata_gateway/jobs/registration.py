@@ -62,7 +62,7 @@ class Registration:
         known = not await self.records.create(record)  # before the picture that it leads to
         if known:
             await self.records.change(
-                tenant, name, lambda known: templates.registered_again(known, record.image, record.expires_s)
+                tenant, name, lambda now: templates.registered_again(now, record.image, record.expires_s)
             )
         request = TemplateRequest(template=record, remaining_ms=deadline.remaining_ms())
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 import nats.errors
@@ -32,8 +32,7 @@ from giornata.wire.jobs import Job, JobRecord
 from giornata.wire.messages import Accepted, SubmitRequest
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.intake.rules.idempotency import check_same
-from giornata_gateway.jobs.ends import JobEnds
-from giornata_gateway.jobs.ledger import JobLedger
+from giornata_gateway.jobs.ledger import JobEnds, JobLedger
 from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
 
 log = structlog.get_logger(__name__)
@@ -100,41 +99,31 @@ class Submission:
             raise
         return job
 
-    def awaited(self, prepared: Prepared) -> AbstractAsyncContextManager[AwaitedJob]:
+    @asynccontextmanager
+    async def awaited(self, prepared: Prepared) -> AsyncIterator[AwaitedJob]:
         """A job while its request waits. Leaving before it has ended cancels it, unless it is shared."""
-        return self._joined(prepared) if prepared.shared else self._owned(prepared)
-
-    @asynccontextmanager
-    async def _owned(self, prepared: Prepared) -> AsyncIterator[AwaitedJob]:
         job = prepared.job
-        with self.ends.expect(job.job_id) as ended:
-            try:
-                await self._send(job)
-                yield AwaitedJob(job, ended, prepared.deadline)
-            finally:
-                if not ended.done() or ended.exception() is not None:
-                    self._call_off(job)
-
-    @asynccontextmanager
-    async def _joined(self, prepared: Prepared) -> AsyncIterator[AwaitedJob]:
-        job = await self.submit(prepared)
         async with AsyncExitStack() as stack:
             ended = stack.enter_context(self.ends.expect(job.job_id))
-            if job.gateway != self.config.instance:  # its events go to that gateway
-                done = subjects.event(job.gateway, job.job_id, EventKind.DONE)
-                heard = self.bus.listen(done, DoneEvent, lambda event: self.ends.wake(event.job_id))
-                await stack.enter_async_context(heard)
-            if (await self.ledger.records.get(job.job_id)).state.terminal:
-                self.ends.wake(job.job_id)
+            if prepared.shared:
+                job = await self.submit(prepared)
+                if job.gateway != self.config.instance:  # its events go to that gateway
+                    done = subjects.event(job.gateway, job.job_id, EventKind.DONE)
+                    heard = self.bus.listen(done, DoneEvent, lambda event: self.ends.wake(event.job_id))
+                    await stack.enter_async_context(heard)
+                if (await self.ledger.records.get(job.job_id)).state.terminal:
+                    self.ends.wake(job.job_id)
+            else:
+                stack.callback(self._left, job, ended)
+                await self._send(job)
             yield AwaitedJob(job, ended, prepared.deadline)
 
-    async def outcome(self, awaited: AwaitedJob) -> JobRecord:
-        """The terminal record of an awaited job.
+    def _left(self, job: Job, ended: asyncio.Future[None]) -> None:
+        if not ended.done() or ended.exception() is not None:
+            self._call_off(job)
 
-        Raises:
-            DeadlineExceeded: it has not ended in time.
-            ServiceUnavailable: this gateway is shutting down.
-        """
+    async def outcome(self, awaited: AwaitedJob) -> JobRecord:
+        """The terminal record of an awaited job; DeadlineExceeded, or ServiceUnavailable as this gateway leaves."""
         try:
             async with asyncio.timeout(awaited.deadline.remaining_s()):
                 await asyncio.shield(awaited.ended)

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from giornata.wire.errors import BY_CODE, ErrorBody, Failed, GiornataError, JobCancelled, from_body
-from giornata.wire.jobs import JobRecord, JobState, RowRecord, TemplateUse
+from giornata.wire.jobs import JobRecord, JobState, TemplateUse
 from giornata.wire.requests import OutputFormat
 from giornata.wire.times import ComputeTimes, StageTimes
 
@@ -193,10 +193,14 @@ def images_answer(
     `created` is the Unix time in seconds.
     """
     job_id = record.job.job_id
+    if pictures is None:
+        data = [ImageData(url=image_url(base_url, job_id, row.index)) for row in record.images]
+    else:
+        data = [ImageData(b64_json=base64.b64encode(pictures[row.index]).decode()) for row in record.images]
     return ImagesAnswer(
         created=created,
         background=background_of(record),
-        data=[_image_data(row, pictures, base_url, job_id) for row in record.images],
+        data=data,
         output_format=record.job.parameters.output_format,
         size=size_of(record),
         usage=usage_of(record, len(record.rows)),
@@ -217,11 +221,3 @@ def images_answer(
             ],
         ),
     )
-
-
-def _image_data(
-    row: RowRecord, pictures: Mapping[int, bytes] | None, base_url: str, job_id: str
-) -> ImageData:
-    if pictures is None:
-        return ImageData(url=image_url(base_url, job_id, row.index))
-    return ImageData(b64_json=base64.b64encode(pictures[row.index]).decode())

@@ -102,27 +102,19 @@ def _templates(states: Sequence[ServiceState]) -> TemplateCounters | None:
 
 
 def _instance(state: ServiceState, rates: StepRates, now: float) -> InstanceView:
-    worker = state.worker
-    running, waiting = (len(worker.running), len(worker.waiting)) if worker else (0, 0)
-    return InstanceView(
-        service=state.service,
-        instance=state.instance,
-        host=state.host,
-        version=state.version,
-        ready=state.ready,
-        draining=state.draining,
-        active=state.active,
-        models=[card.name for card in state.models],
-        running_rows=running,
-        waiting_rows=waiting,
-        worker=WorkerView(
-            running_rows=running,
-            waiting_rows=waiting,
-            free_rows=max(0, worker.capacity_rows - running - waiting),
+    told = vars(state) | {
+        "models": [card.name for card in state.models],
+        "running_rows": 0,
+        "waiting_rows": 0,
+    }
+    if worker := state.worker:
+        rows = {"running_rows": len(worker.running), "waiting_rows": len(worker.waiting)}
+        view = WorkerView(
+            **rows,
+            free_rows=max(0, worker.capacity_rows - sum(rows.values())),
             capacity_rows=worker.capacity_rows,
             steps_per_s=rates.steps_per_s(state.instance),
             step_ms=rates.step_ms(state.instance, now),
         )
-        if worker
-        else None,
-    )
+        told |= rows | {"worker": view}
+    return InstanceView.model_validate(told)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
-
-from pydantic import StringConstraints
+from typing import Any, Final
 
 from giornata.wire.errors import InvalidField, PayloadTooLarge
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import INLINE_BYTES, EditMessage
 from giornata.wire.requests import EditParameters
-from giornata_gateway.intake.rules.forms import check_filled, check_source, validated
+from giornata_gateway.intake.rules.forms import TemplateId, check_filled, check_source, validated
 
 REPLY_MARGIN_BYTES: Final = 64 << 10
 """Room in a reply for everything but the pictures."""
@@ -28,7 +26,7 @@ class EditEnvelope(EditMessage):
 
     parameters: Any
     """A map; :func:`read_parameters` validates it, and its errors are short."""
-    template_id: Annotated[str, StringConstraints(min_length=1, max_length=96)] | None = None
+    template_id: TemplateId | None = None
 
 
 def read_parameters(envelope: EditEnvelope) -> EditParameters:

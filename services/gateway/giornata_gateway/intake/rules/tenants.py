@@ -41,15 +41,12 @@ def tenant_of(key: str | None, file: KeysFile | None, defaults: Tenant) -> Tenan
         raise Unauthorized(
             "An API key is needed.", accepted="the header Authorization: Bearer KEY, or api_key over NATS"
         )
-    found: str | None = None
     given = hash_of(key)
-    for known in file.keys:
-        if hmac.compare_digest(known.sha256, given):
-            found = known.tenant
-    if found is None:
+    found = [known.tenant for known in file.keys if hmac.compare_digest(known.sha256, given)]
+    if not found:
         raise Unauthorized
-    limits = file.tenants.get(found, TenantLimits())
-    return replace(defaults, name=found, **limits.model_dump(exclude_none=True))
+    limits = file.tenants.get(found[-1], TenantLimits())
+    return replace(defaults, name=found[-1], **limits.model_dump(exclude_none=True))
 
 
 def check_site(site: str | None, *, keyed: bool) -> None:
@@ -73,9 +70,7 @@ def bearer(authorization: str | None) -> str | None:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches what listens on `host`; a name other than localhost may lead anywhere."""
-    if host == "localhost":
-        return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

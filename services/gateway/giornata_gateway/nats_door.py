@@ -32,7 +32,6 @@ from giornata_gateway.intake.rules.envelopes import (
     read_parameters,
 )
 from giornata_gateway.intake.rules.idempotency import read_key
-from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.jobs.feed import ClientEvent, open_feed, until_done
 from giornata_gateway.jobs.preparation import EditOrder
 from giornata_gateway.jobs.submission import AwaitedJob
@@ -74,7 +73,17 @@ class EditEndpoints:
             tenant = gateway.tenant(envelope.api_key)
             given = [headers[IDEMPOTENCY_HEADER]] if IDEMPOTENCY_HEADER in headers else []
             key = read_key(given, IDEMPOTENCY_HEADER)
-            order = self._order(envelope, tenant)
+            parameters = read_parameters(envelope)
+            check_envelope(envelope, tenant.name, gateway.config.max_file_bytes)
+            order = EditOrder(
+                parameters,
+                envelope.image,
+                envelope.mask,
+                tenant,
+                envelope.priority,
+                Deadline.after_ms(envelope.remaining_ms).at_most(gateway.config.job_budget_s),
+                template_id=envelope.template_id,
+            )
             with gateway.uploads.growing() as grow, ExitStack() as held:
                 grow(MESSAGE_COPIES * inline_bytes(envelope))
                 admitted = await gateway.admit(order, key, held)
@@ -86,20 +95,6 @@ class EditEndpoints:
                     record = await gateway.submission.outcome(awaited)
                 admitted.carried_out()
             return await self._reply(record)
-
-    def _order(self, envelope: EditEnvelope, tenant: Tenant) -> EditOrder:
-        config = self.gateway.config
-        parameters = read_parameters(envelope)
-        check_envelope(envelope, tenant.name, config.max_file_bytes)
-        return EditOrder(
-            parameters,
-            envelope.image,
-            envelope.mask,
-            tenant,
-            envelope.priority,
-            Deadline.after_ms(envelope.remaining_ms).at_most(config.job_budget_s),
-            template_id=envelope.template_id,
-        )
 
     async def cancel(self, message: CancelMessage) -> Accepted:
         """Cancel a job of the caller's tenant; one that has ended stays as it is."""
