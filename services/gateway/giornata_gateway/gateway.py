@@ -53,7 +53,10 @@ class Admitted:
 
 
 class Gateway:
-    """Everything a request needs. `keys` is None where no API key is asked for; `tasks` outlive requests."""
+    """Everything a request needs.
+
+    `keys` is None where no API key is asked for. `tasks` owns what outlives a request.
+    """
 
     def __init__(
         self,

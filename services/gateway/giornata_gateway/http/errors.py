@@ -35,8 +35,6 @@ TENANT: Final = web.RequestKey("tenant", Tenant)
 """The tenant that asks, on every route that needs a key."""
 REPEATED: Final = web.RequestKey("repeated", bool)
 """Whether the request's job is that of an earlier request with the same idempotency key."""
-CLIENT_CLOSED: Final = 499
-"""Counted for a request whose client left; never sent."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -45,7 +43,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer errors in OpenAI's form and count every answer."""
     started = time.monotonic()
-    status, code = CLIENT_CLOSED, "client_closed"
+    status, code = 499, "client_closed"  # counted where the client has left, never sent
     try:
         try:
             response = await handler(request)
@@ -94,6 +92,4 @@ def error_answer(error: GiornataError, job_id: str | None = None) -> web.Respons
 
 def json_answer(body: BaseModel, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     """A pydantic model as JSON."""
-    return web.Response(
-        text=body.model_dump_json(), status=status, content_type="application/json", headers=headers
-    )
+    return web.json_response(text=body.model_dump_json(), status=status, headers=headers)

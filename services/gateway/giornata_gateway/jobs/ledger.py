@@ -58,7 +58,7 @@ class JobLedger:
             return None
 
     async def cancel(self, job_id: str) -> JobRecord:
-        """Ask for a job's end, in the record and by broadcast; JobNotFound without one. A terminal job stays so."""
+        """Ask for a job's end, in the record and by broadcast; a terminal job stays as it is. Raises JobNotFound."""
         record = await self.records.change(job_id, lambda record: record.model_copy(update={"cancel": True}))
         if not record.state.terminal:
             await self.bus.publish(subjects.cancel(job_id), CancelRows(job_id=job_id, attempt=0))

@@ -123,7 +123,10 @@ class Submission:
             self._call_off(job)
 
     async def outcome(self, awaited: AwaitedJob) -> JobRecord:
-        """The terminal record of an awaited job; DeadlineExceeded, or ServiceUnavailable as this gateway leaves."""
+        """The terminal record of an awaited job.
+
+        DeadlineExceeded is raised where it has not ended in time, ServiceUnavailable where this gateway shuts down.
+        """
         try:
             async with asyncio.timeout(awaited.deadline.remaining_s()):
                 await asyncio.shield(awaited.ended)

@@ -109,12 +109,12 @@ def _instance(state: ServiceState, rates: StepRates, now: float) -> InstanceView
     }
     if worker := state.worker:
         rows = {"running_rows": len(worker.running), "waiting_rows": len(worker.waiting)}
-        view = WorkerView(
+        told |= rows
+        told["worker"] = WorkerView(
             **rows,
             free_rows=max(0, worker.capacity_rows - sum(rows.values())),
             capacity_rows=worker.capacity_rows,
             steps_per_s=rates.steps_per_s(state.instance),
             step_ms=rates.step_ms(state.instance, now),
         )
-        told |= rows | {"worker": view}
     return InstanceView.model_validate(told)

@@ -66,7 +66,7 @@ def template_view(record: TemplateRecord) -> TemplateView:
 
 
 def template_list(records: Sequence[TemplateRecord], limit: int, after: str | None) -> TemplateList:
-    """A page of the sorted `records`, from the one that follows the template `after`; InvalidField if it is none."""
+    """A page of the sorted `records`, from the one that follows the template `after`; InvalidField without it."""
     names = [record.template_id for record in records]
     if after is not None and after not in names:
         raise InvalidField(

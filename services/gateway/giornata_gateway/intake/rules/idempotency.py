@@ -19,7 +19,6 @@ REPEATED: Final = "Idempotent-Replayed"
 MAX_CHARACTERS: Final = 255
 
 _PARTS: Final = ("its fields", "its image or template", "its mask")
-_DIGEST_CHARACTERS: Final = 32
 
 
 def read_key(values: Sequence[str], header: str) -> str | None:
@@ -76,4 +75,4 @@ def check_same(job: Job, asked: str) -> None:
 
 def _digest(part: object) -> str:
     text = json.dumps(part, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
