@@ -16,15 +16,14 @@ from giornata.wire.events import PreviewEvent
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, RowRecord
 from giornata.wire.requests import EditParameters, OutputFormat
 from giornata.wire.workers import ServiceName, ServiceState, WorkerState
+from giornata_gateway.http.body import frame
 from giornata_gateway.http.openapi import document
 from giornata_gateway.http.routes import ROUTES
-from giornata_gateway.http.sse import frame
 from giornata_gateway.intake.rules.forms import EditForm, JobForm
 from giornata_gateway.intake.rules.idempotency import HEADER
 from giornata_gateway.views.answers import images_answer
-from giornata_gateway.views.fleet import EVENT, fleet_view
-from giornata_gateway.views.rates import StepRates
-from giornata_gateway.views.stream import completed_event, partial_image_event
+from giornata_gateway.views.fleet import StepRates, fleet_view
+from giornata_gateway.views.jobs import completed_event, partial_image_event
 
 BLOB = BlobRef(key="default/x", size_bytes=1, sha256="0" * 64)
 
@@ -90,7 +89,7 @@ def test_every_partial_image_is_one_that_openais_types_accept(
 
 
 def test_the_document_has_every_route_and_no_other() -> None:
-    paths = document(ROUTES, "")["paths"]
+    paths = document("")["paths"]
     documented = {
         (path, method)
         for path, item in paths.items()
@@ -106,7 +105,7 @@ def test_the_document_has_every_route_and_no_other() -> None:
 
 
 def test_the_document_is_valid_and_has_every_field_and_code() -> None:
-    described = document(ROUTES, "https://edit.example")
+    described = document("https://edit.example")
     validate(described)
     schemas = described["components"]["schemas"]
     for form in (EditForm, JobForm):
@@ -117,7 +116,7 @@ def test_the_document_is_valid_and_has_every_field_and_code() -> None:
 
 def test_what_takes_an_idempotency_key_says_so_and_what_it_may_answer() -> None:
     keyed = set()
-    for path, item in document(ROUTES, "")["paths"].items():
+    for path, item in document("")["paths"].items():
         for method in {"get", "post", "delete"} & item.keys():
             names = {parameter["name"] for parameter in item[method].get("parameters", [])}
             taken = HEADER in names
@@ -130,7 +129,7 @@ def test_what_takes_an_idempotency_key_says_so_and_what_it_may_answer() -> None:
 
 
 def test_what_changes_something_may_be_refused_to_pages_of_other_sites() -> None:
-    for path, item in document(ROUTES, "")["paths"].items():
+    for path, item in document("")["paths"].items():
         for method in {"get", "post", "delete"} & item.keys():
             refused = "`cross_site`" in item[method]["responses"].get("403", {}).get("description", "")
             assert refused == (method != "get"), (method, path)
@@ -146,8 +145,8 @@ def test_the_fleets_stream_leaves_out_nothing_that_the_document_requires() -> No
             service=ServiceName.DENOISER, instance="d", host="h", version="1", ready=True, worker=idle
         ),
     ]
-    told = frame(EVENT, fleet_view(states, StepRates(), 0.0)).decode().partition("data: ")[2]
-    data, schemas = json.loads(told), document(ROUTES, "")["components"]["schemas"]
+    told = frame("fleet", fleet_view(states, StepRates(), 0.0)).decode().partition("data: ")[2]
+    data, schemas = json.loads(told), document("")["components"]["schemas"]
     assert data.keys() < schemas["FleetView"]["properties"].keys(), "nothing is unknown in this test"
     router, denoiser = data["instances"]
     for name, value in (

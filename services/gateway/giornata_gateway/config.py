@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from giornata.config import ServiceConfig
 from giornata_gateway.intake.rules.tenants import is_loopback
@@ -18,7 +19,7 @@ class GatewayConfig(ServiceConfig):
         8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one, see the log or port_file."
     )
     port_file: Path | None = Field(None, description="File that receives the port once the gateway listens.")
-    public_url: str = Field(
+    public_url: Annotated[str, AfterValidator(lambda url: url.rstrip("/"))] = Field(
         "",
         pattern=r"^(https?://\S+)?$",
         description="How clients reach this gateway, for links; default: as they asked.",
@@ -115,8 +116,3 @@ class GatewayConfig(ServiceConfig):
                 "`giornata keys create` has made, or listen on 127.0.0.1"
             )
         return file
-
-    @field_validator("public_url")
-    @classmethod
-    def _no_slash(cls, url: str) -> str:
-        return url.rstrip("/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -10,22 +11,23 @@ from dataclasses import dataclass, field
 from giornata.blobs import BlobStore
 from giornata.bus import streams
 from giornata.bus.bus import Bus
+from giornata.records.jobs import Records
+from giornata.records.templates import TemplateRecords
 from giornata.wire.errors import InputLost, ResultExpired
-from giornata.wire.jobs import BlobRef, Job
+from giornata.wire.events import DoneEvent
+from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.fleet.metrics import Metrics
-from giornata_gateway.fleet.watch import FleetListener
+from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.departure import Departure
 from giornata_gateway.intake.key_file import KeyFile
-from giornata_gateway.intake.memory import Memory
+from giornata_gateway.intake.limits import Memory, Places, Stay
 from giornata_gateway.intake.quotas import Quotas
-from giornata_gateway.intake.rules.places import Places, Stay
 from giornata_gateway.intake.rules.tenants import DEFAULT_TENANT, Tenant, tenant_of
-from giornata_gateway.jobs.ends import JobEnds
-from giornata_gateway.jobs.ledger import JobLedger
+from giornata_gateway.jobs.ledger import JobEnds, JobLedger
 from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
 from giornata_gateway.jobs.registration import Registration
 from giornata_gateway.jobs.submission import AwaitedJob, Submission
+from giornata_gateway.metrics import Metrics
 
 
 @dataclass(frozen=True)
@@ -50,54 +52,54 @@ class Admitted:
         self.stay.seconds = None if self.stay.repeated else time.monotonic() - self.started_s
 
 
-@dataclass(frozen=True)
 class Gateway:
-    """Everything a request needs, opened by the service."""
+    """Everything a request needs.
 
-    config: GatewayConfig
-    bus: Bus
-    blobs: BlobStore
-    fleet: FleetListener
-    keys: KeyFile | None
-    """None where no API key is asked for."""
-    places: Places
-    """For pictures in progress."""
-    quotas: Quotas
-    watchers: Places
-    """For event streams that look on."""
-    uploads: Memory
-    """Pictures on their way into the blob store."""
-    answers: Memory
-    """Pictures on their way to clients."""
-    ledger: JobLedger
-    ends: JobEnds
-    preparation: Preparation
-    submission: Submission
-    registration: Registration
-    metrics: Metrics
-    departure: Departure = field(default_factory=Departure)
+    `keys` is None where no API key is asked for. `tasks` owns what outlives a request.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        bus: Bus,
+        blobs: BlobStore,
+        *,
+        records: Records,
+        templates: TemplateRecords,
+        fleet: FleetListener,
+        keys: KeyFile | None,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self.config, self.bus, self.blobs, self.fleet, self.keys = config, bus, blobs, fleet, keys
+        self.departure = Departure()
+        self.ledger = JobLedger(bus, records)
+        self.ends = JobEnds(records, self._ended)
+        self.metrics = Metrics(fleet.states, lambda: len(self.ends))
+        self.places = Places(config.max_concurrent_rows)
+        """For pictures in progress."""
+        self.quotas = Quotas(self.places.estimate_s, self.metrics.tenant_refused)
+        self.watchers = Places(config.max_streams, "event streams")
+        """For event streams that look on."""
+        self.uploads = Memory(config.max_held_bytes)
+        """Pictures on their way into the blob store."""
+        self.answers = Memory(config.max_held_bytes)
+        """Pictures on their way to clients."""
+        self.preparation = Preparation(config, blobs, fleet, tasks)
+        self.submission = Submission(
+            config, bus, self.ledger, self.preparation, self.ends, tasks, self.quotas.leave
+        )
+        self.registration = Registration(config, bus, blobs, templates, fleet, tasks)
 
     def tenant(self, key: str | None) -> Tenant:
-        """The tenant that asks.
-
-        Raises:
-            Unauthorized: keys are asked for and `key` is none of them.
-        """
+        """The tenant that asks with `key`, as :func:`tenant_of` finds it."""
         config = self.config
         defaults = Tenant(DEFAULT_TENANT, config.tenant_in_progress, config.tenant_per_minute)
         return tenant_of(key, None if self.keys is None else self.keys.current, defaults)
 
-    async def admit(self, order: EditOrder, key: str | None, tenant: Tenant, held: ExitStack) -> Admitted:
+    async def admit(self, order: EditOrder, key: str | None, held: ExitStack) -> Admitted:
         """The job of an order, admitted and prepared, or the job that `key` led to before; submit it at once.
 
-        Args:
-            order: of `tenant`.
-            key: the idempotency key.
-            tenant: whose quotas count.
-            held: keeps the edit's places until it is closed.
-
-        Raises:
-            GiornataError: why the order is refused.
+        `key` is an idempotency key. `held` keeps the edit's places until it is closed.
         """
         order = await order.identified(key)
         known = await self.submission.known(order)
@@ -105,17 +107,13 @@ class Gateway:
             return Admitted(known, held.enter_context(self.places.held()))
         await self.preparation.check_blobs(order)
         started_s = time.monotonic()
-        stay = held.enter_context(self.stay(tenant, order.parameters.n, order.job_id, order.longest_s))
-        return Admitted(
-            await self.preparation.prepare(await self.registration.applied(order)), stay, started_s
-        )
+        longest_s = order.deadline.remaining_s() + TAKE_OVER_S  # its job has ended then in any case
+        stay = held.enter_context(self.stay(order.tenant, order.parameters.n, order.job_id, longest_s))
+        prepared = await self.preparation.prepare(await self.registration.applied(order))
+        return Admitted(prepared, stay, started_s)
 
     async def submit(self, admitted: Admitted) -> Job:
-        """Have a job accepted; the one that is carried out, which with an idempotency key may be an earlier one.
-
-        Raises:
-            GiornataError: why it was not accepted.
-        """
+        """Have a job accepted; the one that is carried out, which with an idempotency key may be an earlier one."""
         admitted.submitting()
         job = await self.submission.submit(admitted.prepared)
         admitted.accepted(job, awaited=False)
@@ -131,16 +129,10 @@ class Gateway:
 
     @contextmanager
     def stay(self, tenant: Tenant, pictures: int, name: str, longest_s: float) -> Iterator[Stay]:
-        """Hold places for pictures that `tenant` asks for while inside.
+        """Hold places for pictures that `tenant` asks for while inside, and count them as in its progress.
 
-        Args:
-            tenant: whose pictures in progress they are, too.
-            pictures: how many.
-            name: names the job, or the registration of a template.
-            longest_s: how long the tenant has them in progress at most.
-
-        Raises:
-            GiornataError: the gateway or the tenant has no room for them.
+        `name` names the job, or the registration of a template. They count at most for `longest_s`. What is raised says
+        why the gateway or the tenant has no room for them.
         """
         self.places.check(pictures)
         counted = self.quotas.enter(tenant, pictures, name, longest_s)
@@ -167,12 +159,12 @@ class Gateway:
         await streams.ensure(self.bus.jetstream, replicas=config.replicas, events_ttl_s=config.result_ttl_s)
 
     async def picture(self, ref: BlobRef) -> bytes:
-        """A finished picture.
-
-        Raises:
-            ResultExpired: its time in the store is over.
-        """
+        """A finished picture; ResultExpired where its time in the store is over."""
         try:
             return await self.blobs.get(ref)
         except InputLost as error:
             raise ResultExpired from error
+
+    def _ended(self, event: DoneEvent) -> None:
+        self.metrics.job_ended(event, awaited=event.job_id in self.ends)
+        self.quotas.leave(event.job_id)

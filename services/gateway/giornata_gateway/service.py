@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import nats.errors
 import structlog
 
 from giornata.blobs import BlobStore
@@ -14,23 +13,15 @@ from giornata.bus.bus import Bus
 from giornata.bus.telemetry import publish, state_of, telemetry
 from giornata.records.jobs import Records
 from giornata.records.templates import TemplateRecords
-from giornata.wire.events import DoneEvent
+from giornata.wire import subjects
+from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.fleet.metrics import Metrics
-from giornata_gateway.fleet.watch import FleetListener
+from giornata_gateway.fleet import FleetListener
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http.server import listening
 from giornata_gateway.intake.key_file import KeyFile
-from giornata_gateway.intake.memory import Memory
-from giornata_gateway.intake.quotas import Quotas
-from giornata_gateway.intake.rules.places import Places
-from giornata_gateway.jobs.ends import JobEnds
-from giornata_gateway.jobs.ledger import JobLedger
-from giornata_gateway.jobs.preparation import Preparation
-from giornata_gateway.jobs.registration import Registration
-from giornata_gateway.jobs.submission import Submission
-from giornata_gateway.nats.door import open_door
+from giornata_gateway.nats_door import open_door
 
 log = structlog.get_logger(__name__)
 
@@ -44,15 +35,18 @@ async def serve(
     request that has come, and the cancellations of abandoned jobs are sent.
     """
     keys = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
-    fleet = FleetListener(
-        config.submit_window_s / 2
-    )  # the other half is for a request at the end of the first
+    bridged_s = config.submit_window_s / 2  # the other half is for a request at the end of the first
+    fleet = FleetListener(bridged_s)
     templates = await TemplateRecords.open(bus.jetstream)
-    async with asyncio.TaskGroup() as tasks, fleet.listening(bus):
-        gateway = _compose(
-            config, bus, blobs, records, templates=templates, keys=keys, fleet=fleet, tasks=tasks
+    async with (
+        asyncio.TaskGroup() as tasks,
+        bus.listen(subjects.ALL_TELEMETRY, ServiceState, fleet.hear),
+    ):
+        gateway = Gateway(
+            config, bus, blobs, records=records, templates=templates, fleet=fleet, keys=keys, tasks=tasks
         )
-        async with gateway.ends.listening(bus, config.instance), _restoring(gateway, tasks):
+        done = subjects.events_of_gateway(config.instance, EventKind.DONE)
+        async with _catching_up(gateway), bus.listen(done, DoneEvent, gateway.ends.hear):
             async with AsyncExitStack() as doors:
                 stop_listening = await doors.enter_async_context(listening(gateway))
                 await doors.enter_async_context(open_door(gateway))
@@ -79,71 +73,31 @@ async def _give_notice(gateway: Gateway) -> None:
 
 
 @asynccontextmanager
-async def _restoring(gateway: Gateway, tasks: asyncio.TaskGroup) -> AsyncIterator[None]:
-    """Make sure of the streams after every reconnect."""
+async def _catching_up(gateway: Gateway) -> AsyncIterator[None]:
+    """After every reconnect, make sure of the streams, and see which jobs have ended meanwhile."""
+    reconnected = asyncio.Event()
 
-    async def restore() -> None:
-        try:
-            await gateway.restore()
-        except nats.errors.Error:  # JetStream is not back yet; the next feed that opens tries again
-            log.warning("restore_failed", exc_info=True)
+    async def catch_up() -> None:
+        while True:
+            await reconnected.wait()
+            reconnected.clear()
+            for error in await asyncio.gather(
+                gateway.restore(), gateway.ends.check(), return_exceptions=True
+            ):
+                if error is not None:  # the next feed that opens tries again, and so does the next reconnect
+                    log.warning("catch_up_failed", exc_info=error)
 
-    def reconnected() -> None:
-        tasks.create_task(restore(), name="restore-streams")
-
-    gateway.bus.on_reconnect.append(reconnected)
+    gateway.bus.on_reconnect.append(reconnected.set)
+    task = asyncio.create_task(catch_up(), name="catch-up")
     try:
         yield
     finally:
-        gateway.bus.on_reconnect.remove(reconnected)
-
-
-def _compose(
-    config: GatewayConfig,
-    bus: Bus,
-    blobs: BlobStore,
-    records: Records,
-    *,
-    templates: TemplateRecords,
-    keys: KeyFile | None,
-    fleet: FleetListener,
-    tasks: asyncio.TaskGroup,
-) -> Gateway:
-    def ended(event: DoneEvent, *, awaited: bool) -> None:
-        metrics.job_ended(event, awaited=awaited)
-        quotas.leave(event.job_id)
-
-    ends, ledger = JobEnds(records, ended), JobLedger(bus, records)
-    metrics = Metrics(fleet.states, lambda: len(ends))
-    places = Places(config.max_concurrent_rows)
-    quotas = Quotas(places.estimate_s, metrics.tenant_refused)
-    preparation = Preparation(config, blobs, fleet, tasks)
-    submission = Submission(config, bus, ledger, preparation, ends, tasks, quotas.leave)
-    return Gateway(
-        config=config,
-        bus=bus,
-        blobs=blobs,
-        fleet=fleet,
-        keys=keys,
-        places=places,
-        quotas=quotas,
-        watchers=Places(config.max_streams, "event streams"),
-        uploads=Memory(config.max_held_bytes),
-        answers=Memory(config.max_held_bytes),
-        ledger=ledger,
-        ends=ends,
-        preparation=preparation,
-        submission=submission,
-        registration=Registration(config, bus, blobs, templates, fleet, tasks),
-        metrics=metrics,
-    )
+        gateway.bus.on_reconnect.remove(reconnected.set)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _state(gateway: Gateway) -> ServiceState:
     draining = gateway.departure.announced.is_set()
-    return state_of(
-        ServiceName.GATEWAY,
-        gateway.config.instance,
-        ready=not draining and gateway.bus.client.is_connected,
-        draining=draining,
-    )
+    ready = not draining and gateway.bus.client.is_connected
+    return state_of(ServiceName.GATEWAY, gateway.config.instance, ready=ready, draining=draining)

@@ -26,11 +26,10 @@ from giornata.wire.jobs import JobState
 from giornata.wire.requests import OutputFormat
 from giornata.wire.times import StageTimes
 from giornata.wire.workers import ServiceName
-from giornata_gateway.http.sse import frame
+from giornata_gateway.http.body import frame
 from giornata_gateway.views.answers import ErrorDetail
 from giornata_gateway.views.catalog import ModelList, ModelView
-from giornata_gateway.views.jobs import JobView, PictureView
-from giornata_gateway.views.stream import PARTIAL, PartialImageEvent
+from giornata_gateway.views.jobs import JobView, PartialImageEvent, PictureView
 from tests.e2e.pictures import file
 from tests.e2e.studio.browsing import Watch
 
@@ -114,7 +113,7 @@ def preview(number: int, color: tuple[int, int, int]) -> bytes:
         box=(0, 0, SIDE, SIDE),
         media_type="image/png",
     )
-    return frame(PARTIAL, event, number + 1)
+    return frame(event.type, event, number + 1)
 
 
 @dataclass

@@ -9,13 +9,11 @@ from giornata.wire.errors import MaskEmpty, QueueFull, from_body
 from giornata.wire.events import PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.requests import OutputFormat
-from giornata_gateway.http.sse import HEARTBEAT, frame
+from giornata_gateway.http.body import frame
+from giornata_gateway.http.stream import HEARTBEAT
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
-from giornata_gateway.views.stream import (
-    COMPLETED,
-    ERROR,
-    PARTIAL,
-    PROGRESS,
+from giornata_gateway.views.jobs import (
+    ToldEvent,
     completed_event,
     error_event,
     partial_image_event,
@@ -60,17 +58,19 @@ def test_a_code_of_a_newer_gateway_is_shown_as_it_is() -> None:
     assert sentence(body).endswith("Try again in 7 s. [brand_new]")
 
 
-def read(data: bytes) -> ProgressData | PartialImage | CompletedData | FailedEvent | None:
-    [event] = EventReader().feed(data)
+def read(
+    told: ToldEvent, sequence: int | None = None
+) -> ProgressData | PartialImage | CompletedData | FailedEvent | None:
+    [event] = EventReader().feed(frame(told.type, told, sequence))
     return read_event(event.kind, event.data)
 
 
 def test_the_gateways_progress_is_read_back() -> None:
     step = StepEvent(job_id="j", attempt=2, index=1, step=3, steps=8)
-    told = read(frame(PROGRESS, progress_event(step), 5))
+    told = read(progress_event(step), 5)
     assert isinstance(told, ProgressData)
     assert told.told() == EditProgress("running", 2, 1, 3, 8)
-    state = read(frame(PROGRESS, progress_event(StateEvent(job_id="j", attempt=1, state=JobState.PREPARING))))
+    state = read(progress_event(StateEvent(job_id="j", attempt=1, state=JobState.PREPARING)))
     assert isinstance(state, ProgressData)
     assert state.told() == EditProgress("preparing", 1)
 
@@ -87,10 +87,10 @@ def test_the_gateways_pictures_are_read_back() -> None:
         format=OutputFormat.WEBP,
         box=(1, 2, 30, 40),
     )
-    partial = read(frame(PARTIAL, partial_image_event(RECORD, event, 0)))
+    partial = read(partial_image_event(RECORD, event, 0))
     assert isinstance(partial, PartialImage)
     assert partial.preview() == Preview(1, 0, 2, (1, 2, 30, 40), ".webp", b"preview")
-    completed = read(frame(COMPLETED, completed_event(RECORD, ROW, b"picture", "", 0)))
+    completed = read(completed_event(RECORD, ROW, b"picture", "", 0))
     assert isinstance(completed, CompletedData)
     assert completed.painted() == PaintedPicture(ROW.index, ROW.seed, b"picture")
     assert completed.job_id == JOB.job_id
@@ -99,7 +99,7 @@ def test_the_gateways_pictures_are_read_back() -> None:
 
 def test_the_gateways_errors_are_read_back() -> None:
     error = MaskEmpty("No pixel.", field="mask", received="0", accepted="1 or more")
-    failed = read(frame(ERROR, error_event(error, "j", 1)))
+    failed = read(error_event(error, "j", 1))
     assert isinstance(failed, FailedEvent)
     assert failed.index == 1
     assert str(from_body(failed.body())) == str(error)
@@ -112,14 +112,14 @@ def test_an_event_of_a_newer_gateway_is_passed_over() -> None:
 @given(st.data())
 def test_events_are_the_same_however_the_stream_is_cut(data: st.DataObject) -> None:
     told = [progress_event(StepEvent(job_id="jöb", attempt=1, index=0, step=n, steps=3)) for n in (1, 2, 3)]
-    stream = HEARTBEAT.join(frame(PROGRESS, event, n) for n, event in enumerate(told))
+    stream = HEARTBEAT.join(frame(event.type, event, n) for n, event in enumerate(told))
     if data.draw(st.booleans()):
         stream = stream.replace(b"\n", b"\r\n")
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)))))
     reader = EventReader()
     pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
     found = [event for piece in pieces for event in reader.feed(piece)]
-    assert [event.kind for event in found] == [PROGRESS] * 3
+    assert [event.kind for event in found] == ["image_edit.progress"] * 3
     assert [read_event(event.kind, event.data) for event in found] == [
         ProgressData.model_validate_json(event.model_dump_json(exclude_none=True)) for event in told
     ]

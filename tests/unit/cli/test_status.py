@@ -13,8 +13,7 @@ from giornata.wire.workers import (
     TemplateCounters,
     WorkerState,
 )
-from giornata_gateway.views.fleet import fleet_view
-from giornata_gateway.views.rates import StepRates
+from giornata_gateway.views.fleet import StepRates, fleet_view
 from giornata_tools.cli.status import fleet_table, sums
 from tests.contract.messages import CARD
 

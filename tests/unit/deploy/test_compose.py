@@ -18,9 +18,9 @@ from giornata.nats_users import password_file, write_cluster, write_users
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.fleet.metrics import Metrics
 from giornata_gateway.http.server import CLOSE_S
 from giornata_gateway.intake.rules.tenants import is_loopback
+from giornata_gateway.metrics import Metrics
 from giornata_tools.launcher import servers
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

@@ -11,7 +11,7 @@ from giornata.wire.workers import (
     WorkerCosts,
     WorkerState,
 )
-from giornata_gateway.fleet.metrics import Metrics
+from giornata_gateway.metrics import Metrics
 
 
 def state(instance: str, costs: WorkerCosts | None) -> ServiceState:

@@ -13,7 +13,8 @@ from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.fleet.watch import FleetListener
+from giornata_gateway.fleet import FleetListener
+from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.jobs.preparation import EditOrder, Preparation
 
 CARD = ModelCard(
@@ -24,7 +25,13 @@ CARD = ModelCard(
 
 def order_of(image: bytes | BlobRef, mask: bytes) -> EditOrder:
     return EditOrder(
-        EditParameters(prompt="x"), image, mask, "alice", Priority.BATCH, Deadline.after_ms(60_000), None
+        EditParameters(prompt="x"),
+        image,
+        mask,
+        Tenant("alice"),
+        Priority.BATCH,
+        Deadline.after_ms(60_000),
+        None,
     )
 
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire.errors import ConcurrencyLimited, InvalidField, RateLimited
-from giornata_gateway.intake.quotas import Quotas
-from giornata_gateway.intake.rules.in_progress import InProgress
+from giornata_gateway.intake.quotas import InProgress, Quotas
 from giornata_gateway.intake.rules.tenants import Tenant
 
 

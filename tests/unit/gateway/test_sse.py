@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire.errors import InvalidField
-from giornata_gateway.http.sse import HEARTBEAT, frame, last_event_id
+from giornata_gateway.http.body import frame
+from giornata_gateway.http.requests import last_event_id
+from giornata_gateway.http.stream import HEARTBEAT
 from giornata_gateway.views.answers import ErrorDetail
-from giornata_gateway.views.stream import ErrorEvent
+from giornata_gateway.views.jobs import ErrorEvent
 
 
 @given(st.text(), st.none() | st.integers(1, 2**60))
@@ -29,8 +31,8 @@ def test_a_heartbeat_is_a_comment() -> None:
 
 
 def test_last_event_id() -> None:
-    assert last_event_id(None) == last_event_id("") == 0
-    assert last_event_id("17") == 17
+    assert last_event_id({}) == last_event_id({"Last-Event-ID": ""}) == 0
+    assert last_event_id({"Last-Event-ID": "17"}) == 17
     for header in ("-1", "1.0", "x", "9" * 30, "1\n"):
         with pytest.raises(InvalidField):
-            last_event_id(header)
+            last_event_id({"Last-Event-ID": header})

@@ -7,10 +7,10 @@ import pytest
 from giornata.wire.errors import BadRequest, InvalidField, RowPoisoned, UnknownField
 from giornata.wire.templates import TemplateRecord, TemplateState
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_gateway.fleet.metrics import template_metrics
+from giornata_gateway.http.requests import check_query, number_of
 from giornata_gateway.http.templates import MAX_WAIT_MS
 from giornata_gateway.intake.rules.forms import Upload, check_source, read_template_form
-from giornata_gateway.intake.rules.queries import check_query, query_number
+from giornata_gateway.metrics import template_metrics
 from giornata_gateway.views.templates import template_list, template_view
 from tests.contract.messages import TEMPLATE, WORKER
 
@@ -64,15 +64,15 @@ def test_pages_follow_each_other_to_the_end() -> None:
 )
 def test_a_query_takes_whole_numbers_within_limits(text: str) -> None:
     with pytest.raises(InvalidField, match="1 to 100"):
-        query_number({"limit": text}, "limit", 20, 100, least=1)
+        number_of({"limit": text}, "limit", 20, 100, least=1)
     if len(text) > 9:
         with pytest.raises(InvalidField, match="0 to 60000"):
-            query_number({"wait_ms": text}, "wait_ms", 0, MAX_WAIT_MS)
+            number_of({"wait_ms": text}, "wait_ms", 0, MAX_WAIT_MS)
 
 
 def test_a_query_is_read_by_name() -> None:
-    assert query_number({"limit": "7"}, "limit", 20, 100) == 7
-    assert query_number({}, "limit", 20, 100) == 20
+    assert number_of({"limit": "7"}, "limit", 20, 100) == 7
+    assert number_of({}, "limit", 20, 100) == 20
     check_query(["limit"], "limit", "after")
     with pytest.raises(BadRequest, match="page"):
         check_query(["page"], "limit")

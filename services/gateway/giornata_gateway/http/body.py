@@ -1,4 +1,4 @@
-"""Bodies on their way to a client, in pieces. A client that does not take a piece in time is cut off."""
+"""Bodies on their way to a client, in pieces or as server-sent events. A client that is too slow is cut off."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 from aiohttp import hdrs, web
+from pydantic import BaseModel
 
 from giornata_gateway.http.errors import GATEWAY
 
@@ -17,16 +18,23 @@ log = structlog.get_logger(__name__)
 PIECE_BYTES: Final = 1 << 20
 JSON_COPIES: Final = 4
 """A picture inside an answer is held as text and as bytes, each a third larger, and for a while as the picture."""
+EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""Headers of server-sent events."""
+
+
+def frame(event: str, data: BaseModel, sequence: int | None = None) -> bytes:
+    """One server-sent event (WHATWG HTML, section 9.2); `sequence` is its id, to which ``Last-Event-ID`` refers.
+
+    JSON has no raw line breaks, so one data line holds `data`; None fields are left out.
+    """
+    head = f"event: {event}\n" if sequence is None else f"id: {sequence}\nevent: {event}\n"
+    return f"{head}data: {data.model_dump_json(exclude_none=True)}\n\n".encode()
 
 
 async def send(
     request: web.Request, data: bytes, content_type: str, headers: Mapping[str, str]
 ) -> web.StreamResponse:
-    """Answer with `data`; returns when the client has it.
-
-    Raises:
-        ConnectionAbortedError: the client does not read.
-    """
+    """Answer with `data`; returns when the client has it, or raises ConnectionAbortedError if it does not read."""
     response = web.StreamResponse(headers=headers)
     response.content_type = content_type
     response.content_length = len(data)
@@ -39,7 +47,7 @@ async def send(
 
 
 async def write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
-    """Write `data` to an answer that has begun; raises ConnectionAbortedError where the client does not read."""
+    """Write `data` to an answer that has begun; raises as :func:`send`, and so does :func:`end`."""
     view = memoryview(data)
     for start in range(0, len(view), PIECE_BYTES):
         async with _taken(request):
@@ -47,7 +55,7 @@ async def write(request: web.Request, response: web.StreamResponse, data: bytes)
 
 
 async def end(request: web.Request, response: web.StreamResponse) -> None:
-    """End an answer; raises ConnectionAbortedError where the client does not read."""
+    """End an answer."""
     async with _taken(request):
         await response.write_eof()
 

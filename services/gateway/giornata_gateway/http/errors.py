@@ -35,8 +35,6 @@ TENANT: Final = web.RequestKey("tenant", Tenant)
 """The tenant that asks, on every route that needs a key."""
 REPEATED: Final = web.RequestKey("repeated", bool)
 """Whether the request's job is that of an earlier request with the same idempotency key."""
-CLIENT_CLOSED: Final = 499
-"""Counted for a request whose client left; never sent."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -45,14 +43,16 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer errors in OpenAI's form and count every answer."""
     started = time.monotonic()
-    status, code = CLIENT_CLOSED, "client_closed"
+    status, code = 499, "client_closed"  # counted where the client has left, never sent
     try:
         try:
             response = await handler(request)
             code = request.get(OUTCOME, "ok")
         except web.HTTPException as error:
             code = HTTP_ERRORS.get(error.status, ("http_error", ""))[0]
-            response = _http_answer(error, code)
+            detail = ErrorDetail(code=code, message=f"{error.reason}.", type=error_type(error.status))
+            kept = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+            response = json_answer(ErrorAnswer(error=detail), status=error.status, headers=kept)
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception as error:  # noqa: BLE001 - the request's edge: logged and answered
@@ -64,9 +64,9 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     finally:
         if request.get(REPEATED):
             request.app[GATEWAY].metrics.repeated("http")
-        request.app[GATEWAY].metrics.answered(
-            "http", _route(request), status, code, time.monotonic() - started
-        )
+        resource = request.match_info.route.resource
+        route = "unknown" if resource is None else resource.canonical  # ids do not become labels
+        request.app[GATEWAY].metrics.answered("http", route, status, code, time.monotonic() - started)
 
 
 def as_known(error: Exception, where: str) -> GiornataError:
@@ -92,18 +92,4 @@ def error_answer(error: GiornataError, job_id: str | None = None) -> web.Respons
 
 def json_answer(body: BaseModel, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     """A pydantic model as JSON."""
-    return web.Response(
-        text=body.model_dump_json(), status=status, content_type="application/json", headers=headers
-    )
-
-
-def _http_answer(error: web.HTTPException, code: str) -> web.Response:
-    detail = ErrorDetail(code=code, message=f"{error.reason}.", type=error_type(error.status))
-    kept = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
-    return json_answer(ErrorAnswer(error=detail), status=error.status, headers=kept)
-
-
-def _route(request: web.Request) -> str:
-    """The route's pattern, so that ids do not become labels."""
-    resource = request.match_info.route.resource
-    return resource.canonical if resource is not None else "unknown"
+    return web.json_response(text=body.model_dump_json(), status=status, headers=headers)

@@ -1,7 +1,9 @@
-"""``/v1/jobs``: edits without an open connection, and what has become of them."""
+"""``/v1/images/edits`` and ``/v1/jobs``: edits that a client waits for, and edits without an open connection."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from contextlib import ExitStack
 
 from aiohttp import web
@@ -9,16 +11,33 @@ from aiohttp import web
 from giornata.deadlines import Deadline
 from giornata.wire.errors import JobNotFinished, from_body
 from giornata.wire.jobs import JobRecord, JobState, Priority
-from giornata_gateway.http.body import send
-from giornata_gateway.http.errors import GATEWAY, JOB_ID, REPEATED, TENANT, json_answer
-from giornata_gateway.http.requests import base_url, receive
-from giornata_gateway.http.sse import last_event_id
+from giornata_gateway.http.body import JSON_COPIES, send
+from giornata_gateway.http.errors import GATEWAY, JOB_ID, OUTCOME, REPEATED, TENANT, json_answer
+from giornata_gateway.http.requests import base_url, check_query, last_event_id, number_of, receive
 from giornata_gateway.http.stream import Stream
-from giornata_gateway.intake.rules.forms import JobForm
-from giornata_gateway.intake.rules.queries import check_query, query_number
+from giornata_gateway.intake.rules.forms import EditForm, JobForm, ResponseFormat
 from giornata_gateway.jobs.feed import done_sequence, known_sequence
-from giornata_gateway.views.answers import CONTENT_TYPES, error_of
+from giornata_gateway.views.answers import error_of, images_answer
 from giornata_gateway.views.jobs import JobView, job_view, steps_of
+
+
+async def edit(request: web.Request) -> web.StreamResponse:
+    """Carry out an edit and answer with its pictures; a client that leaves cancels it."""
+    gateway = request.app[GATEWAY]
+    with ExitStack() as held:
+        form, admitted = await receive(request, EditForm, Priority.INTERACTIVE, held)
+        async with gateway.awaited(admitted) as awaited:
+            request[JOB_ID] = awaited.job.job_id
+            request[REPEATED] = admitted.stay.repeated
+            if form.stream:
+                stream = Stream(request, awaited.job.job_id, awaited.ended, awaited.deadline, inline=True)
+                response = await stream.run(0)
+                if request.get(OUTCOME) is None:
+                    admitted.carried_out()
+                return response
+            record = await gateway.submission.outcome(awaited)
+        admitted.carried_out()
+    return await _answer(request, form, record)
 
 
 async def create(request: web.Request) -> web.Response:
@@ -49,7 +68,7 @@ async def image(request: web.Request) -> web.StreamResponse:
     """One finished picture, as it was encoded."""
     record = await _record(request)
     check_query(request.query, "index")
-    row = record.rows[query_number(request.query, "index", 0, len(record.rows) - 1)]
+    row = record.rows[number_of(request.query, "index", 0, len(record.rows) - 1)]
     if row.error is not None:
         raise from_body(row.error)
     if row.image is None:
@@ -62,7 +81,7 @@ async def image(request: web.Request) -> web.StreamResponse:
     if any(tag.value == row.image.sha256 for tag in request.if_none_match or ()):
         return web.Response(status=304, headers=headers)
     gateway = request.app[GATEWAY]
-    content_type = CONTENT_TYPES[record.job.parameters.output_format]
+    content_type = f"image/{record.job.parameters.output_format}"
     async with gateway.answers.room(row.image.size_bytes):
         return await send(request, await gateway.picture(row.image), content_type, headers)
 
@@ -74,8 +93,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     """
     gateway = request.app[GATEWAY]
     job = (await _record(request)).job
-    after = last_event_id(request.headers.get("Last-Event-ID"))
-    after = await known_sequence(gateway.bus, after)
+    after = await known_sequence(gateway.bus, last_event_id(request.headers))
     with gateway.watchers.held(), gateway.ends.expect(job.job_id, watching=True) as ended:
         record = await gateway.ledger.records.get(job.job_id)
         if record.state.terminal:
@@ -84,8 +102,30 @@ async def events(request: web.Request) -> web.StreamResponse:
                 return web.Response(status=204)
             if not ended.done():
                 ended.set_result(None)
-        stream = Stream(gateway, request, job.job_id, base_url(request), inline=False)
-        return await stream.run(ended, after, Deadline.after_ms(job.intermediate_ttl_s * 1000))
+        deadline = Deadline.after_ms(job.intermediate_ttl_s * 1000)
+        return await Stream(request, job.job_id, ended, deadline, inline=False).run(after)
+
+
+async def _answer(request: web.Request, form: EditForm, record: JobRecord) -> web.StreamResponse:
+    error = error_of(record)
+    if error is not None:
+        raise error
+    gateway, base, now = request.app[GATEWAY], base_url(request), int(time.time())
+    headers = {"X-Giornata-Job": record.job.job_id}
+    if form.response_format is ResponseFormat.URL:
+        return json_answer(images_answer(record, None, base, now), headers=headers)
+    raw = form.response_format is ResponseFormat.IMAGE
+    size_bytes = sum(row.image.size_bytes for row in record.images if row.image is not None)
+    async with gateway.answers.room(size_bytes * (1 if raw else JSON_COPIES)):
+        pictures = {row.index: await gateway.picture(row.image) for row in record.images if row.image}
+        if raw:
+            content_type = f"image/{record.job.parameters.output_format}"
+            return await send(request, pictures[0], content_type, headers)
+        body = await asyncio.to_thread(
+            lambda: images_answer(record, pictures, base, now).model_dump_json().encode()
+        )
+        pictures.clear()
+        return await send(request, body, "application/json", headers)
 
 
 async def _record(request: web.Request) -> JobRecord:

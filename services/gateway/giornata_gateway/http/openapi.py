@@ -13,12 +13,10 @@ from pydantic.json_schema import models_json_schema
 from giornata import __version__
 from giornata.wire.errors import BY_CODE
 from giornata_gateway.http.errors import HTTP_ERRORS
-from giornata_gateway.http.route import Body, Json, Reply, Route
+from giornata_gateway.http.routes import ROUTES, Body, Json, Reply, Route
 from giornata_gateway.intake.rules.idempotency import HEADER, MAX_CHARACTERS
 from giornata_gateway.views.answers import ErrorAnswer
 
-DESCRIPTION: Final = (files("giornata_gateway.http") / "openapi.md").read_text(encoding="utf-8")
-"""What the document says in words."""
 RETRY_AFTER: Final = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
 RATE_LIMIT: Final = {
     "RateLimit-Policy": {
@@ -47,29 +45,25 @@ IMAGE: Final = {**BINARY, "description": "The picture: PNG, JPEG or WebP. `image
 MASK: Final = {**BINARY, "description": "What to repaint; see `mask_mode`."}
 
 
-def document(routes: Iterable[Route], server_url: str) -> Json:
-    """The document of `routes`.
-
-    Args:
-        routes: the whole API.
-        server_url: how clients reach this gateway; empty for the address that served the document.
-    """
+def document(server_url: str) -> Json:
+    """The document; `server_url` is how clients reach this gateway, empty for the address that served it."""
+    words = (files("giornata_gateway.http") / "openapi.md").read_text(encoding="utf-8")
     paths: Json = {}
-    for route in routes:
+    for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Giornata",
             "version": __version__,
-            "description": DESCRIPTION + _codes(),
+            "description": words + _codes(),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": server_url or "/"}],
         "security": [{}, {"bearer": []}],
         "paths": paths,
         "components": {
-            "schemas": _schemas(routes),
+            "schemas": _schemas(),
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -137,10 +131,10 @@ def _media(body: Body) -> Json:
     return {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}
 
 
-def _schemas(routes: Iterable[Route]) -> Json:
+def _schemas() -> Json:
     """The forms and views that the routes name."""
-    forms = [route.form for route in routes if route.form]
-    views = {ErrorAnswer: None} | {view: None for route in routes for view in _views(route)}
+    forms = [route.form for route in ROUTES if route.form]
+    views = {ErrorAnswer: None} | {view: None for route in ROUTES for view in _views(route)}
     _, schema = models_json_schema(
         [*((form, "validation") for form in forms), *((view, "serialization") for view in views)],
         ref_template="#/components/schemas/{model}",

@@ -2,22 +2,85 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from aiohttp import hdrs
+from aiohttp import hdrs, web
+from pydantic import BaseModel
 
 from giornata.wire.errors import BY_CODE, IdempotencyKeyReused, InternalError, ResultExpired
 from giornata.wire.fleet import FleetView
-from giornata_gateway.http import edits, fleet, jobs, status, templates
-from giornata_gateway.http.route import Json, Reply, Route
+from giornata_gateway.http import jobs, status, templates
+from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler
 from giornata_gateway.intake.rules.forms import EditForm, JobForm, TemplateForm
+from giornata_gateway.intake.rules.tenants import bearer, check_site
 from giornata_gateway.views.answers import ImagesAnswer
 from giornata_gateway.views.catalog import HealthView, ModelList, ReadyView
-from giornata_gateway.views.jobs import JobView
-from giornata_gateway.views.stream import CompletedEvent, ErrorEvent, PartialImageEvent, ProgressEvent
+from giornata_gateway.views.jobs import CompletedEvent, ErrorEvent, JobView, PartialImageEvent, ProgressEvent
 from giornata_gateway.views.templates import TemplateDeleted, TemplateList, TemplateView
 
 GET, POST, DELETE = hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_DELETE
+
+Json = dict[str, Any]
+
+Body = type[BaseModel] | tuple[type[BaseModel], ...] | Json
+"""A view, the events of a stream, or a schema."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a route answers beside its errors."""
+
+    description: str
+    bodies: Mapping[str, Body] = field(default_factory=dict)
+    """By content type."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """One method of one path."""
+
+    method: str
+    path: str
+    handler: Handler
+    name: str
+    """The operation's id in the document."""
+    summary: str
+    answers: Mapping[int, Reply]
+    """By status."""
+    errors: tuple[int, ...] = ()
+    """Statuses of the errors that it answers, beside 500; the error tree tells their codes."""
+    parameters: tuple[Json, ...] = ()
+    """Query and header parameters as the document tells them; the path tells its own."""
+    form: type[BaseModel] | None = None
+    """The fields of a multipart form that asks for pictures."""
+    repeatable: bool = False
+    """An idempotency key makes one job of several requests."""
+    keyed: bool = True
+    """Where the gateway has API keys, one is needed."""
+    head: bool = True
+    """A GET also answers HEAD."""
+
+    def served(self) -> web.RouteDef:
+        """The route for aiohttp: its handler runs once the request is allowed, and finds its tenant."""
+        options = {"allow_head": self.head} if self.method == GET else {}
+        return web.RouteDef(self.method, self.path, self._handle, options)
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        gateway = request.app[GATEWAY]
+        request[ROUTE] = self
+        if "job_id" in request.match_info:
+            request[JOB_ID] = request.match_info["job_id"]
+        if self.method != GET:  # a page of another site cannot read what a GET answers
+            check_site(request.headers.get("Sec-Fetch-Site"), keyed=gateway.keys is not None)
+        if self.keyed:
+            request[TENANT] = gateway.tenant(bearer(request.headers.get("Authorization")))
+        return await self.handler(request)
+
+
+ROUTE: Final = web.RequestKey("route", Route)
+"""The API route that a request is for."""
 
 JSON: Final = "application/json"
 STREAM: Final = "text/event-stream"
@@ -27,15 +90,12 @@ EVENTS: Final = (ProgressEvent, PartialImageEvent, CompletedEvent, ErrorEvent)
 
 EVERY: Final = tuple(sorted({kind.status for kind in BY_CODE.values()} - {InternalError.status}))
 """Any error may meet an edit."""
-ONCE: Final = tuple(
-    status for status in EVERY if status not in {IdempotencyKeyReused.status, ResultExpired.status}
-)
+ONCE: Final = tuple(sorted(set(EVERY) - {IdempotencyKeyReused.status, ResultExpired.status}))
 """Errors of a request that asks for pictures and takes no idempotency key."""
 
 
-def _parameter(name: str, schema: Json, place: str = "query", description: str = "") -> Json:
-    told = {"name": name, "in": place, "schema": schema}
-    return told | ({"description": description} if description else {})
+def _parameter(name: str, schema: Json, place: str = "query") -> Json:
+    return {"name": name, "in": place, "schema": schema}
 
 
 def _whole(least: int, most: int | None, default: int) -> Json:
@@ -43,19 +103,14 @@ def _whole(least: int, most: int | None, default: int) -> Json:
     return {"type": "integer", **limits, "default": default}
 
 
-LAST_EVENT: Final = _parameter("Last-Event-ID", {"type": "integer"}, "header")
-INDEX: Final = _parameter("index", _whole(0, None, 0))
 LIMIT: Final = _parameter("limit", _whole(1, templates.MAX_PAGE, templates.DEFAULT_PAGE))
-AFTER: Final = _parameter("after", TEXT)
-WAIT: Final = _parameter(
-    "wait_ms",
-    _whole(0, templates.MAX_WAIT_MS, 0),
-    description="Reply once it is recorded or could not be, at the latest after so many milliseconds.",
-)
+WAIT: Final = _parameter("wait_ms", _whole(0, templates.MAX_WAIT_MS, 0)) | {
+    "description": "Reply once it is recorded or could not be, at the latest after so many milliseconds."
+}
 
 ROUTES: Final = (
     Route(
-        POST, "/v1/images/edits", edits.edit, "edit", "Edit a picture and wait for it.",
+        POST, "/v1/images/edits", jobs.edit, "edit", "Edit a picture and wait for it.",
         {200: Reply("Edited.", {JSON: ImagesAnswer, STREAM: EVENTS, **PICTURES})},
         EVERY, form=EditForm, repeatable=True,
     ),
@@ -79,12 +134,12 @@ ROUTES: Final = (
     Route(
         GET, "/v1/jobs/{job_id}/events", jobs.events, "followJob", "A job's events, all or after Last-Event-ID.",
         {200: Reply("Until the job ends.", {STREAM: EVENTS}), 204: Reply("Nothing left to tell.")},
-        (400, 401, 404, 429, 503), (LAST_EVENT,), head=False,
+        (400, 401, 404, 429, 503), (_parameter("Last-Event-ID", {"type": "integer"}, "header"),), head=False,
     ),
     Route(
         GET, "/v1/jobs/{job_id}/image", jobs.image, "getImage", "One picture; its ETag is its sha-256.",
         {200: Reply("The picture.", PICTURES), 304: Reply("If-None-Match named it.")},
-        (400, 401, 404, 409, 410, 503), (INDEX,),
+        (400, 401, 404, 409, 410, 503), (_parameter("index", _whole(0, None, 0)),),
     ),
     Route(
         POST, "/v1/templates", templates.register, "registerTemplate", "Register a picture for its edits.",
@@ -92,7 +147,7 @@ ROUTES: Final = (
     ),
     Route(
         GET, "/v1/templates", templates.listed, "listTemplates", "The tenant's templates.",
-        {200: Reply("The newest first.", {JSON: TemplateList})}, (400, 401, 503), (LIMIT, AFTER),
+        {200: Reply("The newest first.", {JSON: TemplateList})}, (400, 401, 503), (LIMIT, _parameter("after", TEXT)),
     ),
     Route(
         GET, "/v1/templates/{template_id}", templates.status, "getTemplate", "How far a template is.",
@@ -107,7 +162,7 @@ ROUTES: Final = (
         {200: Reply("Served models.", {JSON: ModelList})}, (401,),
     ),
     Route(
-        GET, "/v1/fleet", fleet.fleet, "getFleet",
+        GET, "/v1/fleet", status.fleet, "getFleet",
         "What the fleet is doing; a live stream of it where the Accept header asks for text/event-stream.",
         {
             200: Reply(

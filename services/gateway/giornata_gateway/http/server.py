@@ -1,4 +1,4 @@
-"""The HTTP door: listening, and its end in order."""
+"""The HTTP door: an aiohttp application, listening, and its end in order."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Final
 
 import structlog
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from giornata.wire.errors import ServiceUnavailable
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.http.app import build_app
+from giornata_gateway.http import status, studio
+from giornata_gateway.http.errors import GATEWAY, REPEATED, TENANT, Handler, errors_as_json
+from giornata_gateway.http.openapi import document
+from giornata_gateway.http.routes import ROUTE, ROUTES
+from giornata_gateway.intake.rules.idempotency import REPEATED as REPEATED_HEADER
 
 log = structlog.get_logger(__name__)
 
-CLOSE_S = 5.0
+CLOSE_S: Final = 5.0
 """After the drain: how long answers that are being written may still take."""
 
 
@@ -24,19 +29,15 @@ CLOSE_S = 5.0
 async def listening(gateway: Gateway) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Listen while inside; on leaving, answer every request that has come, then close.
 
-    Yields:
-        What stops listening and closes the connections on which no request is being answered.
-
-    Raises:
-        ServiceUnavailable: the address cannot be listened on.
+    Yields what stops listening and closes the connections on which no request is being answered. Raises
+    ServiceUnavailable where the address cannot be listened on.
     """
-    config = gateway.config
     runner = web.AppRunner(
-        build_app(gateway),
+        _application(gateway),
         handler_cancellation=True,
         shutdown_timeout=CLOSE_S,
         access_log=None,
-        auto_decompress=False,  # a small body that unpacks to a large one is refused, see multipart
+        auto_decompress=False,  # a small body that unpacks to a large one is refused, see requests
     )
     await runner.setup()
     try:
@@ -44,11 +45,44 @@ async def listening(gateway: Gateway) -> AsyncIterator[Callable[[], Awaitable[No
         try:
             yield partial(_stop, gateway, runner, site)
         finally:
-            left = await gateway.departure.quiet(config.drain_s + CLOSE_S)
+            left = await gateway.departure.quiet(gateway.config.drain_s + CLOSE_S)
             if left:
                 log.warning("requests_left_behind", requests=left)
     finally:
         await runner.cleanup()
+
+
+def _application(gateway: Gateway) -> web.Application:
+    app = web.Application(
+        middlewares=[_counted, errors_as_json], client_max_size=gateway.config.max_request_bytes
+    )
+    app.on_response_prepare.append(_tell)
+    app[GATEWAY] = gateway
+    app[studio.ASSETS] = studio.load_assets()
+    app[status.DOCUMENT] = document(gateway.config.public_url)
+    app.add_routes([*(route.served() for route in ROUTES), *studio.PAGES])
+    return app
+
+
+@web.middleware
+async def _counted(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Count a request that has come: it is answered, though the gateway leaves meanwhile."""
+    if request.transport is None:
+        raise ConnectionAbortedError("The client has left.")
+    with request.app[GATEWAY].departure.answering(request.transport):
+        return await handler(request)
+
+
+async def _tell(request: web.Request, response: web.StreamResponse) -> None:
+    """Before an answer's headers: what the tenant may still ask for, whether the job is repeated, whether we leave."""
+    gateway, route = request.app[GATEWAY], request.get(ROUTE)
+    if route is not None and route.form and TENANT in request:
+        response.headers.update(gateway.quotas.headers(request[TENANT]))
+    if request.get(REPEATED):
+        response.headers[REPEATED_HEADER] = "true"
+    if gateway.departure.announced.is_set():
+        response.headers[hdrs.CONNECTION] = "close"
+        response.force_close()
 
 
 async def _site(runner: web.AppRunner, gateway: Gateway) -> web.TCPSite:

@@ -1,4 +1,4 @@
-"""What the gateway tells of itself and of the fleet: health, readiness, metrics, models, the API's document."""
+"""What the gateway tells of itself and of the fleet: health, readiness, metrics, models, instances, the document."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from pydantic import BaseModel
 
 from giornata.bus.bus import Bus
 from giornata.wire.errors import GiornataError, ServiceUnavailable
+from giornata_gateway.http.body import EVENT_STREAM, frame, write
 from giornata_gateway.http.errors import GATEWAY, json_answer
 from giornata_gateway.views.catalog import HealthView, model_list, ready_view
 
 CHECK_S: Final = 2.0
 """A dependency that takes longer to answer counts as gone."""
+PERIOD_S: Final = 0.5
+"""Between two events of the fleet's live stream; telemetry comes 2-4 times a second."""
 DOCUMENT: Final = web.AppKey("document", dict)
 """The OpenAPI document, made when the gateway starts."""
 
@@ -48,6 +51,21 @@ async def metrics(request: web.Request) -> web.Response:
 async def models(request: web.Request) -> web.Response:
     """Models that can be asked for."""
     return json_answer(model_list(request.app[GATEWAY].fleet.cards()))
+
+
+async def fleet(request: web.Request) -> web.StreamResponse:
+    """Every live instance and their sums; again and again where the Accept header asks for an event stream."""
+    gateway = request.app[GATEWAY]
+    accepted = request.headers.get("Accept", "").split(",", maxsplit=1)[0].partition(";")[0]
+    if accepted.strip().lower() != "text/event-stream":
+        return json_answer(gateway.fleet.view())
+    with gateway.watchers.held():
+        response = web.StreamResponse(headers=EVENT_STREAM)
+        await response.prepare(request)
+        while not gateway.departure.begun.is_set():
+            await write(request, response, frame("fleet", gateway.fleet.view()))
+            await asyncio.sleep(PERIOD_S)  # the rate of the stream, not a poll
+        return response
 
 
 async def openapi(request: web.Request) -> web.Response:

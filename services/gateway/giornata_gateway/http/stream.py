@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 
 import nats.errors
 from aiohttp import web
@@ -13,128 +14,110 @@ from giornata.deadlines import Deadline
 from giornata.wire.errors import DeadlineExceeded, Failed, from_body
 from giornata.wire.events import DoneEvent, PreviewEvent
 from giornata.wire.jobs import JobRecord, RowRecord
-from giornata_gateway.gateway import Gateway
-from giornata_gateway.http.body import JSON_COPIES, end, write
-from giornata_gateway.http.errors import OUTCOME, as_known
-from giornata_gateway.http.sse import GO_ON_ELSEWHERE, HEADERS, HEARTBEAT, frame
+from giornata_gateway.http.body import EVENT_STREAM, JSON_COPIES, end, frame, write
+from giornata_gateway.http.errors import GATEWAY, OUTCOME, as_known
+from giornata_gateway.http.requests import base_url
 from giornata_gateway.jobs.feed import StreamedEvent, open_feed, until_done
 from giornata_gateway.views.answers import error_of
-from giornata_gateway.views.stream import (
-    COMPLETED,
-    ERROR,
-    PARTIAL,
-    PROGRESS,
+from giornata_gateway.views.jobs import (
+    ToldEvent,
     completed_event,
     error_event,
     partial_image_event,
     progress_event,
 )
 
+HEARTBEAT = b": still working\n\n"
+"""A comment; keeps proxies from closing a quiet connection."""
+GO_ON_ELSEWHERE = b": this gateway leaves; another one goes on after your Last-Event-ID\nretry: 500\n\n"
+"""The end of a stream whose job goes on. It is no error, so that clients connect again after `retry` milliseconds."""
+
 
 @dataclass(frozen=True)
 class Stream:
     """One open answer and the job that it tells about."""
 
-    gateway: Gateway
     request: web.Request
     job_id: str
-    base_url: str
+    ended: asyncio.Future[None]
+    """Resolves when the job is terminal."""
+    deadline: Deadline
+    """When to stop telling, whether the job has ended or not."""
     inline: bool
     """Whether pictures travel in the stream, or links to them."""
+    response: web.StreamResponse = field(default_factory=lambda: web.StreamResponse(headers=EVENT_STREAM))
 
-    async def run(self, ended: asyncio.Future[None], after: int, deadline: Deadline) -> web.StreamResponse:
-        """Tell the events with a sequence above `after` until the job has ended, then its pictures or errors.
-
-        Args:
-            ended: resolves when the job is terminal.
-            after: what ``Last-Event-ID`` named; 0 for all.
-            deadline: when to stop telling, whether the job has ended or not.
-        """
-        async with open_feed(self.gateway.bus, self.job_id, after, self.gateway.restore) as told:
-            response = web.StreamResponse(headers=HEADERS)
-            await response.prepare(self.request)  # a few headers: they fit the socket's buffer
+    async def run(self, after: int) -> web.StreamResponse:
+        """Tell the events with a sequence above `after` until the job has ended, then its pictures or errors."""
+        gateway = self.request.app[GATEWAY]
+        async with open_feed(gateway.bus, self.job_id, after, gateway.restore) as told:
+            await self.response.prepare(self.request)  # a few headers: they fit the socket's buffer
             try:
-                last = await self._tell_progress(response, told, ended, deadline)
-                await self._tell_end(response, ended, last)
+                events = until_done(told, self.ended, gateway.config.heartbeat_s, self.deadline)
+                await self._tell_end(await self._tell_progress(events))
             except ConnectionError:
                 raise
             except Exception as error:  # noqa: BLE001 - the answer has begun: logged and told inside it
                 known = as_known(error, self.request.path)
                 self.request[OUTCOME] = known.code
-                await self._write(response, frame(ERROR, error_event(known, self.job_id)))
-            await end(self.request, response)
-            return response
+                await self._tell(error_event(known, self.job_id))
+            await end(self.request, self.response)
+            return self.response
 
-    async def _tell_progress(
-        self,
-        response: web.StreamResponse,
-        told: asyncio.Queue[StreamedEvent | None],
-        ended: asyncio.Future[None],
-        deadline: Deadline,
-    ) -> StreamedEvent | None:
+    async def _tell_progress(self, told: AsyncIterator[StreamedEvent | None]) -> StreamedEvent | None:
         """Relay states, steps and previews; the job's last event, or None where the stream lost it."""
-        async for item in until_done(told, ended, self.gateway.config.heartbeat_s, deadline):
+        async for item in told:
             if item is None:
-                await self._write(response, HEARTBEAT)
+                await write(self.request, self.response, HEARTBEAT)
                 record = await self._record()
                 if record is not None and record.state.terminal:
                     return None  # its last event was lost
             elif isinstance(item.event, DoneEvent):
                 return item
-            elif isinstance(item.event, PreviewEvent):
-                await self._tell_preview(response, item.event, item.time, item.sequence)
-            else:
-                await self._write(response, frame(PROGRESS, progress_event(item.event), item.sequence))
+            elif not isinstance(item.event, PreviewEvent):
+                await self._tell(progress_event(item.event), item.sequence)
+            elif (record := await self._record()) is not None:  # a preview is not worth the stream
+                await self._tell(partial_image_event(record, item.event, item.time), item.sequence)
         return None
-
-    async def _tell_preview(
-        self, response: web.StreamResponse, event: PreviewEvent, at: int, sequence: int
-    ) -> None:
-        record = await self._record()
-        if record is not None:  # a preview is not worth the stream
-            await self._write(response, frame(PARTIAL, partial_image_event(record, event, at), sequence))
 
     async def _record(self) -> JobRecord | None:
         """The job's record; None where NATS does not answer, since the stream outlives an outage."""
         try:
-            return await self.gateway.ledger.records.get(self.job_id)
+            return await self.request.app[GATEWAY].ledger.records.get(self.job_id)
         except nats.errors.Error:
             return None
 
-    async def _tell_end(
-        self, response: web.StreamResponse, ended: asyncio.Future[None], last: StreamedEvent | None
-    ) -> None:
+    async def _tell_end(self, last: StreamedEvent | None) -> None:
         """Completed pictures first, since OpenAI's clients stop at the first error; the last frame has the id."""
-        record = await self.gateway.ledger.records.get(self.job_id)
+        record = await self.request.app[GATEWAY].ledger.records.get(self.job_id)
         if not record.state.terminal:
-            if ended.done() and not self.inline:  # a reader that only looks on loses nothing
-                await self._write(response, GO_ON_ELSEWHERE)
+            if self.ended.done() and not self.inline:  # a reader that only looks on loses nothing
+                await write(self.request, self.response, GO_ON_ELSEWHERE)
                 return
-            if ended.done():
-                ended.result()  # raises why this gateway stopped waiting
+            if self.ended.done():
+                self.ended.result()  # raises why this gateway stopped waiting
             raise DeadlineExceeded
         sequence, at = (None, int(time.time())) if last is None else (last.sequence, last.time)
         error = error_of(record)
         if error is not None:
             self.request[OUTCOME] = error.code
-            await self._write(response, frame(ERROR, error_event(error, self.job_id), sequence))
+            await self._tell(error_event(error, self.job_id), sequence)
             return
         rows = [*record.images, *(row for row in record.rows if row.error is not None)]
         for row in rows:
-            await self._tell_row(response, record, row, at, sequence if row is rows[-1] else None)
+            await self._tell_row(record, row, at, sequence if row is rows[-1] else None)
 
-    async def _tell_row(
-        self, response: web.StreamResponse, record: JobRecord, row: RowRecord, at: int, sequence: int | None
-    ) -> None:
+    async def _tell_row(self, record: JobRecord, row: RowRecord, at: int, sequence: int | None) -> None:
         if row.image is None:
             error = from_body(row.error) if row.error is not None else Failed()
-            await self._write(response, frame(ERROR, error_event(error, self.job_id, row.index), sequence))
+            await self._tell(error_event(error, self.job_id, row.index), sequence)
             return
-        size_bytes = row.image.size_bytes * JSON_COPIES if self.inline else 0
-        async with self.gateway.answers.room(size_bytes):
-            picture = await self.gateway.picture(row.image) if self.inline else None
-            event = await asyncio.to_thread(completed_event, record, row, picture, self.base_url, at)
-            await self._write(response, await asyncio.to_thread(frame, COMPLETED, event, sequence))
+        gateway, base = self.request.app[GATEWAY], base_url(self.request)
+        async with gateway.answers.room(row.image.size_bytes * JSON_COPIES if self.inline else 0):
+            picture = await gateway.picture(row.image) if self.inline else None
+            event = await asyncio.to_thread(completed_event, record, row, picture, base, at)
+            framed = await asyncio.to_thread(frame, event.type, event, sequence)
+            await write(self.request, self.response, framed)
 
-    async def _write(self, response: web.StreamResponse, data: bytes) -> None:
-        await write(self.request, response, data)
+    async def _tell(self, event: ToldEvent, sequence: int | None = None) -> None:
+        await write(self.request, self.response, frame(event.type, event, sequence))

@@ -7,13 +7,10 @@ All files are read once, when the gateway starts. Each answer has an ETag of its
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib.resources import files
-from importlib.resources.abc import Traversable
-from pathlib import PurePosixPath
-from types import MappingProxyType
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import swagger_ui
 from aiohttp import web
@@ -43,8 +40,7 @@ SWAGGER: Final = ("swagger-ui-bundle.js", "swagger-ui.css", "LICENSE")
 """The files of Swagger UI (Apache-2.0) in the package swagger-ui-py that ``/docs`` shows."""
 
 
-@dataclass(frozen=True)
-class Asset:
+class Asset(NamedTuple):
     """One file as it is answered."""
 
     body: bytes
@@ -57,10 +53,12 @@ ASSETS: Final = web.AppKey("assets", Mapping[str, Asset])
 
 def load_assets() -> Mapping[str, Asset]:
     """Every file of ``static/`` by its path there, and Swagger UI's below ``swagger/``."""
-    found = {path: _asset(file) for path, file in _walk(files("giornata_gateway") / "static", "")}
-    swagger = files(swagger_ui) / "static"
-    found |= {f"swagger/{name}": _asset(swagger / name) for name in SWAGGER}
-    return MappingProxyType(found)
+    static = Path(str(files("giornata_gateway"))) / "static"
+    swagger = Path(str(files(swagger_ui))) / "static"
+    paths = {path.relative_to(static).as_posix(): path for path in static.rglob("*")}
+    served = {name: path for name, path in paths.items() if path.suffix in CONTENT_TYPES}
+    served |= {f"swagger/{name}": swagger / name for name in SWAGGER}
+    return {name: _asset(path) for name, path in served.items()}
 
 
 async def studio(request: web.Request) -> web.Response:
@@ -76,6 +74,9 @@ async def docs(request: web.Request) -> web.Response:
 async def asset(request: web.Request) -> web.Response:
     """``GET /studio/{path}``: what the two pages are made of."""
     return _answer(request, request.match_info["path"], POLICY)
+
+
+PAGES: Final = (web.get("/", studio), web.get("/docs", docs), web.get("/studio/{path:.+}", asset))
 
 
 def _answer(request: web.Request, path: str, policy: str) -> web.Response:
@@ -96,19 +97,7 @@ def _answer(request: web.Request, path: str, policy: str) -> web.Response:
     return web.Response(body=found.body, headers=headers | {"Content-Type": found.content_type})
 
 
-def _walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
-    for item in folder.iterdir():
-        if item.is_dir():
-            yield from _walk(item, f"{prefix}{item.name}/")
-        elif _suffix(item) in CONTENT_TYPES:
-            yield f"{prefix}{item.name}", item
-
-
-def _asset(file: Traversable) -> Asset:
-    body = file.read_bytes()
-    content_type = CONTENT_TYPES.get(_suffix(file), "text/plain; charset=utf-8")
+def _asset(path: Path) -> Asset:
+    body = path.read_bytes()
+    content_type = CONTENT_TYPES.get(path.suffix, "text/plain; charset=utf-8")
     return Asset(body, content_type, hashlib.sha256(body).hexdigest()[:32])
-
-
-def _suffix(file: Traversable) -> str:
-    return PurePosixPath(file.name).suffix

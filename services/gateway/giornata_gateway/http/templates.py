@@ -9,9 +9,8 @@ from aiohttp import web
 
 from giornata.deadlines import Deadline
 from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
-from giornata_gateway.http.multipart import read_upload
+from giornata_gateway.http.requests import check_query, number_of, read_upload
 from giornata_gateway.intake.rules.forms import read_template_form
-from giornata_gateway.intake.rules.queries import check_query, query_number
 from giornata_gateway.views.templates import TemplateDeleted, template_list, template_view
 
 MAX_WAIT_MS: Final = 60_000
@@ -39,7 +38,7 @@ async def status(request: web.Request) -> web.Response:
     """How far a template is; with `wait_ms`, once it is recorded or could not be, at the latest after that time."""
     gateway, tenant, name = request.app[GATEWAY], request[TENANT].name, request.match_info["template_id"]
     check_query(request.query, "wait_ms")
-    wait_ms = query_number(request.query, "wait_ms", 0, MAX_WAIT_MS)
+    wait_ms = number_of(request.query, "wait_ms", 0, MAX_WAIT_MS)
     record = None
     if wait_ms:
         with gateway.watchers.held():
@@ -51,7 +50,7 @@ async def status(request: web.Request) -> web.Response:
 async def listed(request: web.Request) -> web.Response:
     """The tenant's templates, page by page, the newest first."""
     check_query(request.query, "limit", "after")
-    limit = query_number(request.query, "limit", DEFAULT_PAGE, MAX_PAGE, least=1)
+    limit = number_of(request.query, "limit", DEFAULT_PAGE, MAX_PAGE, least=1)
     records = await request.app[GATEWAY].registration.of(request[TENANT].name)
     return json_answer(template_list(records, limit, request.query.get("after")))
 

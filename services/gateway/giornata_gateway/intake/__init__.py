@@ -1,1 +1,1 @@
-"""What a request passes before it becomes a job: keys, quotas, memory for pictures, and the gateway's departure."""
+"""What a request passes before it becomes a job: keys, limits, quotas, and the gateway's departure."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, TypeVar
 
 T = TypeVar("T")
@@ -41,11 +41,9 @@ class Departure:
 
     async def quiet(self, limit_s: float) -> int:
         """Wait until no request is being answered, at most `limit_s`; how many are left."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._quiet.wait()
-        except TimeoutError:
-            pass
         return self.asking.total()
 
     async def before(self, work: Awaitable[T]) -> T | None:

@@ -22,23 +22,18 @@ _Version = tuple[int, int, int]
 
 
 class KeyFile:
-    """The keys in a file. A new file that cannot be read is logged, and the keys before it stay.
+    """The keys in a file; ServiceUnavailable where it is missing, or is not such a file.
 
-    Args:
-        path: of the file.
-        clock: seconds, monotonic.
-
-    Raises:
-        ServiceUnavailable: the file is missing, or is not such a file.
+    A new file that cannot be read is logged, and the keys before it stay.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._clock = clock
         self._looked_s = clock()
-        self._version: _Version | None = None
         try:
-            self._version, self._keys = self._read()
+            self._version: _Version | None = self._found()
+            self._keys = parse(path.read_bytes())
         except (OSError, KeysFileError) as error:
             raise ServiceUnavailable(
                 f"The API keys cannot be read from {path}: {_why(error)}.",
@@ -62,24 +57,18 @@ class KeyFile:
             version = self._found()
             if version == self._version:
                 return
-            self._version, self._keys = self._read()
+            self._keys = parse(self._path.read_bytes())
+            log.info("api_keys_read", path=str(self._path), keys=len(self._keys.keys))
         except (OSError, KeysFileError) as error:
             if version != self._version:
                 log.error(
                     "api_keys_not_read", path=str(self._path), why=_why(error), kept=len(self._keys.keys)
                 )
-            self._version = version
-        else:
-            log.info("api_keys_read", path=str(self._path), keys=len(self._keys.keys))
+        self._version = version  # found before the keys: a file that changed in between is read again
 
     def _found(self) -> _Version:
         found = self._path.stat()
         return found.st_ino, found.st_mtime_ns, found.st_size
-
-    def _read(self) -> tuple[_Version, KeysFile]:
-        """The version first: a file that changes in between is then read again."""
-        version = self._found()
-        return version, parse(self._path.read_bytes())
 
 
 def _why(error: OSError | KeysFileError) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
@@ -20,30 +21,58 @@ from throttled.rate_limiter import per_min
 from throttled.store import MemoryStore
 
 from giornata.wire.errors import ConcurrencyLimited, InvalidField, RateLimited
-from giornata_gateway.intake.rules.in_progress import InProgress
 from giornata_gateway.intake.rules.tenants import Tenant
 
 MAX_TENANTS: Final = 100_000
 """Buckets that are remembered. Beyond it the least recently used bucket is forgotten, and so is full again."""
-POLICY: Final = "pictures"
-"""Names the limit in the RateLimit headers."""
 
-Estimate = Callable[[int, int], float]
-"""Seconds until a number of pictures should be done, when another number is worked on at a time."""
+
+class InProgress:
+    """Counts pictures by tenant; every entry has a name of its own.
+
+    An edit's pictures count until its answer, a job's until it has ended. The end of a job is heard as an event, which
+    an outage may swallow, so each job counts at most until its time is over.
+    """
+
+    def __init__(self) -> None:
+        self._held: defaultdict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
+        """By tenant and name: pictures, and the second until which they count."""
+        self._tenants: dict[str, str] = {}
+        """Tenants by the name of their entry."""
+
+    def of(self, tenant: str, now_s: float) -> int:
+        """Pictures that a tenant has in progress."""
+        held = self._held[tenant]
+        for name in [name for name, (_, until_s) in held.items() if until_s <= now_s]:
+            self.leave(name)
+        return sum(pictures for pictures, _ in held.values())
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the entry is counted."""
+        return name in self._tenants
+
+    def enter(self, tenant: str, name: str, pictures: int, until_s: float) -> None:
+        """Count `pictures` under `name`, which is not counted yet, until it leaves, at most until `until_s`."""
+        self._held[tenant][name] = (pictures, until_s)
+        self._tenants[name] = tenant
+
+    def leave(self, name: str) -> None:
+        """Count the entry no more, if it is still counted."""
+        tenant = self._tenants.pop(name, None)
+        if tenant is not None:
+            del self._held[tenant][name]
 
 
 class Quotas:
     """Counts what tenants do.
 
-    Args:
-        estimate: for Retry-After.
-        refused: is told tenant and code of every refusal.
-        clock: seconds, monotonic.
+    `estimate` gives the seconds until a number of pictures should be done, when another number is worked on at a time;
+    `refused` is told tenant and code of every refusal.
     """
 
     def __init__(
         self,
-        estimate: Estimate,
+        estimate: Callable[[int, int], float],
         refused: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -60,8 +89,7 @@ class Quotas:
     def enter(self, tenant: Tenant, pictures: int, name: str, longest_s: float) -> bool:
         """Count `pictures` as asked for, and as in progress until `name` leaves, at most for `longest_s`.
 
-        Returns:
-            Whether they were counted: False where `name` is in progress already, as with a repeated request.
+        Returns False where `name` is in progress already, as with a repeated request.
 
         Raises:
             InvalidField: more pictures than the tenant may ever ask for at once.
@@ -93,14 +121,16 @@ class Quotas:
             return {}
         state = self._bucket(tenant).peek(tenant.name)
         return {
-            "RateLimit-Policy": f'"{POLICY}";q={tenant.per_minute};w=60',
-            "RateLimit": f'"{POLICY}";r={state.remaining};t={math.ceil(state.reset_after)}',
+            "RateLimit-Policy": f'"pictures";q={tenant.per_minute};w=60',
+            "RateLimit": f'"pictures";r={state.remaining};t={math.ceil(state.reset_after)}',
         }
 
     def _check_in_progress(self, tenant: Tenant, pictures: int) -> None:
-        taken = self._in_progress.of(tenant.name, self._clock()) if tenant.in_progress else 0
+        if not tenant.in_progress:
+            return
+        taken = self._in_progress.of(tenant.name, self._clock())
         excess = taken + pictures - tenant.in_progress
-        if tenant.in_progress and excess > 0:
+        if excess > 0:
             self._refused(tenant.name, ConcurrencyLimited.code)
             raise ConcurrencyLimited(
                 received=f"{pictures} pictures while {taken} are in progress",

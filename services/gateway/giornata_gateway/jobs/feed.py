@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,9 +31,6 @@ IDLE_HEARTBEAT_S = 5.0
 GRACE_S = 1.0
 """How long the stream may lag behind the news that its job has ended."""
 
-Restore = Callable[[], Awaitable[None]]
-"""Makes sure of the streams."""
-
 ClientEvent = StateEvent | StepEvent | PreviewEvent | DoneEvent
 """The events that clients are told."""
 
@@ -50,7 +47,7 @@ class StreamedEvent:
 
 @asynccontextmanager
 async def open_feed(
-    bus: Bus, job_id: str, after: int, restore: Restore
+    bus: Bus, job_id: str, after: int, restore: Callable[[], Awaitable[None]]
 ) -> AsyncIterator[asyncio.Queue[StreamedEvent | None]]:
     """The kept events of a job with a sequence above `after`, then the new ones.
 
@@ -80,10 +77,8 @@ async def open_feed(
     try:
         yield told
     finally:
-        try:
+        with suppress(nats.errors.Error):  # the connection is going
             await subscription.unsubscribe()
-        except nats.errors.Error:
-            log.debug("unsubscribe_failed", job_id=job_id, exc_info=True)  # the connection is going
 
 
 async def _subscribed(

@@ -12,12 +12,13 @@ from giornata.blobs import BlobStore
 from giornata.blobs.protocol import refer
 from giornata.deadlines import Deadline
 from giornata.wire.errors import InvalidField
-from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job, Priority
+from giornata.wire.jobs import BlobRef, Job, Priority
 from giornata.wire.requests import MAX_SEED, EditParameters, resolve
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.fleet.watch import FleetListener
+from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.rules.forms import missing_image
 from giornata_gateway.intake.rules.idempotency import fingerprint, job_id_of
+from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.views.catalog import choose_card
 
 log = structlog.get_logger(__name__)
@@ -31,24 +32,16 @@ class EditOrder:
     image: bytes | BlobRef | None
     """None until the picture of `template_id` takes its place."""
     mask: bytes | BlobRef | None
-    tenant: str
+    tenant: Tenant
     priority: Priority
     deadline: Deadline
     traceparent: str | None = None
     template_id: str | None = None
     """The registered template that is edited."""
-    weight: float = 1.0
-    """The tenant's share."""
     job_id: str = field(default_factory=lambda: f"job_{secrets.token_urlsafe(18)}")
     """The job that it becomes. An idempotency key leads to a certain one."""
     fingerprint: str | None = None
-    """What it asks for, where it has an idempotency key; :func:`~giornata_gateway.intake.rules.idempotency.fingerprint`
-    makes it."""
-
-    @property
-    def longest_s(self) -> float:
-        """Seconds after which its job has ended in any case."""
-        return self.deadline.remaining_s() + TAKE_OVER_S
+    """What it asks for, where it has an idempotency key."""
 
     async def identified(self, key: str | None) -> EditOrder:
         """The order of the job that the idempotency key `key` leads to; None changes nothing."""
@@ -56,7 +49,7 @@ class EditOrder:
             return self
         image, mask = [await _sha256(data) for data in (self.image, self.mask)]
         asked = fingerprint(self.parameters, image, self.template_id, mask)
-        return replace(self, job_id=job_id_of(self.tenant, key), fingerprint=asked)
+        return replace(self, job_id=job_id_of(self.tenant.name, key), fingerprint=asked)
 
 
 async def _sha256(data: bytes | BlobRef | None) -> str | None:
@@ -92,28 +85,23 @@ class Preparation:
     """Owns what outlives a request: forgetting the pictures of an order that failed."""
 
     async def prepare(self, order: EditOrder) -> Prepared:
-        """Resolve the parameters and store the pictures; submit the job at once.
-
-        Raises:
-            GiornataError: why the order is refused.
-        """
+        """Resolve the parameters and store the pictures; submit the job at once."""
         if order.image is None:
             raise missing_image()
         card = choose_card(self.fleet.cards(), order.parameters.model, self.fleet.missing())
         parameters = resolve(order.parameters, card, secrets.randbelow(MAX_SEED + 1))
         # Two requests with one idempotency key are one job, and each has an upload of its own, which it can forget.
-        folder = f"{order.tenant}/{order.job_id}/{secrets.token_urlsafe(9)}"
+        folder = f"{order.tenant.name}/{order.job_id}/{secrets.token_urlsafe(9)}"
         try:
             image = await self._stored(order, f"{folder}/image", order.image)
             mask = None if order.mask is None else await self._stored(order, f"{folder}/mask", order.mask)
         except BaseException:  # a put that was cancelled may have arrived
-            keys = (f"{folder}/{name}" for name in ("image", "mask"))
-            refs = [BlobRef(key=key, size_bytes=0, sha256="") for key in keys]
+            refs = [BlobRef(key=f"{folder}/{name}", size_bytes=0, sha256="") for name in ("image", "mask")]
             self.tasks.create_task(self._delete(*refs), name=f"forget-{order.job_id}")
             raise
         job = Job(
             job_id=order.job_id,
-            tenant=order.tenant,
+            tenant=order.tenant.name,
             gateway=self.config.instance,
             priority=order.priority,
             model=card.name,
@@ -125,7 +113,7 @@ class Preparation:
             budget_ms=order.deadline.remaining_ms(),
             result_ttl_s=self.config.result_ttl_s,
             traceparent=order.traceparent,
-            weight=order.weight,
+            weight=order.tenant.weight,
             fingerprint=order.fingerprint,
         )
         return Prepared(job, order.deadline)

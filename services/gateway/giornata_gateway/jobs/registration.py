@@ -20,7 +20,7 @@ from giornata.wire.jobs import TAKE_OVER_S
 from giornata.wire.messages import RemoveTemplate, TemplateRequest
 from giornata.wire.templates import TemplateRecord
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.fleet.watch import FleetListener
+from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.rules.forms import TemplateForm
 from giornata_gateway.jobs.preparation import EditOrder
 from giornata_gateway.views.catalog import choose_card
@@ -43,11 +43,7 @@ class Registration:
     async def register(
         self, tenant: str, image: bytes, form: TemplateForm, deadline: Deadline
     ) -> TemplateRecord:
-        """Keep a picture and have it recorded. The same registration again renews it.
-
-        Raises:
-            GiornataError: why it is refused; then nothing is kept that was not kept before.
-        """
+        """Keep a picture and have it recorded; a refusal keeps nothing. The same registration again renews it."""
         card = choose_card(self.fleet.cards(), form.model, self.fleet.missing())
         now_s = int(time.time())
         ref = await refer("", image)
@@ -63,7 +59,11 @@ class Registration:
             expires_s=now_s + self.config.template_ttl_s,
         )
         await self._check_room(tenant, name)
-        known = not await self._entered(record)
+        known = not await self.records.create(record)  # before the picture that it leads to
+        if known:
+            await self.records.change(
+                tenant, name, lambda now: templates.registered_again(now, record.image, record.expires_s)
+            )
         request = TemplateRequest(template=record, remaining_ms=deadline.remaining_ms())
         try:
             await self.blobs.put(record.image.key, image, self._picture_s)
@@ -79,11 +79,7 @@ class Registration:
         return recorded
 
     async def get(self, tenant: str, template_id: str) -> TemplateRecord:
-        """A tenant's template.
-
-        Raises:
-            TemplateNotFound: there is none, it has expired, or it belongs to another tenant, which is not told.
-        """
+        """A tenant's template; TemplateNotFound, too, where it has expired or is another tenant's."""
         record = await self.records.get(tenant, template_id)
         if record.expires_s <= time.time():
             raise TemplateNotFound(received=template_id)
@@ -92,8 +88,7 @@ class Registration:
     async def settled(self, tenant: str, template_id: str, deadline: Deadline) -> TemplateRecord:
         """A tenant's template once it is recorded or could not be, or as it is at the deadline.
 
-        Raises:
-            TemplateNotFound: as :meth:`get`, or it is deleted meanwhile.
+        TemplateNotFound is raised as by :meth:`get`, and where it is deleted meanwhile.
         """
         await self.get(tenant, template_id)
         return await self.records.until(tenant, template_id, lambda record: record.state.settled, deadline)
@@ -105,11 +100,7 @@ class Registration:
         return sorted(found, key=lambda record: (record.created_s, record.template_id), reverse=True)
 
     async def delete(self, tenant: str, template_id: str) -> None:
-        """Forget a tenant's template and its recording. Edits that have begun end as if it were there.
-
-        Raises:
-            TemplateNotFound: as :meth:`get`.
-        """
+        """Forget the template that :meth:`get` finds, and its recording; edits that have begun end as before."""
         record = await self.get(tenant, template_id)
         await self.records.delete(record)
         await self.blobs.renew(record.image, self._edit_s)
@@ -127,19 +118,17 @@ class Registration:
         """
         if order.template_id is None:
             return order
-        record = await self.get(order.tenant, order.template_id)
+        tenant, name = order.tenant.name, order.template_id
+        record = await self.get(tenant, name)
         parameters = templates.applied(record, order.parameters)
         if not await self.blobs.renew(record.image, self._picture_s):
             raise TemplateNotFound(
                 "The template's picture is no longer in the blob store.",
-                received=order.template_id,
+                received=name,
                 accepted="register it again",
             )
-        await self.records.change(
-            order.tenant,
-            order.template_id,
-            lambda known: templates.renewed(known, time.time(), self.config.template_ttl_s),
-        )
+        life_s = self.config.template_ttl_s
+        await self.records.change(tenant, name, lambda known: templates.renewed(known, time.time(), life_s))
         return replace(order, image=record.image, parameters=parameters)
 
     @property
@@ -163,17 +152,6 @@ class Registration:
                 received=f"{len(names) + 1} templates",
                 accepted=f"at most {most}; delete one, or wait until one expires",
             )
-
-    async def _entered(self, record: TemplateRecord) -> bool:
-        """Write the record, before the picture that it leads to; whether it is a new one."""
-        if await self.records.create(record):
-            return True
-        await self.records.change(
-            record.tenant,
-            record.template_id,
-            lambda known: templates.registered_again(known, record.image, record.expires_s),
-        )
-        return False
 
     async def _forget(self, record: TemplateRecord) -> None:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 import nats.errors
@@ -32,8 +32,7 @@ from giornata.wire.jobs import Job, JobRecord
 from giornata.wire.messages import Accepted, SubmitRequest
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.intake.rules.idempotency import check_same
-from giornata_gateway.jobs.ends import JobEnds
-from giornata_gateway.jobs.ledger import JobLedger
+from giornata_gateway.jobs.ledger import JobEnds, JobLedger
 from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
 
 log = structlog.get_logger(__name__)
@@ -68,11 +67,7 @@ class Submission:
     """Submissions on their way, by job."""
 
     async def known(self, order: EditOrder) -> Prepared | None:
-        """The job that was accepted under the order's key; None where there is no key, or no such job yet.
-
-        Raises:
-            IdempotencyKeyReused: the job is another edit.
-        """
+        """The job that was accepted under the order's key, as :func:`check_same` allows; None without key or job."""
         if order.fingerprint is None:
             return None
         try:
@@ -85,11 +80,8 @@ class Submission:
     async def submit(self, prepared: Prepared) -> Job:
         """Make a job durable; the job that is carried out, which may be another request's with the same key.
 
-        A job without a key is cancelled if the caller is cancelled meanwhile.
-
-        Raises:
-            IdempotencyKeyReused: another request was faster with another edit.
-            GiornataError: why it was not accepted.
+        A job without a key is cancelled if the caller is cancelled meanwhile. What is raised says why the job was not
+        accepted: IdempotencyKeyReused where another request was faster with another edit.
         """
         job = prepared.job
         if prepared.known:
@@ -107,40 +99,33 @@ class Submission:
             raise
         return job
 
-    def awaited(self, prepared: Prepared) -> AbstractAsyncContextManager[AwaitedJob]:
+    @asynccontextmanager
+    async def awaited(self, prepared: Prepared) -> AsyncIterator[AwaitedJob]:
         """A job while its request waits. Leaving before it has ended cancels it, unless it is shared."""
-        return self._joined(prepared) if prepared.shared else self._owned(prepared)
-
-    @asynccontextmanager
-    async def _owned(self, prepared: Prepared) -> AsyncIterator[AwaitedJob]:
         job = prepared.job
-        with self.ends.expect(job.job_id) as ended:
-            try:
-                await self._send(job)
-                yield AwaitedJob(job, ended, prepared.deadline)
-            finally:
-                if not ended.done() or ended.exception() is not None:
-                    self._call_off(job)
-
-    @asynccontextmanager
-    async def _joined(self, prepared: Prepared) -> AsyncIterator[AwaitedJob]:
-        job = await self.submit(prepared)
         async with AsyncExitStack() as stack:
             ended = stack.enter_context(self.ends.expect(job.job_id))
-            if job.gateway != self.config.instance:  # its events go to that gateway
-                done = subjects.event(job.gateway, job.job_id, EventKind.DONE)
-                heard = self.bus.listen(done, DoneEvent, lambda event: self.ends.wake(event.job_id))
-                await stack.enter_async_context(heard)
-            if (await self.ledger.records.get(job.job_id)).state.terminal:
-                self.ends.wake(job.job_id)
+            if prepared.shared:
+                job = await self.submit(prepared)
+                if job.gateway != self.config.instance:  # its events go to that gateway
+                    done = subjects.event(job.gateway, job.job_id, EventKind.DONE)
+                    heard = self.bus.listen(done, DoneEvent, lambda event: self.ends.wake(event.job_id))
+                    await stack.enter_async_context(heard)
+                if (await self.ledger.records.get(job.job_id)).state.terminal:
+                    self.ends.wake(job.job_id)
+            else:
+                stack.callback(self._left, job, ended)
+                await self._send(job)
             yield AwaitedJob(job, ended, prepared.deadline)
+
+    def _left(self, job: Job, ended: asyncio.Future[None]) -> None:
+        if not ended.done() or ended.exception() is not None:
+            self._call_off(job)
 
     async def outcome(self, awaited: AwaitedJob) -> JobRecord:
         """The terminal record of an awaited job.
 
-        Raises:
-            DeadlineExceeded: it has not ended in time.
-            ServiceUnavailable: this gateway is shutting down.
+        DeadlineExceeded is raised where it has not ended in time, ServiceUnavailable where this gateway shuts down.
         """
         try:
             async with asyncio.timeout(awaited.deadline.remaining_s()):
@@ -184,9 +169,14 @@ class Submission:
 
     async def _ask_router(self, job: Job) -> GiornataError | None:
         """Have `job` accepted, trying again while no router answers; why it was not. It raises nothing."""
+
+        async def ask() -> None:
+            deadline = Deadline.after_ms(TRY_S * 1000)
+            request = SubmitRequest(job=job, remaining_ms=deadline.remaining_ms())
+            await self.bus.call(subjects.SUBMIT, request, Accepted, deadline)
+
         try:
-            attempts = retries.soon((ServiceUnavailable, DeadlineExceeded), self.config.submit_window_s)
-            await attempts(self._ask_once, job)
+            await retries.soon((ServiceUnavailable, DeadlineExceeded), self.config.submit_window_s)(ask)
         except DeadlineExceeded:
             return ServiceUnavailable("The router did not accept the edit in time.", retry_after_s=2)
         except GiornataError as error:
@@ -194,21 +184,9 @@ class Submission:
         except Exception:  # the task's edge: logged and answered
             log.exception("submit_failed", job_id=job.job_id)
             return InternalError()
-        asked = job.parameters
-        log.info(
-            "accepted",
-            job_id=job.job_id,
-            tenant=job.tenant,
-            user=asked.user,
-            n=asked.n,
-            priority=job.priority.value,
-        )
+        told = {"tenant": job.tenant, "user": job.parameters.user, "n": job.parameters.n}
+        log.info("accepted", job_id=job.job_id, priority=job.priority.value, **told)
         return None
-
-    async def _ask_once(self, job: Job) -> None:
-        deadline = Deadline.after_ms(TRY_S * 1000)
-        request = SubmitRequest(job=job, remaining_ms=deadline.remaining_ms())
-        await self.bus.call(subjects.SUBMIT, request, Accepted, deadline)
 
     async def _send(self, job: Job) -> None:
         """Submit to the router. The call survives its caller, so that its outcome is always known."""

@@ -12,16 +12,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from giornata.wire.errors import BY_CODE, ErrorBody, Failed, GiornataError, JobCancelled, from_body
-from giornata.wire.jobs import JobRecord, JobState, RowRecord, TemplateUse
+from giornata.wire.jobs import JobRecord, JobState, TemplateUse
 from giornata.wire.requests import OutputFormat
 from giornata.wire.times import ComputeTimes, StageTimes
-
-CONTENT_TYPES = {
-    OutputFormat.PNG: "image/png",
-    OutputFormat.JPEG: "image/jpeg",
-    OutputFormat.WEBP: "image/webp",
-}
-
 
 ErrorType = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
 Background = Literal["opaque", "transparent"]
@@ -195,19 +188,19 @@ def image_url(base: str, job_id: str, index: int) -> str:
 def images_answer(
     record: JobRecord, pictures: Mapping[int, bytes] | None, base_url: str, created: int
 ) -> ImagesAnswer:
-    """The synchronous answer of a completed job.
+    """The synchronous answer of a completed job: `pictures` by index, encoded, or links to them where it is None.
 
-    Args:
-        record: completed.
-        pictures: encoded pictures by index, or None to link to them.
-        base_url: how clients reach this gateway.
-        created: Unix time in seconds.
+    `created` is the Unix time in seconds.
     """
     job_id = record.job.job_id
+    if pictures is None:
+        data = [ImageData(url=image_url(base_url, job_id, row.index)) for row in record.images]
+    else:
+        data = [ImageData(b64_json=base64.b64encode(pictures[row.index]).decode()) for row in record.images]
     return ImagesAnswer(
         created=created,
         background=background_of(record),
-        data=[_image_data(row, pictures, base_url, job_id) for row in record.images],
+        data=data,
         output_format=record.job.parameters.output_format,
         size=size_of(record),
         usage=usage_of(record, len(record.rows)),
@@ -228,11 +221,3 @@ def images_answer(
             ],
         ),
     )
-
-
-def _image_data(
-    row: RowRecord, pictures: Mapping[int, bytes] | None, base_url: str, job_id: str
-) -> ImageData:
-    if pictures is None:
-        return ImageData(url=image_url(base_url, job_id, row.index))
-    return ImageData(b64_json=base64.b64encode(pictures[row.index]).decode())

@@ -17,12 +17,9 @@ NEEDED: Final = (ServiceName.ROUTER, ServiceName.PREPOST, ServiceName.DENOISER)
 def choose_card(
     cards: Mapping[str, ModelCard], name: str | None, missing: Iterable[ServiceName]
 ) -> ModelCard:
-    """The model that serves a request.
+    """The model that serves a request: the one of `cards` that it names, or the only one.
 
-    Args:
-        cards: served models by name.
-        name: the model that the request names, or None for the only one.
-        missing: services without a ready instance; they explain why nothing is served.
+    The services that are `missing` explain why nothing is served.
 
     Raises:
         ServiceUnavailable: nothing is served.
@@ -93,22 +90,12 @@ class ReadyView(View):
 
 def model_list(cards: Mapping[str, ModelCard]) -> ModelList:
     """Served models, by name."""
-    return ModelList(
-        data=[
-            ModelView(
-                id=card.name,
-                family=card.family,
-                digest=card.digest,
-                default_steps=card.default_steps,
-                default_strength=card.default_strength,
-                default_guidance_scale=card.default_guidance_scale if card.takes_guidance else None,
-                takes_guidance=card.takes_guidance,
-                takes_true_cfg=card.takes_true_cfg,
-                native_size=card.native_size,
-            )
-            for _, card in sorted(cards.items())
-        ]
-    )
+    return ModelList(data=[_model(card) for _, card in sorted(cards.items())])
+
+
+def _model(card: ModelCard) -> ModelView:
+    guidance_scale = card.default_guidance_scale if card.takes_guidance else None
+    return ModelView.model_validate(vars(card) | {"id": card.name, "default_guidance_scale": guidance_scale})
 
 
 def ready_view(

@@ -1,25 +1,79 @@
-"""The fleet as ``/v1/fleet`` tells it: every instance, and what they can do together."""
+"""The fleet as ``/v1/fleet`` tells it: every instance, how fast it is, and what they can do together.
+
+All follows from telemetry. Time is an argument. A figure that does not follow from recent telemetry is None, which is
+shown as *unknown*.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
 
 from giornata.wire.fleet import FleetView, InstanceView, WorkerView
 from giornata.wire.workers import ServiceState, TemplateCounters
-from giornata_gateway.views.rates import StepRates
 
-EVENT = "fleet"
-"""Type of the events of the live stream."""
+WINDOW_S: Final = 5.0
+"""Steps per second are counted over this long."""
+SHORTEST_S: Final = 0.5
+"""Over less than this, a count says nothing."""
+SAMPLES_S: Final = 60.0
+"""Step times older than this say nothing about the next step."""
+MAX_SAMPLES: Final = 128
+
+
+@dataclass
+class _Seen:
+    """The telemetry of one worker."""
+
+    totals: deque[tuple[float, int]] = field(default_factory=deque)
+    """(when, row steps since its start)."""
+    samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
+    """(when, milliseconds of one engine step)."""
+
+
+class StepRates:
+    """How fast each worker was lately; feed it every telemetry message.
+
+    A restarted worker has another instance name, so that its figures begin with it.
+    """
+
+    def __init__(self) -> None:
+        self._seen: defaultdict[str, _Seen] = defaultdict(_Seen)
+
+    def observe(self, state: ServiceState, now: float) -> None:
+        """Take in one telemetry message, at `now` seconds of any monotonic clock."""
+        if state.worker is None:
+            return
+        seen = self._seen[state.instance]
+        seen.totals.append((now, state.worker.steps_total))
+        while len(seen.totals) > 2 and seen.totals[1][0] <= now - WINDOW_S:
+            seen.totals.popleft()
+        seen.samples.extend((now, sample.step_ms) for sample in state.worker.samples if sample.rows)
+
+    def forget(self, instance: str) -> None:
+        """The worker is gone."""
+        self._seen.pop(instance, None)
+
+    def steps_per_s(self, instance: str) -> float | None:
+        """Row steps per second over the last :data:`WINDOW_S`; None when it was not heard for long enough."""
+        seen = self._seen.get(instance)
+        if seen is None:
+            return None
+        (first_s, first), (last_s, last) = seen.totals[0], seen.totals[-1]
+        return (last - first) / (last_s - first_s) if last_s - first_s >= SHORTEST_S else None
+
+    def step_ms(self, instance: str, now: float) -> float | None:
+        """Median time of an engine step, in which every running row advances by one; None without recent ones."""
+        seen = self._seen.get(instance)
+        recent = [] if seen is None else [ms for when, ms in seen.samples if now - when <= SAMPLES_S]
+        return median(recent) if recent else None
 
 
 def fleet_view(states: Sequence[ServiceState], rates: StepRates, now: float) -> FleetView:
-    """Every live instance and their sums.
-
-    Args:
-        states: telemetry of the live instances.
-        rates: was fed their telemetry.
-        now: seconds, of the clock that `rates` was fed with.
-    """
+    """Every live instance and their sums; `rates` was fed their telemetry, by the clock of `now`."""
     instances = [_instance(state, rates, now) for state in states]
     workers = [view.worker for view in instances if view.worker and view.ready and not view.draining]
     queue = next((state.queue for state in states if state.queue is not None and state.active), None)
@@ -48,27 +102,19 @@ def _templates(states: Sequence[ServiceState]) -> TemplateCounters | None:
 
 
 def _instance(state: ServiceState, rates: StepRates, now: float) -> InstanceView:
-    worker = state.worker
-    running, waiting = (len(worker.running), len(worker.waiting)) if worker else (0, 0)
-    return InstanceView(
-        service=state.service,
-        instance=state.instance,
-        host=state.host,
-        version=state.version,
-        ready=state.ready,
-        draining=state.draining,
-        active=state.active,
-        models=[card.name for card in state.models],
-        running_rows=running,
-        waiting_rows=waiting,
-        worker=WorkerView(
-            running_rows=running,
-            waiting_rows=waiting,
-            free_rows=max(0, worker.capacity_rows - running - waiting),
+    told = vars(state) | {
+        "models": [card.name for card in state.models],
+        "running_rows": 0,
+        "waiting_rows": 0,
+    }
+    if worker := state.worker:
+        rows = {"running_rows": len(worker.running), "waiting_rows": len(worker.waiting)}
+        told |= rows
+        told["worker"] = WorkerView(
+            **rows,
+            free_rows=max(0, worker.capacity_rows - sum(rows.values())),
             capacity_rows=worker.capacity_rows,
             steps_per_s=rates.steps_per_s(state.instance),
             step_ms=rates.step_ms(state.instance, now),
         )
-        if worker
-        else None,
-    )
+    return InstanceView.model_validate(told)

@@ -1,22 +1,32 @@
-"""How far an asynchronous job is, as its status shows it.
+"""What clients are told of a job: its status, and its events.
 
-Steps come from the workers' telemetry: any gateway can answer without following each job's events, and is at most a
-telemetry period behind. The job's event stream tells every step.
+Steps in the status come from the workers' telemetry: any gateway can answer without following each job's events, and
+is at most a telemetry period behind. The event stream tells every step. ``image_edit.progress`` is ours (OpenAI's
+clients pass unknown types on); ``image_edit.partial_image`` and ``image_edit.completed`` have OpenAI's fields;
+``error`` has the shape from which OpenAI's clients raise.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
-from giornata.wire.jobs import JobRecord, JobState, RowRecord
+from pydantic import Field
+
+from giornata.wire.errors import GiornataError
+from giornata.wire.events import PreviewEvent, StateEvent, StepEvent
+from giornata.wire.jobs import Box, JobRecord, JobState, RowRecord
 from giornata.wire.messages import Forecast
+from giornata.wire.requests import OutputFormat
 from giornata.wire.times import StageTimes
-from giornata.wire.workers import RowProgress, ServiceState
+from giornata.wire.workers import ServiceState
 from giornata_gateway.views.answers import (
+    Background,
     ErrorDetail,
     Usage,
     View,
+    background_of,
     error_detail,
     image_url,
     size_of,
@@ -70,29 +80,20 @@ class JobView(View):
 
 def steps_of(record: JobRecord, states: Iterable[ServiceState]) -> dict[int, int]:
     """Steps computed per picture, from the workers' telemetry."""
-    job_id, attempts = record.job.job_id, {row.index: row.attempt for row in record.rows}
-    progress: list[RowProgress] = []
-    for state in states:
-        if state.worker:
-            progress += [*state.worker.running, *state.worker.waiting]
+    attempts = {(record.job.job_id, row.index): row.attempt for row in record.rows}
     return {
         row.index: row.step
-        for row in progress
-        if row.job_id == job_id and row.attempt == attempts.get(row.index)
+        for state in states
+        if state.worker
+        for row in (*state.worker.running, *state.worker.waiting)
+        if row.attempt == attempts.get((row.job_id, row.index))
     }
 
 
 def job_view(
     record: JobRecord, steps: dict[int, int], base_url: str, forecast: Forecast | None = None
 ) -> JobView:
-    """The status of a job.
-
-    Args:
-        record: the truth.
-        steps: steps computed per picture, see :func:`steps_of`; used while the job is running.
-        base_url: how clients reach this gateway.
-        forecast: the router's, where it knows.
-    """
+    """The status of a job; `steps` of :func:`steps_of` are used while it is running."""
     job = record.job
     running = record.state is JobState.RUNNING
     total = job.parameters.denoising_steps
@@ -112,8 +113,7 @@ def job_view(
         mask_ratio=record.inspection.mask_ratio if record.inspection else None,
         stage_ms=record.stage_ms,
         slo_met=record.slo_met,
-        queue_position=position_of(forecast),
-        predicted_finish_s=finish_s_of(forecast),
+        **forecast_fields(forecast),
         pictures=[
             _picture(row, done.get(row.index) if running else None, job.job_id, base_url)
             for row in record.rows
@@ -123,14 +123,14 @@ def job_view(
     )
 
 
-def position_of(forecast: Forecast | None) -> int | None:
-    """`queue_position`; None where the router does not know."""
-    return forecast.position if forecast else None
-
-
-def finish_s_of(forecast: Forecast | None) -> float | None:
-    """`predicted_finish_s`; None where the router does not know."""
-    return round(forecast.finish_ms / 1e3, 3) if forecast else None
+def forecast_fields(forecast: Forecast | None) -> dict[str, Any]:
+    """What a job's status and its first event tell of a forecast; nothing where the router does not know."""
+    if forecast is None:
+        return {}
+    return {
+        "queue_position": forecast.position,
+        "predicted_finish_s": round(forecast.finish_ms / 1e3, 3),
+    }
 
 
 def _picture(row: RowRecord, step: int | None, job_id: str, base_url: str) -> PictureView:
@@ -141,3 +141,121 @@ def _picture(row: RowRecord, step: int | None, job_id: str, base_url: str) -> Pi
         url=image_url(base_url, job_id, row.index) if row.image else None,
         error=error_detail(row.error) if row.error else None,
     )
+
+
+class ProgressEvent(View):
+    """The job entered a state, or a picture finished a step."""
+
+    type: Literal["image_edit.progress"] = "image_edit.progress"
+    job_id: str
+    attempt: int
+    """A higher number than before means that the rows began again on another worker."""
+    state: JobState
+    index: int | None = None
+    """Which picture; only with a step."""
+    step: int | None = None
+    steps: int | None = None
+
+
+class PictureEvent(View):
+    """What the events of one picture have in common."""
+
+    created_at: int = Field(
+        description="Unix time in seconds, the same in every replay. Of the end of a job: when the stream took it, or "
+        "the time of telling where its last event was lost."
+    )
+    background: Background = Field(description="Background of the finished picture.")
+    output_format: OutputFormat = Field(description="Format of the finished picture.")
+    quality: Literal["auto"] = "auto"
+    size: str = Field(description="WIDTHxHEIGHT of the finished picture.")
+    index: int = Field(description="Which picture of the job.")
+    job_id: str
+
+
+class PartialImageEvent(PictureEvent):
+    """What a picture looks like so far; only where `partial_images` asks for it."""
+
+    type: Literal["image_edit.partial_image"] = "image_edit.partial_image"
+    b64_json: str = Field(
+        description="A small preview, at most 32 KiB before base64, of the type `media_type`: about one pixel per "
+        "latent pixel, to be scaled up to `box`. The finished picture alone has the size and format asked for."
+    )
+    partial_image_index: int = Field(description="0 for the first preview of this picture.")
+    step: int = Field(description="Steps computed, 1 for the first.")
+    steps: int
+    box: Box = Field(
+        description="Left, top, width, height: the part of the finished picture that the preview shows, in its pixels."
+    )
+    media_type: str = Field(description="Type of the bytes in `b64_json`.")
+
+
+class CompletedEvent(PictureEvent):
+    """A picture is finished."""
+
+    type: Literal["image_edit.completed"] = "image_edit.completed"
+    b64_json: str | None = None
+    """In the stream of a synchronous edit."""
+    url: str | None = None
+    """In the event stream of an asynchronous job."""
+    usage: Usage
+    """Tokens of the job's input and of this picture."""
+    seed: int
+
+
+class ErrorEvent(View):
+    """A picture, or the whole job, failed."""
+
+    type: Literal["error"] = "error"
+    error: ErrorDetail
+    index: int | None = None
+    """Which picture; null where the whole job failed."""
+
+
+ToldEvent = ProgressEvent | PartialImageEvent | CompletedEvent | ErrorEvent
+
+
+def progress_event(event: StateEvent | StepEvent) -> ProgressEvent:
+    """A state or a step as it is told; a job that takes steps is running."""
+    return ProgressEvent.model_validate({"state": JobState.RUNNING} | vars(event))
+
+
+def partial_image_event(record: JobRecord, event: PreviewEvent, created_at: int) -> PartialImageEvent:
+    """A preview as it is told; the record has been inspected."""
+    return PartialImageEvent(
+        **_common(record, event.index, created_at),
+        b64_json=base64.b64encode(event.image).decode(),
+        partial_image_index=event.partial_image_index,
+        step=event.step,
+        steps=event.steps,
+        box=event.box,
+        media_type=f"image/{event.format}",
+    )
+
+
+def completed_event(
+    record: JobRecord, row: RowRecord, picture: bytes | None, base_url: str, created_at: int
+) -> CompletedEvent:
+    """A finished picture: inline when its bytes are given, else as a link."""
+    return CompletedEvent(
+        **_common(record, row.index, created_at),
+        b64_json=None if picture is None else base64.b64encode(picture).decode(),
+        url=image_url(base_url, record.job.job_id, row.index) if picture is None else None,
+        usage=usage_of(record, 1),
+        seed=row.seed,
+    )
+
+
+def _common(record: JobRecord, index: int, created_at: int) -> dict[str, Any]:
+    return {
+        "created_at": created_at,
+        "background": background_of(record),
+        "output_format": record.job.parameters.output_format,
+        "size": size_of(record),
+        "index": index,
+        "job_id": record.job.job_id,
+    }
+
+
+def error_event(error: GiornataError, job_id: str, index: int | None = None) -> ErrorEvent:
+    """A failure as it is told."""
+    return ErrorEvent(error=error_detail(error.body(), job_id), index=index)

@@ -55,28 +55,18 @@ class TemplateDeleted(View):
 
 def template_view(record: TemplateRecord) -> TemplateView:
     """A template as it is told."""
-    return TemplateView(
-        id=record.template_id,
-        state=record.state,
-        model=record.model,
-        model_digest=record.model_digest,
-        size=record.size,
-        width=record.width,
-        height=record.height,
-        bytes=record.size_bytes,
-        worker=record.worker,
-        created_at=record.created_s,
-        expires_at=record.expires_s,
-        error=None if record.error is None else error_detail(record.error),
-    )
+    told = {
+        "id": record.template_id,
+        "bytes": record.size_bytes,
+        "created_at": record.created_s,
+        "expires_at": record.expires_s,
+        "error": record.error and error_detail(record.error),
+    }
+    return TemplateView.model_validate(vars(record) | told)
 
 
 def template_list(records: Sequence[TemplateRecord], limit: int, after: str | None) -> TemplateList:
-    """A page of the sorted `records`, from the one that follows the template `after`.
-
-    Raises:
-        InvalidField: no template has the id `after`.
-    """
+    """A page of the sorted `records`, from the one that follows the template `after`; InvalidField without it."""
     names = [record.template_id for record in records]
     if after is not None and after not in names:
         raise InvalidField(

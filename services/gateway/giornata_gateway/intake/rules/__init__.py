@@ -1,1 +1,1 @@
-"""The rules of intake: forms, envelopes, tenants, admission, idempotency. Pure."""
+"""The rules of intake: forms, envelopes, tenants, idempotency. Pure."""

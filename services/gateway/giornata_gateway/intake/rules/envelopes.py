@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
-
-from pydantic import StringConstraints
+from typing import Any, Final
 
 from giornata.wire.errors import InvalidField, PayloadTooLarge
-from giornata.wire.jobs import BlobRef, Priority
-from giornata.wire.messages import INLINE_BYTES
+from giornata.wire.jobs import BlobRef
+from giornata.wire.messages import INLINE_BYTES, EditMessage
 from giornata.wire.requests import EditParameters
-from giornata.wire.values import Wire
-from giornata_gateway.intake.rules.forms import check_filled, check_source, validated
+from giornata_gateway.intake.rules.forms import TemplateId, check_filled, check_source, validated
 
 REPLY_MARGIN_BYTES: Final = 64 << 10
 """Room in a reply for everything but the pictures."""
@@ -24,26 +21,16 @@ NAME_CHARACTERS: Final = 64
 _INBOX = re.compile(r"_INBOX(\.[A-Za-z0-9_-]{1,64}){1,6}\Z")
 
 
-class EditEnvelope(Wire):
-    """A :class:`giornata.wire.messages.EditMessage` whose parameters are still to be validated, field by field."""
+class EditEnvelope(EditMessage):
+    """An edit's message whose parameters are still to be validated, field by field."""
 
     parameters: Any
     """A map; :func:`read_parameters` validates it, and its errors are short."""
-    image: bytes | BlobRef | None = None
-    template_id: Annotated[str, StringConstraints(min_length=1, max_length=96)] | None = None
-    mask: bytes | BlobRef | None = None
-    remaining_ms: int = 120_000
-    priority: Priority = Priority.INTERACTIVE
-    progress: str | None = None
-    api_key: str | None = None
+    template_id: TemplateId | None = None
 
 
 def read_parameters(envelope: EditEnvelope) -> EditParameters:
-    """The parameters.
-
-    Raises:
-        InvalidField, UnknownField, NotSupported: names the field at fault, with at most a short value.
-    """
+    """The parameters. An error of :func:`validated` names the field at fault, with at most a short value."""
     given = envelope.parameters
     accepted = f"a map of at most {MAX_PARAMETERS} names, each of at most {NAME_CHARACTERS} characters"
     if not isinstance(given, dict) or len(given) > MAX_PARAMETERS:
@@ -67,39 +54,10 @@ def read_parameters(envelope: EditEnvelope) -> EditParameters:
     return parameters
 
 
-def checked_picture(
-    picture: bytes | BlobRef | None, field: str, tenant: str, limit_bytes: int
-) -> bytes | BlobRef | None:
-    """`picture` if it may be used by `tenant`.
+def check_envelope(envelope: EditEnvelope, tenant: str, limit_bytes: int) -> None:
+    """Check what `tenant` sends beside its parameters; no picture is larger than `limit_bytes`.
 
-    Raises:
-        InvalidField: the claim check is for another tenant's blob, or there are no bytes.
-        PayloadTooLarge: it is larger than `limit_bytes`.
-    """
-    if isinstance(picture, BlobRef):
-        if not picture.key.startswith(f"{tenant}/"):
-            raise InvalidField(
-                "The claim check is not of this tenant.",
-                field=field,
-                received=picture.key,
-                accepted=f"a key below {tenant}/",
-            )
-        if picture.size_bytes > limit_bytes:
-            raise PayloadTooLarge(
-                field=field, received=f"{picture.size_bytes} bytes", accepted=f"at most {limit_bytes} bytes"
-            )
-    elif picture is not None:
-        check_filled(picture, field)
-    return picture
-
-
-def check_envelope(
-    envelope: EditEnvelope, tenant: str, limit_bytes: int
-) -> tuple[bytes | BlobRef | None, bytes | BlobRef | None]:
-    """Image and mask of an envelope that is well-formed; no image where it names a template.
-
-    Raises:
-        InvalidField, PayloadTooLarge: names the field at fault.
+    InvalidField or PayloadTooLarge names the field at fault.
     """
     if envelope.progress is not None and not _INBOX.match(envelope.progress):
         raise InvalidField(
@@ -120,9 +78,25 @@ def check_envelope(
             received=f"{inline} bytes",
             accepted=f"{INLINE_BYTES} bytes together, or claim checks",
         )
-    image = checked_picture(envelope.image, "image", tenant, limit_bytes)
-    check_source(image, envelope.template_id)
-    return image, checked_picture(envelope.mask, "mask", tenant, limit_bytes)
+    _check_picture(envelope.image, "image", tenant, limit_bytes)
+    check_source(envelope.image, envelope.template_id)
+    _check_picture(envelope.mask, "mask", tenant, limit_bytes)
+
+
+def _check_picture(picture: bytes | BlobRef | None, field: str, tenant: str, limit_bytes: int) -> None:
+    if isinstance(picture, bytes):
+        check_filled(picture, field)
+    elif picture is not None and not picture.key.startswith(f"{tenant}/"):
+        raise InvalidField(
+            "The claim check is not of this tenant.",
+            field=field,
+            received=picture.key,
+            accepted=f"a key below {tenant}/",
+        )
+    elif picture is not None and picture.size_bytes > limit_bytes:
+        raise PayloadTooLarge(
+            field=field, received=f"{picture.size_bytes} bytes", accepted=f"at most {limit_bytes} bytes"
+        )
 
 
 def inline_bytes(envelope: EditEnvelope) -> int:
@@ -131,11 +105,9 @@ def inline_bytes(envelope: EditEnvelope) -> int:
 
 
 def inline_pictures(sizes: Mapping[int, int], room_bytes: int) -> set[int]:
-    """The indices of the pictures that travel inside a reply, first come first served; the others become claim checks.
+    """Indices of the pictures that travel inside a reply of at most `room_bytes`; the others become claim checks.
 
-    Args:
-        sizes: bytes by index.
-        room_bytes: the largest reply.
+    `sizes` are bytes by index; the pictures are taken in order.
     """
     left = room_bytes - REPLY_MARGIN_BYTES
     chosen: set[int] = set()

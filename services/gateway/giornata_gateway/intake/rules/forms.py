@@ -20,6 +20,8 @@ from pydantic import (
 from giornata.wire.errors import InvalidField
 from giornata.wire.requests import EditParameters, ModelName, OutputSize, request_error
 
+TemplateId = Annotated[str, StringConstraints(min_length=1, max_length=96)]
+
 
 class ResponseFormat(StrEnum):
     """How the pictures of a synchronous answer travel."""
@@ -40,10 +42,7 @@ class JobForm(EditParameters):
         "auto", description="Sent by OpenAI's clients; the image's own is kept."
     )
 
-    template_id: Annotated[str, StringConstraints(min_length=1, max_length=96)] | None = Field(
-        None,
-        description="A registered template, instead of `image`.",
-    )
+    template_id: TemplateId | None = Field(None, description="A registered template, instead of `image`.")
 
     def parameters(self) -> EditParameters:
         """The parameters without the fields of this door alone."""
@@ -72,10 +71,8 @@ class EditForm(JobForm):
     @field_validator("stream")
     @classmethod
     def _carries_pictures_as_text(cls, stream: bool, info: ValidationInfo) -> bool:  # noqa: FBT001 - the field's value
-        if (
-            stream
-            and info.data.get("response_format", ResponseFormat.B64_JSON) is not ResponseFormat.B64_JSON
-        ):
+        form = info.data.get("response_format", ResponseFormat.B64_JSON)
+        if stream and form is not ResponseFormat.B64_JSON:
             raise ValueError("needs response_format=b64_json")
         return stream
 
@@ -92,7 +89,6 @@ class TemplateForm(BaseModel):
 FILES = {"image": "image", "image[]": "image", "mask": "mask"}
 """Names of file parts and what they hold; OpenAI's clients write `image[]` for a list of one."""
 ONE_FILE = "one PNG, JPEG or WebP file"
-NOT_FOR_JOBS = ("stream", "response_format")
 
 F = TypeVar("F", EditForm, JobForm)
 M = TypeVar("M", bound=BaseModel)
@@ -115,11 +111,7 @@ class Upload:
 
 
 def check_source(image: object | None, template_id: str | None) -> None:
-    """An edit has one picture.
-
-    Raises:
-        InvalidField: it has none, or an image and a template.
-    """
+    """Raise InvalidField where an edit has no picture, or an image and a template."""
     if image is None and template_id is None:
         raise missing_image()
     if image is not None and template_id is not None:
@@ -132,12 +124,7 @@ def check_source(image: object | None, template_id: str | None) -> None:
 
 
 def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = "") -> F:
-    """The form in `fields`.
-
-    Args:
-        kind: EditForm or JobForm.
-        fields: names and texts in the order of the request.
-        accept: the Accept header.
+    """The form in `fields`, names and texts; `accept` is the Accept header.
 
     Raises:
         InvalidField, UnknownField, NotSupported: names the field at fault.
@@ -145,8 +132,14 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = ""
     values = once_each(fields)
     if kind is EditForm and prefers_image(accept):
         values.setdefault("response_format", ResponseFormat.IMAGE)
-    if kind is JobForm:
-        _check_job(values)
+    for name in ("stream", "response_format") if kind is JobForm else ():
+        if name in values:
+            raise InvalidField(
+                "A job has no open connection to answer on.",
+                field=name,
+                received=values[name],
+                accepted=f"leave {name} out; see /v1/jobs/{{id}}/events and /image",
+            )
     form = validated(kind, values)
     streamed: bool = getattr(form, "stream", True)  # a job's events can always be followed
     if form.partial_images and not streamed:
@@ -179,17 +172,6 @@ def once_each(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
     return values
 
 
-def _check_job(values: Mapping[str, str]) -> None:
-    for name in NOT_FOR_JOBS:
-        if name in values:
-            raise InvalidField(
-                "A job has no open connection to answer on.",
-                field=name,
-                received=values[name],
-                accepted=f"leave {name} out; see /v1/jobs/{{id}}/events and /image",
-            )
-
-
 def prefers_image(accept: str) -> bool:
     """Whether the first type of an Accept header is an image."""
     return accept.split(",", maxsplit=1)[0].strip().lower().startswith("image/")
@@ -207,11 +189,7 @@ def check_filled(picture: bytes, field: str) -> None:
 
 
 def read_template_form(upload: Upload) -> TemplateForm:
-    """The form of a registration.
-
-    Raises:
-        InvalidField, UnknownField: names the field at fault.
-    """
+    """The form of a registration; InvalidField or UnknownField names the field at fault."""
     if upload.mask is not None:
         raise InvalidField(
             "A template is a whole picture; masks come with its edits.",

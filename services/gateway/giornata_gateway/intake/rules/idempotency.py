@@ -19,15 +19,10 @@ REPEATED: Final = "Idempotent-Replayed"
 MAX_CHARACTERS: Final = 255
 
 _PARTS: Final = ("its fields", "its image or template", "its mask")
-_DIGEST_CHARACTERS: Final = 32
 
 
 def read_key(values: Sequence[str], header: str) -> str | None:
-    """The key in a request's headers of that name; None without one.
-
-    Raises:
-        InvalidField: it is not 1 to 255 printable ASCII characters, or there are several.
-    """
+    """The key in a request's headers of that name; None without one, InvalidField where it cannot be used."""
     if not values:
         return None
     [key, *others] = values
@@ -54,13 +49,8 @@ def fingerprint(
 ) -> str:
     """What an edit asks for, as three digests: fields, image or template, mask.
 
-    A field that is left out counts as its default. How the answer travels is not part of it.
-
-    Args:
-        parameters: as the request gives them, before any default of the model.
-        image_sha256: digest of the image's bytes, sent or referred to.
-        template_id: instead of an image.
-        mask_sha256: None without a mask.
+    `parameters` are as the request gives them, before any default of the model: a field that is left out counts as its
+    default. How the answer travels is not part of it.
     """
     parts = (
         parameters.model_dump(mode="json", exclude_defaults=True),
@@ -71,11 +61,7 @@ def fingerprint(
 
 
 def check_same(job: Job, asked: str) -> None:
-    """Check that the job under a key is the edit that is asked for now.
-
-    Raises:
-        IdempotencyKeyReused: it is another edit; says what differs.
-    """
+    """Check that the job under a key is the edit that is asked for now; IdempotencyKeyReused says what differs."""
     known = (job.fingerprint or "").split(".")
     given = asked.split(".")
     if known == given:
@@ -89,4 +75,4 @@ def check_same(job: Job, asked: str) -> None:
 
 def _digest(part: object) -> str:
     text = json.dumps(part, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARACTERS]
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

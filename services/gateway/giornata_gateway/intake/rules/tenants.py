@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from giornata.api_keys import KeysFile, TenantLimits, hash_of
@@ -31,12 +31,9 @@ def tenant_of(key: str | None, file: KeysFile | None, defaults: Tenant) -> Tenan
     """The tenant that `key` stands for; its hash is compared with every known one, each in constant time.
 
     Args:
-        key: as the request brings it.
+        key: as the request brings it; Unauthorized where keys are asked for and it is none of them.
         file: the known keys; None where no key is asked for.
         defaults: the tenant of a gateway without keys, and the limits of a tenant without limits of its own.
-
-    Raises:
-        Unauthorized: keys are asked for and `key` is none of them.
     """
     if file is None:
         return defaults
@@ -44,31 +41,19 @@ def tenant_of(key: str | None, file: KeysFile | None, defaults: Tenant) -> Tenan
         raise Unauthorized(
             "An API key is needed.", accepted="the header Authorization: Bearer KEY, or api_key over NATS"
         )
-    found: str | None = None
     given = hash_of(key)
-    for known in file.keys:
-        if hmac.compare_digest(known.sha256, given):
-            found = known.tenant
-    if found is None:
+    found = [known.tenant for known in file.keys if hmac.compare_digest(known.sha256, given)]
+    if not found:
         raise Unauthorized
-    limits = file.tenants.get(found, TenantLimits())
-    return Tenant(
-        name=found,
-        in_progress=defaults.in_progress if limits.in_progress is None else limits.in_progress,
-        per_minute=defaults.per_minute if limits.per_minute is None else limits.per_minute,
-        weight=defaults.weight if limits.weight is None else limits.weight,
-    )
+    limits = file.tenants.get(found[-1], TenantLimits())
+    return replace(defaults, name=found[-1], **limits.model_dump(exclude_none=True))
 
 
 def check_site(site: str | None, *, keyed: bool) -> None:
-    """Refuse pages of other web sites: any page can have its visitor's browser send a form to this machine.
+    """Raise CrossSite for a page of another web site: any page can have its visitor's browser send a form here.
 
-    Args:
-        site: the ``Sec-Fetch-Site`` header, which browsers set and pages cannot; other clients send none.
-        keyed: whether this gateway asks for API keys.
-
-    Raises:
-        CrossSite: the page is of another site, and the gateway asks for no key, which the page would not know.
+    `site` is the ``Sec-Fetch-Site`` header, which browsers set and pages cannot; other clients send none. A `keyed`
+    gateway asks for an API key, which the page would not know.
     """
     if not keyed and site == "cross-site":
         raise CrossSite(
@@ -85,9 +70,7 @@ def bearer(authorization: str | None) -> str | None:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches what listens on `host`; a name other than localhost may lead anywhere."""
-    if host == "localhost":
-        return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

@@ -17,25 +17,6 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 30
 """Upper bounds of the histograms' buckets."""
 
 
-class FleetCollector(Collector):
-    """The fleet's telemetry as metrics, as it is at each scrape."""
-
-    def __init__(self, states: Callable[[], Iterable[ServiceState]]) -> None:
-        self._states = states
-
-    def collect(self) -> Iterator[Metric]:
-        """Ready instances per service, and what workers and the active router tell."""
-        states = list(self._states())
-        instances = _gauge("fleet_instances", "Ready instances.", "service")
-        ready = Tally(str(state.service) for state in states if state.ready and not state.draining)
-        for service, count in sorted(ready.items()):
-            instances.add_metric([service], count)
-        yield instances
-        yield from worker_metrics(states)
-        yield from template_metrics(states)
-        yield from router_metrics(states)
-
-
 def _gauge(name: str, meaning: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"giornata_{name}", meaning, labels=labels)
 
@@ -110,10 +91,11 @@ def router_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     yield from (jobs, rows, r2, residual)
 
 
-class Metrics:
-    """This gateway's own registry."""
+class Metrics(Collector):
+    """This gateway's own registry, and the fleet's telemetry as it is at each scrape."""
 
     def __init__(self, states: Callable[[], Iterable[ServiceState]], waiting: Callable[[], int]) -> None:
+        self._states = states
         self.registry = CollectorRegistry()
         count = partial(Counter, registry=self.registry)
         time = partial(Histogram, buckets=SECONDS, registry=self.registry)
@@ -132,7 +114,7 @@ class Metrics:
         meaning = "Jobs for which a request waits at this gateway."
         in_flight = Gauge("giornata_jobs_in_flight", meaning, registry=self.registry)
         in_flight.set_function(waiting)
-        self.registry.register(FleetCollector(states))
+        self.registry.register(self)
 
     def answered(self, door: str, route: str, status: int, code: str, seconds: float) -> None:
         """Count one answer; `code` is "ok" or the error's."""
@@ -157,6 +139,18 @@ class Metrics:
             self._slo.labels(str(event.slo_met).lower()).inc()
         if event.error is not None and not awaited:
             self._errors.labels(event.error.code).inc()
+
+    def collect(self) -> Iterator[Metric]:
+        """Ready instances per service, and what workers and the active router tell."""
+        states = list(self._states())
+        instances = _gauge("fleet_instances", "Ready instances.", "service")
+        ready = Tally(str(state.service) for state in states if state.ready and not state.draining)
+        for service, count in sorted(ready.items()):
+            instances.add_metric([service], count)
+        yield instances
+        yield from worker_metrics(states)
+        yield from template_metrics(states)
+        yield from router_metrics(states)
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""

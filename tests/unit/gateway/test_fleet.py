@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from giornata.wire.workers import QueueState, RowProgress, ServiceName, ServiceState, StepSample, WorkerState
-from giornata_gateway.views.fleet import fleet_view
-from giornata_gateway.views.rates import SAMPLES_S, WINDOW_S, StepRates
+from giornata_gateway.views.fleet import SAMPLES_S, WINDOW_S, StepRates, fleet_view
 from tests.fakes.fleet import CARD
 
 EMPTY = QueueState(wait_ms=0.0)

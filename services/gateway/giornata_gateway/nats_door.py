@@ -32,12 +32,11 @@ from giornata_gateway.intake.rules.envelopes import (
     read_parameters,
 )
 from giornata_gateway.intake.rules.idempotency import read_key
-from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.jobs.feed import ClientEvent, open_feed, until_done
 from giornata_gateway.jobs.preparation import EditOrder
 from giornata_gateway.jobs.submission import AwaitedJob
 from giornata_gateway.views.answers import error_of
-from giornata_gateway.views.jobs import finish_s_of, position_of
+from giornata_gateway.views.jobs import forecast_fields
 
 REPLY_BYTES: Final = 8 << 20
 """No reply is larger, even where the server would carry it."""
@@ -50,9 +49,10 @@ KINDS: Final = {kind_type: kind for kind, kind_type in EVENT_TYPES.items()}
 @asynccontextmanager
 async def open_door(gateway: Gateway) -> AsyncIterator[None]:
     """Answer edits over NATS while inside; on leaving, finish the edits that were delivered."""
-    endpoints = EditEndpoints(gateway)
-    limit = endpoints.reply_limit()
-    edit = Endpoint(subjects.EDIT, EditEnvelope, endpoints.edit, limit_bytes=limit, headers=True)
+    endpoints = EditEndpoints(gateway, min(REPLY_BYTES, gateway.bus.client.max_payload))
+    edit = Endpoint(
+        subjects.EDIT, EditEnvelope, endpoints.edit, limit_bytes=endpoints.limit_bytes, headers=True
+    )
     cancel = Endpoint(subjects.EDIT_CANCEL, CancelMessage, endpoints.cancel)
     async with gateway.bus.serve("gateway", edit, cancel, instance=gateway.config.instance):
         yield
@@ -63,10 +63,8 @@ class EditEndpoints:
     """Handlers of the two endpoints."""
 
     gateway: Gateway
-
-    def reply_limit(self) -> int:
-        """Bytes that a reply may have on this server."""
-        return min(REPLY_BYTES, self.gateway.bus.client.max_payload)
+    limit_bytes: int
+    """The largest reply on this server."""
 
     async def edit(self, envelope: EditEnvelope, headers: Mapping[str, str]) -> EditReply:
         """Carry out an edit. A caller that sets `progress` is told its events there, from *queued* on."""
@@ -75,10 +73,20 @@ class EditEndpoints:
             tenant = gateway.tenant(envelope.api_key)
             given = [headers[IDEMPOTENCY_HEADER]] if IDEMPOTENCY_HEADER in headers else []
             key = read_key(given, IDEMPOTENCY_HEADER)
-            order = self._order(envelope, tenant)
+            parameters = read_parameters(envelope)
+            check_envelope(envelope, tenant.name, gateway.config.max_file_bytes)
+            order = EditOrder(
+                parameters,
+                envelope.image,
+                envelope.mask,
+                tenant,
+                envelope.priority,
+                Deadline.after_ms(envelope.remaining_ms).at_most(gateway.config.job_budget_s),
+                template_id=envelope.template_id,
+            )
             with gateway.uploads.growing() as grow, ExitStack() as held:
                 grow(MESSAGE_COPIES * inline_bytes(envelope))
-                admitted = await gateway.admit(order, key, tenant, held)
+                admitted = await gateway.admit(order, key, held)
                 async with gateway.awaited(admitted) as awaited:
                     if admitted.stay.repeated:
                         gateway.metrics.repeated("nats")
@@ -87,22 +95,6 @@ class EditEndpoints:
                     record = await gateway.submission.outcome(awaited)
                 admitted.carried_out()
             return await self._reply(record)
-
-    def _order(self, envelope: EditEnvelope, tenant: Tenant) -> EditOrder:
-        """The order in an envelope."""
-        config = self.gateway.config
-        parameters = read_parameters(envelope)
-        image, mask = check_envelope(envelope, tenant.name, config.max_file_bytes)
-        return EditOrder(
-            parameters,
-            image,
-            mask,
-            tenant.name,
-            envelope.priority,
-            Deadline.after_ms(envelope.remaining_ms).at_most(config.job_budget_s),
-            template_id=envelope.template_id,
-            weight=tenant.weight,
-        )
 
     async def cancel(self, message: CancelMessage) -> Accepted:
         """Cancel a job of the caller's tenant; one that has ended stays as it is."""
@@ -119,8 +111,7 @@ class EditEndpoints:
         """
         gateway, job_id = self.gateway, awaited.job.job_id
         queued = StateEvent(job_id=job_id, state=JobState.QUEUED, attempt=0)
-        forecast = await gateway.ledger.forecast(job_id)
-        told = {"queue_position": position_of(forecast), "predicted_finish_s": finish_s_of(forecast)}
+        told = forecast_fields(await gateway.ledger.forecast(job_id))
         await self._publish(subject, queued.model_copy(update=told))
         async with open_feed(gateway.bus, job_id, 0, gateway.restore) as events:
             async for item in until_done(events, awaited.ended, gateway.config.heartbeat_s, awaited.deadline):
@@ -140,9 +131,8 @@ class EditEndpoints:
         if inspection is None:
             raise InternalError("A completed job has no inspection.", received=record.job.job_id)
         refs = {row.index: row.image for row in record.images if row.image is not None}
-        sizes = {index: ref.size_bytes for index, ref in refs.items()}
-        inline = inline_pictures(sizes, self.reply_limit())
-        room_bytes = MESSAGE_COPIES * sum(sizes[index] for index in inline)
+        inline = inline_pictures({index: ref.size_bytes for index, ref in refs.items()}, self.limit_bytes)
+        room_bytes = MESSAGE_COPIES * sum(refs[index].size_bytes for index in inline)
         async with self.gateway.answers.room(room_bytes):
             pictures = [
                 Picture(index=row.index, seed=row.seed, data=await self.gateway.picture(refs[row.index]))

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
-from giornata.bus.bus import Bus
 from giornata.fleet import Fleet
-from giornata.wire import subjects
 from giornata.wire.fleet import FleetView
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.views.catalog import NEEDED
-from giornata_gateway.views.fleet import fleet_view
-from giornata_gateway.views.rates import StepRates
+from giornata_gateway.views.fleet import StepRates, fleet_view
 
 
 class FleetListener:
     """Live instances and what they serve. Silent instances are forgotten before every answer.
 
-    Args:
-        bridged_s: how long the router may be away without being missed, since submissions are tried again meanwhile.
+    The router may be away for `bridged_s` without being missed, since submissions are tried again meanwhile.
     """
 
     def __init__(self, bridged_s: float) -> None:
@@ -40,12 +34,6 @@ class FleetListener:
         if state.service is ServiceName.ROUTER and state.ready and state.active:
             self._led_s = now
 
-    @asynccontextmanager
-    async def listening(self, bus: Bus) -> AsyncIterator[None]:
-        """Hear telemetry while inside."""
-        async with bus.listen(subjects.ALL_TELEMETRY, ServiceState, self.hear):
-            yield
-
     def states(self) -> list[ServiceState]:
         """Every live instance."""
         return self._present().all()
@@ -56,8 +44,7 @@ class FleetListener:
 
     def view(self) -> FleetView:
         """What the fleet is doing."""
-        states = self._present().all()
-        return fleet_view(states, self._rates, time.monotonic())
+        return fleet_view(self.states(), self._rates, time.monotonic())
 
     def missing(self) -> list[ServiceName]:
         """Services that an edit needs and that have no ready instance, but not a router that is being replaced."""

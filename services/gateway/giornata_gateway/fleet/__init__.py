@@ -1,1 +1,0 @@
-"""The fleet as this gateway hears it, and the metrics that Prometheus scrapes."""

@@ -1,1 +1,0 @@
-"""The NATS door: edits by request and reply."""
