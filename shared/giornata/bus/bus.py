@@ -21,6 +21,7 @@ import nats.errors
 import structlog
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
+from nats.js.api import Header
 from nats.micro import add_service
 from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
 from nats.micro.request import Request as MicroRequest
@@ -28,7 +29,7 @@ from nats.micro.service import ServiceConfig as MicroConfig
 from pydantic import BaseModel
 
 from giornata import __version__
-from giornata.bus.connection import Login, LostError, RefusedError, TellingClient, opened
+from giornata.bus.connection import LostError, RefusedError, TellingClient, opened
 from giornata.bus.subscriptions import drain, drain_endpoints, drained_tasks, in_force, stop
 from giornata.config import ServiceConfig
 from giornata.deadlines import Deadline
@@ -52,8 +53,6 @@ log = structlog.get_logger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 
-MESSAGE_ID = "Nats-Msg-Id"
-"""The header by which a stream recognises a repeated message."""
 RETURN_MS = 3000
 """How much later than ours another service's connection may be back; a client tries each server once a second."""
 
@@ -84,7 +83,7 @@ class Bus:
 
         A stream that captures the subject keeps one message for a `message_id`; listeners hear every repetition.
         """
-        headers = None if message_id is None else {MESSAGE_ID: message_id}
+        headers = None if message_id is None else {Header.MSG_ID.value: message_id}
         await self.client.publish(subject, codec.encode(message), headers=headers)
 
     async def call(
@@ -121,9 +120,7 @@ class Bus:
             raise NotPermitted(received=subject) from error
         except nats.errors.Error as error:
             raise ServiceUnavailable("There is no connection to NATS.", retry_after_s=1) from error
-        if message.headers and ERROR_CODE_HEADER in message.headers:
-            raise from_body(codec.decode(ErrorBody, message.data))
-        return codec.decode(reply, message.data)
+        return answer_in(message, reply)
 
     async def _request(self, subject: str, data: bytes, deadline: Deadline) -> Msg:
         """The answer. After a loss of the connection, the other service may be back a moment later than this one."""
@@ -175,9 +172,7 @@ class Bus:
             yield
 
     @asynccontextmanager
-    async def listen(
-        self, subject: str, kind: type[M], callback: Callable[[M], None], *, limit: int = 65536
-    ) -> AsyncIterator[None]:
+    async def listen(self, subject: str, kind: type[M], callback: Callable[[M], None]) -> AsyncIterator[None]:
         """Call `callback` with every message on `subject`; it must only decide or enqueue.
 
         Malformed messages are logged and dropped.
@@ -189,7 +184,7 @@ class Bus:
             except GiornataError as error:
                 log.warning("message_dropped", subject=message.subject, error=str(error))
 
-        subscription = await self.client.subscribe(subject, cb=receive, pending_msgs_limit=limit)
+        subscription = await self.client.subscribe(subject, cb=receive, pending_msgs_limit=65536)
         try:
             await in_force(self.client, subject)
             yield
@@ -199,6 +194,13 @@ class Bus:
 
 
 _Callback = Callable[[Msg], Awaitable[None]]
+
+
+def answer_in(message: Msg, reply: type[M]) -> M:
+    """The answer that a message holds; an error of the other side is raised as the same class."""
+    if message.headers and ERROR_CODE_HEADER in message.headers:
+        raise from_body(codec.decode(ErrorBody, message.data))
+    return codec.decode(reply, message.data)
 
 
 def connect_as(service: ServiceName, config: ServiceConfig) -> AbstractAsyncContextManager[Bus]:
@@ -219,18 +221,13 @@ async def connect(
 ) -> AsyncIterator[Bus]:
     """A connection that reconnects for ever while it is up and drains on leaving.
 
-    Args:
-        url: NATS server(s), comma-separated; they may hold a user and a password.
-        name: of the connection, in the server's list.
-        user: logs in if there is a password file; answers come to its inboxes.
-        password_file: holds the password of `user`; None if the address does, or the server asks for none.
-        timeout_s: how long servers are tried.
+    Answers come to the inboxes of `user`, which logs in if there is a password file. Without one, the comma-separated
+    servers of `url` hold user and password, or ask for none. `name` stands in the server's list of connections.
 
     Raises:
         ServiceUnavailable: no server answers, or lets us in, within `timeout_s`; or there is no password.
     """
-    login = Login(user, password_file)
-    async with opened(url, name, login, timeout_s) as client:
+    async with opened(url, name, user, password_file, timeout_s) as client:
         yield Bus(client)
 
 
@@ -247,13 +244,15 @@ def _spawning(tasks: asyncio.TaskGroup, endpoint: Endpoint) -> _Callback:
 async def _respond(endpoint: Endpoint, message: Msg) -> None:
     """Answer one request; every failure is an answer too, with a stable code."""
     try:
-        request = _request(endpoint, message)
+        try:
+            request = codec.decode(endpoint.kind, message.data)
+        except SchemaMismatch as error:
+            raise MalformedMessage(str(error)) from error
         remaining_ms = getattr(request, "remaining_ms", None)
         try:
             async with asyncio.timeout(None if remaining_ms is None else remaining_ms / 1000) as scope:
-                reply = await endpoint.handler(
-                    request, *((message.headers or {},) if endpoint.headers else ())
-                )
+                headers = [message.headers or {}] if endpoint.headers else []
+                reply = await endpoint.handler(request, *headers)
         except TimeoutError as error:
             if not scope.expired():
                 raise  # the handler's own
@@ -266,14 +265,6 @@ async def _respond(endpoint: Endpoint, message: Msg) -> None:
     except Exception:  # the task's edge: logged and answered
         log.exception("handler_failed", subject=message.subject)
         await _respond_error(message, InternalError())
-
-
-def _request(endpoint: Endpoint, message: Msg) -> BaseModel:
-    """The request; MalformedMessage if the asker sent something else."""
-    try:
-        return codec.decode(endpoint.kind, message.data)
-    except SchemaMismatch as error:
-        raise MalformedMessage(str(error)) from error
 
 
 async def _respond_error(message: Msg, error: GiornataError) -> None:

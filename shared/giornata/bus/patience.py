@@ -34,13 +34,13 @@ async def repeated(ask: Callable[[], Awaitable[T]], limit_s: float = LEADERLESS_
     return await retries.until_led(_has_no_leader, limit_s)(_awaited, ask)
 
 
-async def written(write: Callable[[], Awaitable[T]], limit_s: float = LEADERLESS_S) -> T:
+async def written(write: Callable[[], Awaitable[T]]) -> T:
     """The answer to a write, which is tried again only if it was surely not taken.
 
     Raises:
         nats.errors.Error: as :func:`repeated`; after a TimeoutError or LostError it may have been taken.
     """
-    return await retries.until_led(_was_not_taken, limit_s)(_awaited, write)
+    return await retries.until_led(_was_not_taken, LEADERLESS_S)(_awaited, write)
 
 
 async def _awaited(ask: Callable[[], Awaitable[T]]) -> T:

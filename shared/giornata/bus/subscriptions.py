@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.micro.service import Service
 
-from giornata.bus.connection import RefusedError, TellingClient
+from giornata.bus.connection import TellingClient
 from giornata.wire.errors import NotPermitted
 
 log = structlog.get_logger(__name__)
@@ -40,11 +40,9 @@ async def barrier(client: Client) -> None:
 async def in_force(client: TellingClient, *subscribed: str) -> None:
     """Return when the server has taken the subscriptions; NotPermitted if it has refused one."""
     await barrier(client)
-    try:
-        for subject in subscribed:
-            client.check_subscribed(subject)
-    except RefusedError as error:
-        raise NotPermitted(received=error.subject) from error
+    for subject in subscribed:
+        if not client.may_listen(subject):
+            raise NotPermitted(received=subject)
 
 
 async def drain(client: Client, subscription: Subscription) -> None:

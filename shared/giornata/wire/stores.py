@@ -18,12 +18,15 @@ QUARANTINE: Final = "giornata-quarantine"
 """Key-value bucket with records of jobs that were given up: every worker that had them was lost."""
 LEASES: Final = "giornata-leases"
 """Key-value bucket whose entries expire unless renewed."""
-BUCKETS: Final = (RECORDS, TEMPLATES, QUARANTINE, LEASES)
 
 
 def bucket_stream(bucket: str) -> str:
     """The stream that holds a key-value bucket."""
     return f"KV_{bucket}"
+
+
+STREAMS: Final = (EVENTS, *map(bucket_stream, (RECORDS, TEMPLATES, QUARANTINE, LEASES)))
+"""Streams that :func:`giornata.bus.streams.ensure` makes; any service that keeps something may be the first."""
 
 
 def queue_consumer_name(priority: Priority) -> str:
