@@ -15,7 +15,7 @@ import pytest
 import giornata.client
 from giornata.bus import bus
 from giornata.fleet import Fleet
-from giornata.records.jobs import Records
+from giornata.records import Records
 from giornata.wire import subjects
 from giornata.wire.events import EventKind
 from giornata.wire.jobs import JobState

@@ -13,7 +13,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 from giornata import __version__
 from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import telemetry
-from giornata.records.jobs import Records
+from giornata.records import Records
 from giornata.wire import subjects
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DenoisedEvent, EventKind, StepEvent

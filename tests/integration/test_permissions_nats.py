@@ -21,8 +21,7 @@ from giornata.bus.subscriptions import barrier
 from giornata.deadlines import Deadline
 from giornata.nats_users import password_file
 from giornata.probe import is_ready
-from giornata.records.jobs import Records
-from giornata.records.templates import TemplateRecords
+from giornata.records import Records, TemplateRecords
 from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
 from giornata.wire.events import DoneEvent, EventKind

@@ -21,8 +21,7 @@ from giornata.bus import telemetry
 from giornata.bus.bus import Bus, Endpoint
 from giornata.planning.costing import CostModel
 from giornata.planning.profile import Profile
-from giornata.records.jobs import Records
-from giornata.records.templates import TemplateRecords
+from giornata.records import Records, TemplateRecords
 from giornata.wire import subjects
 from giornata.wire.errors import InternalError
 from giornata.wire.events import EventKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from giornata.deadlines import Deadline
-from giornata.records.templates import TemplateRecords
+from giornata.records import TemplateRecords
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.wire import subjects, templates
 from giornata.wire.errors import DeadlineExceeded, InternalError, Overloaded, ServiceUnavailable

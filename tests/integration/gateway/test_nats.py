@@ -10,7 +10,6 @@ import msgpack
 import pytest
 
 import giornata.client
-import giornata.client.connection
 from giornata.bus import bus
 from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from giornata.deadlines import Deadline
-from giornata.records.quarantine import Quarantine
+from giornata.records import Quarantine
 from giornata.wire import subjects
 from giornata.wire.errors import (
     JobNotFound,
