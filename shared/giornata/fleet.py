@@ -48,14 +48,7 @@ class Heard(Generic[K]):
 
 
 class Fleet:
-    """The latest telemetry of every live instance.
-
-    Example::
-
-        fleet.observe(state, now)       # on every telemetry message
-        for state in fleet.expire(now): # now and then: instances that fell silent
-            ...
-    """
+    """The latest telemetry of every live instance."""
 
     def __init__(self) -> None:
         self._states: dict[str, ServiceState] = {}

@@ -32,7 +32,7 @@ from giornata.wire.messages import (
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import OutputFormat
 from giornata.wire.templates import TemplateRecord
-from giornata.wire.times import ComputeTimes, StageTimes
+from giornata.wire.values import ComputeTimes, StageTimes
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from tests.fakes import fleet
 

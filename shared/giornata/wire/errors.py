@@ -30,17 +30,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from giornata.wire.values import Wire
 
 MESSAGE_CHARS = 2000
 VALUE_CHARS = 200
 """Texts are cut to these lengths, so that every error fits into a message and into the job's record."""
 
 
-class ErrorBody(BaseModel):
+class ErrorBody(Wire):
     """An error as it travels: over NATS, into the job record, and as the body of an HTTP answer."""
-
-    model_config = ConfigDict(frozen=True)
 
     code: str
     message: str

@@ -14,8 +14,7 @@ from pydantic import BaseModel, Field
 from giornata.wire.errors import ErrorBody
 from giornata.wire.jobs import Box, JobState
 from giornata.wire.requests import OutputFormat
-from giornata.wire.times import StageTimes
-from giornata.wire.values import Wire
+from giornata.wire.values import StageTimes, Wire
 
 PREVIEW_BYTES: Final = 32 << 10
 """No preview is larger."""

@@ -24,7 +24,7 @@ from giornata.families import Family
 from giornata.wire.fleet import FleetView, InstanceView
 from giornata.wire.jobs import JobState
 from giornata.wire.requests import OutputFormat
-from giornata.wire.times import StageTimes
+from giornata.wire.values import StageTimes
 from giornata.wire.workers import ServiceName
 from giornata_gateway.http.sse import frame
 from giornata_gateway.views.answers import ErrorDetail

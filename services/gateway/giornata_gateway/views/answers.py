@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from giornata.wire.errors import BY_CODE, ErrorBody, Failed, GiornataError, JobCancelled, from_body
 from giornata.wire.jobs import JobRecord, JobState, RowRecord, TemplateUse
 from giornata.wire.requests import OutputFormat
-from giornata.wire.times import ComputeTimes, StageTimes
+from giornata.wire.values import ComputeTimes, StageTimes
 
 CONTENT_TYPES = {
     OutputFormat.PNG: "image/png",

@@ -11,7 +11,7 @@ from typing import Literal
 
 from giornata.wire.jobs import JobRecord, JobState, RowRecord
 from giornata.wire.messages import Forecast
-from giornata.wire.times import StageTimes
+from giornata.wire.values import StageTimes
 from giornata.wire.workers import RowProgress, ServiceState
 from giornata_gateway.views.answers import (
     ErrorDetail,

@@ -20,7 +20,7 @@ from rich.console import Console
 from giornata.families import Family
 from giornata.wire.fleet import InstanceView
 from giornata.wire.requests import EditParameters, Reuse
-from giornata.wire.times import StageTimes
+from giornata.wire.values import StageTimes
 from giornata_prepost.images.masks import Alpha, edited_region, effective_alpha
 from giornata_tools import checkout, provenance
 from giornata_tools.bars import edit_steps

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pydantic import BaseModel
 
 from giornata.wire.fleet import InstanceView
-from giornata.wire.times import StageTimes
+from giornata.wire.values import StageTimes
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 """(height, width, 3) uint8."""
