@@ -69,7 +69,6 @@ class KeysFile(_Part):
     version: Literal[1] = 1
     keys: tuple[ApiKey, ...] = ()
     tenants: dict[Tenant, TenantLimits] = Field(default_factory=dict)
-    """Tenants with limits of their own."""
 
     @model_validator(mode="after")
     def _once_each(self) -> KeysFile:
@@ -86,11 +85,7 @@ def hash_of(key: str) -> str:
 
 
 def parse(text: str | bytes) -> KeysFile:
-    """The keys in a file's content.
-
-    Raises:
-        KeysFileError: names the place and the mistake, and quotes nothing.
-    """
+    """The keys in a file's content; the KeysFileError names the place and the mistake, and quotes nothing."""
     try:
         return KeysFile.model_validate_json(text)
     except ValidationError as error:
@@ -104,11 +99,7 @@ def render(file: KeysFile) -> str:
 
 
 def with_key(file: KeysFile, key: str, tenant: str, created: datetime) -> KeysFile:
-    """`file` and a new key.
-
-    Raises:
-        KeysFileError: this is no name of a tenant.
-    """
+    """`file` and a new key; KeysFileError if this is no name of a tenant."""
     try:
         added = ApiKey(sha256=hash_of(key), tenant=tenant, created=created)
     except ValidationError as error:
@@ -117,10 +108,9 @@ def with_key(file: KeysFile, key: str, tenant: str, created: datetime) -> KeysFi
 
 
 def without_key(file: KeysFile, key_id: str) -> tuple[KeysFile, ApiKey]:
-    """`file` without the key whose hash begins with `key_id`, and that key. The tenant keeps its limits.
+    """`file` without the key whose hash begins with `key_id`, and that key; KeysFileError unless it is one key.
 
-    Raises:
-        KeysFileError: no key begins so, or several do.
+    The tenant keeps its limits.
     """
     found = [key for key in file.keys if key_id and key.sha256.startswith(key_id)]
     if len(found) != 1:
@@ -129,11 +119,7 @@ def without_key(file: KeysFile, key_id: str) -> tuple[KeysFile, ApiKey]:
 
 
 def with_limits(file: KeysFile, tenant: str, changes: TenantLimits) -> KeysFile:
-    """`file` with the limits of a tenant that `changes` names; other limits stay as they are.
-
-    Raises:
-        KeysFileError: this is no name of a tenant.
-    """
+    """`file` with the limits of a tenant that `changes` names; KeysFileError if this is no name of a tenant."""
     known = file.tenants.get(tenant, TenantLimits())
     limits = known.model_copy(update=changes.model_dump(exclude_none=True))
     if limits == TenantLimits():

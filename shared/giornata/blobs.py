@@ -30,18 +30,13 @@ class BlobStore(Protocol):
     """Keeps bytes under a key for a time. A claim check names the key, the size and the sha-256."""
 
     async def put(self, key: str, data: bytes, ttl_s: int) -> BlobRef:
-        """Store `data` for `ttl_s` seconds; an existing key is replaced.
+        """Store `data` for `ttl_s` seconds, in place of what the key had.
 
-        Raises:
-            BlobStoreFull: there is no room; nothing is evicted.
+        BlobStoreFull if there is no room: nothing is evicted.
         """
 
     async def get(self, ref: BlobRef) -> bytes:
-        """The bytes behind a claim check.
-
-        Raises:
-            InputLost: they are gone, or are not the bytes that the claim check was made for.
-        """
+        """The bytes that a claim check was made for; InputLost if they are gone, or others lie there."""
 
     async def has(self, ref: BlobRef) -> bool:
         """Whether the bytes are still there; they are not read."""
@@ -128,13 +123,10 @@ class RedisBlobs:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str, *, timeout_s: float = 10) -> AsyncIterator[RedisBlobs]:
-        """Connect to ``redis://``, ``rediss://`` or ``unix://``.
+        """Connect to ``redis://``, ``rediss://`` or ``unix://``; ServiceUnavailable if no server answers.
 
         A command is tried again for about seven seconds, long enough for a server to restart, if its connection fails
         or the server still reads its file. A command that is not answered within `timeout_s` is not tried again.
-
-        Raises:
-            ServiceUnavailable: no server answers.
         """
         client = redis.asyncio.from_url(
             url,

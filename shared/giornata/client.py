@@ -61,7 +61,7 @@ async def connect(
     tenant: str = "default",
     name: str = "client",
 ) -> AsyncIterator[Client]:
-    """A client, connected while inside.
+    """A client, connected while inside; ServiceUnavailable if no server answers.
 
     Args:
         url: NATS server(s), comma-separated.
@@ -69,9 +69,6 @@ async def connect(
         api_key: if the gateways ask for one.
         tenant: the key's; names the place of uploads in the blob store.
         name: of this application, in the server's list of connections.
-
-    Raises:
-        ServiceUnavailable: no server answers.
     """
     async with bus.connect(url, name) as connected, AsyncExitStack() as stack:
         blobs = await stack.enter_async_context(RedisBlobs.open(redis_url)) if redis_url else None
@@ -114,7 +111,7 @@ class Client:
         idempotency_key: str | None = None,
         **parameters: Any,
     ) -> Edit:
-        """Submit an edit and return once it is accepted.
+        """Submit an edit and return once it is accepted; raise why it was not.
 
         Args:
             prompt: what belongs into the masked region.
@@ -126,9 +123,6 @@ class Client:
             idempotency_key: an edit that is submitted again with its key is the same job; another edit with the key is
                 refused. Best a random UUID.
             parameters: other fields of :class:`giornata.wire.requests.EditParameters`.
-
-        Raises:
-            GiornataError: why it was not accepted.
         """
         deadline = Deadline.after_ms(timeout_s * 1000)
         try:
@@ -226,12 +220,7 @@ class Edit:
         return self._job_id.result()
 
     async def result(self) -> EditResult:
-        """The finished pictures.
-
-        Raises:
-            DeadlineExceeded: no answer has come in time.
-            GiornataError: why there are none.
-        """
+        """The finished pictures; raise why there are none, DeadlineExceeded if no answer has come in time."""
         reply = await self._in_time(asyncio.shield(self._reply))
         pictures = [dict(p) | {"data": await self._client.picture_bytes(p)} for p in reply.pictures]
         return EditResult.model_validate(dict(reply) | {"pictures": pictures})
@@ -240,10 +229,9 @@ class Edit:
         return self.result().__await__()
 
     async def __aiter__(self) -> AsyncIterator[Progress]:
-        """States and steps until the edit has ended. For one reader: each event is told once.
+        """States and steps until the edit has ended; DeadlineExceeded if the gateway has fallen silent.
 
-        Raises:
-            DeadlineExceeded: the gateway has fallen silent.
+        For one reader: each event is told once.
         """
         while (progress := await self._in_time(self._progress.get())) is not None:
             yield progress

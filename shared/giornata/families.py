@@ -90,9 +90,7 @@ class ServingDefaults(BaseModel):
 def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
     """The card of the checkpoint in `folder`; requests call it `name`, by default the folder's.
 
-    Raises:
-        ValueError: not a diffusers folder, a family that is not served, or a `serving.json` that is not
-            understood; says what is.
+    ValueError if it is no diffusers folder, of a family that is not served, or its `serving.json` is not understood.
     """
     pipeline = str(_read_json(folder / "model_index.json").get("_class_name"))
     if pipeline not in KINDS:

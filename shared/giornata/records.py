@@ -14,8 +14,8 @@ from nats.js.errors import InvalidKeyError, KeyNotFoundError, KeyWrongLastSequen
 from nats.js.kv import KeyValue
 from pydantic import BaseModel
 
-from giornata.bus.patience import repeated, written
 from giornata.deadlines import Deadline
+from giornata.retries import repeated, written
 from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError, InternalError, JobNotFound, TemplateNotFound
 from giornata.wire.jobs import JobRecord
@@ -72,11 +72,7 @@ class RecordBucket(Generic[R]):
         await written(lambda: self._bucket.put(self._key_of(record), codec.encode(record)))
 
     async def change(self, key: str, change: Change[R]) -> R:
-        """Apply `change` to the present record and write the result; start over if another writer was faster.
-
-        Returns:
-            The record as it stands afterwards.
-        """
+        """The record after `change` was applied to the present one, again if another writer was faster."""
         for _ in range(MAX_CONFLICTS):
             record, revision = await self.read(key)
             following = change(record)

@@ -26,27 +26,21 @@ from giornata.signals import on_signals
 from giornata.wire.errors import GiornataError
 from giornata.wire.workers import ServiceName
 
-Main = Callable[[asyncio.Event], Awaitable[None]]
 C = TypeVar("C", bound=ServiceConfig)
 
 log = structlog.get_logger(__name__)
 
 
 def start(service: ServiceName, kind: type[C], main: Callable[[C, asyncio.Event], Awaitable[None]]) -> int:
-    """Read the configuration of `service` and :func:`run` its `main` with it; the process's exit status."""
-    config = load(kind, service)
-    return run(partial(main, config), config)
+    """Run `main` with its configuration until SIGTERM or SIGINT sets its `stop` event.
 
-
-def run(main: Main, config: ServiceConfig) -> int:
-    """Run `main` until SIGTERM or SIGINT sets its `stop` event; a second signal ends the process at once.
-
-    Returns:
-        Exit status: 0 after a clean drain, 1 when the service could not start or failed.
+    A second signal ends the process at once. The exit status is 0 after a clean drain, 1 when the service could not
+    start or failed.
     """
+    config = load(kind, service)
     configure_logs(config.log_level, config.log_format, config.instance)
     try:
-        uvloop.run(_supervise(main))
+        uvloop.run(_supervise(partial(main, config)))
     except Exception as error:  # noqa: BLE001 - the process's edge: logged and told by the exit status
         _log_failure(error)
         return 1
@@ -68,7 +62,7 @@ async def serve_stateless(
     log.info("drained")
 
 
-async def _supervise(main: Main) -> None:
+async def _supervise(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     stop = asyncio.Event()
 
     def first(name: str) -> None:

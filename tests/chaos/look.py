@@ -19,7 +19,7 @@ from tenacity.retry import retry_if_result
 
 from giornata.blobs import PREFIX
 from giornata.bus import bus
-from giornata.bus.patience import COMING_UP_S, repeated
+from giornata.retries import COMING_UP_S, repeated
 from giornata.wire import codec, stores
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import JobRecord, Priority

@@ -155,7 +155,7 @@ async def test_a_refused_subscription_ends_a_service_at_its_start(connect: Conne
 
     endpoint = Endpoint(subjects.SUBMIT, CancelRows, answer)
     for entered in (prepost.answer(endpoint), prepost.serve("prepost", endpoint, instance="i")):
-        with pytest.RaisesGroup(NotPermitted):  # the task group's, which runtime.run takes apart
+        with pytest.RaisesGroup(NotPermitted):  # the task group's, which runtime.start takes apart
             await _enter(entered)
     with pytest.raises(NotPermitted):
         await _enter(prepost.listen(subjects.ALL_EVENTS, DoneEvent, lambda _: None))

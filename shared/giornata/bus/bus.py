@@ -30,7 +30,7 @@ from pydantic import BaseModel
 
 from giornata import __version__
 from giornata.bus.connection import LostError, RefusedError, TellingClient, opened
-from giornata.bus.subscriptions import drain, drain_endpoints, drained_tasks, in_force, stop
+from giornata.bus.subscriptions import drain, drain_service, drained_tasks, in_force
 from giornata.config import ServiceConfig
 from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
@@ -86,15 +86,7 @@ class Bus:
         headers = None if message_id is None else {Header.MSG_ID.value: message_id}
         await self.client.publish(subject, codec.encode(message), headers=headers)
 
-    async def call(
-        self,
-        subject: str,
-        request: BaseModel,
-        reply: type[M],
-        deadline: Deadline,
-        *,
-        limit_bytes: int = codec.MAX_CONTROL_BYTES,
-    ) -> M:
+    async def call(self, subject: str, request: BaseModel, reply: type[M], deadline: Deadline) -> M:
         """Ask and wait for the answer until `deadline`; ask again if the connection was lost meanwhile.
 
         So a request may arrive twice: its handler is idempotent.
@@ -102,12 +94,12 @@ class Bus:
         Raises:
             ServiceUnavailable: no service listens on the subject, or there is no connection.
             NotPermitted: our NATS user may not ask there.
-            PayloadTooLarge: the request is larger than `limit_bytes` or than the server accepts.
+            PayloadTooLarge: the request is larger than a control message may be, or than the server accepts.
             DeadlineExceeded: no answer in time.
             GiornataError: what the other side raised, as the same class.
         """
         deadline.check()
-        data = codec.encode(request, limit_bytes=limit_bytes)
+        data = codec.encode(request)
         try:
             message = await self._request(subject, data, deadline)
         except nats.errors.NoRespondersError as error:
@@ -142,8 +134,7 @@ class Bus:
     async def answer(self, *endpoints: Endpoint) -> AsyncIterator[None]:
         """Answer requests on plain subjects that have one owner; on leaving, finish the delivered ones.
 
-        Raises:
-            NotPermitted: our NATS user may not listen there; :meth:`serve` and :meth:`listen` raise it too.
+        NotPermitted if our NATS user may not listen there; :meth:`serve` and :meth:`listen` raise it, too.
         """
         async with drained_tasks() as (tasks, stack):
             for endpoint in endpoints:
@@ -158,7 +149,7 @@ class Bus:
         config = MicroConfig(name=f"giornata-{name}", version=__version__, metadata={"instance": instance})
         async with drained_tasks() as (tasks, stack):
             service = await add_service(self.client, config)
-            stack.push_async_callback(stop, service)
+            stack.push_async_callback(drain_service, self.client, service)
             for endpoint in endpoints:
                 answer = _spawning(tasks, endpoint)
 
@@ -167,7 +158,6 @@ class Bus:
 
                 label = endpoint.subject.removeprefix("giornata.").replace(".", "-")
                 await service.add_endpoint(name=label, subject=endpoint.subject, handler=handle)
-            stack.push_async_callback(drain_endpoints, self.client, service)
             await in_force(self.client, *(endpoint.subject for endpoint in endpoints))
             yield
 
@@ -223,9 +213,7 @@ async def connect(
 
     Answers come to the inboxes of `user`, which logs in if there is a password file. Without one, the comma-separated
     servers of `url` hold user and password, or ask for none. `name` stands in the server's list of connections.
-
-    Raises:
-        ServiceUnavailable: no server answers, or lets us in, within `timeout_s`; or there is no password.
+    ServiceUnavailable if no server answers, or lets us in, within `timeout_s`, or the password cannot be read.
     """
     async with opened(url, name, user, password_file, timeout_s) as client:
         yield Bus(client)

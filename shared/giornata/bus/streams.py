@@ -18,7 +18,7 @@ from nats.js.api import (
 )
 from nats.js.errors import BadRequestError
 
-from giornata.bus.patience import COMING_UP_S, repeated
+from giornata.retries import COMING_UP_S, repeated
 from giornata.wire import stores, subjects
 from giornata.wire.jobs import Priority
 

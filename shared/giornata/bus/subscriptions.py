@@ -12,7 +12,6 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
-from nats.micro.service import Service
 
 from giornata.bus.connection import TellingClient
 from giornata.wire.errors import NotPermitted
@@ -59,14 +58,10 @@ async def drain(client: Client, subscription: Subscription) -> None:
         log.warning("subscription_not_drained", subject=subscription.subject, error=repr(error))
 
 
-async def drain_endpoints(client: Client, service: Any) -> None:
-    """Let the endpoints finish their delivered requests; `Service.stop` would drop these."""
+async def drain_service(client: Client, service: Any) -> None:
+    """Take in the delivered requests of a micro service and end it; `Service.stop` alone would drop these."""
     endpoints: Sequence[Any] = service._endpoints  # noqa: SLF001 - nats.micro has no drain
     await asyncio.gather(*(drain(client, endpoint._subscription) for endpoint in endpoints))  # noqa: SLF001 - as above
     service._endpoints = []  # noqa: SLF001 - so that stop() does not unsubscribe them again
-
-
-async def stop(service: Service) -> None:
-    """End a micro service."""
     with contextlib.suppress(nats.errors.Error):  # a closed connection has no service
         await service.stop()

@@ -17,9 +17,8 @@ from giornata.wire.requests import OutputFormat
 from giornata.wire.values import StageTimes, Wire
 
 PREVIEW_BYTES: Final = 32 << 10
-"""No preview is larger."""
 PREVIEW_JOB_BYTES: Final = 512 << 10
-"""All previews of one job together are not larger."""
+"""Largest preview, and largest sum of the previews of one job."""
 
 
 class EventKind(StrEnum):
@@ -74,7 +73,6 @@ class PreviewEvent(Wire):
     image: bytes = Field(repr=False)
     """A file of at most :data:`PREVIEW_BYTES`; at most one pixel per latent pixel, to be scaled up to `box`."""
     format: OutputFormat
-    """The format of `image`."""
     box: Box
     """The part of the output picture that the preview covers, in pixels of the output."""
 
@@ -116,4 +114,3 @@ EVENT_TYPES: Final[dict[EventKind, type[BaseModel]]] = {
     EventKind.DENOISED: DenoisedEvent,
     EventKind.DONE: DoneEvent,
 }
-"""The payload of each kind."""

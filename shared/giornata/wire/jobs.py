@@ -199,7 +199,6 @@ class RowRecord(Wire):
     computed_tokens: int | None = None
     """Image tokens that each step after the first computed; fewer than all where the others were reused."""
     template: TemplateUse | None = None
-    """What a template's recording did for the row, written with the final latents."""
     image: BlobRef | None = None
     """The encoded picture, written by prepost's `finish`."""
     error: ErrorBody | None = None
@@ -235,7 +234,6 @@ class JobRecord(Wire):
     causes: tuple[str, ...] = ()
     """Why each lost attempt was lost."""
     cancel: bool = False
-    """The client asked to cancel the job."""
     inspection: Inspection | None = None
     encoding: Encoding | None = None
     rows: tuple[RowRecord, ...] = ()
@@ -244,7 +242,6 @@ class JobRecord(Wire):
     spent_ms: int = 0
     """Time used, so that a standby router keeps to the budget; the gap of a take-over does not count."""
     error: ErrorBody | None = None
-    """Why the job as a whole failed."""
 
     @property
     def pending_rows(self) -> tuple[RowRecord, ...]:

@@ -85,13 +85,11 @@ class RunRequest(Wire):
 
 
 class RunAnswer(StrEnum):
-    """A denoiser's answer to rows."""
+    """A denoiser's answer to rows; the router asks another one unless they are accepted."""
 
     ACCEPTED = "accepted"
     FULL = "full"
-    """No room; ask another."""
     DRAINING = "draining"
-    """Shutting down; ask another."""
 
 
 class RunReply(Wire):

@@ -179,8 +179,7 @@ class EditParameters(BaseModel):
     def denoising_steps(self) -> int:
         """Steps that are computed: `strength` skips the first ones, as diffusers' `get_timesteps` does.
 
-        Raises:
-            ValueError: the parameters are not resolved.
+        ValueError if the parameters are not resolved.
         """
         if self.num_inference_steps is None or self.strength is None:
             raise ValueError("denoising_steps needs resolved parameters")
@@ -199,10 +198,7 @@ class EditParameters(BaseModel):
 def resolve(parameters: EditParameters, card: ModelCard, seed: int) -> EditParameters:
     """`parameters` with every default of the model filled in, so that a record says exactly what was done.
 
-    `seed` is used where the application named none.
-
-    Raises:
-        InvalidField: a field does not apply to this model; nothing is silently ignored.
+    `seed` is used where the application named none. InvalidField if a field does not apply to this model.
     """
     for field, taken, what in (
         ("guidance_scale", card.takes_guidance, "distilled guidance"),

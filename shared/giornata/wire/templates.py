@@ -30,7 +30,6 @@ class TemplateState(StrEnum):
     READY = "ready"
     """The template was recorded. An evicted recording is made again by the next edit on its worker."""
     FAILED = "failed"
-    """The template could not be recorded."""
 
     @property
     def settled(self) -> bool:
@@ -60,9 +59,8 @@ class TemplateRecord(Wire):
     image: BlobRef
     """The file as it was sent."""
     created_s: int
-    """Unix time in seconds."""
     expires_s: int
-    """Unix time in seconds; a use puts it off."""
+    """A use puts it off."""
     state: TemplateState = TemplateState.REGISTERED
     width: int | None = None
     """The upright original's, in pixels."""
@@ -74,7 +72,6 @@ class TemplateRecord(Wire):
     size_bytes: int = 0
     """Of the recording."""
     error: ErrorBody | None = None
-    """Why the template could not be recorded."""
 
     def check_model(self, card: ModelCard) -> None:
         """Raise ServiceUnavailable if `card` is another version of the model than the template was registered for."""
@@ -124,8 +121,7 @@ def renewed(record: TemplateRecord, now_s: float, life_s: int) -> TemplateRecord
 def applied(record: TemplateRecord, parameters: EditParameters) -> EditParameters:
     """The parameters of an edit of a template: model and size are the template's.
 
-    Raises:
-        TemplateMismatch: the edit names another model or size, or a part of the picture.
+    TemplateMismatch if the edit names another model or size, or a part of the picture.
     """
     for field, accepted, text in (
         ("model", {None, record.model}, record.model),

@@ -40,7 +40,6 @@ class CellMap(Wire):
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
     height: int = Field(ge=1)
-    """In cells."""
     width: int = Field(ge=1)
     bits: bytes
     """Row-major, the most significant bit first, and 0 after the last cell: ceil(height * width / 8) bytes."""

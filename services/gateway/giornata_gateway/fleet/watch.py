@@ -10,9 +10,8 @@ from contextlib import asynccontextmanager
 from giornata.bus.bus import Bus
 from giornata.fleet import Fleet
 from giornata.wire import subjects
-from giornata.wire.fleet import FleetView
 from giornata.wire.models import ModelCard
-from giornata.wire.workers import ServiceName, ServiceState
+from giornata.wire.workers import FleetView, ServiceName, ServiceState
 from giornata_gateway.views.catalog import NEEDED
 from giornata_gateway.views.fleet import fleet_view
 from giornata_gateway.views.rates import StepRates

@@ -7,7 +7,7 @@ from typing import Final
 from aiohttp import hdrs
 
 from giornata.wire.errors import BY_CODE, IdempotencyKeyReused, InternalError, ResultExpired
-from giornata.wire.fleet import FleetView
+from giornata.wire.workers import FleetView
 from giornata_gateway.http import edits, fleet, jobs, status, templates
 from giornata_gateway.http.route import Json, Reply, Route
 from giornata_gateway.intake.rules.forms import EditForm, JobForm, TemplateForm

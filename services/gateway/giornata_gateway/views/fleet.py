@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from giornata.wire.fleet import FleetView, InstanceView, WorkerView
-from giornata.wire.workers import ServiceState, TemplateCounters
+from giornata.wire.workers import FleetView, InstanceView, ServiceState, TemplateCounters, WorkerView
 from giornata_gateway.views.rates import StepRates
 
 EVENT = "fleet"

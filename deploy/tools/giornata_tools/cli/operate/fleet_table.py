@@ -6,8 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from giornata.wire.fleet import FleetView, InstanceView
-from giornata.wire.workers import TemplateCounters
+from giornata.wire.workers import FleetView, InstanceView, TemplateCounters
 
 UNKNOWN = "?"
 STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "standby": "dim"}

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from giornata.wire.errors import ErrorBody
-from giornata.wire.fleet import FleetView
+from giornata.wire.workers import FleetView
 from giornata_tools import interrupts
 from giornata_tools.cli.connecting import api_key_option, gateway_of, url_option
 from giornata_tools.cli.operate.fleet_table import fleet_table
