@@ -1,7 +1,4 @@
-"""Blob stores: images, latents and embeddings travel as claim checks to one of these.
-
-One contract (:class:`BlobStore`), two implementations, one suite of tests held against both.
-"""
+"""Blob stores: images, latents and embeddings travel as claim checks to one of these."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ from giornata.wire.jobs import BlobRef
 HASH_INLINE_BYTES = 1 << 20
 """Larger data is hashed in a thread; up to this size hashing takes less than a millisecond, and the hop more."""
 PREFIX = "giornata:"
-"""Every key begins with it on a Redis-protocol server."""
 
 
 class BlobStore(Protocol):

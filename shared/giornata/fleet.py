@@ -81,12 +81,7 @@ class Fleet(Heard[str]):
 
     def ready(self, service: ServiceName) -> list[ServiceState]:
         """Instances of `service` that take work now, ordered by name."""
-        able = [
-            s
-            for s in self._states.values()
-            if s.service is service and s.ready and s.active and not s.draining
-        ]
-        return sorted(able, key=lambda s: s.instance)
+        return [s for s in self.all() if s.service is service and s.ready and s.active and not s.draining]
 
     def missing(self, services: Iterable[ServiceName]) -> list[ServiceName]:
         """The ones of `services` that have no ready instance."""

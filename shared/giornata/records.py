@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Generic, TypeVar
 
@@ -30,6 +31,7 @@ MAX_CONFLICTS: Final = 50
 """Losing this many races in a row means that something is wrong, not that the record is busy."""
 
 
+@dataclass(frozen=True)
 class RecordBucket(Generic[R]):
     """Records of kind `R` by key, in a bucket that :func:`giornata.bus.streams.ensure` made.
 
@@ -37,23 +39,20 @@ class RecordBucket(Generic[R]):
     been taken. Where a key has no record, `missing` is raised with the last token of the key.
     """
 
-    def __init__(
-        self, bucket: KeyValue, kind: type[R], key_of: Callable[[R], str], missing: type[GiornataError]
-    ) -> None:
-        self._bucket = bucket
-        self._kind = kind
-        self._key_of = key_of
-        self._missing = missing
+    bucket: KeyValue
+    kind: type[R]
+    key_of: Callable[[R], str]
+    missing: type[GiornataError]
 
     async def read(self, key: str) -> tuple[R, int]:
         """A record and its revision."""
         try:
-            entry = await repeated(lambda: self._bucket.get(key))
+            entry = await repeated(lambda: self.bucket.get(key))
         except (KeyNotFoundError, InvalidKeyError) as error:
             raise self._none(key) from error
         if entry.value is None or entry.revision is None:
             raise self._none(key)
-        return codec.decode(self._kind, entry.value), entry.revision
+        return codec.decode(self.kind, entry.value), entry.revision
 
     async def get(self, key: str) -> R:
         """A record."""
@@ -62,14 +61,14 @@ class RecordBucket(Generic[R]):
     async def create(self, record: R) -> bool:
         """Write the first revision; False if there is one already."""
         try:
-            await written(lambda: self._bucket.create(self._key_of(record), codec.encode(record)))
+            await written(lambda: self.bucket.create(self.key_of(record), codec.encode(record)))
         except KeyWrongLastSequenceError:
             return False
         return True
 
     async def put(self, record: R) -> None:
         """Write a record, whether there is one or not."""
-        await written(lambda: self._bucket.put(self._key_of(record), codec.encode(record)))
+        await written(lambda: self.bucket.put(self.key_of(record), codec.encode(record)))
 
     async def change(self, key: str, change: Change[R]) -> R:
         """The record after `change` was applied to the present one, again if another writer was faster."""
@@ -80,13 +79,13 @@ class RecordBucket(Generic[R]):
                 return record
             with contextlib.suppress(KeyWrongLastSequenceError):
                 data = codec.encode(following)
-                await written(partial(self._bucket.update, key, data, last=revision))
+                await written(partial(self.bucket.update, key, data, last=revision))
                 return following
         raise InternalError(f"The record {key} is changed by too many at once.")
 
     async def delete(self, key: str, revision: int | None = None) -> None:
         """Forget a record, if it still has `revision`; a record that is not there is no error."""
-        await written(lambda: self._bucket.delete(key, last=revision))
+        await written(lambda: self.bucket.delete(key, last=revision))
 
     async def matching(self, pattern: str) -> list[R]:
         """Every record whose key matches, in no order."""
@@ -96,13 +95,13 @@ class RecordBucket(Generic[R]):
                 if entry is None:  # the end of what there was
                     break
                 if entry.operation is None and entry.value is not None:
-                    found.append(codec.decode(self._kind, entry.value))
+                    found.append(codec.decode(self.kind, entry.value))
         return found
 
     @asynccontextmanager
     async def _watching(self, pattern: str) -> AsyncIterator[KeyValue.KeyWatcher]:
         """Entries of matching keys: the present ones, None, then every change."""
-        watcher = await repeated(lambda: self._bucket.watch(pattern))
+        watcher = await repeated(lambda: self.bucket.watch(pattern))
         try:
             yield watcher
         finally:
@@ -120,13 +119,13 @@ class RecordBucket(Generic[R]):
                         continue
                     if entry.operation is not None or entry.value is None:
                         raise self._none(key)
-                    record = codec.decode(self._kind, entry.value)
+                    record = codec.decode(self.kind, entry.value)
                     if condition(record):
                         break
         return record
 
     def _none(self, key: str) -> GiornataError:
-        return self._missing(received=key.rpartition(".")[2])
+        return self.missing(received=key.rpartition(".")[2])
 
 
 class Records(RecordBucket[JobRecord]):
@@ -169,10 +168,7 @@ def _job_id(record: JobRecord) -> str:
 
 
 class TemplateRecords:
-    """The bucket of registered templates; a key is a tenant and an id. Make it with :meth:`open`.
-
-    Where a tenant has no template of an id, or has it no more, TemplateNotFound is raised.
-    """
+    """The bucket of registered templates, by tenant and id, or TemplateNotFound. Make it with :meth:`open`."""
 
     def __init__(self, records: RecordBucket[TemplateRecord]) -> None:
         self._records = records

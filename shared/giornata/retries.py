@@ -77,15 +77,13 @@ async def written(write: Callable[[], Awaitable[T]]) -> T:
 
     After a TimeoutError or LostError it may have been taken.
     """
-    return await until_led(_was_not_taken, LEADERLESS_S)(_awaited, write)
+    return await until_led(lambda error: isinstance(error, NoStreamResponseError), LEADERLESS_S)(
+        _awaited, write
+    )
 
 
 async def _awaited(ask: Callable[[], Awaitable[T]]) -> T:
     return await ask()
-
-
-def _was_not_taken(error: BaseException) -> bool:
-    return isinstance(error, NoStreamResponseError)
 
 
 def _has_no_leader(error: BaseException) -> bool:

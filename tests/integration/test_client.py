@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 
 import giornata.client
 from giornata.bus import bus
-from giornata.bus.subscriptions import barrier
+from giornata.bus.connection import barrier
 from giornata.wire import codec, subjects
 from giornata.wire.errors import (
     DeadlineExceeded,

@@ -16,8 +16,7 @@ import giornata.client
 from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus, Endpoint
-from giornata.bus.connection import RefusedError
-from giornata.bus.subscriptions import barrier
+from giornata.bus.connection import RefusedError, barrier
 from giornata.deadlines import Deadline
 from giornata.nats_users import password_file
 from giornata.probe import is_ready
@@ -52,10 +51,10 @@ PUBLISHERS: dict[str, set[User]] = {
     subjects.cancel("j"): {GATEWAY},
     subjects.jobs("interactive"): {ROUTER},
     subjects.prepost("inspect", "m"): {ROUTER},
-    subjects.worker_run("w"): {ROUTER},
-    subjects.worker_cancel("w"): {ROUTER},
-    subjects.worker_record("w"): {ROUTER},
-    subjects.worker_prefetch("w"): {ROUTER},
+    subjects.worker("w", "run"): {ROUTER},
+    subjects.worker("w", "cancel"): {ROUTER},
+    subjects.worker("w", "record"): {ROUTER},
+    subjects.worker("w", "prefetch"): {ROUTER},
     subjects.controlnet("residuals"): set(),
     subjects.lora("load"): set(),
     subjects.event("g", "j", EventKind.STATE): {ROUTER},
@@ -94,7 +93,7 @@ SUBSCRIBERS: dict[str, set[User]] = {
     subjects.ALL_CANCELS: {ROUTER, DENOISER},
     subjects.ALL_JOBS: set(),
     subjects.ALL_TELEMETRY: {GATEWAY, ROUTER, OBSERVER},
-    subjects.worker_run("w"): {DENOISER},
+    subjects.worker("w", "run"): {DENOISER},
     subjects.prepost("encode", "m"): {PREPOST},
     subjects.controlnet("residuals"): {CONTROLNET},
     subjects.lora("load"): {LORA_STORE},

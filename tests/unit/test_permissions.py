@@ -48,7 +48,10 @@ def one_of_each() -> dict[str, str]:
         for name, function in functions.items()
     }
     found |= {f"event_{kind}": subjects.event("g", "j", kind) for kind in EventKind}
-    del found["event"]
+    found |= {
+        f"worker_{verb}": subjects.worker("x", verb) for verb in ("run", "cancel", "record", "prefetch")
+    }
+    del found["event"], found["worker"]
     constants = ("EDIT", "EDIT_CANCEL", "SUBMIT", "TEMPLATE", "TEMPLATE_REMOVED")
     return found | {name: getattr(subjects, name) for name in constants}
 

@@ -121,13 +121,13 @@ class Denoiser:
         """Subscribe to cancels first, so that accepted rows can be cancelled."""
         bus, instance = self._bus, self._config.instance
         for listening in (
-            bus.listen(subjects.worker_cancel(instance), CancelRows, self._drop),
+            bus.listen(subjects.worker(instance, "cancel"), CancelRows, self._drop),
             bus.listen(subjects.ALL_CANCELS, CancelRows, self._drop_job),
-            bus.listen(subjects.worker_prefetch(instance), PrefetchTemplate, self._lookup.prefetch),
+            bus.listen(subjects.worker(instance, "prefetch"), PrefetchTemplate, self._lookup.prefetch),
             bus.listen(subjects.TEMPLATE_REMOVED, RemoveTemplate, self._runs.remove),
             bus.answer(
-                Endpoint(subjects.worker_run(instance), RunRequest, self._run_rows),
-                Endpoint(subjects.worker_record(instance), RecordRequest, self._record),
+                Endpoint(subjects.worker(instance, "run"), RunRequest, self._run_rows),
+                Endpoint(subjects.worker(instance, "record"), RecordRequest, self._record),
             ),
         ):
             await stack.enter_async_context(listening)

@@ -3,7 +3,7 @@
 This module hides traps of the client library. A subscription runs its callback serially, so handlers run as tasks of a
 group. A micro service's `stop` drops delivered requests, so its subscriptions are drained first. Leaving a connection's
 context does not drain it. `request` waits half a second by default. A payload above the server's limit closes the
-connection. `flush` overtakes unwritten commands (:func:`giornata.bus.subscriptions.barrier` does not).
+connection. `flush` overtakes unwritten commands (:func:`giornata.bus.connection.barrier` does not).
 """
 
 from __future__ import annotations
@@ -29,8 +29,15 @@ from nats.micro.service import ServiceConfig as MicroConfig
 from pydantic import BaseModel
 
 from giornata import __version__
-from giornata.bus.connection import LostError, RefusedError, TellingClient, opened
-from giornata.bus.subscriptions import drain, drain_service, drained_tasks, in_force
+from giornata.bus.connection import (
+    LostError,
+    RefusedError,
+    TellingClient,
+    drain,
+    drain_service,
+    drained_tasks,
+    opened,
+)
 from giornata.config import ServiceConfig
 from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
@@ -140,7 +147,7 @@ class Bus:
             for endpoint in endpoints:
                 subscription = await self.client.subscribe(endpoint.subject, cb=_spawning(tasks, endpoint))
                 stack.push_async_callback(drain, self.client, subscription)
-            await in_force(self.client, *(endpoint.subject for endpoint in endpoints))
+            await self.client.in_force(*(endpoint.subject for endpoint in endpoints))
             yield
 
     @asynccontextmanager
@@ -158,7 +165,7 @@ class Bus:
 
                 label = endpoint.subject.removeprefix("giornata.").replace(".", "-")
                 await service.add_endpoint(name=label, subject=endpoint.subject, handler=handle)
-            await in_force(self.client, *(endpoint.subject for endpoint in endpoints))
+            await self.client.in_force(*(endpoint.subject for endpoint in endpoints))
             yield
 
     @asynccontextmanager
@@ -176,7 +183,7 @@ class Bus:
 
         subscription = await self.client.subscribe(subject, cb=receive, pending_msgs_limit=65536)
         try:
-            await in_force(self.client, subject)
+            await self.client.in_force(subject)
             yield
         finally:
             with contextlib.suppress(nats.errors.Error):  # a closed connection has no subscriptions

@@ -1,4 +1,4 @@
-"""A connection of nats-py, opened and left in order, in which no caller waits for an answer that cannot come.
+"""A connection of nats-py and its subscriptions, in order; no caller waits for an answer that cannot come.
 
 The server refuses a message or subscription by an asynchronous error that names the subject. The library's `request`
 would wait for its time limit all the same, and a subscription would stay silent for ever. An answer is lost, too, when
@@ -8,18 +8,20 @@ the server of the connection dies.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import nats.errors
 import structlog
 from nats.aio.client import Client
+from nats.aio.subscription import Subscription
 
-from giornata.wire.errors import ServiceUnavailable
+from giornata.wire.errors import NotPermitted, ServiceUnavailable
 from giornata.wire.permissions import User, inbox
 
 log = structlog.get_logger(__name__)
@@ -85,9 +87,12 @@ class TellingClient(Client):
         for futures in list(self._asked.values()):
             _fail(futures, LostError())
 
-    def may_listen(self, subject: str) -> bool:
-        """Whether a subscription was not refused, once the server has processed it."""
-        return subject.lower() not in self._refused_subscriptions
+    async def in_force(self, *subscribed: str) -> None:
+        """Return when the server has taken the subscriptions; NotPermitted if it has refused one."""
+        await barrier(self)
+        for subject in subscribed:
+            if subject.lower() in self._refused_subscriptions:
+                raise NotPermitted(received=subject)
 
     async def publish(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
@@ -162,3 +167,43 @@ async def _leave(client: Client) -> None:
         if not client.is_connected:  # close() would write to the broken socket, fail and stop half-way
             client._pending, client._pending_data_size = [], 0  # noqa: SLF001 - nats-py has no other way
         await client.close()
+
+
+@asynccontextmanager
+async def drained_tasks() -> AsyncIterator[tuple[asyncio.TaskGroup, AsyncExitStack]]:
+    """A task group that outlives the subscriptions that feed it: they are drained, then the tasks awaited."""
+    async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
+        yield tasks, stack
+
+
+async def barrier(client: Client) -> None:
+    """Return when the server has processed every command given before: subscriptions are in force, or gone.
+
+    The client's own `flush` writes its PING at once, ahead of commands that its flusher task has yet to write; before
+    the second PING they are written.
+    """
+    await client.flush()
+    await client.flush()
+
+
+async def drain(client: Client, subscription: Subscription) -> None:
+    """Take in the delivered messages and no others; without a connection there are none to wait for."""
+    try:
+        if client.is_connected:
+            # The library's drain would believe its overtaking flush, and drop what arrives in between.
+            await client._send_unsubscribe(subscription._id)  # noqa: SLF001 - `unsubscribe` would drop what was delivered
+            await barrier(client)
+            await subscription.drain()  # type: ignore[no-untyped-call]  # nats-py annotates it in part
+        else:
+            await subscription.unsubscribe()
+    except nats.errors.Error as error:
+        log.warning("subscription_not_drained", subject=subscription.subject, error=repr(error))
+
+
+async def drain_service(client: Client, service: Any) -> None:
+    """Take in the delivered requests of a micro service and end it; `Service.stop` alone would drop these."""
+    endpoints: Sequence[Any] = service._endpoints  # noqa: SLF001 - nats.micro has no drain
+    await asyncio.gather(*(drain(client, endpoint._subscription) for endpoint in endpoints))  # noqa: SLF001 - as above
+    service._endpoints = []  # noqa: SLF001 - so that stop() does not unsubscribe them again
+    with contextlib.suppress(nats.errors.Error):  # a closed connection has no service
+        await service.stop()

@@ -25,9 +25,7 @@ from giornata.wire.jobs import Priority
 LEASE_TTL_S: Final = 3.0
 BUCKET_TTL_S: Final = {
     stores.RECORDS: 24 * 3600,  # outlives results, so that an expired result is told from an unknown job
-    stores.TEMPLATES: 31
-    * 24
-    * 3600,  # of an unused registration; gateways may be configured for a shorter one
+    stores.TEMPLATES: 31 * 24 * 3600,  # of an unused one; gateways may be configured for a shorter life
     stores.QUARANTINE: 7 * 24 * 3600,
     stores.LEASES: LEASE_TTL_S,
 }
@@ -40,10 +38,7 @@ EVENTS_MAX_BYTES: Final = 256 << 20
 
 
 async def ensure_queue(jetstream: JetStreamContext, *, replicas: int, queue_limit: int) -> None:
-    """Create the work queue, or bring its limit up to date. Only routers do this.
-
-    At most `queue_limit` jobs may be accepted and unfinished at a time; more are refused.
-    """
+    """Create the work queue, or bring its limit of unfinished jobs up to date. Only routers do this."""
     config = StreamConfig(
         name=stores.JOBS,
         subjects=[subjects.ALL_JOBS],
@@ -58,10 +53,7 @@ async def ensure_queue(jetstream: JetStreamContext, *, replicas: int, queue_limi
 
 
 async def ensure(jetstream: JetStreamContext, *, replicas: int, events_ttl_s: float) -> None:
-    """Create the event stream and the buckets that do not exist yet. Any service may be the first.
-
-    Events can be replayed for `events_ttl_s`.
-    """
+    """Create the event stream, which keeps events for `events_ttl_s`, and the buckets that do not exist yet."""
     events = StreamConfig(
         name=stores.EVENTS,
         subjects=[subjects.ALL_EVENTS],

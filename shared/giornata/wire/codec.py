@@ -55,10 +55,7 @@ def decode(kind: type[M], data: bytes) -> M:
 
 
 def unpack(data: bytes) -> dict[str, Any]:
-    """The map in `data`; SchemaMismatch if the bytes are not one msgpack map.
-
-    msgpack limits what a hostile sender can make it allocate.
-    """
+    """The map in `data`, within msgpack's limits on hostile senders; SchemaMismatch if it is not one map."""
     try:
         fields = msgpack.unpackb(data, raw=False, strict_map_key=True)
     except (ValueError, msgpack.UnpackException) as error:

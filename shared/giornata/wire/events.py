@@ -57,9 +57,8 @@ class StepEvent(Wire):
 class PreviewEvent(Wire):
     """A preview: the predicted picture, small and coarse. Only for jobs that ask for previews.
 
-    Previews are in the same stream as the other events, so that any gateway replays them in their place. A job's
-    previews take at most :data:`PREVIEW_JOB_BYTES`, about as much as the other events of a job with 200 steps and ten
-    pictures, so that they push few events of other jobs out of the stream.
+    A job's previews take at most :data:`PREVIEW_JOB_BYTES`, about as much as the other events of a job with 200 steps
+    and ten pictures, so that they push few events of other jobs out of the stream.
     """
 
     job_id: str
@@ -104,7 +103,6 @@ class DoneEvent(Wire):
     error: ErrorBody | None = None
     stage_ms: StageTimes
     slo_met: bool | None = None
-    """Whether the job was completed within its `slo_ms`; None where the client named none."""
 
 
 EVENT_TYPES: Final[dict[EventKind, type[BaseModel]]] = {

@@ -170,10 +170,7 @@ EVENT_HEADER: Final = "Giornata-Event"
 
 
 class EditMessage(Wire):
-    """The message of the NATS door ``giornata.edit``: a whole edit by request-reply.
-
-    Image and mask are inline (together at most 6 MiB) or claim checks in the blob store.
-    """
+    """The message of the NATS door ``giornata.edit``: a whole edit by request-reply."""
 
     parameters: EditParameters
     image: bytes | BlobRef | None = None

@@ -152,10 +152,9 @@ _NEEDS: Final[Mapping[User, Rights]] = {
     ),
     User.DENOISER: Rights(
         publish=(
-            *(
-                subjects.events_of_kind(kind)
-                for kind in (EventKind.STEP, EventKind.PREVIEW, EventKind.DENOISED)
-            ),
+            subjects.events_of_kind(EventKind.STEP),
+            subjects.events_of_kind(EventKind.PREVIEW),
+            subjects.events_of_kind(EventKind.DENOISED),
             subjects.telemetry_of(User.DENOISER),
             *_answers(User.ROUTER),
             *_MAKES,

@@ -7,6 +7,7 @@ that a user's text never becomes a subject.
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 EDIT = "giornata.edit"
 """Whole edit by request-reply (gateway, queue group)."""
@@ -69,24 +70,9 @@ def cancel(job: str) -> str:
     return f"giornata.cancel.{token(job)}"
 
 
-def worker_run(worker: str) -> str:
-    """Rows for one denoiser."""
-    return f"giornata.worker.{token(worker)}.run"
-
-
-def worker_cancel(worker: str) -> str:
-    """Drop a job's rows of one attempt from one denoiser."""
-    return f"giornata.worker.{token(worker)}.cancel"
-
-
-def worker_record(worker: str) -> str:
-    """A template for one denoiser to record."""
-    return f"giornata.worker.{token(worker)}.record"
-
-
-def worker_prefetch(worker: str) -> str:
-    """A template that one denoiser will probably need."""
-    return f"giornata.worker.{token(worker)}.prefetch"
+def worker(name: str, verb: Literal["run", "cancel", "record", "prefetch"]) -> str:
+    """Rows, a template to record, or one that will probably be needed, for one denoiser; or rows to drop."""
+    return f"giornata.worker.{token(name)}.{verb}"
 
 
 def event(gateway: str, job: str, kind: str) -> str:

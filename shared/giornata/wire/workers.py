@@ -1,7 +1,4 @@
-"""What a service instance tells of itself 2-4 times a second, and the fleet as gateways tell it.
-
-The latest state wins; silence means death.
-"""
+"""What an instance tells of itself 2-4 times a second, and the fleet as gateways tell it. Silence means death."""
 
 from __future__ import annotations
 
@@ -241,10 +238,7 @@ class InstanceView(Wire):
 
 
 class FleetView(Wire):
-    """Answer of ``GET /v1/fleet``, and the data of each event of its stream, which leaves out what is null here.
-
-    Null is: unknown.
-    """
+    """Answer of ``GET /v1/fleet``, and the data of its stream's events, which leave out what is null: unknown."""
 
     instances: list[InstanceView]
     workers: int

@@ -181,7 +181,7 @@ class Bench:
         return row.computed_tokens
 
     async def run(self, worker: Worker, request: RunRequest) -> RunAnswer:
-        subject = subjects.worker_run(worker.instance)
+        subject = subjects.worker(worker.instance, "run")
         return (await self.bus.call(subject, request, RunReply, Deadline.after_ms(5000))).answer
 
     async def latents(self, request: RunRequest) -> list[Tensor]:
