@@ -106,10 +106,7 @@ class CancelRows(Wire):
 
 
 class TemplateRequest(Wire):
-    """gateway → router: have this template recorded; answered by its record. router → prepost: answered by its inputs.
-
-    The question may be repeated: a template is not recorded twice.
-    """
+    """gateway → router: record this template, unless it is; answered by its record. router → prepost: by its inputs."""
 
     template: TemplateRecord
     remaining_ms: int

@@ -177,10 +177,7 @@ class EditParameters(BaseModel):
 
     @property
     def denoising_steps(self) -> int:
-        """Steps that are computed: `strength` skips the first ones, as diffusers' `get_timesteps` does.
-
-        ValueError if the parameters are not resolved.
-        """
+        """Steps of resolved parameters: `strength` skips the first ones, as diffusers' `get_timesteps` does."""
         if self.num_inference_steps is None or self.strength is None:
             raise ValueError("denoising_steps needs resolved parameters")
         skipped = max(self.num_inference_steps - self.num_inference_steps * self.strength, 0)

@@ -7,7 +7,7 @@ that a user's text never becomes a subject.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, get_args
 
 EDIT = "giornata.edit"
 """Whole edit by request-reply (gateway, queue group)."""
@@ -28,7 +28,8 @@ ALL_JOBS = "giornata.jobs.*"
 ALL_PREPOST = "giornata.prepost.*.*"
 ALL_CONTROLNET = "giornata.controlnet.*"
 ALL_LORA = "giornata.lora.*"
-ALL_WORKERS = tuple(f"giornata.worker.*.{verb}" for verb in ("run", "cancel", "record", "prefetch"))
+WorkerVerb = Literal["run", "cancel", "record", "prefetch"]
+ALL_WORKERS = tuple(f"giornata.worker.*.{verb}" for verb in get_args(WorkerVerb))
 INBOX = "_INBOX"
 """Prefix of an application's inboxes; a service's inboxes begin with it, an underscore and the service's name."""
 
@@ -70,8 +71,8 @@ def cancel(job: str) -> str:
     return f"giornata.cancel.{token(job)}"
 
 
-def worker(name: str, verb: Literal["run", "cancel", "record", "prefetch"]) -> str:
-    """Rows, a template to record, or one that will probably be needed, for one denoiser; or rows to drop."""
+def worker(name: str, verb: WorkerVerb) -> str:
+    """For one denoiser: rows to run or to cancel, a template to record or, since it is probably needed, to prefetch."""
     return f"giornata.worker.{token(name)}.{verb}"
 
 
