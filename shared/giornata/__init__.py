@@ -6,7 +6,7 @@
 * :mod:`giornata.packed` - packed sequences of transformer blocks; needs torch
 * :mod:`giornata.client` - Giornata from another application, over NATS
 * :mod:`giornata.families`, :mod:`giornata.checkpoints` - what a checkpoint is, and where it comes from
-* :mod:`giornata.config`, :mod:`giornata.runtime`, :mod:`giornata.stateless` - a service's settings and its process
+* :mod:`giornata.config`, :mod:`giornata.runtime` - a service's settings and its process
 * :mod:`giornata.deadlines`, :mod:`giornata.retries` - how long a service waits, and when it tries again
 """
 

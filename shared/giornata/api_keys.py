@@ -7,9 +7,8 @@ A key is random and long, so that its SHA-256 hash gives nothing away and needs 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -20,18 +19,16 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 PREFIX: Final = "gio_"
 """Every key begins with it, so that secret scanners find a key in the wrong place."""
 KEY_BYTES: Final = 32
-"""Random bytes of a key."""
 ID_CHARACTERS: Final = 12
 """Characters of a key's hash that name the key to people."""
 MAX_WEIGHT: Final = 1000.0
 
 Tenant = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-_Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-_Moment = Annotated[datetime, PlainSerializer(lambda moment: moment.isoformat(timespec="seconds"))]
 
 
 class KeysFileError(ValueError):
@@ -56,9 +53,9 @@ class TenantLimits(_Part):
 class ApiKey(_Part):
     """One key, as its hash."""
 
-    sha256: _Hash
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
     tenant: Tenant
-    created: _Moment
+    created: Annotated[datetime, PlainSerializer(lambda moment: moment.isoformat(timespec="seconds"))]
 
     @property
     def key_id(self) -> str:
@@ -72,7 +69,6 @@ class KeysFile(_Part):
     version: Literal[1] = 1
     keys: tuple[ApiKey, ...] = ()
     tenants: dict[Tenant, TenantLimits] = Field(default_factory=dict)
-    """Tenants with limits of their own."""
 
     @model_validator(mode="after")
     def _once_each(self) -> KeysFile:
@@ -89,17 +85,12 @@ def hash_of(key: str) -> str:
 
 
 def parse(text: str | bytes) -> KeysFile:
-    """The keys in a file's content.
-
-    Raises:
-        KeysFileError: names the place and the mistake, and quotes nothing.
-    """
+    """The keys in a file's content; the KeysFileError names the place and the mistake, and quotes nothing."""
     try:
         return KeysFile.model_validate_json(text)
     except ValidationError as error:
-        raise KeysFileError(
-            f"not a file of API keys: {_mistakes(error)}"
-        ) from None  # its cause quotes the file
+        # The cause would quote the file.
+        raise KeysFileError(f"not a file of API keys: {_mistakes(error)}") from None
 
 
 def render(file: KeysFile) -> str:
@@ -108,23 +99,18 @@ def render(file: KeysFile) -> str:
 
 
 def with_key(file: KeysFile, key: str, tenant: str, created: datetime) -> KeysFile:
-    """`file` and a new key.
-
-    Raises:
-        KeysFileError: this is no name of a tenant.
-    """
-    return _checked(
-        lambda: file.model_copy(
-            update={"keys": (*file.keys, ApiKey(sha256=hash_of(key), tenant=tenant, created=created))}
-        )
-    )
+    """`file` and a new key; KeysFileError if this is no name of a tenant."""
+    try:
+        added = ApiKey(sha256=hash_of(key), tenant=tenant, created=created)
+    except ValidationError as error:
+        raise KeysFileError(_mistakes(error)) from None
+    return file.model_copy(update={"keys": (*file.keys, added)})
 
 
 def without_key(file: KeysFile, key_id: str) -> tuple[KeysFile, ApiKey]:
-    """`file` without the key whose hash begins with `key_id`, and that key. The tenant keeps its limits.
+    """`file` without the key whose hash begins with `key_id`, and that key; KeysFileError unless it is one key.
 
-    Raises:
-        KeysFileError: no key begins so, or several do.
+    The tenant keeps its limits.
     """
     found = [key for key in file.keys if key_id and key.sha256.startswith(key_id)]
     if len(found) != 1:
@@ -133,35 +119,26 @@ def without_key(file: KeysFile, key_id: str) -> tuple[KeysFile, ApiKey]:
 
 
 def with_limits(file: KeysFile, tenant: str, changes: TenantLimits) -> KeysFile:
-    """`file` with the limits of a tenant that `changes` names; other limits stay as they are.
-
-    Raises:
-        KeysFileError: this is no name of a tenant.
-    """
+    """`file` with the limits of a tenant that `changes` names; KeysFileError if this is no name of a tenant."""
     known = file.tenants.get(tenant, TenantLimits())
     limits = known.model_copy(update=changes.model_dump(exclude_none=True))
     if limits == TenantLimits():
         return file
-    fields = {"keys": file.keys, "tenants": file.tenants | {tenant: limits}}
-    return _checked(lambda: KeysFile.model_validate(fields))
+    try:
+        return KeysFile(keys=file.keys, tenants=file.tenants | {tenant: limits})
+    except ValidationError as error:
+        raise KeysFileError(_mistakes(error)) from None
 
 
 _NAMES: Final = KeysFile.model_fields.keys() | ApiKey.model_fields.keys() | TenantLimits.model_fields.keys()
 
 
-def _checked(make: Callable[[], KeysFile]) -> KeysFile:
-    try:
-        return make()
-    except ValidationError as error:
-        raise KeysFileError(_mistakes(error)) from None
-
-
 def _mistakes(error: ValidationError) -> str:
-    return "; ".join(_mistake(dict(detail)) for detail in error.errors(include_input=False))
+    return "; ".join(map(_mistake, error.errors(include_input=False)))
 
 
-def _mistake(detail: dict[str, Any]) -> str:
+def _mistake(detail: ErrorDetails) -> str:
     """One mistake. An unknown name is not shown: an operator who mixed up the columns wrote a key there."""
     known = [str(part) for part in detail["loc"] if isinstance(part, int) or part in _NAMES]
-    text = "there is a field of another name" if detail["type"] == "extra_forbidden" else str(detail["msg"])
+    text = "there is a field of another name" if detail["type"] == "extra_forbidden" else detail["msg"]
     return f"{'.'.join(known)}: {text}" if known else text

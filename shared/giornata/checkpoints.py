@@ -55,9 +55,8 @@ class ModelConfig(ServiceConfig):
 def checkpoint_folder(model: str) -> Path:
     """The local folder of a checkpoint; a hub id is downloaded first, or found in the hub's cache.
 
-    Raises:
-        OSError: there is no such repository, or the hub does not answer and its cache has no copy.
-        ValueError: neither a folder nor a hub id.
+    OSError if there is no such repository, or the hub does not answer and its cache has no copy; ValueError if it is
+    neither a folder nor a hub id.
     """
     folder = Path(model)
     return folder if folder.is_dir() else Path(snapshot_download(model, allow_patterns=FILES))

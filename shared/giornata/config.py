@@ -9,13 +9,14 @@ from __future__ import annotations
 import secrets
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal, NoReturn, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ENV_PREFIX = "GIORNATA_"
 
@@ -64,18 +65,6 @@ class ServiceConfig(BaseSettings):
     )
     result_ttl_s: int = Field(3600, ge=1, le=7 * 86400, description="How long inputs and results are kept.")
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003 - pydantic-settings passes it by name
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic-settings passes it by name
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic-settings passes it by name
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags and arguments first, then the environment; no dot-files."""
-        return init_settings, env_settings
-
     @field_validator("nats_url", "redis_url")
     @classmethod
     def _is_address(cls, value: str, info: ValidationInfo) -> str:
@@ -108,32 +97,21 @@ C = TypeVar("C", bound=ServiceConfig)
 def load(kind: type[C], service: str, argv: Sequence[str] | None = None) -> C:
     """The configuration of `service`, or exit with status 2 and a report of every mistake.
 
-    Args:
-        kind: the service's configuration class.
-        service: names the program in ``--help`` and the instance by default.
-        argv: flags; default the process's.
+    `service` names the program in ``--help`` and the instance by default. Flags are the process's, unless given.
     """
-    flags = list(sys.argv[1:] if argv is None else argv)
+    flags = sys.argv[1:] if argv is None else argv
     try:
-        config = kind(_cli_parse_args=flags, _cli_prog_name=f"giornata-{service}")
+        config = kind(_cli_parse_args=list(flags), _cli_prog_name=f"giornata-{service}")
     except ValidationError as error:
-        _exit_with_report(service, error)
+        mistakes = "".join(f"  {_mistake(detail)}\n" for detail in error.errors(include_url=False))
+        sys.stderr.write(f"giornata-{service}: {error.error_count()} configuration mistake(s)\n{mistakes}")
+        raise SystemExit(2) from None
     return config if config.instance else config.model_copy(update={"instance": new_instance(service)})
 
 
-def _exit_with_report(service: str, error: ValidationError) -> NoReturn:
-    lines = [f"giornata-{service}: {error.error_count()} configuration mistake(s)"]
-    for detail in error.errors(include_url=False):
-        name = str(detail["loc"][0]) if detail["loc"] else "configuration"
-        lines.append(
-            f"  {ENV_PREFIX}{name.upper()} / --{name.replace('_', '-')}: {detail['msg']}{_shown(name, detail)}"
-        )
-    sys.stderr.write("\n".join(lines) + "\n")
-    raise SystemExit(2)
-
-
-def _shown(name: str, detail: Mapping[str, object]) -> str:
-    """The value received, unless it may carry a secret."""
-    if any(word in name for word in ("url", "key", "token", "password", "secret")):
-        return ""
-    return f" (received {str(detail.get('input'))[:80]!r})"
+def _mistake(detail: ErrorDetails) -> str:
+    """One mistake, with the value received unless it may carry a secret."""
+    name = str(detail["loc"][0]) if detail["loc"] else "configuration"
+    secret = any(word in name for word in ("url", "key", "token", "password", "secret"))
+    shown = "" if secret else f" (received {str(detail['input'])[:80]!r})"
+    return f"{ENV_PREFIX}{name.upper()} / --{name.replace('_', '-')}: {detail['msg']}{shown}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from dataclasses import dataclass
 from enum import StrEnum
@@ -65,12 +66,13 @@ _FLUX_INPAINT: Final = Kind(
     unguided_steps=4,
     whole_latents=True,
 )
-_FLUX_FILL: Final = Kind(Family.FLUX_FILL, takes_true_cfg=False, steps=50, guidance_scale=30.0, strength=1.0)
 KINDS: Final[dict[str, Kind]] = {
     "FluxPipeline": _FLUX_INPAINT,
     "FluxInpaintPipeline": _FLUX_INPAINT,
     "FluxImg2ImgPipeline": _FLUX_INPAINT,
-    "FluxFillPipeline": _FLUX_FILL,
+    "FluxFillPipeline": Kind(
+        Family.FLUX_FILL, takes_true_cfg=False, steps=50, guidance_scale=30.0, strength=1.0
+    ),
 }
 """`_class_name` of a checkpoint's model_index.json → what it is."""
 
@@ -86,17 +88,14 @@ class ServingDefaults(BaseModel):
 
 
 def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
-    """The card of the checkpoint in `folder`.
+    """The card of the checkpoint in `folder`; requests call it `name`, by default the folder's.
 
-    Args:
-        folder: a diffusers checkpoint.
-        name: how requests call it; default the folder's name.
-
-    Raises:
-        ValueError: not a diffusers folder, a family that is not served, or a `serving.json` that is not
-            understood; says what is.
+    ValueError if it is no diffusers folder, of a family that is not served, or its `serving.json` is not understood.
     """
-    kind = _kind(folder)
+    pipeline = str(_read_json(folder / "model_index.json").get("_class_name"))
+    if pipeline not in KINDS:
+        raise ValueError(f"{folder} holds a {pipeline}; served are: {', '.join(KINDS)}")
+    kind = KINDS[pipeline]
     network = _read_json(folder / kind.network / "config.json")
     vae = _read_json(folder / "vae" / "config.json")
     tokenizer = _read_json(folder / kind.tokenizer / "tokenizer_config.json")
@@ -115,9 +114,7 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         token_latents=kind.token_latents,
         mask_grain=vae_scale_factor if kind.whole_latents else 1,
         latent_channels=int(vae["latent_channels"]),
-        max_text_tokens=int(
-            min(kind.max_text_tokens, tokenizer.get("model_max_length", kind.max_text_tokens))
-        ),
+        max_text_tokens=int(min(kind.max_text_tokens, tokenizer.get("model_max_length", math.inf))),
         takes_guidance=takes_guidance,
         takes_true_cfg=kind.takes_true_cfg,
         default_steps=defaults.steps or steps,
@@ -125,13 +122,6 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         default_strength=defaults.strength or kind.strength,
         native_size=int(vae.get("sample_size", kind.native_size)),
     )
-
-
-def _kind(folder: Path) -> Kind:
-    pipeline = str(_read_json(folder / "model_index.json").get("_class_name"))
-    if pipeline not in KINDS:
-        raise ValueError(f"{folder} holds a {pipeline}; served are: {', '.join(KINDS)}")
-    return KINDS[pipeline]
 
 
 def _serving_defaults(path: Path) -> ServingDefaults:

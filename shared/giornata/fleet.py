@@ -42,49 +42,34 @@ class Heard(Generic[K]):
         """Everything that is silent."""
         return [name for name in self._heard_s if self.is_silent(name, now)]
 
-    def last_s(self, name: K) -> float | None:
+    def heard_s(self, name: K) -> float | None:
         """When `name` was mentioned last; None where it is not watched."""
         return self._heard_s.get(name)
 
 
-class Fleet:
-    """The latest telemetry of every live instance.
-
-    Example::
-
-        fleet.observe(state, now)       # on every telemetry message
-        for state in fleet.expire(now): # now and then: instances that fell silent
-            ...
-    """
+class Fleet(Heard[str]):
+    """The latest telemetry of every live instance."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._states: dict[str, ServiceState] = {}
-        self._heard = Heard[str]()
 
     def observe(self, state: ServiceState, now: float) -> None:
         """Take in one telemetry message."""
         self._states[state.instance] = state
-        self._heard.hear(state.instance, now)
-
-    def listen(self, now: float) -> None:
-        """Count silence from now on: nothing could be heard until now."""
-        self._heard.listen(now)
+        self.hear(state.instance, now)
 
     def expire(self, now: float) -> list[ServiceState]:
         """Forget and return the instances that have been silent for too long."""
-        silent = [self._states[name] for name in self._heard.silent(now)]
+        silent = [self._states[name] for name in self.silent(now)]
         for state in silent:
             self.forget(state.instance)
         return silent
 
-    def forget(self, instance: str) -> None:
+    def forget(self, name: str) -> None:
         """Drop an instance that is known to be gone."""
-        self._states.pop(instance, None)
-        self._heard.forget(instance)
-
-    def heard_s(self, instance: str) -> float | None:
-        """When an instance was heard last; None for one that is not alive."""
-        return self._heard.last_s(instance)
+        self._states.pop(name, None)
+        super().forget(name)
 
     def get(self, instance: str) -> ServiceState | None:
         """The latest state of an instance; None for one that is not alive."""
@@ -96,12 +81,7 @@ class Fleet:
 
     def ready(self, service: ServiceName) -> list[ServiceState]:
         """Instances of `service` that take work now, ordered by name."""
-        able = [
-            s
-            for s in self._states.values()
-            if s.service is service and s.ready and s.active and not s.draining
-        ]
-        return sorted(able, key=lambda s: s.instance)
+        return [s for s in self.all() if s.service is service and s.ready and s.active and not s.draining]
 
     def missing(self, services: Iterable[ServiceName]) -> list[ServiceName]:
         """The ones of `services` that have no ready instance."""

@@ -26,24 +26,19 @@ from giornata.wire.workers import ServiceName
 
 USERS_CONF: Final = Path("server", "users.conf")
 CLUSTER_CONF: Final = "cluster.conf"
-SERVICES: Final = frozenset(User(service) for service in ServiceName)
-PASSWORD_CHARS: Final = 64
-"""Hexadecimal digits, 256 random bits: such a password needs no stretching and may stand in an address."""
+PASSWORD_BYTES: Final = 32
+"""A password of 256 random bits needs no stretching; its hexadecimal digits may stand in an address."""
 
 
 def password_file(folder: Path, user: User) -> Path:
     """Where the password of `user` lies."""
-    if user in SERVICES:
-        return folder / user / "password"
-    return folder / "clients" / user
+    return folder / user / "password" if user.value in set(ServiceName) else folder / "clients" / user
 
 
 def write_users(folder: Path, *, anonymous: User | None = None) -> None:
-    """Write a password for every user that has none yet, and ``server/users.conf``.
+    """Write a password for every user that has none yet, and ``server/users.conf``; the folder is made.
 
-    Args:
-        folder: made where it is missing.
-        anonymous: the user of clients without a password; None refuses such clients.
+    Clients without a password are `anonymous`; None refuses them.
     """
     passwords = {user: _password(password_file(folder, user)) for user in User}
     _write(folder / USERS_CONF, users_config(passwords, anonymous=anonymous))
@@ -59,7 +54,7 @@ def _password(path: Path) -> str:
     """The password in the file, or a new one."""
     if path.exists():
         return path.read_text(encoding="utf-8").strip()
-    password = secrets.token_hex(PASSWORD_CHARS // 2)
+    password = secrets.token_hex(PASSWORD_BYTES)
     _write(path, password + "\n")
     return password
 
@@ -87,8 +82,7 @@ def main(folder: Path, hosts: tuple[str, ...], *, cluster: bool) -> None:
         )
     write_users(folder)
     if hosts:
-        routes = [f"{host}:{CLUSTER_PORT}" for host in hosts]
-        write_cluster(folder, f"0.0.0.0:{CLUSTER_PORT}", routes)
+        write_cluster(folder, f"0.0.0.0:{CLUSTER_PORT}", [f"{host}:{CLUSTER_PORT}" for host in hosts])
 
 
 if __name__ == "__main__":

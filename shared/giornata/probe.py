@@ -6,6 +6,7 @@ It is a container's health check. It listens to telemetry, so it sees what the f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from pathlib import Path
 
@@ -28,18 +29,13 @@ async def is_ready(
         if state.host == socket.gethostname() and state.ready and not state.draining:
             ready.set()
 
-    async with (
-        bus.connect(
-            nats_url, "probe", user=User(service), password_file=password_file, timeout_s=timeout_s
-        ) as connected,
-        connected.listen(subjects.telemetry_of(service), ServiceState, hear),
-    ):
-        try:
-            async with asyncio.timeout(timeout_s):
-                await ready.wait()
-        except TimeoutError:
-            return False
-    return True
+    login = bus.connect(
+        nats_url, "probe", user=User(service), password_file=password_file, timeout_s=timeout_s
+    )
+    async with login as connected, connected.listen(subjects.telemetry_of(service), ServiceState, hear):
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ready.wait(), timeout_s)
+    return ready.is_set()
 
 
 @click.command(help=__doc__)

@@ -6,8 +6,11 @@ A policy is used as ``await policy(function, *args)`` or as ``@policy.wraps``; t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
+import nats.errors
+from nats.js.errors import BadRequestError, NoStreamResponseError, ServiceUnavailableError
 from tenacity import (
     AsyncRetrying,
     RetryCallState,
@@ -20,45 +23,76 @@ from tenacity import (
 )
 from tenacity.retry import retry_base
 from tenacity.stop import stop_base
-from tenacity.wait import wait_base
 
+from giornata.bus.connection import LostError
+
+COMING_UP_S: Final = 30.0
+"""How long we wait for a cluster of NATS servers that comes up."""
+LEADERLESS_S: Final = 15.0
+"""How long we wait for a cluster that chooses a leader; Raft waits four to nine seconds before it replaces one."""
+_NO_SUITABLE_PEERS: Final = 10005
+"""JetStream's error code: fewer servers are up than replicas are asked for."""
+
+T = TypeVar("T")
 Errors = type[Exception] | tuple[type[Exception], ...]
+Stop = stop_base | Callable[[RetryCallState], bool]
 
 
 def soon(errors: Errors, limit_s: float) -> AsyncRetrying:
     """For a service that another instance replaces within seconds, while a client waits for the answer."""
-    return _retrying(retry_if_exception_type(errors), _random(0.05, 0.5), stop_after_delay(limit_s))
+    return _jittered(retry_if_exception_type(errors), 0.05, 0.5, stop_after_delay(limit_s))
 
 
 def patiently(errors: Errors, limit_s: float | None = None) -> AsyncRetrying:
     """For a server that may be away for a while; without `limit_s`, until it is back."""
     stop = stop_never if limit_s is None else stop_after_delay(limit_s)
-    return _retrying(retry_if_exception_type(errors), _random(0.1, 2), stop)
+    return _jittered(retry_if_exception_type(errors), 0.1, 2, stop)
 
 
-def until_led(worth_it: Callable[[BaseException], bool], limit_s: float) -> AsyncRetrying:
-    """For JetStream, which chooses a leader; see :mod:`giornata.bus.patience`."""
-    return _retrying(retry_if_exception(worth_it), _random(0.1, 1), stop_after_delay(limit_s))
-
-
-def elsewhere(
-    worth_it: Callable[[BaseException], bool], stop: Callable[[RetryCallState], bool]
-) -> AsyncRetrying:
+def elsewhere(worth_it: Callable[[BaseException], bool], stop: Stop) -> AsyncRetrying:
     """For a stage of a job that another instance may do."""
-    return _retrying(retry_if_exception(worth_it), _random(0.2, 2), stop)
+    return _jittered(retry_if_exception(worth_it), 0.2, 2, stop)
 
 
 def polling(errors: Errors, limit_s: float) -> AsyncRetrying:
     """For a process of this host that is about to be ready."""
-    return _retrying(retry_if_exception_type(errors), wait_fixed(0.05), stop_after_delay(limit_s))
+    stop = stop_after_delay(limit_s)
+    return AsyncRetrying(
+        retry=retry_if_exception_type(errors), wait=wait_fixed(0.05), stop=stop, reraise=True
+    )
 
 
-def _retrying(
-    worth_it: retry_base, wait: wait_base, stop: stop_base | Callable[[RetryCallState], bool]
-) -> AsyncRetrying:
-    return AsyncRetrying(retry=worth_it, wait=wait, stop=stop, reraise=True)
+def until_led(worth_it: Callable[[BaseException], bool], limit_s: float) -> AsyncRetrying:
+    """For JetStream, which chooses a leader: meanwhile a read gets no answer, and a write is refused at once."""
+    return _jittered(retry_if_exception(worth_it), 0.1, 1, stop_after_delay(limit_s))
 
 
-def _random(first_s: float, most_s: float) -> wait_base:
+async def repeated(ask: Callable[[], Awaitable[T]], limit_s: float = LEADERLESS_S) -> T:
+    """The answer of JetStream to a question that may be asked twice: a read, or the creation of what may exist."""
+    return await until_led(_has_no_leader, limit_s)(_awaited, ask)
+
+
+async def written(write: Callable[[], Awaitable[T]]) -> T:
+    """The answer of JetStream to a write, which is tried again only if it was surely not taken.
+
+    After a TimeoutError or LostError it may have been taken.
+    """
+    return await until_led(lambda error: isinstance(error, NoStreamResponseError), LEADERLESS_S)(
+        _awaited, write
+    )
+
+
+async def _awaited(ask: Callable[[], Awaitable[T]]) -> T:
+    return await ask()
+
+
+def _has_no_leader(error: BaseException) -> bool:
+    if isinstance(error, BadRequestError):
+        return getattr(error, "err_code", None) == _NO_SUITABLE_PEERS  # errors made by the client have none
+    return isinstance(error, (ServiceUnavailableError, nats.errors.TimeoutError, LostError))
+
+
+def _jittered(worth_it: retry_base, first_s: float, most_s: float, stop: Stop) -> AsyncRetrying:
     """Full jitter: up to `first_s` before the second try, twice that before the third, at most `most_s`."""
-    return wait_random_exponential(multiplier=first_s, max=most_s)
+    wait = wait_random_exponential(multiplier=first_s, max=most_s)
+    return AsyncRetrying(retry=worth_it, wait=wait, stop=stop, reraise=True)

@@ -1,4 +1,4 @@
-"""How every process runs: logs, uvloop, signals, exit status.
+"""How every process runs: configuration, logs, uvloop, signals, exit status.
 
 A service's ``main`` opens what it needs on one :class:`~contextlib.AsyncExitStack` and awaits ``stop``. Leaving the
 stack drains in order, last opened first: telemetry says *draining*, endpoints finish delivered requests, work ends,
@@ -11,49 +11,58 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TypeVar
 
 import structlog
 import uvloop
 
+from giornata.bus.bus import Endpoint, connect_as
+from giornata.bus.telemetry import state_of, telemetry
 from giornata.config import ServiceConfig, load
 from giornata.signals import on_signals
 from giornata.wire.errors import GiornataError
 from giornata.wire.workers import ServiceName
 
-Main = Callable[[asyncio.Event], Awaitable[None]]
 C = TypeVar("C", bound=ServiceConfig)
 
 log = structlog.get_logger(__name__)
 
 
 def start(service: ServiceName, kind: type[C], main: Callable[[C, asyncio.Event], Awaitable[None]]) -> int:
-    """Read the configuration of `service` and :func:`run` its `main` with it; the process's exit status."""
-    config = load(kind, service)
-    return run(partial(main, config), config)
+    """Run `main` with its configuration until SIGTERM or SIGINT sets its `stop` event.
 
-
-def run(main: Main, config: ServiceConfig) -> int:
-    """Run `main` until SIGTERM or SIGINT sets its `stop` event; a second signal ends the process at once.
-
-    Returns:
-        Exit status: 0 after a clean drain, 1 when the service could not start or failed.
+    A second signal ends the process at once. The exit status is 0 after a clean drain, 1 when the service could not
+    start or failed.
     """
+    config = load(kind, service)
     configure_logs(config.log_level, config.log_format, config.instance)
-    failures: list[Exception] = []
     try:
-        uvloop.run(_supervise(main))
-    except* Exception as group:  # noqa: BLE001 - the process's edge: logged and told by the exit status
-        failures = _flatten(group)
-    for error in failures:
-        surprise = None if isinstance(error, GiornataError) else error
-        log.error("service_failed", error=str(error) or type(error).__name__, exc_info=surprise)
-    return 1 if failures else 0
+        uvloop.run(_supervise(partial(main, config)))
+    except Exception as error:  # noqa: BLE001 - the process's edge: logged and told by the exit status
+        _log_failure(error)
+        return 1
+    return 0
 
 
-async def _supervise(main: Main) -> None:
+async def serve_stateless(
+    service: ServiceName, endpoints: Sequence[Endpoint], config: ServiceConfig, stop: asyncio.Event
+) -> None:
+    """The `main` of a service that keeps nothing: answer on `endpoints` until `stop`, then finish what is there."""
+    state = state_of(service, config.instance)
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(connect_as(service, config))
+        await stack.enter_async_context(bus.serve(service, *endpoints, instance=config.instance))
+        await stack.enter_async_context(telemetry(bus, config.telemetry_hz, lambda: state))
+        log.info("ready", subjects=[endpoint.subject for endpoint in endpoints])
+        await stop.wait()
+        log.info("draining")
+    log.info("drained")
+
+
+async def _supervise(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     stop = asyncio.Event()
 
     def first(name: str) -> None:
@@ -88,8 +97,10 @@ def configure_logs(level: str, form: str, instance: str) -> None:
     )
 
 
-def _flatten(group: ExceptionGroup[Exception]) -> list[Exception]:
-    found: list[Exception] = []
-    for error in group.exceptions:
-        found += _flatten(error) if isinstance(error, ExceptionGroup) else [error]
-    return found
+def _log_failure(error: Exception) -> None:
+    if isinstance(error, ExceptionGroup):
+        for one in error.exceptions:
+            _log_failure(one)
+        return
+    surprise = None if isinstance(error, GiornataError) else error
+    log.error("service_failed", error=str(error) or type(error).__name__, exc_info=surprise)

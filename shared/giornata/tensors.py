@@ -19,11 +19,7 @@ def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, torch.Tensor]:
-    """The tensors in `data`, on the CPU.
-
-    Raises:
-        InputLost: the bytes are not whole safetensors.
-    """
+    """The tensors in `data`, on the CPU; InputLost if the bytes are not whole safetensors."""
     try:
         return safetensors.torch.load(data)
     except SafetensorError as error:

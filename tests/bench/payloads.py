@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus as buses
 from giornata.bus.bus import Bus
-from giornata.bus.subscriptions import barrier
+from giornata.bus.connection import barrier
 from giornata.wire.jobs import BlobRef
 from tests.bench.reporting.report import Measured, measured, write
 from tests.bench.systems.servers import embedded

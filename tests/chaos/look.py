@@ -17,13 +17,13 @@ from nats.js.kv import KeyValue
 from tenacity import AsyncRetrying, stop_after_delay, wait_fixed
 from tenacity.retry import retry_if_result
 
-from giornata.blobs.redis import PREFIX
+from giornata.blobs import PREFIX
 from giornata.bus import bus
-from giornata.bus.patience import COMING_UP_S, repeated
+from giornata.retries import COMING_UP_S, repeated
 from giornata.wire import codec, stores
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import JobRecord, Priority
-from giornata.wire.permissions import STREAMS, User
+from giornata.wire.permissions import User
 from giornata.wire.subjects import events_of_kind
 from tests.chaos.outcomes import Recorded
 
@@ -141,7 +141,7 @@ async def _streams(jetstream: JetStreamContext) -> Streams:
     messages, consumers, events_bytes = {}, {}, 0
     ends: dict[str, int] = {}
     done = events_of_kind(EventKind.DONE)
-    for name in (stores.JOBS, *STREAMS):
+    for name in (stores.JOBS, *stores.STREAMS):
         try:
             info = await repeated(lambda name=name: jetstream.stream_info(name, subjects_filter=done))  # type: ignore[misc]  # bound per turn
         except NotFoundError:  # of events, in memory: its server was killed and nobody has told any since

@@ -45,8 +45,7 @@ from giornata.wire.messages import (
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, OutputFormat, Reuse
 from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState
-from giornata.wire.times import StageTimes
-from giornata.wire.values import CellMap
+from giornata.wire.values import CellMap, StageTimes
 from giornata.wire.workers import (
     CostFit,
     QueueState,

@@ -13,7 +13,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 from giornata import __version__
 from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import telemetry
-from giornata.records.jobs import Records
+from giornata.records import Records
 from giornata.wire import subjects
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DenoisedEvent, EventKind, StepEvent
@@ -73,8 +73,8 @@ class FakeDenoiser:
         life = asyncio.create_task(self._live(), name="life")
         self._tasks.add(life)
         async with (
-            self._bus.listen(subjects.worker_cancel(self.instance), CancelRows, self._cancel),
-            self._bus.listen(subjects.worker_prefetch(self.instance), PrefetchTemplate, self._prefetch),
+            self._bus.listen(subjects.worker(self.instance, "cancel"), CancelRows, self._cancel),
+            self._bus.listen(subjects.worker(self.instance, "prefetch"), PrefetchTemplate, self._prefetch),
         ):
             await asyncio.sleep(0)
             try:
@@ -114,8 +114,8 @@ class FakeDenoiser:
             await self._report_rows(request, lambda row, state=state: {"resume": state}, handed_back=True)
 
     async def _live(self) -> None:
-        run = Endpoint(subjects.worker_run(self.instance), RunRequest, self._take)
-        record = Endpoint(subjects.worker_record(self.instance), RecordRequest, self._record)
+        run = Endpoint(subjects.worker(self.instance, "run"), RunRequest, self._take)
+        record = Endpoint(subjects.worker(self.instance, "record"), RecordRequest, self._record)
         async with self._bus.answer(run, record), telemetry(self._bus, 10, self._state):
             await self._silent.wait()
 

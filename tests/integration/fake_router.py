@@ -15,8 +15,7 @@ from giornata.blobs import RedisBlobs
 from giornata.bus import telemetry as telemetry_module
 from giornata.bus.bus import Bus, Endpoint
 from giornata.deadlines import Deadline
-from giornata.records.jobs import Records
-from giornata.records.templates import TemplateRecords
+from giornata.records import Records, TemplateRecords
 from giornata.wire import subjects, templates
 from giornata.wire.errors import DeadlineExceeded, GiornataError, JobCancelled, JobNotFound
 from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
@@ -33,7 +32,7 @@ from giornata.wire.messages import (
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import OutputFormat
 from giornata.wire.templates import TemplateRecord
-from giornata.wire.times import ComputeTimes, StageTimes
+from giornata.wire.values import ComputeTimes, StageTimes
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from tests.fakes import fleet
 

@@ -17,7 +17,7 @@ from giornata.bus import bus, streams
 from giornata.bus import telemetry as telemetry_module
 from giornata.bus.bus import Bus
 from giornata.config import new_instance
-from giornata.records.jobs import Records
+from giornata.records import Records
 from giornata.wire import subjects
 from giornata.wire.jobs import JobRecord
 from giornata.wire.workers import ServiceName, ServiceState

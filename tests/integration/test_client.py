@@ -12,9 +12,8 @@ import pytest
 from nats.aio.msg import Msg
 
 import giornata.client
-import giornata.client.connection
 from giornata.bus import bus
-from giornata.bus.subscriptions import barrier
+from giornata.bus.connection import barrier
 from giornata.wire import codec, subjects
 from giornata.wire.errors import (
     DeadlineExceeded,
@@ -132,7 +131,7 @@ async def test_progress_ends_for_everybody_who_reads_it(stage: Stage, nats_url: 
 async def test_a_gateway_that_falls_silent_is_not_waited_for_for_ever(
     private_nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(giornata.client.connection, "GRACE_S", 0.1)
+    monkeypatch.setattr(giornata.client, "GRACE_S", 0.1)
 
     async def accept(message: Msg) -> None:
         progress = codec.unpack(message.data)["progress"]

@@ -16,7 +16,7 @@ from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.records.jobs import Records
+from giornata.records import Records
 from giornata.wire import stores, subjects
 from giornata.wire.errors import DeadlineExceeded, JobNotFound, ServiceUnavailable
 from giornata.wire.events import DoneEvent, EventKind

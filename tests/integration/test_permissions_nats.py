@@ -16,13 +16,11 @@ import giornata.client
 from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus, Endpoint
-from giornata.bus.connection import RefusedError
-from giornata.bus.subscriptions import barrier
+from giornata.bus.connection import RefusedError, barrier
 from giornata.deadlines import Deadline
 from giornata.nats_users import password_file
 from giornata.probe import is_ready
-from giornata.records.jobs import Records
-from giornata.records.templates import TemplateRecords
+from giornata.records import Records, TemplateRecords
 from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
 from giornata.wire.events import DoneEvent, EventKind
@@ -53,10 +51,10 @@ PUBLISHERS: dict[str, set[User]] = {
     subjects.cancel("j"): {GATEWAY},
     subjects.jobs("interactive"): {ROUTER},
     subjects.prepost("inspect", "m"): {ROUTER},
-    subjects.worker_run("w"): {ROUTER},
-    subjects.worker_cancel("w"): {ROUTER},
-    subjects.worker_record("w"): {ROUTER},
-    subjects.worker_prefetch("w"): {ROUTER},
+    subjects.worker("w", "run"): {ROUTER},
+    subjects.worker("w", "cancel"): {ROUTER},
+    subjects.worker("w", "record"): {ROUTER},
+    subjects.worker("w", "prefetch"): {ROUTER},
     subjects.controlnet("residuals"): set(),
     subjects.lora("load"): set(),
     subjects.event("g", "j", EventKind.STATE): {ROUTER},
@@ -95,7 +93,7 @@ SUBSCRIBERS: dict[str, set[User]] = {
     subjects.ALL_CANCELS: {ROUTER, DENOISER},
     subjects.ALL_JOBS: set(),
     subjects.ALL_TELEMETRY: {GATEWAY, ROUTER, OBSERVER},
-    subjects.worker_run("w"): {DENOISER},
+    subjects.worker("w", "run"): {DENOISER},
     subjects.prepost("encode", "m"): {PREPOST},
     subjects.controlnet("residuals"): {CONTROLNET},
     subjects.lora("load"): {LORA_STORE},
@@ -156,7 +154,7 @@ async def test_a_refused_subscription_ends_a_service_at_its_start(connect: Conne
 
     endpoint = Endpoint(subjects.SUBMIT, CancelRows, answer)
     for entered in (prepost.answer(endpoint), prepost.serve("prepost", endpoint, instance="i")):
-        with pytest.RaisesGroup(NotPermitted):  # the task group's, which runtime.run takes apart
+        with pytest.RaisesGroup(NotPermitted):  # the task group's, which runtime.start takes apart
             await _enter(entered)
     with pytest.raises(NotPermitted):
         await _enter(prepost.listen(subjects.ALL_EVENTS, DoneEvent, lambda _: None))

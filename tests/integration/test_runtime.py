@@ -14,18 +14,22 @@ import asyncio, sys, threading, time
 from giornata import runtime
 from giornata.config import ServiceConfig
 from giornata.wire.errors import ServiceUnavailable
+from giornata.wire.workers import ServiceName
 
-async def main(stop):
+async def main(config, stop):
 {body}
 
-sys.exit(runtime.run(main, ServiceConfig(instance="test-1", log_format="json")))
+sys.exit(runtime.start(ServiceName.ROUTER, ServiceConfig, main))
 """
 
 
 def start(body: str) -> subprocess.Popen[str]:
     program = PROGRAM.format(body=textwrap.indent(textwrap.dedent(body), "    "))
     return subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, "--instance", "test-1", "--log-format", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -41,14 +42,15 @@ def one_of_each() -> dict[str, str]:
     functions: dict[str, Callable[..., str]] = {
         name: function
         for name, function in inspect.getmembers(subjects, inspect.isfunction)
-        if name not in {"token", "is_inbox"} and "_of" not in name
+        if name not in {"token", "is_inbox", "get_args"} and "_of" not in name
     }
     found = {
         name: function(*("x" for _ in inspect.signature(function).parameters))
         for name, function in functions.items()
     }
     found |= {f"event_{kind}": subjects.event("g", "j", kind) for kind in EventKind}
-    del found["event"]
+    found |= {f"worker_{verb}": subjects.worker("x", verb) for verb in get_args(subjects.WorkerVerb)}
+    del found["event"], found["worker"]
     constants = ("EDIT", "EDIT_CANCEL", "SUBMIT", "TEMPLATE", "TEMPLATE_REMOVED")
     return found | {name: getattr(subjects, name) for name in constants}
 

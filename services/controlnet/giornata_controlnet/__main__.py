@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from giornata import runtime, stateless
+from giornata import runtime
 from giornata.config import ServiceConfig
 from giornata.wire.workers import ServiceName
 from giornata_controlnet.service import ENDPOINTS
 
 if __name__ == "__main__":
-    serve = partial(stateless.serve, ServiceName.CONTROLNET, ENDPOINTS)
+    serve = partial(runtime.serve_stateless, ServiceName.CONTROLNET, ENDPOINTS)
     sys.exit(runtime.start(ServiceName.CONTROLNET, ServiceConfig, serve))

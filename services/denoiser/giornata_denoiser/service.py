@@ -21,8 +21,7 @@ from giornata.bus import telemetry
 from giornata.bus.bus import Bus, Endpoint
 from giornata.planning.costing import CostModel
 from giornata.planning.profile import Profile
-from giornata.records.jobs import Records
-from giornata.records.templates import TemplateRecords
+from giornata.records import Records, TemplateRecords
 from giornata.wire import subjects
 from giornata.wire.errors import InternalError
 from giornata.wire.events import EventKind
@@ -121,13 +120,13 @@ class Denoiser:
         """Subscribe to cancels first, so that accepted rows can be cancelled."""
         bus, instance = self._bus, self._config.instance
         for listening in (
-            bus.listen(subjects.worker_cancel(instance), CancelRows, self._drop),
+            bus.listen(subjects.worker(instance, "cancel"), CancelRows, self._drop),
             bus.listen(subjects.ALL_CANCELS, CancelRows, self._drop_job),
-            bus.listen(subjects.worker_prefetch(instance), PrefetchTemplate, self._lookup.prefetch),
+            bus.listen(subjects.worker(instance, "prefetch"), PrefetchTemplate, self._lookup.prefetch),
             bus.listen(subjects.TEMPLATE_REMOVED, RemoveTemplate, self._runs.remove),
             bus.answer(
-                Endpoint(subjects.worker_run(instance), RunRequest, self._run_rows),
-                Endpoint(subjects.worker_record(instance), RecordRequest, self._record),
+                Endpoint(subjects.worker(instance, "run"), RunRequest, self._run_rows),
+                Endpoint(subjects.worker(instance, "record"), RecordRequest, self._record),
             ),
         ):
             await stack.enter_async_context(listening)

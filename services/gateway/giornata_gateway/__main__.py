@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from giornata import runtime
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus, streams
-from giornata.records.jobs import Records
+from giornata.records import Records
 from giornata.wire.workers import ServiceName
 from giornata_gateway import service
 from giornata_gateway.config import GatewayConfig

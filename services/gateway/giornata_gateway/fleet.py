@@ -6,9 +6,8 @@ import math
 import time
 
 from giornata.fleet import Fleet
-from giornata.wire.fleet import FleetView
 from giornata.wire.models import ModelCard
-from giornata.wire.workers import ServiceName, ServiceState
+from giornata.wire.workers import FleetView, ServiceName, ServiceState
 from giornata_gateway.views.catalog import NEEDED
 from giornata_gateway.views.fleet import StepRates, fleet_view
 

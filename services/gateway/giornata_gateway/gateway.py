@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from giornata.blobs import BlobStore
 from giornata.bus import streams
 from giornata.bus.bus import Bus
-from giornata.records.jobs import Records
-from giornata.records.templates import TemplateRecords
+from giornata.records import Records, TemplateRecords
 from giornata.wire.errors import InputLost, ResultExpired
 from giornata.wire.events import DoneEvent
 from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job

@@ -11,8 +11,7 @@ import structlog
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
 from giornata.bus.telemetry import publish, state_of, telemetry
-from giornata.records.jobs import Records
-from giornata.records.templates import TemplateRecords
+from giornata.records import Records, TemplateRecords
 from giornata.wire import subjects
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.workers import ServiceName, ServiceState

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from giornata import runtime, stateless
+from giornata import runtime
 from giornata.config import ServiceConfig
 from giornata.wire.workers import ServiceName
 from giornata_lora_store.service import ENDPOINTS
 
 if __name__ == "__main__":
-    serve = partial(stateless.serve, ServiceName.LORA_STORE, ENDPOINTS)
+    serve = partial(runtime.serve_stateless, ServiceName.LORA_STORE, ENDPOINTS)
     sys.exit(runtime.start(ServiceName.LORA_STORE, ServiceConfig, serve))

@@ -7,8 +7,7 @@ import sys
 
 from giornata import runtime
 from giornata.bus import bus, streams
-from giornata.records.jobs import Records
-from giornata.records.quarantine import Quarantine
+from giornata.records import Quarantine, Records
 from giornata.wire.workers import ServiceName
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router

@@ -151,7 +151,7 @@ class Computing:
         )
         limit = self._deadline.at_most(RUN_REPLY_S)
         try:
-            reply = await self._tools.bus.call(subjects.worker_run(worker), request, RunReply, limit)
+            reply = await self._tools.bus.call(subjects.worker(worker, "run"), request, RunReply, limit)
         except (Overloaded, DeadlineExceeded, InternalError) as error:
             log.warning("worker_unreachable", job=job.job_id, worker=worker, error=str(error))
             self._dispatch.placement.refuse(worker)
@@ -202,7 +202,7 @@ class Computing:
 async def drop(tools: Tools, job_id: str, assignment: Assignment) -> None:
     """Tell the worker of an attempt to drop its rows."""
     message = CancelRows(job_id=job_id, attempt=assignment.attempt)
-    await tools.bus.publish(subjects.worker_cancel(assignment.worker), message)
+    await tools.bus.publish(subjects.worker(assignment.worker, "cancel"), message)
 
 
 def _pending(record: JobRecord, rows: Sequence[int]) -> tuple[RowRecord, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from giornata.bus.bus import Bus
-from giornata.records.jobs import Change, Records
+from giornata.records import Change, Records
 from giornata.wire import subjects
 from giornata.wire.errors import JobCancelled
 from giornata.wire.events import DoneEvent, EventKind, StateEvent
@@ -41,7 +41,7 @@ class LiveRecord:
         """The job."""
         return self.record.job
 
-    async def change(self, change: Change) -> JobRecord:
+    async def change(self, change: Change[JobRecord]) -> JobRecord:
         """The record as it stands afterwards.
 
         Raises:
@@ -55,7 +55,7 @@ class LiveRecord:
         """The record as it stands; raises as :meth:`change`."""
         return self._checked(await self._records.get(self.job.job_id))
 
-    async def end(self, change: Change) -> None:
+    async def end(self, change: Change[JobRecord]) -> None:
         """Write the terminal state, if there is none yet."""
         self.record = await self._records.change(self.job.job_id, change)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from giornata.deadlines import Deadline
-from giornata.records.templates import TemplateRecords
+from giornata.records import TemplateRecords
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.wire import subjects, templates
 from giornata.wire.errors import DeadlineExceeded, InternalError, Overloaded, ServiceUnavailable
@@ -55,7 +55,7 @@ class Registrar:
         limit = deadline.at_most(RUN_REPLY_S)
         request = RecordRequest(template=record, inputs=inputs, remaining_ms=limit.remaining_ms())
         try:
-            reply = await self._tools.bus.call(subjects.worker_record(worker), request, RunReply, limit)
+            reply = await self._tools.bus.call(subjects.worker(worker, "record"), request, RunReply, limit)
         except (Overloaded, DeadlineExceeded, InternalError) as error:
             log.warning("worker_unreachable", template=record.template_id, worker=worker, error=str(error))
             deadline.check()

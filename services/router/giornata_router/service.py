@@ -12,9 +12,7 @@ import structlog
 from giornata.bus import streams
 from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import state_of, telemetry
-from giornata.records.jobs import Records
-from giornata.records.quarantine import Quarantine
-from giornata.records.templates import TemplateRecords
+from giornata.records import Quarantine, Records, TemplateRecords
 from giornata.scheduling.in_turn import SCHEDULERS
 from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Patience, Placement

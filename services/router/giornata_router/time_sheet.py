@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from giornata.wire.jobs import JobRecord
-from giornata.wire.times import ComputeTimes, StageTimes
+from giornata.wire.values import ComputeTimes, StageTimes
 from giornata_router.rules.transitions import Times
 
 Stage = Literal["prepare", "queue", "denoise", "finish"]

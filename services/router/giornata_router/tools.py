@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from giornata.bus.bus import Bus
-from giornata.records.jobs import Records
-from giornata.records.quarantine import Quarantine
+from giornata.records import Quarantine, Records
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
 from giornata_router.prepost import PrepostClient

@@ -149,7 +149,7 @@ class Walk:
         worker = self._tools.dispatch.likely(demand)
         if worker is not None:
             message = PrefetchTemplate(job=self._job, inspection=inspection)
-            await self._tools.bus.publish(subjects.worker_prefetch(worker), message)
+            await self._tools.bus.publish(subjects.worker(worker, "prefetch"), message)
         return worker
 
     async def _finish(self, inspection: Inspection) -> tuple[RowRecord, ...]:

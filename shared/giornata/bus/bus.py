@@ -3,7 +3,7 @@
 This module hides traps of the client library. A subscription runs its callback serially, so handlers run as tasks of a
 group. A micro service's `stop` drops delivered requests, so its subscriptions are drained first. Leaving a connection's
 context does not drain it. `request` waits half a second by default. A payload above the server's limit closes the
-connection. `flush` overtakes unwritten commands (:func:`giornata.bus.subscriptions.barrier` does not).
+connection. `flush` overtakes unwritten commands (:func:`giornata.bus.connection.barrier` does not).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import nats.errors
 import structlog
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
+from nats.js.api import Header
 from nats.micro import add_service
 from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
 from nats.micro.request import Request as MicroRequest
@@ -28,8 +29,15 @@ from nats.micro.service import ServiceConfig as MicroConfig
 from pydantic import BaseModel
 
 from giornata import __version__
-from giornata.bus.connection import Login, LostError, RefusedError, TellingClient, opened
-from giornata.bus.subscriptions import drain, drain_endpoints, drained_tasks, in_force, stop
+from giornata.bus.connection import (
+    LostError,
+    RefusedError,
+    TellingClient,
+    drain,
+    drain_service,
+    drained_tasks,
+    opened,
+)
 from giornata.config import ServiceConfig
 from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
@@ -52,8 +60,6 @@ log = structlog.get_logger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 
-MESSAGE_ID = "Nats-Msg-Id"
-"""The header by which a stream recognises a repeated message."""
 RETURN_MS = 3000
 """How much later than ours another service's connection may be back; a client tries each server once a second."""
 
@@ -84,18 +90,10 @@ class Bus:
 
         A stream that captures the subject keeps one message for a `message_id`; listeners hear every repetition.
         """
-        headers = None if message_id is None else {MESSAGE_ID: message_id}
+        headers = None if message_id is None else {Header.MSG_ID.value: message_id}
         await self.client.publish(subject, codec.encode(message), headers=headers)
 
-    async def call(
-        self,
-        subject: str,
-        request: BaseModel,
-        reply: type[M],
-        deadline: Deadline,
-        *,
-        limit_bytes: int = codec.MAX_CONTROL_BYTES,
-    ) -> M:
+    async def call(self, subject: str, request: BaseModel, reply: type[M], deadline: Deadline) -> M:
         """Ask and wait for the answer until `deadline`; ask again if the connection was lost meanwhile.
 
         So a request may arrive twice: its handler is idempotent.
@@ -103,12 +101,12 @@ class Bus:
         Raises:
             ServiceUnavailable: no service listens on the subject, or there is no connection.
             NotPermitted: our NATS user may not ask there.
-            PayloadTooLarge: the request is larger than `limit_bytes` or than the server accepts.
+            PayloadTooLarge: the request is larger than a control message may be, or than the server accepts.
             DeadlineExceeded: no answer in time.
             GiornataError: what the other side raised, as the same class.
         """
         deadline.check()
-        data = codec.encode(request, limit_bytes=limit_bytes)
+        data = codec.encode(request)
         try:
             message = await self._request(subject, data, deadline)
         except nats.errors.NoRespondersError as error:
@@ -121,9 +119,7 @@ class Bus:
             raise NotPermitted(received=subject) from error
         except nats.errors.Error as error:
             raise ServiceUnavailable("There is no connection to NATS.", retry_after_s=1) from error
-        if message.headers and ERROR_CODE_HEADER in message.headers:
-            raise from_body(codec.decode(ErrorBody, message.data))
-        return codec.decode(reply, message.data)
+        return answer_in(message, reply)
 
     async def _request(self, subject: str, data: bytes, deadline: Deadline) -> Msg:
         """The answer. After a loss of the connection, the other service may be back a moment later than this one."""
@@ -145,14 +141,13 @@ class Bus:
     async def answer(self, *endpoints: Endpoint) -> AsyncIterator[None]:
         """Answer requests on plain subjects that have one owner; on leaving, finish the delivered ones.
 
-        Raises:
-            NotPermitted: our NATS user may not listen there; :meth:`serve` and :meth:`listen` raise it too.
+        NotPermitted if our NATS user may not listen there; :meth:`serve` and :meth:`listen` raise it, too.
         """
         async with drained_tasks() as (tasks, stack):
             for endpoint in endpoints:
                 subscription = await self.client.subscribe(endpoint.subject, cb=_spawning(tasks, endpoint))
                 stack.push_async_callback(drain, self.client, subscription)
-            await in_force(self.client, *(endpoint.subject for endpoint in endpoints))
+            await self.client.in_force(*(endpoint.subject for endpoint in endpoints))
             yield
 
     @asynccontextmanager
@@ -161,7 +156,7 @@ class Bus:
         config = MicroConfig(name=f"giornata-{name}", version=__version__, metadata={"instance": instance})
         async with drained_tasks() as (tasks, stack):
             service = await add_service(self.client, config)
-            stack.push_async_callback(stop, service)
+            stack.push_async_callback(drain_service, self.client, service)
             for endpoint in endpoints:
                 answer = _spawning(tasks, endpoint)
 
@@ -170,14 +165,11 @@ class Bus:
 
                 label = endpoint.subject.removeprefix("giornata.").replace(".", "-")
                 await service.add_endpoint(name=label, subject=endpoint.subject, handler=handle)
-            stack.push_async_callback(drain_endpoints, self.client, service)
-            await in_force(self.client, *(endpoint.subject for endpoint in endpoints))
+            await self.client.in_force(*(endpoint.subject for endpoint in endpoints))
             yield
 
     @asynccontextmanager
-    async def listen(
-        self, subject: str, kind: type[M], callback: Callable[[M], None], *, limit: int = 65536
-    ) -> AsyncIterator[None]:
+    async def listen(self, subject: str, kind: type[M], callback: Callable[[M], None]) -> AsyncIterator[None]:
         """Call `callback` with every message on `subject`; it must only decide or enqueue.
 
         Malformed messages are logged and dropped.
@@ -189,9 +181,9 @@ class Bus:
             except GiornataError as error:
                 log.warning("message_dropped", subject=message.subject, error=str(error))
 
-        subscription = await self.client.subscribe(subject, cb=receive, pending_msgs_limit=limit)
+        subscription = await self.client.subscribe(subject, cb=receive, pending_msgs_limit=65536)
         try:
-            await in_force(self.client, subject)
+            await self.client.in_force(subject)
             yield
         finally:
             with contextlib.suppress(nats.errors.Error):  # a closed connection has no subscriptions
@@ -199,6 +191,13 @@ class Bus:
 
 
 _Callback = Callable[[Msg], Awaitable[None]]
+
+
+def answer_in(message: Msg, reply: type[M]) -> M:
+    """The answer that a message holds; an error of the other side is raised as the same class."""
+    if message.headers and ERROR_CODE_HEADER in message.headers:
+        raise from_body(codec.decode(ErrorBody, message.data))
+    return codec.decode(reply, message.data)
 
 
 def connect_as(service: ServiceName, config: ServiceConfig) -> AbstractAsyncContextManager[Bus]:
@@ -219,18 +218,11 @@ async def connect(
 ) -> AsyncIterator[Bus]:
     """A connection that reconnects for ever while it is up and drains on leaving.
 
-    Args:
-        url: NATS server(s), comma-separated; they may hold a user and a password.
-        name: of the connection, in the server's list.
-        user: logs in if there is a password file; answers come to its inboxes.
-        password_file: holds the password of `user`; None if the address does, or the server asks for none.
-        timeout_s: how long servers are tried.
-
-    Raises:
-        ServiceUnavailable: no server answers, or lets us in, within `timeout_s`; or there is no password.
+    Answers come to the inboxes of `user`, which logs in if there is a password file. Without one, the comma-separated
+    servers of `url` hold user and password, or ask for none. `name` stands in the server's list of connections.
+    ServiceUnavailable if no server answers, or lets us in, within `timeout_s`, or the password cannot be read.
     """
-    login = Login(user, password_file)
-    async with opened(url, name, login, timeout_s) as client:
+    async with opened(url, name, user, password_file, timeout_s) as client:
         yield Bus(client)
 
 
@@ -247,13 +239,15 @@ def _spawning(tasks: asyncio.TaskGroup, endpoint: Endpoint) -> _Callback:
 async def _respond(endpoint: Endpoint, message: Msg) -> None:
     """Answer one request; every failure is an answer too, with a stable code."""
     try:
-        request = _request(endpoint, message)
+        try:
+            request = codec.decode(endpoint.kind, message.data)
+        except SchemaMismatch as error:
+            raise MalformedMessage(str(error)) from error
         remaining_ms = getattr(request, "remaining_ms", None)
         try:
             async with asyncio.timeout(None if remaining_ms is None else remaining_ms / 1000) as scope:
-                reply = await endpoint.handler(
-                    request, *((message.headers or {},) if endpoint.headers else ())
-                )
+                headers = [message.headers or {}] if endpoint.headers else []
+                reply = await endpoint.handler(request, *headers)
         except TimeoutError as error:
             if not scope.expired():
                 raise  # the handler's own
@@ -266,14 +260,6 @@ async def _respond(endpoint: Endpoint, message: Msg) -> None:
     except Exception:  # the task's edge: logged and answered
         log.exception("handler_failed", subject=message.subject)
         await _respond_error(message, InternalError())
-
-
-def _request(endpoint: Endpoint, message: Msg) -> BaseModel:
-    """The request; MalformedMessage if the asker sent something else."""
-    try:
-        return codec.decode(endpoint.kind, message.data)
-    except SchemaMismatch as error:
-        raise MalformedMessage(str(error)) from error
 
 
 async def _respond_error(message: Msg, error: GiornataError) -> None:

@@ -1,4 +1,4 @@
-"""A connection of nats-py, opened and left in order, in which no caller waits for an answer that cannot come.
+"""A connection of nats-py and its subscriptions, in order; no caller waits for an answer that cannot come.
 
 The server refuses a message or subscription by an asynchronous error that names the subject. The library's `request`
 would wait for its time limit all the same, and a subscription would stay silent for ever. An answer is lost, too, when
@@ -8,19 +8,20 @@ the server of the connection dies.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import nats.errors
 import structlog
 from nats.aio.client import Client
+from nats.aio.subscription import Subscription
 
-from giornata.wire.errors import ServiceUnavailable
+from giornata.wire.errors import NotPermitted, ServiceUnavailable
 from giornata.wire.permissions import User, inbox
 
 log = structlog.get_logger(__name__)
@@ -31,13 +32,15 @@ _REFUSAL: Final = re.compile(
 """The error of nats-py, which writes all of it in lower case, the subject too."""
 
 
+NO_SERVER: Final = "No NATS server answers; is GIORNATA_NATS_URL right?"
+LOCKED_OUT: Final = (
+    "The NATS server does not let us in; are user and password right, in GIORNATA_NATS_URL or in the file that "
+    "GIORNATA_NATS_PASSWORD_FILE names?"
+)
+
+
 class RefusedError(nats.errors.Error):
     """The server does not let this user use a subject."""
-
-    def __init__(self, act: str, subject: str) -> None:
-        self.act = act
-        self.subject = subject
-        super().__init__(f"nats: no right for {act} to {subject}")
 
 
 class LostError(nats.errors.Error):
@@ -64,13 +67,12 @@ class TellingClient(Client):
             self.locked_out |= "authorization violation" in str(error).lower()
             log.warning("nats_error", error=repr(error))
             return
-        refusal = RefusedError(found["act"], found["subject"])
-        if refusal.act == "subscription":
-            self._refused_subscriptions.add(refusal.subject)
-        for future in self._asked.pop(refusal.subject, ()) if refusal.act == "publish" else ():
-            if not future.done():
-                future.set_exception(refusal)
-        log.error("nats_refused", act=refusal.act, subject=refusal.subject)
+        act, subject = found["act"], found["subject"]
+        log.error("nats_refused", act=act, subject=subject)
+        if act == "subscription":
+            self._refused_subscriptions.add(subject)
+        else:
+            _fail(self._asked.pop(subject, ()), RefusedError(f"nats: no right for {act} to {subject}"))
 
     async def hear_return(self) -> None:
         """Reconnection callback: the connection is back."""
@@ -83,21 +85,17 @@ class TellingClient(Client):
         if not (self.is_closed or self.is_draining):
             log.warning("nats_disconnected")
         for futures in list(self._asked.values()):
-            for future in list(futures):
-                if not future.done():
-                    future.set_exception(LostError())
+            _fail(futures, LostError())
 
-    def check_subscribed(self, subject: str) -> None:
-        """Raise :class:`RefusedError` if a subscription was refused; call it once the server has processed it."""
-        if subject.lower() in self._refused_subscriptions:
-            raise RefusedError("subscription", subject)
+    async def in_force(self, *subscribed: str) -> None:
+        """Return when the server has taken the subscriptions; NotPermitted if it has refused one."""
+        await barrier(self)
+        for subject in subscribed:
+            if subject.lower() in self._refused_subscriptions:
+                raise NotPermitted(received=subject)
 
     async def publish(
-        self,
-        subject: str,
-        payload: bytes = b"",
-        reply: str = "",
-        headers: dict[str, str] | None = None,
+        self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
         """Publish, and remember the future of a request until it is done."""
         future = self._resp_map.get(reply.rpartition(".")[2]) if reply else None
@@ -108,75 +106,54 @@ class TellingClient(Client):
         await super().publish(subject, payload, reply, headers)
 
     def _forget(self, key: str, future: asyncio.Future[Any]) -> None:
-        waiting = self._asked.get(key)
-        if waiting is not None:
-            waiting.discard(future)
-            if not waiting:
-                del self._asked[key]
+        self._asked[key].discard(future)
+        if not self._asked[key]:
+            del self._asked[key]
 
 
-@dataclass(frozen=True)
-class Login:
-    """The user of a connection. Answers come to its inboxes; it logs in if there is a password file."""
-
-    user: User
-    password_file: Path | None
-
-    async def password(self) -> str | None:
-        """The password in the file; None without a file, when the address may hold user and password.
-
-        Raises:
-            ServiceUnavailable: the file cannot be read.
-        """
-        if self.password_file is None:
-            return None
-        try:
-            return (await asyncio.to_thread(self.password_file.read_text, encoding="utf-8")).strip()
-        except OSError as error:
-            raise ServiceUnavailable(
-                f"The NATS password cannot be read: {error.strerror}. Is GIORNATA_NATS_PASSWORD_FILE right?"
-            ) from error
+def _fail(futures: Iterable[asyncio.Future[Any]], error: nats.errors.Error) -> None:
+    for future in list(futures):
+        if not future.done():
+            future.set_exception(error)
 
 
 @asynccontextmanager
-async def opened(url: str, name: str, login: Login, timeout_s: float) -> AsyncIterator[TellingClient]:
+async def opened(
+    url: str, name: str, user: User, password_file: Path | None, timeout_s: float
+) -> AsyncIterator[TellingClient]:
     """A client that reconnects for ever while it is up and drains on leaving; see :func:`giornata.bus.bus.connect`."""
-    password = await login.password()
+    password = await _read(password_file) if password_file else None
     client = TellingClient()
     try:
-        async with asyncio.timeout(timeout_s):
-            await client.connect(
-                servers=[part.strip() for part in url.split(",")],
-                name=name,
-                user=None if password is None else login.user.value,
-                password=password,
-                inbox_prefix=inbox(login.user),
-                allow_reconnect=True,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=1,
-                reconnected_cb=client.hear_return,
-                disconnected_cb=client.hear_loss,
-                error_cb=client.hear,
-            )
-    except (OSError, TimeoutError, nats.errors.Error) as error:
-        await _close(client)
-        raise _no_server(locked_out=client.locked_out) from error
-    except BaseException:  # cancelled while connecting: the client has begun tasks
-        await _close(client)
-        raise
-    try:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await client.connect(
+                    servers=[part.strip() for part in url.split(",")],
+                    name=name,
+                    user=None if password is None else user.value,
+                    password=password,
+                    inbox_prefix=inbox(user),
+                    allow_reconnect=True,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=1,
+                    reconnected_cb=client.hear_return,
+                    disconnected_cb=client.hear_loss,
+                    error_cb=client.hear,
+                )
+        except (OSError, TimeoutError, nats.errors.Error) as error:
+            raise ServiceUnavailable(LOCKED_OUT if client.locked_out else NO_SERVER) from error
         yield client
     finally:
         await _leave(client)
 
 
-def _no_server(*, locked_out: bool) -> ServiceUnavailable:
-    if locked_out:
-        return ServiceUnavailable(
-            "The NATS server does not let us in; are user and password right, in GIORNATA_NATS_URL or in the file that "
-            "GIORNATA_NATS_PASSWORD_FILE names?"
-        )
-    return ServiceUnavailable("No NATS server answers; is GIORNATA_NATS_URL right?")
+async def _read(password_file: Path) -> str:
+    try:
+        return (await asyncio.to_thread(password_file.read_text, encoding="utf-8")).strip()
+    except OSError as error:
+        raise ServiceUnavailable(
+            f"The NATS password cannot be read: {error.strerror}. Is GIORNATA_NATS_PASSWORD_FILE right?"
+        ) from error
 
 
 async def _leave(client: Client) -> None:
@@ -187,12 +164,46 @@ async def _leave(client: Client) -> None:
     except nats.errors.Error as error:  # it was lost on the way
         log.warning("not_drained", error=repr(error))
     finally:
-        await _close(client)
+        if not client.is_connected:  # close() would write to the broken socket, fail and stop half-way
+            client._pending, client._pending_data_size = [], 0  # noqa: SLF001 - nats-py has no other way
+        await client.close()
 
 
-async def _close(client: Client) -> None:
-    if (
-        not client.is_connected
-    ):  # close() would write pending data to the broken socket, fail and stop half-way
-        client._pending, client._pending_data_size = [], 0  # noqa: SLF001 - nats-py has no other way
-    await client.close()
+@asynccontextmanager
+async def drained_tasks() -> AsyncIterator[tuple[asyncio.TaskGroup, AsyncExitStack]]:
+    """A task group that outlives the subscriptions that feed it: they are drained, then the tasks awaited."""
+    async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
+        yield tasks, stack
+
+
+async def barrier(client: Client) -> None:
+    """Return when the server has processed every command given before: subscriptions are in force, or gone.
+
+    The client's own `flush` writes its PING at once, ahead of commands that its flusher task has yet to write; before
+    the second PING they are written.
+    """
+    await client.flush()
+    await client.flush()
+
+
+async def drain(client: Client, subscription: Subscription) -> None:
+    """Take in the delivered messages and no others; without a connection there are none to wait for."""
+    try:
+        if client.is_connected:
+            # The library's drain would believe its overtaking flush, and drop what arrives in between.
+            await client._send_unsubscribe(subscription._id)  # noqa: SLF001 - `unsubscribe` would drop what was delivered
+            await barrier(client)
+            await subscription.drain()  # type: ignore[no-untyped-call]  # nats-py annotates it in part
+        else:
+            await subscription.unsubscribe()
+    except nats.errors.Error as error:
+        log.warning("subscription_not_drained", subject=subscription.subject, error=repr(error))
+
+
+async def drain_service(client: Client, service: Any) -> None:
+    """Take in the delivered requests of a micro service and end it; `Service.stop` alone would drop these."""
+    endpoints: Sequence[Any] = service._endpoints  # noqa: SLF001 - nats.micro has no drain
+    await asyncio.gather(*(drain(client, endpoint._subscription) for endpoint in endpoints))  # noqa: SLF001 - as above
+    service._endpoints = []  # noqa: SLF001 - so that stop() does not unsubscribe them again
+    with contextlib.suppress(nats.errors.Error):  # a closed connection has no service
+        await service.stop()

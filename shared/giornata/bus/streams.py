@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from nats.js import JetStreamContext
@@ -17,43 +18,29 @@ from nats.js.api import (
 )
 from nats.js.errors import BadRequestError
 
-from giornata.bus.patience import COMING_UP_S, repeated
-from giornata.wire import subjects
+from giornata.retries import COMING_UP_S, repeated
+from giornata.wire import stores, subjects
 from giornata.wire.jobs import Priority
-from giornata.wire.stores import (
-    BUCKETS,
-    EVENTS,
-    JOBS,
-    LEASES,
-    QUARANTINE,
-    RECORDS,
-    TEMPLATES,
-    bucket_stream,
-    queue_consumer_name,
-)
 
-RECORD_TTL_S: Final = 24 * 3600
-"""Records outlive results, so that an expired result is told from an unknown job."""
-TEMPLATE_TTL_S: Final = 31 * 24 * 3600
-"""The longest life of an unused registration; gateways may be configured for a shorter one."""
-QUARANTINE_TTL_S: Final = 7 * 24 * 3600
 LEASE_TTL_S: Final = 3.0
+BUCKET_TTL_S: Final = {
+    stores.RECORDS: 24 * 3600,  # outlives results, so that an expired result is told from an unknown job
+    stores.TEMPLATES: 31 * 24 * 3600,  # of an unused one; gateways may be configured for a shorter life
+    stores.QUARANTINE: 7 * 24 * 3600,
+    stores.LEASES: LEASE_TTL_S,
+}
 ACK_WAIT_S: Final = 6.0
 """A router renews its messages well within this time; after it, a dead router's jobs go to the next router."""
+_STREAM_NAME_IN_USE: Final = 10058
+"""JetStream's error code."""
 EVENTS_MAX_BYTES: Final = 256 << 20
 """Beyond it the oldest events go. Previews have a share per job: see `PreviewEvent`."""
 
 
 async def ensure_queue(jetstream: JetStreamContext, *, replicas: int, queue_limit: int) -> None:
-    """Create the work queue, or bring its limit up to date. Only routers do this.
-
-    Args:
-        jetstream: of a connected client.
-        replicas: JetStream replicas, 1 or the size of the cluster.
-        queue_limit: jobs that may be accepted and unfinished at a time; more are refused.
-    """
+    """Create the work queue, or bring its limit of unfinished jobs up to date. Only routers do this."""
     config = StreamConfig(
-        name=JOBS,
+        name=stores.JOBS,
         subjects=[subjects.ALL_JOBS],
         retention=RetentionPolicy.WORK_QUEUE,
         storage=StorageType.FILE,
@@ -61,39 +48,25 @@ async def ensure_queue(jetstream: JetStreamContext, *, replicas: int, queue_limi
         max_msgs=queue_limit,
         num_replicas=replicas,
     )
-    if not await _ensure_stream(jetstream, config):
-        await repeated(lambda: jetstream.update_stream(config))
+    if not await _made(partial(jetstream.add_stream, config)):
+        await repeated(partial(jetstream.update_stream, config))
 
 
 async def ensure(jetstream: JetStreamContext, *, replicas: int, events_ttl_s: float) -> None:
-    """Create the event stream and the buckets that do not exist yet. Any service may be the first.
-
-    Args:
-        jetstream: of a connected client.
-        replicas: JetStream replicas, 1 or the size of the cluster.
-        events_ttl_s: how long events can be replayed.
-    """
-    await _ensure_stream(
-        jetstream,
-        StreamConfig(
-            name=EVENTS,
-            subjects=[subjects.ALL_EVENTS],
-            storage=StorageType.MEMORY,
-            discard=DiscardPolicy.OLD,
-            max_age=events_ttl_s,
-            max_bytes=EVENTS_MAX_BYTES,
-            num_replicas=replicas,
-        ),
+    """Create the event stream, which keeps events for `events_ttl_s`, and the buckets that do not exist yet."""
+    events = StreamConfig(
+        name=stores.EVENTS,
+        subjects=[subjects.ALL_EVENTS],
+        storage=StorageType.MEMORY,
+        discard=DiscardPolicy.OLD,
+        max_age=events_ttl_s,
+        max_bytes=EVENTS_MAX_BYTES,
+        num_replicas=replicas,
     )
-    lives = {
-        RECORDS: RECORD_TTL_S,
-        TEMPLATES: TEMPLATE_TTL_S,
-        QUARANTINE: QUARANTINE_TTL_S,
-        LEASES: LEASE_TTL_S,
-    }
-    for bucket, ttl_s in lives.items():
+    await _made(partial(jetstream.add_stream, events))
+    for bucket, ttl_s in BUCKET_TTL_S.items():
         config = KeyValueConfig(bucket=bucket, ttl=ttl_s, history=1, replicas=replicas)
-        await _made(lambda config=config: jetstream.create_key_value(config))  # type: ignore[misc]  # bound per turn
+        await _made(partial(jetstream.create_key_value, config))
 
 
 async def replicate(jetstream: JetStreamContext, *, replicas: int) -> None:
@@ -101,11 +74,10 @@ async def replicate(jetstream: JetStreamContext, *, replicas: int) -> None:
 
     A deployment that began with one server then goes on with three.
     """
-    for name in (EVENTS, *(bucket_stream(bucket) for bucket in BUCKETS)):
-        info = await repeated(lambda name=name: jetstream.stream_info(name))  # type: ignore[misc]  # bound per turn
+    for name in stores.STREAMS:
+        info = await repeated(partial(jetstream.stream_info, name))
         if (info.config.num_replicas or 1) < replicas:
-            config = info.config.evolve(num_replicas=replicas)
-            await repeated(lambda config=config: jetstream.update_stream(config))  # type: ignore[misc]  # bound per turn
+            await repeated(partial(jetstream.update_stream, info.config.evolve(num_replicas=replicas)))
 
 
 async def queue_consumer(
@@ -116,23 +88,15 @@ async def queue_consumer(
     An existing consumer is brought up to date, since its limit may have changed.
     """
     config = ConsumerConfig(
-        durable_name=queue_consumer_name(priority),
+        durable_name=stores.queue_consumer_name(priority),
         filter_subject=subjects.jobs(priority),
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=ACK_WAIT_S,
         max_deliver=-1,
         max_ack_pending=max_in_flight,
     )
-    await repeated(lambda: jetstream.add_consumer(JOBS, config))
-    return await jetstream.pull_subscribe_bind(durable=config.durable_name, stream=JOBS)
-
-
-_STREAM_NAME_IN_USE: Final = 10058
-
-
-async def _ensure_stream(jetstream: JetStreamContext, config: StreamConfig) -> bool:
-    """Whether the stream was made, or was there with the same configuration."""
-    return await _made(lambda: jetstream.add_stream(config))
+    await repeated(partial(jetstream.add_consumer, stores.JOBS, config))
+    return await jetstream.pull_subscribe_bind(durable=config.durable_name, stream=stores.JOBS)
 
 
 async def _made(make: Callable[[], Awaitable[object]]) -> bool:

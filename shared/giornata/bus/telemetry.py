@@ -14,7 +14,7 @@ import structlog
 
 from giornata import __version__
 from giornata.bus.bus import Bus
-from giornata.bus.subscriptions import barrier
+from giornata.bus.connection import barrier
 from giornata.wire import subjects
 from giornata.wire.workers import ServiceName, ServiceState
 
@@ -24,10 +24,7 @@ log = structlog.get_logger(__name__)
 
 
 def state_of(service: ServiceName, instance: str, **told: Any) -> ServiceState:
-    """The state of an instance of this process: its host and version, and `told`, fields that only it knows.
-
-    It is ready unless `told` says otherwise.
-    """
+    """The state of an instance of this process; ready, unless `told`, fields that only it knows, says otherwise."""
     own = {"service": service, "instance": instance, "host": socket.gethostname(), "version": __version__}
     return ServiceState.model_validate(own | {"ready": True} | told)
 

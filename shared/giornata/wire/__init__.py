@@ -5,16 +5,14 @@ Read in this order, it is the protocol's manual:
 * :mod:`giornata.wire.requests` - what an application asks for
 * :mod:`giornata.wire.jobs` - the job, its rows, its record
 * :mod:`giornata.wire.messages` - the questions services ask each other
-* :mod:`giornata.wire.times` - how a job's time was spent
 * :mod:`giornata.wire.events` - events of a running job
-* :mod:`giornata.wire.workers` - what a service tells of itself
-* :mod:`giornata.wire.fleet` - the whole fleet as gateways tell it
+* :mod:`giornata.wire.workers` - what a service tells of itself, and the fleet as gateways tell it
 * :mod:`giornata.wire.models` - what a checkpoint is
 * :mod:`giornata.wire.templates` - pictures that are registered for reuse
 * :mod:`giornata.wire.errors` - every way an edit can fail, with stable codes
 * :mod:`giornata.wire.subjects` - where each message travels
 * :mod:`giornata.wire.stores` - what JetStream keeps
 * :mod:`giornata.wire.permissions` - who may publish and subscribe what
-* :mod:`giornata.wire.values` - what messages are made of: maps of cells, modes of blocks
+* :mod:`giornata.wire.values` - what messages are made of: maps of cells, modes of blocks, times of stages
 * :mod:`giornata.wire.codec` - how it is written down
 """

@@ -23,11 +23,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def encode(message: BaseModel, *, limit_bytes: int = MAX_CONTROL_BYTES) -> bytes:
-    """`message` as msgpack, with the schema number; None fields are left out.
-
-    Raises:
-        PayloadTooLarge: the message is larger than `limit_bytes`, by default what a control message may be.
-    """
+    """`message` as msgpack, with the schema number and without None fields; PayloadTooLarge above `limit_bytes`."""
     fields = message.model_dump(mode="python", exclude_none=True)
     packed: bytes = msgpack.packb({"schema": SCHEMA, **fields}, use_bin_type=True)
     if len(packed) > limit_bytes:
@@ -40,11 +36,7 @@ def encode(message: BaseModel, *, limit_bytes: int = MAX_CONTROL_BYTES) -> bytes
 
 
 def decode(kind: type[M], data: bytes) -> M:
-    """Read a `kind` from msgpack bytes.
-
-    Raises:
-        SchemaMismatch: not msgpack, another schema, or fields missing or of another type (all are named).
-    """
+    """The `kind` in msgpack bytes; SchemaMismatch names a wrong schema, and all fields that are missing or wrong."""
     fields = unpack(data)
     schema = fields.pop("schema", None)
     if not isinstance(schema, int) or schema not in ACCEPTED_SCHEMAS:
@@ -63,11 +55,7 @@ def decode(kind: type[M], data: bytes) -> M:
 
 
 def unpack(data: bytes) -> dict[str, Any]:
-    """The map in `data`, with limits on what a hostile sender can make it allocate.
-
-    Raises:
-        SchemaMismatch: the bytes are not one msgpack map.
-    """
+    """The map in `data`, within msgpack's limits on hostile senders; SchemaMismatch if it is not one map."""
     try:
         fields = msgpack.unpackb(data, raw=False, strict_map_key=True)
     except (ValueError, msgpack.UnpackException) as error:

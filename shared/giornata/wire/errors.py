@@ -3,23 +3,9 @@
 ::
 
     GiornataError
-    ├── BadRequest                      400  the caller can mend it
-    │   ├── InvalidField, UnknownField, NotSupported, MalformedMessage
-    │   ├── ImageUnreadable, UnsupportedImageFormat, MaskRejected, MaskEmpty, MaskSizeMismatch, SizeMismatch
-    │   ├── TemplateMismatch
-    │   ├── PayloadTooLarge, TooManyPixels                    413
-    │   ├── Unauthorized                                      401
-    │   ├── CrossSite                                         403
-    │   ├── JobNotFound, ModelNotFound, TemplateNotFound      404
-    │   ├── JobNotFinished, JobCancelled, TemplateLimit       409
-    │   ├── ResultExpired                                     410
-    │   └── IdempotencyKeyReused                              422
-    ├── Overloaded                      429/503  try again later
-    │   ├── TooManyRequests, RateLimited, ConcurrencyLimited  429
-    │   └── QueueFull, BlobStoreFull, ServiceUnavailable      503
-    └── Failed                          5xx  it was accepted and could not be done
-        ├── InputLost, RowPoisoned, AttemptsExhausted, ImageTimeout, SchemaMismatch, InternalError, NotPermitted
-        └── DeadlineExceeded                                  504
+    ├── BadRequest   400-422   the caller can mend it
+    ├── Overloaded   429, 503  try again later
+    └── Failed       500, 504  it was accepted and could not be done
 
 A leaf's docstring is its default message; its HTTP status and whether it is worth a retry are its branch's unless it
 names its own. An error travels as an :class:`ErrorBody` and is raised again as the
@@ -30,17 +16,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from giornata.wire.values import Wire
 
 MESSAGE_CHARS = 2000
 VALUE_CHARS = 200
 """Texts are cut to these lengths, so that every error fits into a message and into the job's record."""
 
 
-class ErrorBody(BaseModel):
+class ErrorBody(Wire):
     """An error as it travels: over NATS, into the job record, and as the body of an HTTP answer."""
-
-    model_config = ConfigDict(frozen=True)
 
     code: str
     message: str
@@ -270,7 +254,6 @@ def _leaves(root: type[GiornataError]) -> dict[str, type[GiornataError]]:
 
 
 BY_CODE: dict[str, type[GiornataError]] = _leaves(GiornataError)
-"""Every error class by its stable code."""
 
 
 def from_body(body: ErrorBody) -> GiornataError:

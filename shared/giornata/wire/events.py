@@ -14,13 +14,11 @@ from pydantic import BaseModel, Field
 from giornata.wire.errors import ErrorBody
 from giornata.wire.jobs import Box, JobState
 from giornata.wire.requests import OutputFormat
-from giornata.wire.times import StageTimes
-from giornata.wire.values import Wire
+from giornata.wire.values import StageTimes, Wire
 
 PREVIEW_BYTES: Final = 32 << 10
-"""No preview is larger."""
 PREVIEW_JOB_BYTES: Final = 512 << 10
-"""All previews of one job together are not larger."""
+"""Largest preview, and largest sum of the previews of one job."""
 
 
 class EventKind(StrEnum):
@@ -59,9 +57,8 @@ class StepEvent(Wire):
 class PreviewEvent(Wire):
     """A preview: the predicted picture, small and coarse. Only for jobs that ask for previews.
 
-    Previews are in the same stream as the other events, so that any gateway replays them in their place. A job's
-    previews take at most :data:`PREVIEW_JOB_BYTES`, about as much as the other events of a job with 200 steps and ten
-    pictures, so that they push few events of other jobs out of the stream.
+    A job's previews take at most :data:`PREVIEW_JOB_BYTES`, about as much as the other events of a job with 200 steps
+    and ten pictures, so that they push few events of other jobs out of the stream.
     """
 
     job_id: str
@@ -75,7 +72,6 @@ class PreviewEvent(Wire):
     image: bytes = Field(repr=False)
     """A file of at most :data:`PREVIEW_BYTES`; at most one pixel per latent pixel, to be scaled up to `box`."""
     format: OutputFormat
-    """The format of `image`."""
     box: Box
     """The part of the output picture that the preview covers, in pixels of the output."""
 
@@ -107,7 +103,6 @@ class DoneEvent(Wire):
     error: ErrorBody | None = None
     stage_ms: StageTimes
     slo_met: bool | None = None
-    """Whether the job was completed within its `slo_ms`; None where the client named none."""
 
 
 EVENT_TYPES: Final[dict[EventKind, type[BaseModel]]] = {
@@ -117,4 +112,3 @@ EVENT_TYPES: Final[dict[EventKind, type[BaseModel]]] = {
     EventKind.DENOISED: DenoisedEvent,
     EventKind.DONE: DoneEvent,
 }
-"""The payload of each kind."""

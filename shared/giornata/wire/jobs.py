@@ -15,13 +15,10 @@ from pydantic import Field
 from giornata.wire.errors import ErrorBody, ServiceUnavailable
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
-from giornata.wire.times import ComputeTimes, StageTimes
-from giornata.wire.values import CellMap, Grain, Wire
+from giornata.wire.values import CellMap, ComputeTimes, Grain, StageTimes, Wire
 
 TAKE_OVER_S = 600
 """How long a job may outlive its budget while no router carries it."""
-
-
 Box = tuple[int, int, int, int]
 """Left, top, width and height in pixels."""
 
@@ -79,7 +76,6 @@ class Job(Wire):
     budget_ms: int
     """Time allowed from acceptance to the terminal state."""
     result_ttl_s: int
-    """How long results are kept."""
     traceparent: str | None = None
     weight: float = 1.0
     """The tenant's share where tenants compete: twice the weight, twice the pictures."""
@@ -87,11 +83,7 @@ class Job(Wire):
     """Hashes of the request, where it has an idempotency key; `job_id` is made from that key."""
 
     def check_model(self, card: ModelCard) -> None:
-        """Keep two versions of a model that serve under one name out of one job.
-
-        Raises:
-            ServiceUnavailable: `card` is another version than the job was accepted for.
-        """
+        """Raise ServiceUnavailable if `card` is another version of the model than the job was accepted for."""
         check_version(self.model, self.model_digest, card)
 
     @property
@@ -207,7 +199,6 @@ class RowRecord(Wire):
     computed_tokens: int | None = None
     """Image tokens that each step after the first computed; fewer than all where the others were reused."""
     template: TemplateUse | None = None
-    """What a template's recording did for the row, written with the final latents."""
     image: BlobRef | None = None
     """The encoded picture, written by prepost's `finish`."""
     error: ErrorBody | None = None
@@ -215,12 +206,11 @@ class RowRecord(Wire):
 
 
 class Assignment(NamedTuple):
-    """Rows of a job that one denoiser has together."""
+    """Indices of the rows of a job that one denoiser has together."""
 
     attempt: int
     worker: str
     rows: tuple[int, ...]
-    """Indices of the rows."""
 
 
 def assignments(rows: Iterable[RowRecord]) -> tuple[Assignment, ...]:
@@ -244,7 +234,6 @@ class JobRecord(Wire):
     causes: tuple[str, ...] = ()
     """Why each lost attempt was lost."""
     cancel: bool = False
-    """The client asked to cancel the job."""
     inspection: Inspection | None = None
     encoding: Encoding | None = None
     rows: tuple[RowRecord, ...] = ()
@@ -253,17 +242,11 @@ class JobRecord(Wire):
     spent_ms: int = 0
     """Time used, so that a standby router keeps to the budget; the gap of a take-over does not count."""
     error: ErrorBody | None = None
-    """Why the job as a whole failed."""
 
     @property
     def pending_rows(self) -> tuple[RowRecord, ...]:
         """Rows that a denoiser still has to compute."""
         return tuple(row for row in self.rows if row.latents is None and row.error is None)
-
-    @property
-    def failures(self) -> int:
-        """How many attempts were lost."""
-        return len(self.causes)
 
     @property
     def assignments(self) -> tuple[Assignment, ...]:

@@ -85,13 +85,11 @@ class RunRequest(Wire):
 
 
 class RunAnswer(StrEnum):
-    """A denoiser's answer to rows."""
+    """A denoiser's answer to rows; the router asks another one unless they are accepted."""
 
     ACCEPTED = "accepted"
     FULL = "full"
-    """No room; ask another."""
     DRAINING = "draining"
-    """Shutting down; ask another."""
 
 
 class RunReply(Wire):
@@ -108,10 +106,7 @@ class CancelRows(Wire):
 
 
 class TemplateRequest(Wire):
-    """gateway → router: have this template recorded; answered by its record. router → prepost: answered by its inputs.
-
-    The question may be repeated: a template is not recorded twice.
-    """
+    """gateway → router: record this template, unless it is; answered by its record. router → prepost: by its inputs."""
 
     template: TemplateRecord
     remaining_ms: int
@@ -172,10 +167,7 @@ EVENT_HEADER: Final = "Giornata-Event"
 
 
 class EditMessage(Wire):
-    """The message of the NATS door ``giornata.edit``: a whole edit by request-reply.
-
-    Image and mask are inline (together at most 6 MiB) or claim checks in the blob store.
-    """
+    """The message of the NATS door ``giornata.edit``: a whole edit by request-reply."""
 
     parameters: EditParameters
     image: bytes | BlobRef | None = None

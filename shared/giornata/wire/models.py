@@ -5,13 +5,11 @@ The digest lets a rolling model change never mix two autoencoders: it travels wi
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from giornata.wire.values import Wire
 
 
-class ModelCard(BaseModel):
+class ModelCard(Wire):
     """A served model: what the gateway validates against and the router matches."""
-
-    model_config = ConfigDict(frozen=True, protected_namespaces=())
 
     name: str
     family: str

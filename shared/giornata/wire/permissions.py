@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from giornata.wire import stores, subjects
 from giornata.wire.events import EventKind
@@ -19,7 +18,6 @@ from giornata.wire.jobs import Priority
 API: Final = "$JS.API"
 ROUTES_USER: Final = "routes"
 """The user with which the servers of a cluster let each other in."""
-CLUSTER: Final = "giornata"
 CLUSTER_PORT: Final = 6222
 
 
@@ -40,8 +38,7 @@ class User(StrEnum):
     """Reads and removes jobs in quarantine; their records hold prompts."""
 
 
-@dataclass(frozen=True)
-class Rights:
+class Rights(NamedTuple):
     """Subjects, with wildcards; every other subject is refused."""
 
     publish: tuple[str, ...]
@@ -56,7 +53,7 @@ def inbox(user: User) -> str:
 def rights(user: User) -> Rights:
     """What `user` needs, and nothing else."""
     publish, subscribe = _NEEDS[user]
-    return Rights(publish=publish, subscribe=(f"{inbox(user)}.>", *subscribe))
+    return Rights(publish, (f"{inbox(user)}.>", *subscribe))
 
 
 def _answers(*askers: User) -> tuple[str, ...]:
@@ -70,13 +67,7 @@ def _micro(service: User) -> tuple[str, ...]:
     return tuple(f"$SRV.{verb}{rest}" for verb in verbs for rest in ("", f".{name}", f".{name}.*"))
 
 
-def _tells(service: User) -> str:
-    return subjects.telemetry_of(service)
-
-
-STREAMS: Final = (stores.EVENTS, *(stores.bucket_stream(bucket) for bucket in stores.BUCKETS))
-"""Streams that :func:`giornata.bus.streams.ensure` makes; any service that keeps something may be the first."""
-_MAKES: Final = tuple(f"{API}.STREAM.CREATE.{stream}" for stream in STREAMS)
+_MAKES: Final = tuple(f"{API}.STREAM.CREATE.{stream}" for stream in stores.STREAMS)
 
 
 def _keeps(bucket: str) -> tuple[str, ...]:
@@ -95,117 +86,115 @@ def _follows(stream: str) -> tuple[str, ...]:
     )
 
 
-_GATEWAY_PUBLISHES: Final = (
-    subjects.SUBMIT,
-    subjects.FORECAST,
-    subjects.TEMPLATE,
-    subjects.TEMPLATE_REMOVED,
-    subjects.ALL_CANCELS,
-    _tells(User.GATEWAY),
-    *_answers(User.APPLICATION, User.OBSERVER),
-    *_MAKES,
-    *_keeps(stores.RECORDS),
-    *_keeps(stores.TEMPLATES),
-    *_follows(stores.bucket_stream(stores.TEMPLATES)),
-    *_follows(stores.EVENTS),
-    f"{API}.STREAM.INFO.{stores.EVENTS}",
-    f"{API}.STREAM.MSG.GET.{stores.EVENTS}",
-)
-_GATEWAY_SUBSCRIBES: Final = (
-    subjects.EDIT,
-    subjects.EDIT_CANCEL,
-    subjects.events_of_kind(EventKind.DONE),
-    subjects.ALL_TELEMETRY,
-    *_micro(User.GATEWAY),
-)
-
-_ROUTER_PUBLISHES: Final = (
-    subjects.ALL_PREPOST,
-    *subjects.ALL_WORKERS,
-    subjects.ALL_JOBS,
-    subjects.events_of_kind(EventKind.STATE),
-    subjects.events_of_kind(EventKind.DONE),
-    _tells(User.ROUTER),
-    *_answers(User.GATEWAY),
-    *_MAKES,
-    *(f"{API}.STREAM.{verb}.{stream}" for verb in ("INFO", "UPDATE") for stream in STREAMS),
-    *_keeps(stores.RECORDS)[1:],
-    *_keeps(stores.TEMPLATES)[1:],
-    *_keeps(stores.LEASES)[1:],
-    *_keeps(stores.QUARANTINE)[2:],
-    *(f"{API}.STREAM.{verb}.{stores.JOBS}" for verb in ("CREATE", "INFO", "UPDATE")),
-    *(
-        f"{API}.CONSUMER.{verb}.{stores.JOBS}.{stores.queue_consumer_name(priority)}"
-        for verb in ("DURABLE.CREATE", "INFO", "MSG.NEXT")
-        for priority in Priority
-    ),
-    f"$JS.ACK.{stores.JOBS}.>",
-)
-_ROUTER_SUBSCRIBES: Final = (
-    subjects.SUBMIT,
-    subjects.FORECAST,
-    subjects.TEMPLATE,
-    subjects.ALL_CANCELS,
-    subjects.events_of_kind(EventKind.DENOISED),
-    subjects.ALL_TELEMETRY,
-)
-
-_DENOISER_PUBLISHES: Final = (
-    *(subjects.events_of_kind(kind) for kind in (EventKind.STEP, EventKind.PREVIEW, EventKind.DENOISED)),
-    _tells(User.DENOISER),
-    *_answers(User.ROUTER),
-    *_MAKES,
-    *_keeps(stores.RECORDS),
-    *_keeps(stores.TEMPLATES),
-)
-_DENOISER_SUBSCRIBES: Final = (
-    *subjects.ALL_WORKERS,
-    subjects.ALL_CANCELS,
-    subjects.TEMPLATE_REMOVED,
-    _tells(User.DENOISER),
-)
-
-
-def _stateless(service: User, endpoints: str, *askers: User) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _stateless(service: User, endpoints: str, *askers: User) -> Rights:
     """A micro service that keeps nothing in JetStream; its health check hears its own telemetry."""
-    publish = (_tells(service), *_answers(*askers, User.OBSERVER))
-    return publish, (endpoints, _tells(service), *_micro(service))
+    told = subjects.telemetry_of(service)
+    return Rights((told, *_answers(*askers, User.OBSERVER)), (endpoints, told, *_micro(service)))
 
 
-_NEEDS: Final[Mapping[User, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    User.GATEWAY: (_GATEWAY_PUBLISHES, _GATEWAY_SUBSCRIBES),
-    User.ROUTER: (_ROUTER_PUBLISHES, _ROUTER_SUBSCRIBES),
-    User.DENOISER: (_DENOISER_PUBLISHES, _DENOISER_SUBSCRIBES),
+_NEEDS: Final[Mapping[User, Rights]] = {
+    User.GATEWAY: Rights(
+        publish=(
+            subjects.SUBMIT,
+            subjects.FORECAST,
+            subjects.TEMPLATE,
+            subjects.TEMPLATE_REMOVED,
+            subjects.ALL_CANCELS,
+            subjects.telemetry_of(User.GATEWAY),
+            *_answers(User.APPLICATION, User.OBSERVER),
+            *_MAKES,
+            *_keeps(stores.RECORDS),
+            *_keeps(stores.TEMPLATES),
+            *_follows(stores.bucket_stream(stores.TEMPLATES)),
+            *_follows(stores.EVENTS),
+            f"{API}.STREAM.INFO.{stores.EVENTS}",
+            f"{API}.STREAM.MSG.GET.{stores.EVENTS}",
+        ),
+        subscribe=(
+            subjects.EDIT,
+            subjects.EDIT_CANCEL,
+            subjects.events_of_kind(EventKind.DONE),
+            subjects.ALL_TELEMETRY,
+            *_micro(User.GATEWAY),
+        ),
+    ),
+    User.ROUTER: Rights(
+        publish=(
+            subjects.ALL_PREPOST,
+            *subjects.ALL_WORKERS,
+            subjects.ALL_JOBS,
+            subjects.events_of_kind(EventKind.STATE),
+            subjects.events_of_kind(EventKind.DONE),
+            subjects.telemetry_of(User.ROUTER),
+            *_answers(User.GATEWAY),
+            *_MAKES,
+            *(f"{API}.STREAM.{verb}.{stream}" for verb in ("INFO", "UPDATE") for stream in stores.STREAMS),
+            *_keeps(stores.RECORDS)[1:],
+            *_keeps(stores.TEMPLATES)[1:],
+            *_keeps(stores.LEASES)[1:],
+            *_keeps(stores.QUARANTINE)[2:],
+            *(f"{API}.STREAM.{verb}.{stores.JOBS}" for verb in ("CREATE", "INFO", "UPDATE")),
+            *(
+                f"{API}.CONSUMER.{verb}.{stores.JOBS}.{stores.queue_consumer_name(priority)}"
+                for verb in ("DURABLE.CREATE", "INFO", "MSG.NEXT")
+                for priority in Priority
+            ),
+            f"$JS.ACK.{stores.JOBS}.>",
+        ),
+        subscribe=(
+            subjects.SUBMIT,
+            subjects.FORECAST,
+            subjects.TEMPLATE,
+            subjects.ALL_CANCELS,
+            subjects.events_of_kind(EventKind.DENOISED),
+            subjects.ALL_TELEMETRY,
+        ),
+    ),
+    User.DENOISER: Rights(
+        publish=(
+            subjects.events_of_kind(EventKind.STEP),
+            subjects.events_of_kind(EventKind.PREVIEW),
+            subjects.events_of_kind(EventKind.DENOISED),
+            subjects.telemetry_of(User.DENOISER),
+            *_answers(User.ROUTER),
+            *_MAKES,
+            *_keeps(stores.RECORDS),
+            *_keeps(stores.TEMPLATES),
+        ),
+        subscribe=(
+            *subjects.ALL_WORKERS,
+            subjects.ALL_CANCELS,
+            subjects.TEMPLATE_REMOVED,
+            subjects.telemetry_of(User.DENOISER),
+        ),
+    ),
     User.PREPOST: _stateless(User.PREPOST, subjects.ALL_PREPOST, User.ROUTER),
     User.CONTROLNET: _stateless(User.CONTROLNET, subjects.ALL_CONTROLNET),
     User.LORA_STORE: _stateless(User.LORA_STORE, subjects.ALL_LORA),
-    User.APPLICATION: ((subjects.EDIT, subjects.EDIT_CANCEL), ()),
-    User.OBSERVER: (("$SRV.>",), (subjects.ALL_TELEMETRY,)),
-    User.OPERATOR: (
-        (*_keeps(stores.QUARANTINE), *_follows(stores.bucket_stream(stores.QUARANTINE))),
-        (),
+    User.APPLICATION: Rights((subjects.EDIT, subjects.EDIT_CANCEL), ()),
+    User.OBSERVER: Rights(("$SRV.>",), (subjects.ALL_TELEMETRY,)),
+    User.OPERATOR: Rights(
+        (*_keeps(stores.QUARANTINE), *_follows(stores.bucket_stream(stores.QUARANTINE))), ()
     ),
 }
 
 
 def users_config(passwords: Mapping[User, str], *, anonymous: User | None = None) -> str:
-    """The users and rights in a NATS server's configuration; it holds the passwords.
+    """The users, their passwords and rights in a NATS server's configuration.
 
-    Args:
-        passwords: one for every user.
-        anonymous: the user of clients without a password; None refuses such clients.
+    Clients without a password are `anonymous`; None refuses them.
     """
     users = [
-        {"user": user, "password": passwords[user], "permissions": _permissions(rights(user))}
+        {
+            "user": user,
+            "password": passwords[user],
+            "permissions": {name: {"allow": allowed} for name, allowed in rights(user)._asdict().items()},
+        }
         for user in User
     ]
     lines = ",\n    ".join(json.dumps(user) for user in users)
     text = f"authorization {{\n  users: [\n    {lines}\n  ]\n}}\n"
     return text if anonymous is None else text + f"no_auth_user: {json.dumps(anonymous)}\n"
-
-
-def _permissions(granted: Rights) -> dict[str, dict[str, tuple[str, ...]]]:
-    return {"publish": {"allow": granted.publish}, "subscribe": {"allow": granted.subscribe}}
 
 
 def cluster_config(listen: str, hosts: Sequence[str], password: str) -> str:
@@ -219,7 +208,7 @@ def cluster_config(listen: str, hosts: Sequence[str], password: str) -> str:
     routes = [f"nats://{ROUTES_USER}:{password}@{host}" for host in hosts]
     return (
         "cluster {\n"
-        f"  name: {json.dumps(CLUSTER)}\n"
+        '  name: "giornata"\n'
         f"  listen: {json.dumps(listen)}\n"
         f"  authorization {{ user: {json.dumps(ROUTES_USER)}, password: {json.dumps(password)} }}\n"
         f"  routes: {json.dumps(routes)}\n"

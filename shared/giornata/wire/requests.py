@@ -22,11 +22,6 @@ from giornata.wire.models import ModelCard
 MAX_STEPS: Final = 200
 MAX_IMAGES: Final = 10
 MAX_SEED: Final = 2**32 - 1
-MAX_PARTIAL_IMAGES: Final = 16
-"""Previews of one picture; OpenAI's own limit is 3."""
-MAX_PADDING: Final = 4096
-MAX_SLO_MS: Final = 24 * 3600 * 1000
-MAX_HALO: Final = 8
 ADAPTER_FIELDS: Final = frozenset(
     {"adapters", "lora", "loras", "lora_scale", "controlnet", "controlnets", "control_image"}
 )
@@ -120,14 +115,14 @@ class EditParameters(BaseModel):
     padding_mask_crop: int | None = Field(
         None,
         ge=0,
-        le=MAX_PADDING,
+        le=4096,
         description="Edit only the mask's surroundings, at the model's own resolution: pixels of the image kept "
         "around the mask's box; default: the whole picture is edited.",
     )
     partial_images: int = Field(
         0,
         ge=0,
-        le=MAX_PARTIAL_IMAGES,
+        le=16,
         description="Previews of each picture while it is denoised, spread evenly over its steps; fewer where it "
         "has fewer steps. Needs a stream to travel in.",
     )
@@ -140,13 +135,13 @@ class EditParameters(BaseModel):
     halo: int = Field(
         1,
         ge=0,
-        le=MAX_HALO,
+        le=8,
         description="Tokens around the mask that are computed with it, where others are reused.",
     )
     slo_ms: int | None = Field(
         None,
         ge=1,
-        le=MAX_SLO_MS,
+        le=24 * 3600 * 1000,
         description="Milliseconds in which the edit should have ended; the answer and the metrics tell whether it had. "
         "A router with the deadline-aware policy serves by it: the earliest deadline that can still be met first.",
     )
@@ -182,11 +177,7 @@ class EditParameters(BaseModel):
 
     @property
     def denoising_steps(self) -> int:
-        """Steps that are computed: `strength` skips the first ones, as diffusers' `get_timesteps` does.
-
-        Raises:
-            ValueError: the parameters are not resolved.
-        """
+        """Steps of resolved parameters: `strength` skips the first ones, as diffusers' `get_timesteps` does."""
         if self.num_inference_steps is None or self.strength is None:
             raise ValueError("denoising_steps needs resolved parameters")
         skipped = max(self.num_inference_steps - self.num_inference_steps * self.strength, 0)
@@ -204,22 +195,21 @@ class EditParameters(BaseModel):
 def resolve(parameters: EditParameters, card: ModelCard, seed: int) -> EditParameters:
     """`parameters` with every default of the model filled in, so that a record says exactly what was done.
 
-    Args:
-        parameters: as the application sent them.
-        card: the model that will serve them.
-        seed: used where the application named none.
-
-    Raises:
-        InvalidField: a field does not apply to this model; nothing is silently ignored.
+    `seed` is used where the application named none. InvalidField if a field does not apply to this model.
     """
-    if parameters.guidance_scale is not None and not card.takes_guidance:
-        raise _does_not_apply("guidance_scale", parameters.guidance_scale, card, "distilled guidance")
-    if parameters.negative_prompt is not None and not card.takes_true_cfg:
-        raise _does_not_apply("negative_prompt", "a text", card, "a negative prompt")
-    if parameters.true_cfg_scale is not None and not card.takes_true_cfg:
-        raise _does_not_apply(
-            "true_cfg_scale", parameters.true_cfg_scale, card, "true classifier-free guidance"
-        )
+    for field, taken, what in (
+        ("guidance_scale", card.takes_guidance, "distilled guidance"),
+        ("negative_prompt", card.takes_true_cfg, "a negative prompt"),
+        ("true_cfg_scale", card.takes_true_cfg, "true classifier-free guidance"),
+    ):
+        received = getattr(parameters, field)
+        if received is not None and not taken:
+            raise InvalidField(
+                f"The model {card.name} ({card.family}) takes no {what}.",
+                field=field,
+                received="a text" if isinstance(received, str) else received,
+                accepted=f"leave {field} out",
+            )
     defaults: dict[str, Any] = {
         "model": card.name,
         "seed": seed,
@@ -229,15 +219,6 @@ def resolve(parameters: EditParameters, card: ModelCard, seed: int) -> EditParam
     }
     missing = {name: value for name, value in defaults.items() if getattr(parameters, name) is None}
     return parameters.model_copy(update=missing)
-
-
-def _does_not_apply(field: str, received: object, card: ModelCard, what: str) -> InvalidField:
-    return InvalidField(
-        f"The model {card.name} ({card.family}) takes no {what}.",
-        field=field,
-        received=received,
-        accepted=f"leave {field} out",
-    )
 
 
 def request_error(error: ValidationError) -> GiornataError:
@@ -257,11 +238,13 @@ def request_error(error: ValidationError) -> GiornataError:
         )
     sentences = [f"{_field(d['loc'])}: {re.sub(r'^Value error, ', '', d['msg'])}" for d in details]
     first = details[0]
-    value = first.get("input")
-    shown = value if isinstance(value, str | int | float | bool) else type(value).__name__
-    kind = InvalidField("; ".join(sentences) + ".", field=_field(first["loc"]), received=shown)
-    kind.accepted = first["msg"] if len(details) == 1 else None
-    return kind
+    value = first["input"]
+    return InvalidField(
+        "; ".join(sentences) + ".",
+        field=_field(first["loc"]),
+        received=value if isinstance(value, str | int | float | bool) else type(value).__name__,
+        accepted=first["msg"] if len(details) == 1 else None,
+    )
 
 
 def _field(location: tuple[int | str, ...]) -> str:

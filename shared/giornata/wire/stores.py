@@ -11,19 +11,20 @@ JOBS: Final = "GIORNATA_JOBS"
 EVENTS: Final = "GIORNATA_EVENTS"
 """Events of all jobs, captured from core publishes, for replay."""
 RECORDS: Final = "giornata-jobs"
-"""Key-value bucket of job records."""
 TEMPLATES: Final = "giornata-templates"
-"""Key-value bucket of registered templates."""
 QUARANTINE: Final = "giornata-quarantine"
-"""Key-value bucket with records of jobs that were given up: every worker that had them was lost."""
+"""Key-value buckets of job records, registered templates, and jobs that were given up as their workers were lost."""
 LEASES: Final = "giornata-leases"
 """Key-value bucket whose entries expire unless renewed."""
-BUCKETS: Final = (RECORDS, TEMPLATES, QUARANTINE, LEASES)
 
 
 def bucket_stream(bucket: str) -> str:
     """The stream that holds a key-value bucket."""
     return f"KV_{bucket}"
+
+
+STREAMS: Final = (EVENTS, *map(bucket_stream, (RECORDS, TEMPLATES, QUARANTINE, LEASES)))
+"""Streams that :func:`giornata.bus.streams.ensure` makes; any service that keeps something may be the first."""
 
 
 def queue_consumer_name(priority: Priority) -> str:

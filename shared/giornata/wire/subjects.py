@@ -7,6 +7,7 @@ that a user's text never becomes a subject.
 from __future__ import annotations
 
 import re
+from typing import Literal, get_args
 
 EDIT = "giornata.edit"
 """Whole edit by request-reply (gateway, queue group)."""
@@ -27,7 +28,8 @@ ALL_JOBS = "giornata.jobs.*"
 ALL_PREPOST = "giornata.prepost.*.*"
 ALL_CONTROLNET = "giornata.controlnet.*"
 ALL_LORA = "giornata.lora.*"
-ALL_WORKERS = tuple(f"giornata.worker.*.{verb}" for verb in ("run", "cancel", "record", "prefetch"))
+WorkerVerb = Literal["run", "cancel", "record", "prefetch"]
+ALL_WORKERS = tuple(f"giornata.worker.*.{verb}" for verb in get_args(WorkerVerb))
 INBOX = "_INBOX"
 """Prefix of an application's inboxes; a service's inboxes begin with it, an underscore and the service's name."""
 
@@ -69,24 +71,9 @@ def cancel(job: str) -> str:
     return f"giornata.cancel.{token(job)}"
 
 
-def worker_run(worker: str) -> str:
-    """Rows for one denoiser."""
-    return f"giornata.worker.{token(worker)}.run"
-
-
-def worker_cancel(worker: str) -> str:
-    """Drop a job's rows of one attempt from one denoiser."""
-    return f"giornata.worker.{token(worker)}.cancel"
-
-
-def worker_record(worker: str) -> str:
-    """A template for one denoiser to record."""
-    return f"giornata.worker.{token(worker)}.record"
-
-
-def worker_prefetch(worker: str) -> str:
-    """A template that one denoiser will probably need."""
-    return f"giornata.worker.{token(worker)}.prefetch"
+def worker(name: str, verb: WorkerVerb) -> str:
+    """For one denoiser: rows to run or to cancel, a template to record or, since it is probably needed, to prefetch."""
+    return f"giornata.worker.{token(name)}.{verb}"
 
 
 def event(gateway: str, job: str, kind: str) -> str:

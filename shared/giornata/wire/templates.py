@@ -30,7 +30,6 @@ class TemplateState(StrEnum):
     READY = "ready"
     """The template was recorded. An evicted recording is made again by the next edit on its worker."""
     FAILED = "failed"
-    """The template could not be recorded."""
 
     @property
     def settled(self) -> bool:
@@ -60,9 +59,8 @@ class TemplateRecord(Wire):
     image: BlobRef
     """The file as it was sent."""
     created_s: int
-    """Unix time in seconds."""
     expires_s: int
-    """Unix time in seconds; a use puts it off."""
+    """A use puts it off."""
     state: TemplateState = TemplateState.REGISTERED
     width: int | None = None
     """The upright original's, in pixels."""
@@ -72,9 +70,8 @@ class TemplateRecord(Wire):
     worker: str | None = None
     """The instance that records the template, or recorded it last."""
     size_bytes: int = 0
-    """Size of the recording."""
+    """Of the recording."""
     error: ErrorBody | None = None
-    """Why the template could not be recorded."""
 
     def check_model(self, card: ModelCard) -> None:
         """Raise ServiceUnavailable if `card` is another version of the model than the template was registered for."""
@@ -83,8 +80,7 @@ class TemplateRecord(Wire):
 
 def template_id(tenant: str, card: ModelCard, size: str, image_sha256: str) -> str:
     """The id of a template: the same for the same picture, model and size."""
-    parts = (tenant, card.name, card.digest, size, image_sha256)
-    return f"template_{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
+    return f"template_{digest_of(tenant, card.name, card.digest, size, image_sha256)}"
 
 
 def registered_again(record: TemplateRecord, image: BlobRef, expires_s: int) -> TemplateRecord:
@@ -96,29 +92,16 @@ def registered_again(record: TemplateRecord, image: BlobRef, expires_s: int) -> 
 
 def recording(record: TemplateRecord, worker: str, inspection: Inspection) -> TemplateRecord:
     """The record when `worker` is asked to record the template."""
+    measured = inspection.model_dump(include={"width", "height", "template_key"})
     return record.model_copy(
-        update={
-            "state": TemplateState.RECORDING,
-            "width": inspection.width,
-            "height": inspection.height,
-            "template_key": inspection.template_key,
-            "worker": worker,
-            "error": None,
-        }
+        update=measured | {"state": TemplateState.RECORDING, "worker": worker, "error": None}
     )
 
 
 def ready(record: TemplateRecord, worker: str, template_key: str, size_bytes: int) -> TemplateRecord:
     """The record after `worker` has recorded the template; a new version of the model has another key."""
-    return record.model_copy(
-        update={
-            "state": TemplateState.READY,
-            "template_key": template_key,
-            "worker": worker,
-            "size_bytes": size_bytes,
-            "error": None,
-        }
-    )
+    recorded = {"template_key": template_key, "worker": worker, "size_bytes": size_bytes}
+    return record.model_copy(update=recorded | {"state": TemplateState.READY, "error": None})
 
 
 def failed(record: TemplateRecord, worker: str, error: ErrorBody) -> TemplateRecord | None:
@@ -138,32 +121,21 @@ def renewed(record: TemplateRecord, now_s: float, life_s: int) -> TemplateRecord
 def applied(record: TemplateRecord, parameters: EditParameters) -> EditParameters:
     """The parameters of an edit of a template: model and size are the template's.
 
-    Raises:
-        TemplateMismatch: the edit names another model or size, or a part of the picture.
+    TemplateMismatch if the edit names another model or size, or a part of the picture.
     """
-    mismatches = (
-        ("model", parameters.model, {None, record.model}, record.model),
-        ("size", parameters.size, {"auto", record.size}, record.size),
-        (
-            "padding_mask_crop",
-            parameters.padding_mask_crop,
-            {None},
-            "nothing: the whole picture was recorded",
-        ),
-    )
-    for field, received, accepted, text in mismatches:
+    for field, accepted, text in (
+        ("model", {None, record.model}, record.model),
+        ("size", {"auto", record.size}, record.size),
+        ("padding_mask_crop", {None}, "nothing: the whole picture was recorded"),
+    ):
+        received = getattr(parameters, field)
         if received not in accepted:
             raise TemplateMismatch(field=field, received=received, accepted=text)
     return parameters.model_copy(update={"model": record.model, "size": record.size})
 
 
 def picture_id(tenant: str, template_key: str) -> str:
-    """The beginning of the ids of all recordings of one picture of one tenant.
-
-    Args:
-        tenant: the only one that may take from these recordings.
-        template_key: the inspection's: model and pixels.
-    """
+    """The beginning of the ids of all recordings of one picture (`template_key`: model and pixels) of one tenant."""
     return digest_of(tenant, template_key)
 
 

@@ -40,7 +40,6 @@ class CellMap(Wire):
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
     height: int = Field(ge=1)
-    """In cells."""
     width: int = Field(ge=1)
     bits: bytes
     """Row-major, the most significant bit first, and 0 after the last cell: ceil(height * width / 8) bytes."""
@@ -60,3 +59,27 @@ class CellMap(Wire):
     def count(self) -> int:
         """Cells whose bit is set."""
         return int.from_bytes(self.bits, "big").bit_count()
+
+
+class StageTimes(Wire):
+    """Milliseconds that a job spent in each stage, as the router sees them; summed over attempts."""
+
+    prepare: float = 0.0
+    """Inspect and encode."""
+    queue: float = 0.0
+    """Waiting: in the work queue, for a worker, and in the worker for its first step."""
+    denoise: float = 0.0
+    """From a row's first step to the last row's last."""
+    finish: float = 0.0
+    """Decode, paste, encode."""
+
+
+class ComputeTimes(Wire):
+    """Milliseconds spent computing for a job; the rest of its latency is waiting and overhead."""
+
+    inspect: float = 0.0
+    encode: float = 0.0
+    denoise: float = 0.0
+    """Engine steps with rows of the job, each counted once."""
+    decode: float = 0.0
+    paste: float = 0.0

@@ -1,4 +1,4 @@
-"""What a service instance tells of itself 2-4 times a second. The latest state wins; silence means death."""
+"""What an instance tells of itself 2-4 times a second, and the fleet as gateways tell it. Silence means death."""
 
 from __future__ import annotations
 
@@ -68,13 +68,11 @@ class StepSample(Wire):
     loaded_bytes: int = 0
     """Bytes of recordings that were loaded while the step ran or waited."""
     assemble_ms: float
-    """Putting the batch together."""
     step_ms: float
     """The whole step, assembly included."""
     waited_ms: float = 0.0
     """Time within the step that it waited for loads."""
     predicted_ms: float = 0.0
-    """What the worker expected the step to take."""
     reusing_ms: float = 0.0
     """The part of the prediction that reusing rows compute at the least: what their masks touch, in every block."""
     excess_ms: float = 0.0
@@ -111,9 +109,8 @@ class WorkerCosts(Wire):
     """What a worker's steps and loads cost, as the worker sees it now."""
 
     compute: CostFit
-    """One weight for each of :data:`giornata.planning.costs.COMPUTE`."""
     load: CostFit
-    """One weight for each of :data:`giornata.planning.costs.LOAD`."""
+    """One weight for each of :data:`giornata.planning.costs.COMPUTE` and :data:`giornata.planning.costs.LOAD`."""
     blocks: int = 1
     """Blocks of the transformer. Each weight is one block's, except that of the step itself."""
     device: str = ""
@@ -126,16 +123,13 @@ class TemplateCounters(Wire):
     """What a denoiser's recordings have done since its start, and their size now."""
 
     hits_memory: int = 0
-    """Edits whose recording was in memory."""
     hits_disk: int = 0
-    """Edits whose recording was read from disk."""
     misses: int = 0
     prefetched: int = 0
     """Recordings that were read from disk ahead of their edits."""
     evicted_memory: int = 0
     evicted_disk: int = 0
     recorded: int = 0
-    """Template runs that succeeded."""
     failed: int = 0
     """Template runs that failed."""
     memory_bytes: int = 0
@@ -181,9 +175,7 @@ class QueueState(Wire):
     jobs: int = 0
     """Prepared jobs that no worker has taken."""
     rows: int = 0
-    """Pictures of these jobs."""
     steps: int = 0
-    """Row steps of these jobs."""
     full: bool = False
     """The router carries as many jobs as it may: more may wait behind these, uncounted."""
     wait_ms: float | None = None
@@ -208,8 +200,57 @@ class ServiceState(Wire):
     """False for a standby router."""
     models: tuple[ModelCard, ...] = ()
     worker: WorkerState | None = None
-    """A denoiser's own part."""
     queue: QueueState | None = None
-    """The active router's own part."""
     answering: tuple[str, ...] | None = None
     """Questions that a prepost works on (:func:`giornata.wire.messages.question`); None: the version does not tell."""
+
+
+class WorkerView(Wire):
+    """What a denoiser does."""
+
+    running_rows: int
+    waiting_rows: int
+    """Pictures that it has taken and that are not in the batch yet."""
+    free_rows: int
+    """Pictures that it would take now."""
+    capacity_rows: int
+    steps_per_s: float | None = None
+    """Row steps per second over the last seconds; null while it is unknown."""
+    step_ms: float | None = None
+    """Median time of its recent steps, each of which advances every running row by one; null without any."""
+
+
+class InstanceView(Wire):
+    """One instance of a service."""
+
+    service: ServiceName
+    instance: str
+    host: str
+    version: str
+    ready: bool
+    draining: bool
+    active: bool
+    """False for a router that stands by."""
+    models: list[str]
+    running_rows: int
+    waiting_rows: int
+    worker: WorkerView | None = None
+
+
+class FleetView(Wire):
+    """Answer of ``GET /v1/fleet``, and the data of its stream's events, which leave out what is null: unknown."""
+
+    instances: list[InstanceView]
+    workers: int
+    """Ready denoisers."""
+    running_rows: int
+    waiting_rows: int
+    free_rows: int
+    queued_jobs: int | None = None
+    """Jobs that are prepared and that no worker has taken yet; null while no router is active."""
+    queued_rows: int | None = None
+    steps_per_s: float | None = None
+    predicted_wait_s: float | None = None
+    """Seconds until the denoising of one more picture would begin, as the router predicts it."""
+    templates: TemplateCounters | None = None
+    """What templates have done at all live denoisers, since the start of each."""

@@ -21,11 +21,10 @@ from pydantic import BaseModel
 
 import giornata_gateway
 from giornata.families import Family
-from giornata.wire.fleet import FleetView, InstanceView
 from giornata.wire.jobs import JobState
 from giornata.wire.requests import OutputFormat
-from giornata.wire.times import StageTimes
-from giornata.wire.workers import ServiceName
+from giornata.wire.values import StageTimes
+from giornata.wire.workers import FleetView, InstanceView, ServiceName
 from giornata_gateway.http.body import frame
 from giornata_gateway.views.answers import ErrorDetail
 from giornata_gateway.views.catalog import ModelList, ModelView

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from giornata.bus import bus
-from giornata.bus.subscriptions import barrier
+from giornata.bus.connection import barrier
 from giornata.wire import subjects
 from giornata_tools.doors import nats_door
 from giornata_tools.doors.edits import EditCall, EditProgress, Preview, Refused, Stopped

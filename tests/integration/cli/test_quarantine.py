@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from giornata.bus import bus, streams
 from giornata.nats_users import password_file
-from giornata.records.quarantine import Quarantine
+from giornata.records import Quarantine
 from giornata.wire.errors import AttemptsExhausted
 from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.permissions import User

@@ -18,7 +18,7 @@ from giornata import tensors
 from giornata.blobs import RedisBlobs
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.records.jobs import Records
+from giornata.records import Records
 from giornata.wire import subjects
 from giornata.wire.events import DenoisedEvent, PreviewEvent, StepEvent
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, RowRecord
@@ -181,7 +181,7 @@ class Bench:
         return row.computed_tokens
 
     async def run(self, worker: Worker, request: RunRequest) -> RunAnswer:
-        subject = subjects.worker_run(worker.instance)
+        subject = subjects.worker(worker.instance, "run")
         return (await self.bus.call(subject, request, RunReply, Deadline.after_ms(5000))).answer
 
     async def latents(self, request: RunRequest) -> list[Tensor]:

@@ -11,7 +11,7 @@ import pytest
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus, streams
 from giornata.families import Family
-from giornata.records.jobs import Records
+from giornata.records import Records
 from giornata.wire.events import DenoisedEvent, PreviewEvent, StepEvent
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig

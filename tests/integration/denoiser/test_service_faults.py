@@ -31,9 +31,9 @@ async def test_a_cancelled_attempt_is_dropped_without_a_report(bench: Bench, bro
             await bench.bus.publish(subjects.cancel(job_id), CancelRows(job_id=job_id, attempt=0))
         else:
             other = CancelRows(job_id=job_id, attempt=9)
-            await bench.bus.publish(subjects.worker_cancel(worker.instance), other)
+            await bench.bus.publish(subjects.worker(worker.instance, "cancel"), other)
             await bench.bus.publish(
-                subjects.worker_cancel(worker.instance), CancelRows(job_id=job_id, attempt=1)
+                subjects.worker(worker.instance, "cancel"), CancelRows(job_id=job_id, attempt=1)
             )
         await bench.idle()
         next_job = await bench.job(worker)

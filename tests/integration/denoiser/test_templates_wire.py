@@ -11,7 +11,7 @@ import pytest
 
 from giornata.deadlines import Deadline
 from giornata.planning.batch import PlannerName
-from giornata.records.templates import TemplateRecords
+from giornata.records import TemplateRecords
 from giornata.wire import subjects, templates
 from giornata.wire.messages import (
     PrefetchTemplate,
@@ -59,7 +59,7 @@ class Registry:
         request = RecordRequest(template=self.record, inputs=made, remaining_ms=5000)
         deadline = Deadline.after_ms(5000)
         reply = await self.bench.bus.call(
-            subjects.worker_record(worker.instance), request, RunReply, deadline
+            subjects.worker(worker.instance, "record"), request, RunReply, deadline
         )
         return reply.answer
 
@@ -86,7 +86,7 @@ class Registry:
     async def prefetch(self, worker: Worker) -> None:
         request = await self.request(worker)
         message = PrefetchTemplate(job=request.job, inspection=INSPECTION)
-        await self.bench.bus.publish(subjects.worker_prefetch(worker.instance), message)
+        await self.bench.bus.publish(subjects.worker(worker.instance, "prefetch"), message)
 
     async def remove(self) -> None:
         message = RemoveTemplate(tenant=self.record.tenant, template_key=INSPECTION.template_key)

@@ -136,7 +136,7 @@ async def test_a_cancelled_job_stays_cancelled_under_its_key(stage: Stage) -> No
 async def test_a_key_whose_record_is_gone_is_new(stage: Stage) -> None:
     key = fresh()
     job_id = (await edit(stage, key))[1]["giornata"]["job_id"]
-    await stage.router.records._bucket.purge(job_id)
+    await stage.router.records.bucket.purge(job_id)
     assert (await edit(stage, key, prompt="another"))[::2] == (200, False)
     assert (await stage.router.records.get(job_id)).job.parameters.prompt == "another"
 

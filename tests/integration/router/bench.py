@@ -12,8 +12,7 @@ from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.records.jobs import Records
-from giornata.records.quarantine import Quarantine
+from giornata.records import Quarantine, Records
 from giornata.scheduling.line import AGEING_S
 from giornata.scheduling.policies import PolicyName
 from giornata.wire import subjects

@@ -9,7 +9,7 @@ import pytest
 
 from giornata.bus import bus as buses
 from giornata.bus import streams
-from giornata.records.jobs import Records
+from giornata.records import Records
 from giornata.wire import subjects
 from giornata.wire.events import DoneEvent, EventKind
 from tests.fakes.fleet import FakePrepost

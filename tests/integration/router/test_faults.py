@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from giornata.deadlines import Deadline
-from giornata.records.quarantine import Quarantine
+from giornata.records import Quarantine
 from giornata.wire import subjects
 from giornata.wire.errors import (
     JobNotFound,
@@ -72,7 +72,7 @@ async def test_a_lost_worker_is_replaced_and_its_late_report_discarded(
     first.die()
     assert (await bench.ended(job)).state is JobState.COMPLETED
     record = await bench.records.get(job.job_id)
-    assert (record.attempt, record.failures) == (2, 1)
+    assert (record.attempt, len(record.causes)) == (2, 1)
     assert len(second.requests) == 1
     assert bench.done_count[job.job_id] == 1
 
@@ -108,7 +108,7 @@ async def test_rows_leave_a_worker_whose_step_does_not_end(bench: Bench, stack: 
     stuck.stepping_ms = 60_000.0
     assert (await bench.ended(job)).state is JobState.COMPLETED
     record = await bench.records.get(job.job_id)
-    assert (record.attempt, record.failures) == (2, 1)
+    assert (record.attempt, len(record.causes)) == (2, 1)
     assert record.causes == ("attempt 1 on a-stuck: the worker's step did not end",)
     again = make_job(reuse=Reuse.OFF)
     await bench.submit(again)
@@ -173,7 +173,7 @@ async def test_a_full_worker_is_passed_over(bench: Bench, stack: AsyncExitStack)
     assert (await bench.ended(job)).state is JobState.COMPLETED
     assert len(free.requests) == 1
     record = await bench.records.get(job.job_id)
-    assert record.failures == 0
+    assert len(record.causes) == 0
 
 
 async def test_a_draining_worker_hands_its_rows_on_with_their_state(
@@ -189,7 +189,7 @@ async def test_a_draining_worker_hands_its_rows_on_with_their_state(
     resume = second.requests[0].rows[0].resume
     assert resume is not None
     assert resume.step >= 2
-    assert (await bench.records.get(job.job_id)).failures == 0
+    assert not (await bench.records.get(job.job_id)).causes
 
 
 async def test_the_standby_finishes_what_the_dead_router_accepted(
@@ -207,7 +207,7 @@ async def test_the_standby_finishes_what_the_dead_router_accepted(
         for job in jobs:
             assert (await bench.ended(job, 30)).state is JobState.COMPLETED
         records = [await bench.records.get(job.job_id) for job in jobs]
-        assert all(record.failures == 0 for record in records), "the worker lived, so nothing was lost"
+        assert all(len(record.causes) == 0 for record in records), "the worker lived, so nothing was lost"
         assert {request.attempt for request in worker.requests} == {1}
 
 

@@ -10,7 +10,7 @@ import pytest
 from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.fleet import SILENCE_S
-from giornata.records.jobs import Records
+from giornata.records import Records
 from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import (
     GiornataError,

@@ -13,7 +13,7 @@ from giornata.wire import stores
 from giornata.wire.errors import AttemptsExhausted, InputLost
 from giornata.wire.events import DoneEvent
 from giornata.wire.jobs import JobState
-from giornata.wire.times import StageTimes
+from giornata.wire.values import StageTimes
 from giornata.wire.workers import ServiceName
 from tests.chaos.audit import GROWTH_MIB, Seen, violations
 from tests.chaos.edits import Edit, edits

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from giornata.records.jobs import Change
+from giornata.records import Change
 from giornata.wire.jobs import JobRecord
 from giornata_router.live_record import LiveRecord
 from giornata_router.rules import transitions
@@ -30,7 +30,7 @@ class SwallowingRecords:
             await asyncio.Event().wait()
         return RECORD
 
-    async def change(self, job_id: str, _: Change) -> JobRecord:
+    async def change(self, job_id: str, _: Change[JobRecord]) -> JobRecord:
         return await self.get(job_id)
 
 

@@ -14,7 +14,7 @@ from giornata.scheduling.demand import Demand
 from giornata.wire.errors import DeadlineExceeded, InternalError, JobCancelled
 from giornata.wire.jobs import Assignment, JobRecord, JobState, RowRecord, RowState
 from giornata.wire.requests import Reuse
-from giornata.wire.times import ComputeTimes, StageTimes
+from giornata.wire.values import ComputeTimes, StageTimes
 from giornata_router.rules import transitions
 from giornata_router.rules.transitions import Times
 from giornata_router.time_sheet import TimeSheet
@@ -79,7 +79,7 @@ def test_attempts_and_losses_only_grow_and_who_has_ended_has_no_owner(names: lis
         free = [row for row in record.pending_rows if row.worker is None]
         given = name == "assign" or (name == "assign one" and any(row.index == 1 for row in free))
         assert following.attempt == record.attempt + (given and bool(free))
-        assert following.failures == record.failures + name.startswith("lose")
+        assert len(following.causes) == len(record.causes) + name.startswith("lose")
         assert [row.seed for row in following.rows] == [7, 8]
         if name.startswith("lose"):
             assert record.assignments, "what nobody has cannot be lost"

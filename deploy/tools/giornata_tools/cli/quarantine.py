@@ -15,7 +15,7 @@ from rich.table import Table
 
 from giornata import runtime
 from giornata.bus import bus
-from giornata.records.quarantine import Quarantine
+from giornata.records import Quarantine
 from giornata.wire.errors import GiornataError
 from giornata.wire.jobs import JobRecord
 from giornata.wire.permissions import User

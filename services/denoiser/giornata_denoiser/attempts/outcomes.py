@@ -11,7 +11,7 @@ import nats.errors
 
 from giornata import retries, tensors
 from giornata.blobs import BlobStore
-from giornata.records.jobs import Records
+from giornata.records import Records
 from giornata.wire.errors import Overloaded
 from giornata.wire.jobs import BlobRef, Job, JobRecord, RowState, TemplateUse
 from giornata.wire.messages import RunRequest

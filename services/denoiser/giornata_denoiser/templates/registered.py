@@ -8,7 +8,7 @@ import nats.errors
 import structlog
 
 from giornata import retries
-from giornata.records.templates import Change, TemplateRecords
+from giornata.records import Change, TemplateRecords
 from giornata.wire import templates
 from giornata.wire.errors import GiornataError, TemplateNotFound
 
@@ -53,5 +53,5 @@ class Registrations:
             log.exception("template_not_reported", template=registered.template_id)
 
     @retries.patiently(nats.errors.Error, TELL_S).wraps
-    async def _change(self, registered: Registered, change: Change) -> None:
+    async def _change(self, registered: Registered, change: Change[templates.TemplateRecord]) -> None:
         await self._records.change(registered.tenant, registered.template_id, change)

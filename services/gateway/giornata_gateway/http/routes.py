@@ -10,7 +10,7 @@ from aiohttp import hdrs, web
 from pydantic import BaseModel
 
 from giornata.wire.errors import BY_CODE, IdempotencyKeyReused, InternalError, ResultExpired
-from giornata.wire.fleet import FleetView
+from giornata.wire.workers import FleetView
 from giornata_gateway.http import jobs, status, templates
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler
 from giornata_gateway.intake.rules.forms import EditForm, JobForm, TemplateForm

@@ -16,8 +16,8 @@ from nats.js.api import ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from giornata.bus.bus import Bus
-from giornata.bus.patience import repeated
 from giornata.deadlines import Deadline
+from giornata.retries import repeated
 from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError
 from giornata.wire.events import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent

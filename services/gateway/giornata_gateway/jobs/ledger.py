@@ -14,7 +14,7 @@ import structlog
 from giornata import retries
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.records.jobs import Records
+from giornata.records import Records
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError, JobNotFound, ServiceUnavailable
 from giornata.wire.events import DoneEvent

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from giornata.blobs import BlobStore
-from giornata.blobs.protocol import refer
+from giornata.blobs import BlobStore, refer
 from giornata.deadlines import Deadline
 from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import BlobRef, Job, Priority

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 import structlog
 
 from giornata import retries
-from giornata.blobs import BlobStore
-from giornata.blobs.protocol import refer
+from giornata.blobs import BlobStore, refer
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.records.templates import TemplateRecords
+from giornata.records import TemplateRecords
 from giornata.wire import subjects, templates
 from giornata.wire.errors import ServiceUnavailable, TemplateLimit, TemplateNotFound
 from giornata.wire.jobs import TAKE_OVER_S

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from giornata.wire.errors import BY_CODE, ErrorBody, Failed, GiornataError, JobCancelled, from_body
 from giornata.wire.jobs import JobRecord, JobState, TemplateUse
 from giornata.wire.requests import OutputFormat
-from giornata.wire.times import ComputeTimes, StageTimes
+from giornata.wire.values import ComputeTimes, StageTimes
 
 ErrorType = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
 Background = Literal["opaque", "transparent"]

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from giornata.wire.fleet import FleetView, InstanceView, WorkerView
-from giornata.wire.workers import ServiceState, TemplateCounters
+from giornata.wire.workers import FleetView, InstanceView, ServiceState, TemplateCounters, WorkerView
 
 WINDOW_S: Final = 5.0
 """Steps per second are counted over this long."""

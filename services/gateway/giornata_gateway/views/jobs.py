@@ -19,7 +19,7 @@ from giornata.wire.events import PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import Box, JobRecord, JobState, RowRecord
 from giornata.wire.messages import Forecast
 from giornata.wire.requests import OutputFormat
-from giornata.wire.times import StageTimes
+from giornata.wire.values import StageTimes
 from giornata.wire.workers import ServiceState
 from giornata_gateway.views.answers import (
     Background,

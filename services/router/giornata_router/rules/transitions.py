@@ -11,7 +11,7 @@ from giornata.wire.errors import AttemptsExhausted, GiornataError, InternalError
 from giornata.wire.jobs import Assignment, Encoding, Inspection, Job, JobRecord, JobState, RowRecord
 from giornata.wire.requests import Reuse
 from giornata.wire.templates import picture_id
-from giornata.wire.times import ComputeTimes, StageTimes
+from giornata.wire.values import ComputeTimes, StageTimes
 
 TOKENS: Final = 1
 """The grain at which rows are counted: cells of it are a transformer's tokens."""

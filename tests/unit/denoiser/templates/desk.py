@@ -15,7 +15,7 @@ import structlog
 import torch
 
 from giornata import tensors
-from giornata.blobs.memory import MemoryBlobs
+from giornata.blobs import MemoryBlobs
 from giornata.families import Family as FamilyName
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.batch import Capacity

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from giornata.wire.fleet import FleetView, InstanceView
-from giornata.wire.times import StageTimes
+from giornata.wire.values import StageTimes
+from giornata.wire.workers import FleetView, InstanceView
 from giornata_tools.doors.edits import EditCall, Refused, Stopped, Tell
 from giornata_tools.doors.http_door import HttpClient
 from giornata_tools.launcher.process import LaunchError

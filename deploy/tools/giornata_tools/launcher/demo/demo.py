@@ -18,9 +18,9 @@ from PIL import Image
 from rich.console import Console
 
 from giornata.families import Family
-from giornata.wire.fleet import InstanceView
 from giornata.wire.requests import EditParameters, Reuse
-from giornata.wire.times import StageTimes
+from giornata.wire.values import StageTimes
+from giornata.wire.workers import InstanceView
 from giornata_prepost.images.masks import Alpha, edited_region, effective_alpha
 from giornata_tools import checkout, provenance
 from giornata_tools.bars import edit_steps

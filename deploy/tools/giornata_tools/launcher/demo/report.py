@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
-from giornata.wire.fleet import InstanceView
-from giornata.wire.times import StageTimes
+from giornata.wire.values import StageTimes
+from giornata.wire.workers import InstanceView
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 """(height, width, 3) uint8."""

@@ -15,7 +15,7 @@ from nats.js.errors import (
 )
 
 from giornata.bus.connection import LostError, RefusedError
-from giornata.bus.patience import repeated, written
+from giornata.retries import repeated, written
 
 REFUSED = RefusedError("publish", "x")
 

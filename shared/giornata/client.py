@@ -1,0 +1,281 @@
+"""Giornata from another application, over NATS: submit an edit, watch it, wait for it, cancel it.
+
+Example::
+
+    async with giornata.client.connect("nats://127.0.0.1:4222") as client:
+        edit = await client.edit(image=photo, mask=mask, prompt="a red star")
+        async for progress in edit:
+            print(progress)
+        result = await edit
+        pathlib.Path("edited.png").write_bytes(result.pictures[0].data)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Generator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final, TypeVar
+
+from nats.aio.client import NO_RESPONDERS_STATUS
+from nats.aio.msg import Msg
+from pydantic import ValidationError
+
+from giornata.blobs import BlobStore, RedisBlobs
+from giornata.bus import bus
+from giornata.deadlines import Deadline
+from giornata.wire import codec, messages, subjects
+from giornata.wire.errors import DeadlineExceeded, GiornataError, PayloadTooLarge, ServiceUnavailable
+from giornata.wire.events import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
+from giornata.wire.jobs import BlobRef, Priority
+from giornata.wire.requests import EditParameters, request_error
+
+GRACE_S: Final = 5.0
+"""How much longer than the edit's own time a client waits for the answer."""
+
+T = TypeVar("T")
+
+Progress = StateEvent | StepEvent | PreviewEvent | DoneEvent
+"""Events of a running edit; the last is a DoneEvent. Previews come if `partial_images` asks for them."""
+
+
+class EditedPicture(messages.Picture):
+    """One finished picture, in the edit's output_format."""
+
+    data: bytes
+
+
+class EditResult(messages.EditReply):
+    """A finished edit."""
+
+    pictures: tuple[EditedPicture, ...]
+
+
+@asynccontextmanager
+async def connect(
+    url: str,
+    *,
+    redis_url: str | None = None,
+    api_key: str | None = None,
+    tenant: str = "default",
+    name: str = "client",
+) -> AsyncIterator[Client]:
+    """A client, connected while inside; ServiceUnavailable if no server answers.
+
+    Args:
+        url: NATS server(s), comma-separated.
+        redis_url: blob store of the deployment; needed for pictures above 6 MiB.
+        api_key: if the gateways ask for one.
+        tenant: the key's; names the place of uploads in the blob store.
+        name: of this application, in the server's list of connections.
+    """
+    async with bus.connect(url, name) as connected, AsyncExitStack() as stack:
+        blobs = await stack.enter_async_context(RedisBlobs.open(redis_url)) if redis_url else None
+        client = Client(connected, blobs, api_key, tenant)
+        await stack.enter_async_context(client.listening())
+        yield client
+
+
+class Client:
+    """A connection to Giornata: submits edits and sorts their answers. Make it with :func:`connect`."""
+
+    def __init__(self, connected: bus.Bus, blobs: BlobStore | None, api_key: str | None, tenant: str) -> None:
+        self._bus = connected
+        self._blobs = blobs
+        self._api_key = api_key
+        self._tenant = tenant
+        self._edits: dict[str, Edit] = {}
+        """Edits by token, until their answer or their deadline."""
+        self._inbox = connected.client.new_inbox()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Receive answers while inside."""
+        subscription = await self._bus.client.subscribe(f"{self._inbox}.*.*", cb=self._receive)
+        try:
+            yield
+        finally:
+            if not self._bus.client.is_closed:
+                await subscription.unsubscribe()
+
+    async def edit(
+        self,
+        *,
+        prompt: str,
+        image: bytes | None = None,
+        template_id: str | None = None,
+        mask: bytes | None = None,
+        timeout_s: float = 120.0,
+        priority: Priority = Priority.INTERACTIVE,
+        idempotency_key: str | None = None,
+        **parameters: Any,
+    ) -> Edit:
+        """Submit an edit and return once it is accepted; raise why it was not.
+
+        Args:
+            prompt: what belongs into the masked region.
+            image: PNG, JPEG or WebP.
+            template_id: a registered template, instead of an image.
+            mask: the region to edit; see `mask_mode`.
+            timeout_s: time allowed for the whole edit.
+            priority: batch edits let interactive ones pass.
+            idempotency_key: an edit that is submitted again with its key is the same job; another edit with the key is
+                refused. Best a random UUID.
+            parameters: other fields of :class:`giornata.wire.requests.EditParameters`.
+        """
+        deadline = Deadline.after_ms(timeout_s * 1000)
+        try:
+            wanted = EditParameters(prompt=prompt, **parameters)
+        except ValidationError as error:
+            raise request_error(error) from error
+        stored_image, stored_mask = await self._claim_checks(image, mask, int(timeout_s) + 60)
+        token = secrets.token_hex(8)
+        message = messages.EditMessage(
+            parameters=wanted,
+            image=stored_image,
+            template_id=template_id,
+            mask=stored_mask,
+            remaining_ms=deadline.remaining_ms(),
+            priority=priority,
+            progress=f"{self._inbox}.{token}.progress",
+            api_key=self._api_key,
+        )
+        data = codec.encode(message, limit_bytes=self._bus.client.max_payload)
+        headers = None if idempotency_key is None else {messages.IDEMPOTENCY_HEADER: idempotency_key}
+        edit = Edit(self, Deadline(deadline.at_s + GRACE_S))
+        self._edits[token] = edit
+        asyncio.get_running_loop().call_later(edit.deadline.remaining_s(), self._edits.pop, token, None)
+        try:
+            reply = f"{self._inbox}.{token}.reply"
+            await self._bus.client.publish(subjects.EDIT, data, reply=reply, headers=headers)
+            await edit.accepted()
+        except BaseException:
+            self._edits.pop(token, None)
+            raise
+        return edit
+
+    async def cancel(self, job_id: str) -> None:
+        """Cancel a job of this tenant, submitted by any of its clients."""
+        message = messages.CancelMessage(job_id=job_id, api_key=self._api_key)
+        await self._bus.call(
+            subjects.EDIT_CANCEL, message, messages.Accepted, Deadline.after_ms(message.remaining_ms)
+        )
+
+    async def picture_bytes(self, picture: messages.Picture) -> bytes:
+        """A picture of a reply, fetched from the blob store where it was too large to travel inside."""
+        if picture.data is not None:
+            return picture.data
+        if picture.ref is None or self._blobs is None:
+            raise PayloadTooLarge(
+                "A picture is too large to travel over NATS.", accepted="connect with redis_url"
+            )
+        return await self._blobs.get(picture.ref)
+
+    async def _claim_checks(
+        self, image: bytes | None, mask: bytes | None, ttl_s: int
+    ) -> tuple[bytes | BlobRef | None, bytes | BlobRef | None]:
+        size = len(image or b"") + len(mask or b"")
+        if size <= min(messages.INLINE_BYTES, self._bus.client.max_payload * 3 // 4):
+            return image, mask
+        if self._blobs is None:
+            raise PayloadTooLarge(
+                "Image and mask are too large to travel over NATS.",
+                field="image",
+                received=f"{size} bytes",
+                accepted=f"{messages.INLINE_BYTES} bytes, or connect with redis_url",
+            )
+        folder = f"{self._tenant}/upload_{secrets.token_urlsafe(18)}"
+        stored_mask = None if mask is None else await self._blobs.put(f"{folder}/mask", mask, ttl_s)
+        stored_image = None if image is None else await self._blobs.put(f"{folder}/image", image, ttl_s)
+        return stored_image, stored_mask
+
+    async def _receive(self, message: Msg) -> None:
+        token, kind = message.subject.rsplit(".", 2)[1:]
+        edit = self._edits.get(token)
+        if edit is None:
+            return
+        if kind == "reply":
+            del self._edits[token]
+            edit.receive_reply(message)
+        else:
+            edit.receive_progress(message)
+
+
+class Edit:
+    """An accepted edit. Await it for its result, iterate over it for its progress, or both in any order."""
+
+    def __init__(self, client: Client, deadline: Deadline) -> None:
+        self._client = client
+        self.deadline = deadline
+        """How long the client waits for the answer."""
+        loop = asyncio.get_running_loop()
+        self._job_id: asyncio.Future[str] = loop.create_future()
+        self._reply: asyncio.Future[messages.EditReply] = loop.create_future()
+        self._progress: asyncio.Queue[Progress | None] = asyncio.Queue()
+
+    @property
+    def job_id(self) -> str:
+        """The job's id, the same as at the REST door."""
+        return self._job_id.result()
+
+    async def result(self) -> EditResult:
+        """The finished pictures; raise why there are none, DeadlineExceeded if no answer has come in time."""
+        reply = await self._in_time(asyncio.shield(self._reply))
+        pictures = [dict(p) | {"data": await self._client.picture_bytes(p)} for p in reply.pictures]
+        return EditResult.model_validate(dict(reply) | {"pictures": pictures})
+
+    def __await__(self) -> Generator[Any, None, EditResult]:
+        return self.result().__await__()
+
+    async def __aiter__(self) -> AsyncIterator[Progress]:
+        """States and steps until the edit has ended; DeadlineExceeded if the gateway has fallen silent.
+
+        For one reader: each event is told once.
+        """
+        while (progress := await self._in_time(self._progress.get())) is not None:
+            yield progress
+        self._progress.put_nowait(None)  # a later reader finds the end, too
+
+    async def cancel(self) -> None:
+        """End the edit at its next step; its result is then :class:`~giornata.wire.errors.JobCancelled`."""
+        await self._client.cancel(self.job_id)
+
+    async def accepted(self) -> None:
+        """Return once the gateway has accepted the edit; raise why it has not."""
+        either: set[asyncio.Future[Any]] = {self._job_id, self._reply}
+        await asyncio.wait(either, timeout=self.deadline.remaining_s(), return_when=asyncio.FIRST_COMPLETED)
+        if not self._job_id.done():
+            reply = await self._in_time(asyncio.shield(self._reply))
+            self._job_id.set_result(reply.job_id)
+
+    def receive_progress(self, message: Msg) -> None:
+        """Take in one progress message."""
+        kind = (message.headers or {}).get(messages.EVENT_HEADER)
+        if kind is None or kind not in set(EventKind):
+            return  # a newer gateway's
+        event = codec.decode(EVENT_TYPES[EventKind(kind)], message.data)
+        if not isinstance(event, Progress):
+            return
+        if not self._job_id.done():
+            self._job_id.set_result(event.job_id)
+        self._progress.put_nowait(event)
+
+    def receive_reply(self, message: Msg) -> None:
+        """Take in the answer; it is the last message."""
+        try:
+            if (message.headers or {}).get("Status") == NO_RESPONDERS_STATUS:
+                raise ServiceUnavailable("No gateway answers.", retry_after_s=1)
+            self._reply.set_result(bus.answer_in(message, messages.EditReply))
+        except GiornataError as error:
+            self._reply.set_exception(error)
+            self._reply.exception()  # seen: a caller who only watches progress need not await the result
+        self._progress.put_nowait(None)
+
+    async def _in_time(self, awaited: Awaitable[T]) -> T:
+        """What has come already, or comes before the deadline."""
+        try:
+            async with asyncio.timeout(self.deadline.remaining_s()):
+                return await awaited
+        except TimeoutError as error:
+            raise DeadlineExceeded from error

@@ -1,0 +1,217 @@
+"""Records in JetStream's key-value buckets: jobs, registered templates, jobs that were given up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Generic, TypeVar
+
+from nats.js import JetStreamContext
+from nats.js.errors import InvalidKeyError, KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.kv import KeyValue
+from pydantic import BaseModel
+
+from giornata.deadlines import Deadline
+from giornata.retries import repeated, written
+from giornata.wire import codec, subjects
+from giornata.wire.errors import GiornataError, InternalError, JobNotFound, TemplateNotFound
+from giornata.wire.jobs import JobRecord
+from giornata.wire.stores import QUARANTINE, RECORDS, TEMPLATES
+from giornata.wire.templates import TemplateRecord
+
+R = TypeVar("R", bound=BaseModel)
+
+Change = Callable[[R], R | None]
+"""A pure function from the present record to the next, or None to leave it as it is."""
+MAX_CONFLICTS: Final = 50
+"""Losing this many races in a row means that something is wrong, not that the record is busy."""
+
+
+@dataclass(frozen=True)
+class RecordBucket(Generic[R]):
+    """Records of kind `R` by key, in a bucket that :func:`giornata.bus.streams.ensure` made.
+
+    Reads and writes wait for a cluster of NATS servers that chooses a leader. A write that is not answered may have
+    been taken. Where a key has no record, `missing` is raised with the last token of the key.
+    """
+
+    bucket: KeyValue
+    kind: type[R]
+    key_of: Callable[[R], str]
+    missing: type[GiornataError]
+
+    async def read(self, key: str) -> tuple[R, int]:
+        """A record and its revision."""
+        try:
+            entry = await repeated(lambda: self.bucket.get(key))
+        except (KeyNotFoundError, InvalidKeyError) as error:
+            raise self._none(key) from error
+        if entry.value is None or entry.revision is None:
+            raise self._none(key)
+        return codec.decode(self.kind, entry.value), entry.revision
+
+    async def get(self, key: str) -> R:
+        """A record."""
+        return (await self.read(key))[0]
+
+    async def create(self, record: R) -> bool:
+        """Write the first revision; False if there is one already."""
+        try:
+            await written(lambda: self.bucket.create(self.key_of(record), codec.encode(record)))
+        except KeyWrongLastSequenceError:
+            return False
+        return True
+
+    async def put(self, record: R) -> None:
+        """Write a record, whether there is one or not."""
+        await written(lambda: self.bucket.put(self.key_of(record), codec.encode(record)))
+
+    async def change(self, key: str, change: Change[R]) -> R:
+        """The record after `change` was applied to the present one, again if another writer was faster."""
+        for _ in range(MAX_CONFLICTS):
+            record, revision = await self.read(key)
+            following = change(record)
+            if following is None or following == record:
+                return record
+            with contextlib.suppress(KeyWrongLastSequenceError):
+                data = codec.encode(following)
+                await written(partial(self.bucket.update, key, data, last=revision))
+                return following
+        raise InternalError(f"The record {key} is changed by too many at once.")
+
+    async def delete(self, key: str, revision: int | None = None) -> None:
+        """Forget a record, if it still has `revision`; a record that is not there is no error."""
+        await written(lambda: self.bucket.delete(key, last=revision))
+
+    async def matching(self, pattern: str) -> list[R]:
+        """Every record whose key matches, in no order."""
+        found: list[R] = []
+        async with self._watching(pattern) as watcher:
+            async for entry in watcher:
+                if entry is None:  # the end of what there was
+                    break
+                if entry.operation is None and entry.value is not None:
+                    found.append(codec.decode(self.kind, entry.value))
+        return found
+
+    @asynccontextmanager
+    async def _watching(self, pattern: str) -> AsyncIterator[KeyValue.KeyWatcher]:
+        """Entries of matching keys: the present ones, None, then every change."""
+        watcher = await repeated(lambda: self.bucket.watch(pattern))
+        try:
+            yield watcher
+        finally:
+            await watcher.stop()  # type: ignore[no-untyped-call]  # nats-py annotates it in part
+
+    async def until(self, key: str, condition: Callable[[R], bool], deadline: Deadline) -> R:
+        """The record as soon as `condition` holds for it, or as it stands at `deadline`."""
+        record = await self.get(key)
+        if condition(record) or not deadline.remaining_s():
+            return record
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline.remaining_s()), self._watching(key) as watcher:
+                async for entry in watcher:
+                    if entry is None:
+                        continue
+                    if entry.operation is not None or entry.value is None:
+                        raise self._none(key)
+                    record = codec.decode(self.kind, entry.value)
+                    if condition(record):
+                        break
+        return record
+
+    def _none(self, key: str) -> GiornataError:
+        return self.missing(received=key.rpartition(".")[2])
+
+
+class Records(RecordBucket[JobRecord]):
+    """The bucket of job records, by job id; an unknown id raises JobNotFound. Make it with :meth:`open`."""
+
+    @classmethod
+    async def open(cls, jetstream: JetStreamContext) -> Records:
+        """The bucket of a connection."""
+        return cls(await jetstream.key_value(RECORDS), JobRecord, _job_id, JobNotFound)
+
+    async def change(self, key: str, change: Change[JobRecord]) -> JobRecord:
+        """Change a record as in every bucket. A terminal record stays as it is, and `change` is not called."""
+        return await super().change(key, lambda record: None if record.state.terminal else change(record))
+
+
+class Quarantine(RecordBucket[JobRecord]):
+    """Jobs that were given up because every worker that had them was lost: kept, with the causes, for an operator.
+
+    Its keys are job ids; an unknown id raises JobNotFound. Make it with :meth:`open`.
+    """
+
+    @classmethod
+    async def open(cls, jetstream: JetStreamContext) -> Quarantine:
+        """The bucket of a connection."""
+        return cls(await jetstream.key_value(QUARANTINE), JobRecord, _job_id, JobNotFound)
+
+    async def remove(self, job_id: str) -> JobRecord:
+        """Forget a job; its record."""
+        record, revision = await self.read(job_id)
+        await self.delete(job_id, revision)
+        return record
+
+    async def all(self) -> list[JobRecord]:
+        """The records of all jobs that are here, ordered by id."""
+        return sorted(await self.matching(">"), key=_job_id)
+
+
+def _job_id(record: JobRecord) -> str:
+    return record.job.job_id
+
+
+class TemplateRecords:
+    """The bucket of registered templates, by tenant and id, or TemplateNotFound. Make it with :meth:`open`."""
+
+    def __init__(self, records: RecordBucket[TemplateRecord]) -> None:
+        self._records = records
+
+    @classmethod
+    async def open(cls, jetstream: JetStreamContext) -> TemplateRecords:
+        """The bucket of a connection."""
+        bucket = await jetstream.key_value(TEMPLATES)
+        return cls(RecordBucket(bucket, TemplateRecord, _template_key, TemplateNotFound))
+
+    async def get(self, tenant: str, template_id: str) -> TemplateRecord:
+        """A tenant's template."""
+        return await self._records.get(_key(tenant, template_id))
+
+    async def create(self, record: TemplateRecord) -> bool:
+        """Write the first revision; False if the template has a record already."""
+        return await self._records.create(record)
+
+    async def change(self, tenant: str, template_id: str, change: Change[TemplateRecord]) -> TemplateRecord:
+        """Change a record as in every bucket."""
+        return await self._records.change(_key(tenant, template_id), change)
+
+    async def delete(self, record: TemplateRecord) -> None:
+        """Forget the record; a record that is not there is no error."""
+        await self._records.delete(_template_key(record))
+
+    async def all_of(self, tenant: str) -> list[TemplateRecord]:
+        """Every template of a tenant, in no order."""
+        return await self._records.matching(f"{subjects.token(tenant)}.*")
+
+    async def until(
+        self, tenant: str, template_id: str, condition: Callable[[TemplateRecord], bool], deadline: Deadline
+    ) -> TemplateRecord:
+        """The record as soon as `condition` holds for it, or as it stands at the deadline."""
+        return await self._records.until(_key(tenant, template_id), condition, deadline)
+
+
+def _template_key(record: TemplateRecord) -> str:
+    return _key(record.tenant, record.template_id)
+
+
+def _key(tenant: str, template_id: str) -> str:
+    try:
+        return f"{subjects.token(tenant)}.{subjects.token(template_id)}"
+    except ValueError as error:
+        raise TemplateNotFound(received=template_id) from error
