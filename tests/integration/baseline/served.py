@@ -14,8 +14,7 @@ from PIL import Image
 
 from giornata_tools.baseline.batching import Rule
 from giornata_tools.baseline.server import Baseline, Paints, serving
-from giornata_tools.loadgen.masks import mask, mask_file
-from giornata_tools.loadgen.pictures import generated
+from giornata_tools.loadgen.pictures import generated, mask, mask_file
 from giornata_tools.loadgen.workload import MaskShape
 
 SIZE = (64, 48)

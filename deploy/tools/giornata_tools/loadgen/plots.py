@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
+from typing import Final
 
 from giornata_tools.loadgen.charts import Chart, Drawn, Points, distribution, thinned
+from giornata_tools.loadgen.outcomes import Figures
 from giornata_tools.loadgen.report import MeasuredRun
-from giornata_tools.loadgen.statistics import Figures
 
-LEAST_S = 1e-4
+LEAST_S: Final = 1e-4
 """A latency below it is drawn there: the axis is logarithmic."""
 
 
@@ -20,8 +21,9 @@ def charts(runs: Sequence[MeasuredRun]) -> dict[str, Chart]:
 
     Lines without points are left out, and charts without lines.
     """
-    lines = {name: _latencies(run) for name, run in zip(_names(runs), runs, strict=True)}
-    shares = {name: _cdf(points) for name, points in lines.items()}
+    several = len({run.target for run in runs}) > 1
+    lines = {f"{run.target} {run.arrivals}" if several else run.arrivals: _latencies(run) for run in runs}
+    shares = {name: thinned(distribution(y for _, y in points)) for name, points in lines.items()}
     found = {
         "latency_cdf.svg": Chart("Requests answered within", "seconds", "share", shares, Drawn.LINE),
         "latency_over_time.svg": Chart(
@@ -30,28 +32,23 @@ def charts(runs: Sequence[MeasuredRun]) -> dict[str, Chart]:
     }
     if len({run.rate for run in runs}) > 1:
         rate = "requests due a second"
+        percentiles = {f" {name.upper()}": partial(_latency, name) for name in ("p50", "p95", "p99")}
+        served = {f" {name}": attrgetter(f"{name}_per_s") for name in ("throughput", "goodput")}
+        in_time = {"": attrgetter("slo_share")}
         found |= {
             "latency_by_rate.svg": Chart(
-                "Latency against rate", rate, "seconds", _percentiles(runs), logarithmic=True
+                "Latency against rate", rate, "seconds", _by_rate(runs, percentiles), logarithmic=True
             ),
-            "throughput_by_rate.svg": Chart("What was served", rate, "requests a second", _served(runs)),
-            "slo_by_rate.svg": Chart("Requests within the limit", rate, "share", _shares(runs)),
+            "throughput_by_rate.svg": Chart(
+                "What was served", rate, "requests a second", _by_rate(runs, served)
+            ),
+            "slo_by_rate.svg": Chart("Requests within the limit", rate, "share", _by_rate(runs, in_time)),
         }
-    kept = {name: replace(chart, lines=_with_points(chart.lines)) for name, chart in found.items()}
+    kept = {
+        name: replace(chart, lines={line: points for line, points in chart.lines.items() if points})
+        for name, chart in found.items()
+    }
     return {name: chart for name, chart in kept.items() if chart.lines}
-
-
-def _with_points(lines: Mapping[str, Points]) -> dict[str, Points]:
-    return {name: points for name, points in lines.items() if points}
-
-
-def _names(runs: Sequence[MeasuredRun]) -> list[str]:
-    """What each run is called: by what it differs in from others."""
-    several = len({run.target for run in runs}) > 1
-    return [
-        " ".join([*([run.target] if several else []), f"{run.rate:g}/s" if run.rate else "trace"])
-        for run in runs
-    ]
 
 
 def _latencies(run: MeasuredRun) -> Points:
@@ -63,38 +60,17 @@ def _latencies(run: MeasuredRun) -> Points:
     ]
 
 
-def _cdf(points: Points) -> Points:
-    return thinned(distribution(latency for _, latency in points))
-
-
-def _percentiles(runs: Sequence[MeasuredRun]) -> dict[str, Points]:
-    return {
-        f"{target} {name.upper()}": _of(runs, target, partial(_percentile, name))
-        for target in _targets(runs)
-        for name in ("p50", "p95", "p99")
-    }
-
-
-def _percentile(name: str, figures: Figures) -> float | None:
+def _latency(name: str, figures: Figures) -> float | None:
     return None if figures.latency_s is None else max(LEAST_S, getattr(figures.latency_s, name))
 
 
-def _served(runs: Sequence[MeasuredRun]) -> dict[str, Points]:
-    return {
-        f"{target} {name}": _of(runs, target, attrgetter(f"{name}_per_s"))
-        for target in _targets(runs)
-        for name in ("throughput", "goodput")
-    }
-
-
-def _shares(runs: Sequence[MeasuredRun]) -> dict[str, Points]:
-    return {target: _of(runs, target, attrgetter("slo_share")) for target in _targets(runs)}
-
-
-def _targets(runs: Sequence[MeasuredRun]) -> list[str]:
-    return list(dict.fromkeys(run.target for run in runs))
-
-
-def _of(runs: Sequence[MeasuredRun], target: str, kind: Callable[[Figures], float | None]) -> Points:
-    values = [(run.rate or 0.0, kind(run.figures)) for run in runs if run.target == target]
-    return [(rate, value) for rate, value in sorted(values) if value is not None]
+def _by_rate(
+    runs: Sequence[MeasuredRun], kinds: Mapping[str, Callable[[Figures], float | None]]
+) -> dict[str, Points]:
+    """A line for each target and kind of figure, named after both: the figure of its runs against their rate."""
+    lines: dict[str, Points] = {}
+    for target in dict.fromkeys(run.target for run in runs):
+        for kind, figure in kinds.items():
+            values = [(run.rate or 0.0, figure(run.figures)) for run in runs if run.target == target]
+            lines[target + kind] = [(rate, value) for rate, value in sorted(values) if value is not None]
+    return lines
