@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from giornata_tools.launcher.demo.exhibits import PHOTOGRAPH_PADDING, exhibits
-from giornata_tools.launcher.demo.samples import FOLDER, PLACES, SCENES, drawn
+from giornata_tools.launcher.demo.exhibits import PHOTOGRAPH_PADDING, SCENES, exhibits
+from giornata_tools.launcher.demo.samples import FOLDER, PLACES, drawn
 from giornata_tools.model.scenes import sample
 from giornata_tools.model.scenes.captions import words
 

@@ -14,7 +14,8 @@ from giornata.fleet import Fleet
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
 from giornata.wire.models import ModelCard
 from giornata_tools.checkout import MODELS
-from giornata_tools.launcher import environment, model
+from giornata_tools.launcher import model
+from giornata_tools.launcher.plan import planned
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import running
@@ -69,7 +70,7 @@ async def started(logs: Path, torch_threads: int, say: Say) -> AsyncIterator[Sys
     """
     chosen = await model.choose(os.environ, None, MODELS, say)
     with tempfile.TemporaryDirectory(prefix="giornata-", dir=socket_folder()) as state:
-        plan = environment.plan(chosen, Path(state), logs, torch_threads)
+        plan = planned(chosen, Path(state), logs, torch_threads)
         say("Starting NATS, Valkey and six services.")
         async with running(replace(plan, env={"GIORNATA_API_KEYS_FILE": ""}), say) as stack:
             await stack.bring_up()

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 from skimage import data
 
 from giornata.wire.requests import EditParameters
-from giornata_tools.model.scenes import Scene, Task, masks, sample
+from giornata_tools.model.scenes import Task, masks, sample
 from giornata_tools.model.scenes.captions import plain
 
 Point: TypeAlias = tuple[float, float]
@@ -31,6 +31,8 @@ BESIDE_THE_CUP: Final[Sequence[Point]] = (
 PHOTOGRAPH_PADDING: Final = 88
 """`padding_mask_crop` of photographs, which are larger than the built-in model's own pictures."""
 SCENE_SIDE: Final = 256
+SCENES: Final = {"scene": Task.ADD, "removal": Task.REMOVE}
+"""What is to be done in each procedural scene, by its name."""
 SCENE_SEEDS: Final = {Task.ADD: (2026, 22), Task.REMOVE: (2026, 2)}
 
 
@@ -53,8 +55,7 @@ def exhibits() -> tuple[Exhibit, ...]:
     return (
         _photograph("astronaut", "a red star", data.astronaut(), BESIDE_THE_ASTRONAUT),  # NASA, public domain
         _photograph("coffee", "a white diamond", data.coffee(), BESIDE_THE_CUP),  # Rachel Michetti, CC0
-        _scene("scene", Task.ADD),
-        _scene("removal", Task.REMOVE),
+        *map(scene, SCENES),
     )
 
 
@@ -64,18 +65,14 @@ def _photograph(name: str, prompt: str, pixels: NDArray[np.uint8], outline: Sequ
     return Exhibit(name, picture, paint(*picture.size, outline), asked)
 
 
-def scene_of(task: Task) -> Scene:
-    """The scene of the demo and of the studio's samples."""
-    return sample(np.random.default_rng(SCENE_SEEDS[task]), SCENE_SIDE, task, least_mask_px=64.0, clear=True)
-
-
-def _scene(name: str, task: Task) -> Exhibit:
-    scene = scene_of(task)
-    (thing,) = scene.asked
+def scene(name: str) -> Exhibit:
+    """A procedural scene, one of `SCENES`."""
+    task = SCENES[name]
+    drawn = sample(np.random.default_rng(SCENE_SEEDS[task]), SCENE_SIDE, task, least_mask_px=64.0, clear=True)
+    (thing,) = drawn.asked
     prompt = "remove it" if task is Task.REMOVE else plain(thing.colour, thing.shape)
-    return Exhibit(
-        name, Image.fromarray(scene.before), masks.image(scene.mask), EditParameters(prompt=prompt)
-    )
+    picture, mask = Image.fromarray(drawn.before), masks.image(drawn.mask)
+    return Exhibit(name, picture, mask, EditParameters(prompt=prompt))
 
 
 def paint(width: int, height: int, outline: Sequence[Point]) -> Image.Image:
@@ -87,20 +84,13 @@ def paint(width: int, height: int, outline: Sequence[Point]) -> Image.Image:
 
 def smooth(points: Sequence[Point], per_segment: int = 12) -> list[Point]:
     """The closed uniform Catmull-Rom spline through `points`, `per_segment` samples between two of them."""
-    n = len(points)
-    quadruples = [[points[(i + k) % n] for k in (-1, 0, 1, 2)] for i in range(n)]
-    return [_catmull_rom(quadruple, j / per_segment) for quadruple in quadruples for j in range(per_segment)]
-
-
-def _catmull_rom(points: Sequence[Point], t: float) -> Point:
-    """Between the second and third of four points, `t` in 0..1."""
+    t = np.arange(per_segment)[:, None] / per_segment
     weights = (
         (-t + 2 * t**2 - t**3) / 2,
         (2 - 5 * t**2 + 3 * t**3) / 2,
         (t + 4 * t**2 - 3 * t**3) / 2,
         (t**3 - t**2) / 2,
     )
-    x, y = (
-        sum(weight * point[axis] for weight, point in zip(weights, points, strict=True)) for axis in (0, 1)
-    )
-    return x, y
+    around = [np.roll(points, shift, axis=0)[:, None] for shift in (1, 0, -1, -2)]
+    curve = sum(weight * point for weight, point in zip(weights, around, strict=True))
+    return [(float(x), float(y)) for x, y in np.reshape(curve, (-1, 2))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -26,32 +25,35 @@ PIPELINES: Final[dict[str, type[Any]]] = {
 }
 
 
-@dataclass(frozen=True)
-class OracleSetting:
-    """What all edits share; everything else is the request's or the model's default."""
-
-    budget_pixels: int
-    """Most pixels that the model computes."""
-    torch_threads: int
-    """The services' number: another one rounds differently, by up to one 8-bit step."""
+def call_defaults(card: ModelCard) -> dict[str, Any]:
+    """What calls of a model's pipeline say unless a request does."""
+    guided = {"guidance_scale": card.default_guidance_scale} if card.takes_guidance else {}
+    return {
+        "num_inference_steps": card.default_steps,
+        "strength": card.default_strength,
+        "max_sequence_length": card.max_text_tokens,
+        **guided,
+    }
 
 
 class Oracle:
     """The checkpoint's pipeline in float32 on the CPU."""
 
-    def __init__(self, source: str, setting: OracleSetting) -> None:
-        """Load `source`, a folder or a hub id whose files the services have fetched already."""
-        set_num_threads(setting.torch_threads)
+    def __init__(self, source: str, budget_pixels: int, torch_threads: int) -> None:
+        """Load `source`, a folder or a hub id whose files the services have fetched already.
+
+        Args:
+            source: of the checkpoint.
+            budget_pixels: most pixels that the model computes.
+            torch_threads: the services' number; another one rounds differently, by up to one 8-bit step.
+        """
+        set_num_threads(torch_threads)
         folder = checkpoint_folder(source)
-        self._setting = setting
+        self._budget_pixels = budget_pixels
         self._card = read_model_card(folder)
         self._pipeline = PIPELINES[self._card.family].from_pretrained(folder, dtype=float32)
         self._pipeline.set_progress_bar_config(disable=True)
-
-    @property
-    def name(self) -> str:
-        """The name of the pipeline's class."""
-        return type(self._pipeline).__name__
+        self.name: Final = type(self._pipeline).__name__
 
     def edit(self, original: Pixels, alpha: Alpha, parameters: EditParameters) -> Pixels:
         """Edit the picture, and paste as the system pastes.
@@ -67,7 +69,7 @@ class Oracle:
         card = self._card
         whole = Size(original.shape[1], original.shape[0])
         crop = cut_out(alpha, parameters.padding_mask_crop)
-        size = computed_size(whole, crop, card, self._setting.budget_pixels)
+        size = computed_size(whole, crop, card, self._budget_pixels)
         window = (crop or Box(0, 0, *whole)).window
         mask = model_mask(alpha[window], size, card.mask_grain)
         painted = self._pipeline(
@@ -76,15 +78,8 @@ class Oracle:
             mask_image=Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0))),
             width=size.width,
             height=size.height,
-            num_inference_steps=parameters.num_inference_steps,
-            max_sequence_length=card.max_text_tokens,
             generator=Generator("cpu").manual_seed(parameters.seed or 0),
             output_type="pil",
-            **_family_arguments(card),
+            **{**call_defaults(card), "num_inference_steps": parameters.num_inference_steps},
         ).images[0]
         return paste(original, alpha, np.asarray(painted), crop=crop)
-
-
-def _family_arguments(card: ModelCard) -> dict[str, float]:
-    arguments = {"guidance_scale": card.default_guidance_scale} if card.takes_guidance else {}
-    return arguments if card.family == Family.FLUX_FILL else {**arguments, "strength": card.default_strength}

@@ -10,22 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from giornata_tools.launcher.demo.exhibits import scene_of
-from giornata_tools.model.scenes import Task, masks
+from giornata_tools.launcher.demo.exhibits import SCENES, scene
+from giornata_tools.model.scenes import masks
 
-Marked: TypeAlias = NDArray[np.bool_]
-"""(height, width); True is repainted."""
 FOLDER: Final = Path(str(files("giornata_gateway") / "static" / "samples"))
-SCENES: Final = {"scene": Task.ADD, "removal": Task.REMOVE}
-"""Name of the file → what is to be done; the scenes are those of the demo."""
-FINEST: Final = 9
-"""Compression level of zlib."""
 
 
 @dataclass(frozen=True)
@@ -46,31 +40,31 @@ PLACES: Final[Mapping[str, Ellipse]] = {
 """Where each photograph is plain enough for the built-in model."""
 
 
-def drawn(folder: Path = FOLDER) -> dict[str, Image.Image]:
+def drawn() -> dict[str, Image.Image]:
     """Name of each file that is drawn → the picture (RGB) or mask (mode L, white is repainted).
 
-    Args:
-        folder: has the photographs, whose sizes the masks take.
+    The scenes are those of the demo; the photographs lie in `FOLDER`, and the masks take their sizes.
     """
     pictures: dict[str, Image.Image] = {}
-    for name, task in SCENES.items():
-        scene = scene_of(task)
-        pictures[f"{name}.png"] = Image.fromarray(scene.before)
-        pictures[f"{name}-mask.png"] = masks.image(scene.mask)
+    for exhibit in map(scene, SCENES):
+        pictures[f"{exhibit.name}.png"] = exhibit.picture
+        pictures[f"{exhibit.name}-mask.png"] = exhibit.mask
     for name, place in PLACES.items():
-        with Image.open(folder / f"{name}.jpg") as photograph:
+        with Image.open(FOLDER / f"{name}.jpg") as photograph:
             pictures[f"{name}-mask.png"] = masks.image(_inside(place, *photograph.size))
     return pictures
 
 
-def _inside(place: Ellipse, width: int, height: int) -> Marked:
+def _inside(place: Ellipse, width: int, height: int) -> NDArray[np.bool_]:
     """Whether the centre of each pixel lies in `place`; (height, width)."""
     across = (np.arange(width) + 0.5) / width - place.x
     down = (np.arange(height) + 0.5) / height - place.y
-    inside: Marked = ((down / place.half_height)[:, None] ** 2 + (across / place.half_width)[None] ** 2) <= 1
+    inside: NDArray[np.bool_] = (
+        (down / place.half_height)[:, None] ** 2 + (across / place.half_width)[None] ** 2
+    ) <= 1
     return inside
 
 
 if __name__ == "__main__":
     for name, picture in drawn().items():
-        picture.save(FOLDER / name, "PNG", optimize=True, compress_level=FINEST)
+        picture.save(FOLDER / name, "PNG", optimize=True, compress_level=9)
