@@ -27,7 +27,7 @@ MASKS = [mask(*SIZE, 0.2, MaskShape.BLOB, seed) for seed in range(3)]
 async def served(pipeline: Paints, rule: Rule, most: int = 100) -> AsyncIterator[aiohttp.ClientSession]:
     baseline = Baseline(pipeline, rule, most)
     async with (
-        serving(baseline, pipeline.name, "127.0.0.1", 0) as url,
+        serving(baseline, "127.0.0.1", 0) as url,
         aiohttp.ClientSession(url) as http,
     ):
         yield http

@@ -12,7 +12,7 @@ from PIL import Image
 
 from giornata.checkpoints import checkpoint_folder
 from giornata.families import read_model_card
-from giornata_tools.launcher.demo.oracle import PIPELINES
+from giornata_tools.launcher.demo.oracle import PIPELINES, call_defaults
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,10 @@ class PipelineRow:
 
 
 class Pipeline:
-    """A checkpoint's pipeline for inpainting: the family's own where Giornata serves it, else the one diffusers finds.
-
-    Args:
-        source: a diffusers folder, or a hub id.
-        device: where it runs.
-        dtype: of its weights.
-    """
+    """A checkpoint's pipeline for inpainting: the family's own where Giornata serves it, else what diffusers finds."""
 
     def __init__(self, source: str, device: torch.device, dtype: torch.dtype) -> None:
+        """Load `source`, a diffusers folder or a hub id."""
         folder = checkpoint_folder(source)
         kind, self.defaults = _found(folder)
         self.name = Path(source).name
@@ -83,10 +78,4 @@ def _found(folder: Path) -> tuple[Any, Mapping[str, Any]]:
         from diffusers import AutoPipelineForInpainting  # noqa: PLC0415 - it imports every pipeline there is
 
         return AutoPipelineForInpainting, {}
-    guided = {"guidance_scale": card.default_guidance_scale} if card.takes_guidance else {}
-    return PIPELINES[card.family], {
-        "num_inference_steps": card.default_steps,
-        "strength": card.default_strength,
-        "max_sequence_length": card.max_text_tokens,
-        **guided,
-    }
+    return PIPELINES[card.family], call_defaults(card)

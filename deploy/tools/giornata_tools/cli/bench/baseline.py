@@ -47,7 +47,7 @@ from giornata_tools.cli.bench.workload_options import COUNT
 def baseline(ctx: click.Context, /, **given: Any) -> None:
     """Serve a checkpoint by diffusers' own pipeline with static batching, to compare with."""
     extras.require("local")
-    from giornata_tools.baseline.program import BaselineOptions, serve
+    from giornata_tools.baseline.server import BaselineOptions, serve
     from giornata_tools.launcher import program
 
     ctx.exit(program.run("baseline", partial(serve, BaselineOptions(**given))))
