@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from typing import Annotated, Final, Literal
 
-from diffusers.utils import load_image
 from PIL import Image, ImageOps
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -41,8 +40,7 @@ def read_image(file: bytes) -> Image.Image:
     Raises:
         ImageUnreadable, TooManyPixels: it cannot be.
     """
-    image: Image.Image = load_image(_opened(file, "image"))
-    return image
+    return _opened(file, "image").convert("RGB")
 
 
 def read_mask(file: bytes | None, image: bytes) -> Image.Image:

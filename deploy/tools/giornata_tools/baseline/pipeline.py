@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
+from diffusers import FluxFillPipeline, FluxInpaintPipeline
 from PIL import Image
 
 from giornata.checkpoints import checkpoint_folder
-from giornata.families import read_model_card
-from giornata_tools.launcher.demo.oracle import PIPELINES, call_defaults
+from giornata.families import Family, read_model_card
+
+PIPELINES: Final[dict[str, type[Any]]] = {
+    Family.FLUX_FILL: FluxFillPipeline,
+    Family.FLUX_INPAINT: FluxInpaintPipeline,
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Pipeline:
         kind, self.defaults = _found(folder)
         self.name = Path(source).name
         self._pipeline = kind.from_pretrained(folder, dtype=dtype).to(device)
+        self.kind: Final = type(self._pipeline).__name__
         self._pipeline.set_progress_bar_config(disable=True)
 
     def paint(self, rows: Sequence[PipelineRow], alike: Alike) -> list[Image.Image]:
@@ -78,4 +84,10 @@ def _found(folder: Path) -> tuple[Any, Mapping[str, Any]]:
         from diffusers import AutoPipelineForInpainting  # noqa: PLC0415 - it imports every pipeline there is
 
         return AutoPipelineForInpainting, {}
-    return PIPELINES[card.family], call_defaults(card)
+    guided = {"guidance_scale": card.default_guidance_scale} if card.takes_guidance else {}
+    return PIPELINES[card.family], {
+        "num_inference_steps": card.default_steps,
+        "strength": card.default_strength,
+        "max_sequence_length": card.max_text_tokens,
+        **guided,
+    }

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from aiohttp import web
@@ -25,19 +25,6 @@ from giornata_tools.baseline.batching import Rule, WaitingRow, next_batch
 from giornata_tools.baseline.forms import BaselineForm, read_image, read_mask, size_of
 from giornata_tools.baseline.pipeline import Alike, Pipeline, PipelineRow
 from giornata_tools.loadgen.pictures import png
-
-MAX_BODY: Final = 64 << 20
-"""Bytes of a request."""
-
-
-class Paints(Protocol):
-    """A pipeline."""
-
-    name: str
-
-    def paint(self, rows: Sequence[PipelineRow], alike: Alike) -> list[Image.Image]:
-        """Paint one batch."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -59,15 +46,13 @@ class Queued(WaitingRow):
 
     alike: Alike
     row: PipelineRow
-    painted: asyncio.Future[PaintedRow] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    painted: asyncio.Future[PaintedRow] = field(default_factory=asyncio.Future)
 
 
 class Baseline:
     """Static batching over a pipeline; more than `most` rows that wait are refused."""
 
-    def __init__(self, pipeline: Paints, rule: Rule, most: int) -> None:
+    def __init__(self, pipeline: Pipeline, rule: Rule, most: int) -> None:
         self.name: Final = pipeline.name
         self._pipeline, self._rule, self._most = pipeline, rule, most
         self._queue: list[Queued] = []
@@ -124,7 +109,7 @@ class Baseline:
 @asynccontextmanager
 async def serving(baseline: Baseline, host: str, port: int) -> AsyncIterator[str]:
     """Have the server listen while inside; yields its address. `port` 0 takes any free one."""
-    app = web.Application(client_max_size=MAX_BODY)
+    app = web.Application(client_max_size=64 << 20)
     app.router.add_post("/v1/images/edits", partial(_answered, baseline))
     app.router.add_get("/v1/models", partial(_models, baseline))
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)

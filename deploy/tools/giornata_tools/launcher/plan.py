@@ -53,7 +53,7 @@ class StackPlan:
     """Added to the environment of one service."""
 
 
-def planned(chosen: Model, state: Path, logs: Path, torch_threads: int) -> StackPlan:
+def planned(chosen: Model, state: Path, logs: Path, torch_threads: int, env: Mapping[str, str]) -> StackPlan:
     """Plan one instance of every service, with the servers and the drain limit that the environment names.
 
     Exits with status 2 and a report of every mistake in what all services share, before anything is started.
@@ -69,6 +69,7 @@ def planned(chosen: Model, state: Path, logs: Path, torch_threads: int) -> Stack
         torch_threads=torch_threads,
         drain_s=config.drain_s,
         ready_s=chosen.ready_s,
+        env=env,
     )
 
 

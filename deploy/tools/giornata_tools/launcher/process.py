@@ -155,8 +155,6 @@ class Process:
     @property
     def status(self) -> int:
         """Exit status of an ended process, -N for signal N."""
-        if not self.ended.is_set():
-            raise ValueError(f"{self.name} is still running")
         return -signal.SIGKILL if self._child.returncode is None else self._child.returncode
 
     def ending(self) -> str:

@@ -66,7 +66,8 @@ def plan(options: UpOptions, chosen: model.Model) -> StackPlan:
         ServiceName.ROUTER: options.routers,
         ServiceName.PREPOST: options.prepost,
     }
-    asked = planned(chosen, STATE, STATE / "logs", options.torch_threads)
+    env = profile_env(PROFILE, chosen, options.torch_threads, os.environ)
+    asked = planned(chosen, STATE, STATE / "logs", options.torch_threads, env)
     if asked.nats_url and options.nats_servers > 1:
         raise LaunchError(
             f"--nats-servers {options.nats_servers} starts servers of its own, and GIORNATA_NATS_URL names others; "
@@ -77,7 +78,6 @@ def plan(options: UpOptions, chosen: model.Model) -> StackPlan:
         replicas=replicas,
         host=options.host,
         port=options.port,
-        env=profile_env(PROFILE, chosen, options.torch_threads, os.environ),
         nats_servers=options.nats_servers,
     )
 

@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Self
 
 
@@ -34,9 +33,7 @@ class Warden:
         )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._child.stdin:
             self._child.stdin.close()
         self._child.wait()

@@ -7,5 +7,5 @@ Read in this order:
 * `pictures` - their files
 * `driver` and `images_api` - send them when they are due, and read answers
 * `outcomes` - what became of them, and its figures
-* `report`, `plots`, `charts` and `drawing` - how it is told
+* `report`, `charts` and `drawing` - how it is told
 """

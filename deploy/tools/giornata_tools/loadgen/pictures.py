@@ -85,14 +85,13 @@ def generated(width: int, height: int, seed: int) -> bytes:
     """A PNG of `width` x `height` pixels: soft waves of colour, others for every `seed`."""
     chance = np.random.default_rng(seed)
     x, y = np.meshgrid(np.linspace(0, 1, width), np.linspace(0, 1, height))
-    planes = []
-    for _ in range(3):
-        plane = np.zeros((height, width))
+    planes = np.zeros((height, width, 3))
+    for colour in range(3):
         for _ in range(PICTURE_WAVES):
             across, down, phase = chance.uniform(-4, 4), chance.uniform(-4, 4), chance.uniform(0, 2 * np.pi)
-            plane += np.cos(2 * np.pi * (across * x + down * y) + phase)
-        planes.append(127.5 + plane * (127.5 / PICTURE_WAVES))
-    return png(Image.fromarray(np.stack(planes, -1).round().astype(np.uint8)), compress_level=1)
+            planes[..., colour] += np.cos(2 * np.pi * (across * x + down * y) + phase)
+    pixels = 127.5 + planes * (127.5 / PICTURE_WAVES)
+    return png(Image.fromarray(pixels.round().astype(np.uint8)), compress_level=1)
 
 
 def png(picture: Image.Image, **settings: int) -> bytes:

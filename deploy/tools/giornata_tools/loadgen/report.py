@@ -1,19 +1,23 @@
-"""What a measurement leaves behind: a table, and a value for JSON. Pure."""
+"""What a measurement leaves behind: a table, charts, and a value for JSON. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from operator import attrgetter
 from typing import Any, Final
 
 from rich.box import SIMPLE
 from rich.table import Table
 
+from giornata_tools.loadgen.charts import Chart, Drawn, Points, distribution, thinned
 from giornata_tools.loadgen.outcomes import Figures, Outcome
 
 LATE_SHARE: Final = 0.05
 """A generator whose requests leave later than this share of the median latency is told of."""
-DIGITS: Final = 4
+LEAST_S: Final = 1e-4
+"""A latency below it is drawn there: the axis is logarithmic."""
 WIDTH: Final = 120
 """Columns that a table needs."""
 TITLE: Final = "Latencies in seconds, from when a request was due until its whole answer had come"
@@ -66,6 +70,41 @@ def notes(runs: Sequence[MeasuredRun]) -> list[str]:
                 f"{name}: the generator itself was slow: requests left up to {found.late_s.most * 1000:.0f} ms late."
             )
     return told
+
+
+def charts(runs: Sequence[MeasuredRun]) -> dict[str, Chart]:
+    """Charts by file name: of every run, and where there are several rates, figures against the rate.
+
+    Lines without points are left out, and charts without lines.
+    """
+    several = len({run.target for run in runs}) > 1
+    lines = {f"{run.target} {run.arrivals}" if several else run.arrivals: _latencies(run) for run in runs}
+    shares = {name: thinned(distribution(y for _, y in points)) for name, points in lines.items()}
+    found = {
+        "latency_cdf.svg": Chart("Requests answered within", "seconds", "share", shares, Drawn.LINE),
+        "latency_over_time.svg": Chart(
+            "Latency of requests", "due after seconds", "seconds", lines, Drawn.DOTS, logarithmic=True
+        ),
+    }
+    if len({run.rate for run in runs}) > 1:
+        rate = "requests due a second"
+        percentiles = {f" {name.upper()}": partial(_drawn_latency, name) for name in ("p50", "p95", "p99")}
+        served = {f" {name}": attrgetter(f"{name}_per_s") for name in ("throughput", "goodput")}
+        in_time = {"": attrgetter("slo_share")}
+        found |= {
+            "latency_by_rate.svg": Chart(
+                "Latency against rate", rate, "seconds", _by_rate(runs, percentiles), logarithmic=True
+            ),
+            "throughput_by_rate.svg": Chart(
+                "What was served", rate, "requests a second", _by_rate(runs, served)
+            ),
+            "slo_by_rate.svg": Chart("Requests within the limit", rate, "share", _by_rate(runs, in_time)),
+        }
+    kept = {
+        name: replace(chart, lines={line: points for line, points in chart.lines.items() if points})
+        for name, chart in found.items()
+    }
+    return {name: chart for name, chart in kept.items() if chart.lines}
 
 
 def value(run: MeasuredRun) -> dict[str, Any]:
@@ -127,7 +166,32 @@ def _number(number: float | None) -> str:
 
 def _rounded(told: Any) -> Any:
     if isinstance(told, float):
-        return round(told, DIGITS)
+        return round(told, 4)
     if isinstance(told, Mapping):
         return {name: _rounded(item) for name, item in told.items()}
     return told
+
+
+def _latencies(run: MeasuredRun) -> Points:
+    """(seconds after the warm-up, latency) of what succeeded."""
+    return [
+        (outcome.request.at_s - run.warmup_s, max(LEAST_S, outcome.latency_s))
+        for outcome in sorted(run.outcomes, key=lambda outcome: outcome.request.at_s)
+        if outcome.answer.code is None and outcome.request.at_s >= run.warmup_s
+    ]
+
+
+def _drawn_latency(name: str, figures: Figures) -> float | None:
+    return None if figures.latency_s is None else max(LEAST_S, getattr(figures.latency_s, name))
+
+
+def _by_rate(
+    runs: Sequence[MeasuredRun], kinds: Mapping[str, Callable[[Figures], float | None]]
+) -> dict[str, Points]:
+    """A line for each target and kind of figure, named after both: the figure of its runs against their rate."""
+    lines: dict[str, Points] = {}
+    for target in dict.fromkeys(run.target for run in runs):
+        for kind, figure in kinds.items():
+            values = [(run.rate or 0.0, figure(run.figures)) for run in runs if run.target == target]
+            lines[target + kind] = [(rate, value) for rate, value in sorted(values) if value is not None]
+    return lines

@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -70,9 +70,9 @@ async def started(logs: Path, torch_threads: int, say: Say) -> AsyncIterator[Sys
     """
     chosen = await model.choose(os.environ, None, MODELS, say)
     with tempfile.TemporaryDirectory(prefix="giornata-", dir=socket_folder()) as state:
-        plan = planned(chosen, Path(state), logs, torch_threads)
+        plan = planned(chosen, Path(state), logs, torch_threads, {"GIORNATA_API_KEYS_FILE": ""})
         say("Starting NATS, Valkey and six services.")
-        async with running(replace(plan, env={"GIORNATA_API_KEYS_FILE": ""}), say) as stack:
+        async with running(plan, say) as stack:
             await stack.bring_up()
             yield System(stack.nats_url, stack.redis_url, None, _chosen(stack.watch.fleet, chosen.name))
         if stack.obituaries:

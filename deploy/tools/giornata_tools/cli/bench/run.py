@@ -27,8 +27,7 @@ from giornata_tools.loadgen.driver import Record, drive
 from giornata_tools.loadgen.images_api import Api, ImagesApi, open_images_api
 from giornata_tools.loadgen.outcomes import Outcome, figures
 from giornata_tools.loadgen.pictures import Material, TemplatePicture, made, material
-from giornata_tools.loadgen.plots import charts
-from giornata_tools.loadgen.report import WIDTH, MeasuredRun, notes, table, value
+from giornata_tools.loadgen.report import WIDTH, MeasuredRun, charts, notes, table, value
 from giornata_tools.loadgen.schedule import OfferedLoad
 from giornata_tools.loadgen.workload import Request
 

@@ -186,10 +186,8 @@ async def _expected(
 def plan(options: DemoOptions, chosen: model.Model, state: Path) -> StackPlan:
     """One instance of every service, float32 where diffusers is compared with, open to everyone."""
     exact = {} if options.no_oracle else {"GIORNATA_DTYPE": "float32"}
-    asked = planned(chosen, state, options.out / "logs", options.torch_threads)
-    return replace(
-        asked, env={"GIORNATA_MODEL_PIXELS": str(MODEL_PIXELS), "GIORNATA_API_KEYS_FILE": "", **exact}
-    )
+    env = {"GIORNATA_MODEL_PIXELS": str(MODEL_PIXELS), "GIORNATA_API_KEYS_FILE": "", **exact}
+    return planned(chosen, state, options.out / "logs", options.torch_threads, env)
 
 
 def _write(edit: DemoEdit, folder: Path) -> None:

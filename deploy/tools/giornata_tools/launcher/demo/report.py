@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from operator import attrgetter
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -98,9 +98,7 @@ class DemoReport(BaseModel):
 
     model: str
     edits: tuple[EditReport, ...]
-    diff_unit: Literal["1.0 is the full range of a channel, one 8-bit step is 1/255"] = (
-        "1.0 is the full range of a channel, one 8-bit step is 1/255"
-    )
+    diff_unit: str = "1.0 is the full range of a channel, one 8-bit step is 1/255"
     services: dict[str, ServiceReport]
     versions: dict[str, str]
     machine: dict[str, str | int]
