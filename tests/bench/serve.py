@@ -16,8 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from giornata_tools.loadgen.arrivals import arrival_times
-from giornata_tools.loadgen.statistics import Figures, figures
+from giornata_tools.loadgen.distributions import arrival_times
+from giornata_tools.loadgen.outcomes import Figures, figures
 from giornata_tools.loadgen.workload import Request, draw
 from tests.bench.reporting.report import charts, write
 from tests.bench.systems.live import (

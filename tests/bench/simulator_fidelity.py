@@ -28,10 +28,10 @@ from giornata.wire.requests import EditParameters
 from giornata_prepost.images.inspection import PixelLimits, inspect
 from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.stack import Stack
-from giornata_tools.loadgen.arrivals import arrival_times
 from giornata_tools.loadgen.charts import Chart, Drawn, Points, distribution
+from giornata_tools.loadgen.distributions import arrival_times
 from giornata_tools.loadgen.drawing import figure, svg
-from giornata_tools.loadgen.statistics import Spread, spread
+from giornata_tools.loadgen.outcomes import Spread, spread
 from giornata_tools.loadgen.workload import Request, Workload, draw
 from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob, template_name
 from giornata_tools.simulation.tiers import TemplateSetting

@@ -12,7 +12,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from giornata_tools.loadgen.statistics import Spread, spread
+from giornata_tools.loadgen.outcomes import Spread, spread
 from tests.chaos.audit import Seen, violations
 from tests.chaos.edits import Door
 from tests.chaos.plan import TARGETS, Kind

@@ -58,8 +58,7 @@ class LiveStack:
     @property
     def urls(self) -> list[str]:
         """REST addresses of all gateways that listen, oldest first."""
-        found = map(self._stack.url_of, self.instances(ServiceName.GATEWAY))
-        return [url for url in found if url is not None]
+        return self._stack.urls
 
     @property
     def observer_password_file(self) -> Path:

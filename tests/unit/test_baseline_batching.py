@@ -32,7 +32,8 @@ def rows(*alike: str, since: float = 0.0) -> list[WaitingRow]:
 def test_a_batch_begins_when_it_is_full_or_its_first_row_waited_long_enough(
     alike: str, now: float, expected: list[int]
 ) -> None:
-    assert next_batch(rows(*alike), RULE, now) == expected
+    waiting = rows(*alike)
+    assert list(map(waiting.index, next_batch(waiting, RULE, now))) == expected
 
 
 @given(
@@ -45,7 +46,7 @@ def test_rows_of_a_batch_are_alike_and_the_first_of_their_kind(
     kinds: list[str], size: int, window_s: float, now: float
 ) -> None:
     waiting = rows(*kinds)
-    places = next_batch(waiting, Rule(size, window_s), now)
+    places = list(map(waiting.index, next_batch(waiting, Rule(size, window_s), now)))
     assert len(places) <= size
     if places:
         kind = kinds[places[0]]

@@ -23,8 +23,8 @@ from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.distributions import zipf
 from giornata_tools.loadgen.driver import drive
 from giornata_tools.loadgen.images_api import Api, open_images_api
-from giornata_tools.loadgen.material import Material, made, material
 from giornata_tools.loadgen.outcomes import Outcome
+from giornata_tools.loadgen.pictures import Material, made, material
 from giornata_tools.loadgen.workload import MaskShape, Request, Workload
 from tests.bench.systems.balancing import LeastInFlight
 

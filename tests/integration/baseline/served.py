@@ -13,9 +13,8 @@ import numpy as np
 from PIL import Image
 
 from giornata_tools.baseline.batching import Rule
-from giornata_tools.baseline.server import Baseline, Paints, serving
-from giornata_tools.loadgen.masks import mask, mask_file
-from giornata_tools.loadgen.pictures import generated
+from giornata_tools.baseline.server import Baseline, serving
+from giornata_tools.loadgen.pictures import generated, mask, mask_file
 from giornata_tools.loadgen.workload import MaskShape
 
 SIZE = (64, 48)
@@ -25,10 +24,10 @@ MASKS = [mask(*SIZE, 0.2, MaskShape.BLOB, seed) for seed in range(3)]
 
 
 @asynccontextmanager
-async def served(pipeline: Paints, rule: Rule, most: int = 100) -> AsyncIterator[aiohttp.ClientSession]:
+async def served(pipeline: Any, rule: Rule, most: int = 100) -> AsyncIterator[aiohttp.ClientSession]:
     baseline = Baseline(pipeline, rule, most)
     async with (
-        serving(baseline, pipeline.name, "127.0.0.1", 0) as url,
+        serving(baseline, "127.0.0.1", 0) as url,
         aiohttp.ClientSession(url) as http,
     ):
         yield http

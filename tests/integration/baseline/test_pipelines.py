@@ -16,9 +16,8 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from giornata.families import Family, read_model_card
 from giornata_tools.baseline.batching import Rule
-from giornata_tools.baseline.pipeline import Pipeline
+from giornata_tools.baseline.pipeline import PIPELINES, Pipeline
 from giornata_tools.checkout import TRAINED
-from giornata_tools.launcher.demo.oracle import PIPELINES
 from giornata_tools.model.random.build import build
 from giornata_tools.model.text import clip_tokenizer
 from tests.integration.baseline.served import FOREVER_S, MASKS, PICTURES, SIZE, edited, pixels, served

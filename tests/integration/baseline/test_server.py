@@ -22,7 +22,7 @@ from giornata_tools.baseline.batching import Rule
 from giornata_tools.baseline.pipeline import Alike, PipelineRow
 from giornata_tools.cli.bench.run import BenchPlan, Target, run
 from giornata_tools.loadgen.images_api import Api
-from giornata_tools.loadgen.masks import mask_file
+from giornata_tools.loadgen.pictures import mask_file
 from giornata_tools.loadgen.schedule import OfferedLoad
 from giornata_tools.loadgen.workload import MaskShape, Request
 from tests.integration.baseline.served import FOREVER_S, PICTURES, SIZE, edited, form, pixels, served

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from giornata_tools.baseline.program import BaselineOptions
+from giornata_tools.baseline.server import BaselineOptions
 from giornata_tools.checkout import TRAINED
 from giornata_tools.cli import workload
 from giornata_tools.cli.app import cli

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from giornata.config import ServiceConfig, load
 from giornata.families import Family
 from giornata.wire.workers import ServiceName
 from giornata_tools.cli.system import up
-from giornata_tools.launcher.commands import ServiceSurroundings, environment, gateway_flags, service_command
+from giornata_tools.launcher.commands import GatewayPorts, environment, service_command
 from giornata_tools.launcher.model import DOWNLOAD_S, Model, builder_digest, choose, publish
 from giornata_tools.launcher.plan import DRAIN_ORDER, MAX_RESTART_DELAY_S, StackPlan, restart_delay_s
 from giornata_tools.launcher.process import LaunchError
@@ -20,19 +21,21 @@ from giornata_tools.launcher.servers import NatsServer, nats_config, valkey_conf
 from giornata_tools.launcher.up import UpOptions, plan
 from giornata_tools.launcher.warden import remaining
 
-AROUND = ServiceSurroundings(
-    StackPlan(
-        state=Path("state"),
-        logs=Path("logs"),
-        model="/models/fill",
-        model_name="fill",
-        torch_threads=1,
-        drain_s=3.5,
-    ),
-    nats_url="nats://user:secret@host:4222",
-    nats_password_file=None,
-    redis_url="unix:///tmp/v.sock",
+PLAN = StackPlan(
+    state=Path("state"),
+    logs=Path("logs"),
+    model="/models/fill",
+    model_name="fill",
+    torch_threads=1,
+    drain_s=3.5,
 )
+NATS_URL, REDIS_URL = "nats://user:secret@host:4222", "unix:///tmp/v.sock"
+
+
+def surroundings(
+    base: Mapping[str, str], plan: StackPlan = PLAN, password_file: Path | None = None
+) -> dict[str, str]:
+    return environment(base, plan, NATS_URL, REDIS_URL, password_file)
 
 
 def test_a_service_is_a_module_with_its_instance_name() -> None:
@@ -50,38 +53,37 @@ def test_a_service_is_a_module_with_its_instance_name() -> None:
 
 
 def test_a_service_reads_what_the_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in environment({}, AROUND).items():
+    for name, value in surroundings({}).items():
         monkeypatch.setenv(name, value)
     config = load(ServiceConfig, "router", ["--instance", "router-1"])
-    assert (config.nats_url, config.redis_url) == (AROUND.nats_url, AROUND.redis_url)
+    assert (config.nats_url, config.redis_url) == (NATS_URL, REDIS_URL)
     assert (config.instance, config.drain_s) == ("router-1", 3.5)
 
 
 def test_addresses_are_no_flags_because_they_may_hold_passwords() -> None:
-    env = environment({"PATH": "/bin"}, AROUND)
+    env = surroundings({"PATH": "/bin"})
     argv = service_command(ServiceName.DENOISER, "denoiser-1", env).argv
     assert not any("secret" in word for word in argv)
     assert env["PATH"] == "/bin"
 
 
 def test_one_torch_thread_per_process() -> None:
-    env = environment({"OMP_NUM_THREADS": "16"}, AROUND)
+    env = surroundings({"OMP_NUM_THREADS": "16"})
     assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "1"
 
 
 def test_a_model_without_a_name_gets_none() -> None:
-    unnamed = replace(AROUND, plan=replace(AROUND.plan, model_name=None))
-    assert "GIORNATA_MODEL_NAME" not in environment({}, unnamed)
+    assert "GIORNATA_MODEL_NAME" not in surroundings({}, replace(PLAN, model_name=None))
 
 
 def test_a_gateway_says_where_it_listens() -> None:
-    assert gateway_flags("127.0.0.1", 0, Path("/p")) == (
+    assert GatewayPorts("127.0.0.1", 0, Path("/logs")).flags("gateway-1") == (
         "--host",
         "127.0.0.1",
         "--port",
         "0",
         "--port-file",
-        "/p",
+        "/logs/gateway-1.port",
     )
 
 
@@ -152,12 +154,10 @@ def test_a_cluster_is_started_or_named_but_not_both(monkeypatch: pytest.MonkeyPa
 
 
 def test_services_of_a_cluster_keep_everything_three_times() -> None:
-    guarded = replace(
-        AROUND, plan=replace(AROUND.plan, nats_servers=3), nats_password_file=Path("/users/router/password")
-    )
-    assert environment({}, guarded)["GIORNATA_REPLICAS"] == "3"
-    assert environment({}, guarded)["GIORNATA_NATS_PASSWORD_FILE"] == "/users/router/password"  # noqa: S105 - its place
-    assert {"GIORNATA_REPLICAS", "GIORNATA_NATS_PASSWORD_FILE"}.isdisjoint(environment({}, AROUND))
+    guarded = surroundings({}, replace(PLAN, nats_servers=3), Path("/users/router/password"))
+    assert guarded["GIORNATA_REPLICAS"] == "3"
+    assert guarded["GIORNATA_NATS_PASSWORD_FILE"] == "/users/router/password"  # noqa: S105 - its place
+    assert {"GIORNATA_REPLICAS", "GIORNATA_NATS_PASSWORD_FILE"}.isdisjoint(surroundings({}))
 
 
 def up_options(*argv: str) -> UpOptions:

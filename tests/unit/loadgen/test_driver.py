@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_tools.loadgen.arrivals import arrival_times
+from giornata_tools.loadgen.distributions import arrival_times
 from giornata_tools.loadgen.driver import Send, drive
 from giornata_tools.loadgen.outcomes import NOT_SENT, Outcome, ServerAnswer
 from giornata_tools.loadgen.workload import MaskShape, Request

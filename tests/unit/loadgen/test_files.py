@@ -15,10 +15,8 @@ from giornata.wire.requests import MaskMode
 from giornata_prepost.images.masks import edited_region
 from giornata_prepost.images.pictures import decode
 from giornata_tools.loadgen.distributions import zipf
-from giornata_tools.loadgen.masks import mask, mask_file
-from giornata_tools.loadgen.material import given as templates_of
-from giornata_tools.loadgen.material import made, material
-from giornata_tools.loadgen.pictures import generated, upright_size
+from giornata_tools.loadgen.pictures import generated, made, mask, mask_file, material, upright_size
+from giornata_tools.loadgen.pictures import given as templates_of
 from giornata_tools.loadgen.workload import MaskShape, Workload, draw
 
 sides = st.integers(16, 200)

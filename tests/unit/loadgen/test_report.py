@@ -14,10 +14,9 @@ from rich.console import Console
 
 from giornata_tools.loadgen.charts import Chart, Drawn
 from giornata_tools.loadgen.drawing import figure, svg
-from giornata_tools.loadgen.outcomes import Outcome, ServerAnswer, judged
-from giornata_tools.loadgen.plots import charts
-from giornata_tools.loadgen.report import WIDTH, MeasuredRun, notes, table, value
-from giornata_tools.loadgen.statistics import Figures, figures, spread
+from giornata_tools.loadgen.images_api import judged
+from giornata_tools.loadgen.outcomes import Figures, Outcome, ServerAnswer, figures, spread
+from giornata_tools.loadgen.report import WIDTH, MeasuredRun, charts, notes, table, value
 from giornata_tools.loadgen.workload import MaskShape, Request
 
 SVG = "{http://www.w3.org/2000/svg}"

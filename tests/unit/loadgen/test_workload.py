@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giornata_tools.loadgen import facts, trace
-from giornata_tools.loadgen.arrivals import arrival_times
-from giornata_tools.loadgen.distributions import at_percentile, chosen, zipf
-from giornata_tools.loadgen.schedule import Arrivals, drawn, replayed
+from giornata_tools.loadgen.distributions import arrival_times, at_percentile, chosen, zipf
+from giornata_tools.loadgen.schedule import drawn, replayed
 from giornata_tools.loadgen.workload import MAX_SEED, MaskShape, Request, Workload, draw, faster
 
 PRODUCTION = Workload(
@@ -148,7 +147,7 @@ def test_a_trace_can_be_replayed_faster() -> None:
 
 
 def test_every_rate_is_a_load_that_goes_on_after_the_warm_up() -> None:
-    slow, fast = drawn(Arrivals((2.0, 20.0), 1.0, 100.0), FIXED, warmup_s=50.0, seed=0)
+    slow, fast = drawn((2.0, 20.0), FIXED, cv=1.0, seconds=100.0, warmup_s=50.0, seed=0)
     assert (slow.rate, slow.warmup_s, slow.seconds) == (2.0, 50.0, 100.0)
     assert len(slow.requests) == pytest.approx(300, rel=0.2)
     assert len(fast.requests) == pytest.approx(3000, rel=0.1)
@@ -157,7 +156,7 @@ def test_every_rate_is_a_load_that_goes_on_after_the_warm_up() -> None:
 
 def test_a_load_without_a_measured_request_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no request of 0\.001 requests a second is due within 1 s"):
-        drawn(Arrivals((0.001,), 1.0, 1.0), FIXED, warmup_s=0.0, seed=0)
+        drawn((0.001,), FIXED, cv=1.0, seconds=1.0, warmup_s=0.0, seed=0)
     lines = trace.read("timestamp\n1\n", ".csv")
     with pytest.raises(ValueError, match="no request of the trace"):
         replayed(lines, FIXED, speed=1.0, warmup_s=2.0, seed=0)

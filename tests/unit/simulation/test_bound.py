@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from giornata.scheduling.policies import PolicyName
 from giornata_tools.loadgen import facts
-from giornata_tools.loadgen.statistics import percentile
+from giornata_tools.loadgen.outcomes import percentile
 from giornata_tools.loadgen.workload import MaskShape, Workload
 from giornata_tools.simulation.bound import PooledTask, most_on_time
 from giornata_tools.simulation.published import FLUX, FLUX_PICTURE, h800_flux

@@ -16,8 +16,8 @@ from giornata.planning.costs import StepCosts
 from giornata.scheduling.backlog import RowLoad
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.policies import PolicyName
-from giornata_tools.loadgen.arrivals import arrival_times
-from giornata_tools.loadgen.statistics import percentile
+from giornata_tools.loadgen.distributions import arrival_times
+from giornata_tools.loadgen.outcomes import percentile
 from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob
 from giornata_tools.simulation.machines import Machine, Storage
 from giornata_tools.simulation.results import SimulatedRun, summary

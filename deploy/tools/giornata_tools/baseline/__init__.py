@@ -10,5 +10,5 @@ Read in this order:
 * :mod:`giornata_tools.baseline.forms` - what a request says
 * :mod:`giornata_tools.baseline.batching` - which rows are the next batch
 * :mod:`giornata_tools.baseline.pipeline` - the pipeline, called with a batch
-* :mod:`giornata_tools.baseline.server` - the queue, and the HTTP server around it
+* :mod:`giornata_tools.baseline.server` - the queue, the HTTP server around it, and the program
 """

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class WaitingRow:
     """A row that waits."""
 
@@ -26,26 +27,19 @@ class Rule:
     """Longest wait of a row for others, while the pipeline is free."""
 
 
-def next_batch(waiting: Sequence[WaitingRow], rule: Rule, now: float) -> list[int]:
-    """Places in `waiting` of the rows that are computed now; empty while they wait for others.
+Row = TypeVar("Row", bound=WaitingRow)
+
+
+def next_batch(waiting: Sequence[Row], rule: Rule, now: float) -> list[Row]:
+    """The rows of `waiting`, in the order of their arrival, that are computed now; none while they wait for others.
 
     The row that came first decides once its window is over, so that no kind of row waits for ever; before, the first
     batch that is full.
-
-    Args:
-        waiting: in the order of their arrival.
-        rule: when a batch begins.
-        now: in seconds of the same clock.
     """
+    kinds: dict[Hashable, list[Row]] = {}
+    for row in waiting:
+        kinds.setdefault(row.alike, []).append(row)
+    batches = [rows[: rule.size] for rows in kinds.values()]
     if waiting and now >= waiting[0].since + rule.window_s:
-        return _alike(waiting, waiting[0], rule.size)
-    for alike in dict.fromkeys(row.alike for row in waiting):
-        first = next(row for row in waiting if row.alike == alike)
-        places = _alike(waiting, first, rule.size)
-        if len(places) == rule.size:
-            return places
-    return []
-
-
-def _alike(waiting: Sequence[WaitingRow], row: WaitingRow, size: int) -> list[int]:
-    return [place for place, other in enumerate(waiting) if other.alike == row.alike][:size]
+        return batches[0]
+    return next((batch for batch in batches if len(batch) == rule.size), [])

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
 from typing import Annotated, Final, Literal
 
-from diffusers.utils import load_image
 from PIL import Image, ImageOps
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from giornata.wire.errors import (
-    ImageUnreadable,
-    InvalidField,
-    MaskEmpty,
-    MaskSizeMismatch,
-    TooManyPixels,
-)
-from giornata.wire.requests import MAX_IMAGES, MAX_STEPS, OutputSize, request_error
+from giornata.wire.errors import ImageUnreadable, InvalidField, MaskEmpty, MaskSizeMismatch, TooManyPixels
+from giornata.wire.requests import MAX_IMAGES, MAX_STEPS, OutputSize
 
 MULTIPLE: Final = 16
 """Sides of computed pictures: Flux's token."""
@@ -42,34 +34,19 @@ class BaselineForm(BaseModel):
     seed: int | None = Field(None, ge=0, lt=2**32)
 
 
-def read_form(fields: Iterable[tuple[str, str]]) -> BaselineForm:
-    """The form in `fields`.
-
-    Raises:
-        InvalidField, UnknownField: names the field at fault.
-    """
-    try:
-        return BaselineForm.model_validate(dict(fields))
-    except ValidationError as error:
-        raise request_error(error) from error
-
-
 def read_image(file: bytes) -> Image.Image:
     """The picture, upright and RGB, as diffusers loads it.
 
     Raises:
         ImageUnreadable, TooManyPixels: it cannot be.
     """
-    image: Image.Image = load_image(_opened(file, "image"))
-    return image
+    return _opened(file, "image").convert("RGB")
 
 
 def read_mask(file: bytes | None, image: bytes) -> Image.Image:
     """What is repainted, white, of mode L: where the mask is transparent, or white where it is opaque all over.
 
-    Args:
-        file: the mask; without one the image's own transparency counts.
-        image: the image's file.
+    Without a mask's `file` the transparency of the file `image` counts.
 
     Raises:
         ImageUnreadable, TooManyPixels, MaskEmpty, MaskSizeMismatch: there is no such mask.

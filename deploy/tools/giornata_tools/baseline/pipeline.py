@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
+from diffusers import FluxFillPipeline, FluxInpaintPipeline
 from PIL import Image
 
 from giornata.checkpoints import checkpoint_folder
-from giornata.families import read_model_card
-from giornata_tools.launcher.demo.oracle import PIPELINES
+from giornata.families import Family, read_model_card
+
+PIPELINES: Final[dict[str, type[Any]]] = {
+    Family.FLUX_FILL: FluxFillPipeline,
+    Family.FLUX_INPAINT: FluxInpaintPipeline,
+}
 
 
 @dataclass(frozen=True)
@@ -39,19 +44,15 @@ class PipelineRow:
 
 
 class Pipeline:
-    """A checkpoint's pipeline for inpainting: the family's own where Giornata serves it, else the one diffusers finds.
-
-    Args:
-        source: a diffusers folder, or a hub id.
-        device: where it runs.
-        dtype: of its weights.
-    """
+    """A checkpoint's pipeline for inpainting: the family's own where Giornata serves it, else what diffusers finds."""
 
     def __init__(self, source: str, device: torch.device, dtype: torch.dtype) -> None:
+        """Load `source`, a diffusers folder or a hub id."""
         folder = checkpoint_folder(source)
         kind, self.defaults = _found(folder)
         self.name = Path(source).name
         self._pipeline = kind.from_pretrained(folder, dtype=dtype).to(device)
+        self.kind: Final = type(self._pipeline).__name__
         self._pipeline.set_progress_bar_config(disable=True)
 
     def paint(self, rows: Sequence[PipelineRow], alike: Alike) -> list[Image.Image]:

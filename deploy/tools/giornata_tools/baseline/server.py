@@ -1,4 +1,4 @@
-"""The queue of rows, the one thread that computes them, and the HTTP server around both."""
+"""The queue of rows, the one thread that computes them, the HTTP server around both, and the program."""
 
 from __future__ import annotations
 
@@ -10,30 +10,21 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
+import torch
 from aiohttp import web
 from PIL import Image
+from pydantic import ValidationError
 
+from giornata.checkpoints import DTYPES
 from giornata.wire.errors import GiornataError, InternalError, InvalidField, ModelNotFound, QueueFull
+from giornata.wire.requests import request_error
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
 from giornata_tools.baseline.batching import Rule, WaitingRow, next_batch
-from giornata_tools.baseline.forms import BaselineForm, read_form, read_image, read_mask, size_of
-from giornata_tools.baseline.pipeline import Alike, PipelineRow
+from giornata_tools.baseline.forms import BaselineForm, read_image, read_mask, size_of
+from giornata_tools.baseline.pipeline import Alike, Pipeline, PipelineRow
 from giornata_tools.loadgen.pictures import png
-
-MAX_BODY: Final = 64 << 20
-"""Bytes of a request."""
-
-
-class Paints(Protocol):
-    """A pipeline."""
-
-    name: str
-
-    def paint(self, rows: Sequence[PipelineRow], alike: Alike) -> list[Image.Image]:
-        """Paint one batch."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -50,26 +41,19 @@ class PaintedRow:
 
 
 @dataclass(eq=False)
-class Queued:
-    """A row, its place in the queue, and where its picture goes."""
+class Queued(WaitingRow):
+    """A row in the queue, and where its picture goes."""
 
+    alike: Alike
     row: PipelineRow
-    place: WaitingRow
-    painted: asyncio.Future[PaintedRow] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    painted: asyncio.Future[PaintedRow] = field(default_factory=asyncio.Future)
 
 
 class Baseline:
-    """Static batching over a pipeline.
+    """Static batching over a pipeline; more than `most` rows that wait are refused."""
 
-    Args:
-        pipeline: paints.
-        rule: when a batch begins.
-        most: rows that may wait; more are refused.
-    """
-
-    def __init__(self, pipeline: Paints, rule: Rule, most: int) -> None:
+    def __init__(self, pipeline: Pipeline, rule: Rule, most: int) -> None:
+        self.name: Final = pipeline.name
         self._pipeline, self._rule, self._most = pipeline, rule, most
         self._queue: list[Queued] = []
         self._changed = asyncio.Event()
@@ -82,7 +66,7 @@ class Baseline:
         """
         if len(self._queue) + len(rows) > self._most:
             raise QueueFull(retry_after_s=1.0)
-        queued = [Queued(row, WaitingRow(alike, time.monotonic())) for row in rows]
+        queued = [Queued(alike, time.monotonic(), row) for row in rows]
         self._queue += queued
         self._changed.set()
         try:
@@ -95,45 +79,39 @@ class Baseline:
         while True:
             self._changed.clear()
             now = time.monotonic()
-            places = next_batch([one.place for one in self._queue], self._rule, now)
-            if places:
-                batch = [self._queue[place] for place in places]
+            if batch := next_batch(self._queue, self._rule, now):
                 self._queue = [one for one in self._queue if one not in batch]
                 await self._compute(batch)
                 continue
-            first = min((one.place.since for one in self._queue), default=None)
-            left = None if first is None else first + self._rule.window_s - now
+            left = self._queue[0].since + self._rule.window_s - now if self._queue else None
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._changed.wait()
 
     async def _compute(self, batch: Sequence[Queued]) -> None:
         began = time.monotonic()
-        alike = batch[0].place.alike
-        assert isinstance(alike, Alike)  # noqa: S101 - `painted` says so; this tells the type
         rows = [one.row for one in batch]
         try:
-            pictures = await asyncio.to_thread(self._pipeline.paint, rows, alike)
+            pictures = await asyncio.to_thread(self._pipeline.paint, rows, batch[0].alike)
         except Exception as error:  # noqa: BLE001 - these requests are told any error of the pipeline; the next ones go on
+            failed = InternalError(f"The pipeline failed: {type(error).__name__}: {error}")
             for one in batch:
                 if not one.painted.done():
-                    one.painted.set_exception(
-                        InternalError(f"The pipeline failed: {type(error).__name__}: {error}")
-                    )
+                    one.painted.set_exception(failed)
             return
         took = (time.monotonic() - began) * 1000
         for place, (one, picture) in enumerate(zip(batch, pictures, strict=True)):
             if not one.painted.done():
-                waited = (began - one.place.since) * 1000
+                waited = (began - one.since) * 1000
                 one.painted.set_result(PaintedRow(picture, len(batch), place, waited, took))
 
 
 @asynccontextmanager
-async def serving(baseline: Baseline, name: str, host: str, port: int) -> AsyncIterator[str]:
+async def serving(baseline: Baseline, host: str, port: int) -> AsyncIterator[str]:
     """Have the server listen while inside; yields its address. `port` 0 takes any free one."""
-    app = web.Application(client_max_size=MAX_BODY)
-    app.router.add_post("/v1/images/edits", partial(_answered, baseline, name))
-    app.router.add_get("/v1/models", partial(_models, name))
+    app = web.Application(client_max_size=64 << 20)
+    app.router.add_post("/v1/images/edits", partial(_answered, baseline))
+    app.router.add_get("/v1/models", partial(_models, baseline))
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
     async with asyncio.TaskGroup() as group:
         computing = group.create_task(baseline.run())
@@ -146,22 +124,23 @@ async def serving(baseline: Baseline, name: str, host: str, port: int) -> AsyncI
             computing.cancel()
 
 
-async def _models(name: str, _: web.Request) -> web.Response:
-    return web.json_response({"object": "list", "data": [{"id": name, "object": "model", "created": 0}]})
+async def _models(baseline: Baseline, _: web.Request) -> web.Response:
+    model = {"id": baseline.name, "object": "model", "created": 0}
+    return web.json_response({"object": "list", "data": [model]})
 
 
-async def _answered(baseline: Baseline, name: str, request: web.Request) -> web.Response:
+async def _answered(baseline: Baseline, request: web.Request) -> web.Response:
     try:
-        return await _edit(baseline, name, request)
+        return await _edit(baseline, request)
     except GiornataError as error:
         body = ErrorAnswer(error=error_detail(error.body()))
         return web.json_response(text=body.model_dump_json(), status=error.status)
 
 
-async def _edit(baseline: Baseline, name: str, request: web.Request) -> web.Response:
+async def _edit(baseline: Baseline, request: web.Request) -> web.Response:
     form, files = await _read(request)
-    if form.model not in {None, name}:
-        raise ModelNotFound(field="model", received=form.model, accepted=name)
+    if form.model not in {None, baseline.name}:
+        raise ModelNotFound(field="model", received=form.model, accepted=baseline.name)
     image = await asyncio.to_thread(read_image, files["image"])
     mask = await asyncio.to_thread(read_mask, files.get("mask"), files["image"])
     width, height = size_of(form, image)
@@ -198,16 +177,50 @@ async def _read(request: web.Request) -> tuple[BaselineForm, dict[str, bytes]]:
         posted = await request.post()
     except ValueError as error:
         raise InvalidField("The body is no form.", received=request.content_type) from error
-    parts = [(name, part) for name, part in posted.items() if isinstance(part, web.FileField)]
-    files = {name.removesuffix("[]"): _content(part) for name, part in parts}
-    fields = [(name, value) for name, value in posted.items() if isinstance(value, str)]
+    files: dict[str, bytes] = {}
+    fields: dict[str, str] = {}
+    for name, part in posted.items():
+        if isinstance(part, str):
+            fields[name] = part
+        elif isinstance(part, web.FileField):
+            with part.file as file:
+                files[name.removesuffix("[]")] = file.read()
     if unknown := files.keys() - {"image", "mask"}:
         raise InvalidField(field=min(unknown), received="a file", accepted="image and mask")
     if "image" not in files:
         raise InvalidField("An edit needs a picture.", field="image", received="no image", accepted="a file")
-    return read_form(fields), files
+    try:
+        return BaselineForm.model_validate(fields), files
+    except ValidationError as error:
+        raise request_error(error) from error
 
 
-def _content(part: web.FileField) -> bytes:
-    with part.file as file:
-        return file.read()
+@dataclass(frozen=True)
+class BaselineOptions:
+    """Flags of ``giornata bench baseline``."""
+
+    model: str
+    host: str
+    port: int
+    batch: int
+    window_ms: float
+    queue: int
+    device: str
+    dtype: str
+    torch_threads: int
+
+
+async def serve(options: BaselineOptions) -> int:
+    """Load the checkpoint, print the address, serve until cancelled."""
+    gpu = options.device != "cpu" and torch.cuda.is_available()
+    device = torch.device(("cuda" if gpu else "cpu") if options.device == "auto" else options.device)
+    usual = "bfloat16" if device.type == "cuda" else "float32"
+    torch.set_num_threads(options.torch_threads)
+    pipeline = await asyncio.to_thread(
+        Pipeline, options.model, device, DTYPES[usual if options.dtype == "auto" else options.dtype]
+    )
+    baseline = Baseline(pipeline, Rule(options.batch, options.window_ms / 1000), options.queue)
+    async with serving(baseline, options.host, options.port) as url:
+        print(f"{pipeline.name} at {url}: up to {options.batch} pictures a batch", flush=True)
+        await asyncio.Event().wait()
+    return 0

@@ -2,9 +2,8 @@
 
 Read in this order:
 
-* `environment`, `model` and `plan` - what is asked for
-* `commands` and `servers` - what is started, as plain values
-* `nats` - the embedded NATS servers: one or a cluster, and their users' passwords
+* `model` and `plan` - what is asked for
+* `commands` and `servers` - what is started, as plain values: services, and embedded servers with their passwords
 * `process` and `warden` - one child process, and its certain end
 * `watch` - what telemetry says of the processes
 * `stack` - all of it together: start, wait until ready, kill, restart, drain

@@ -1,10 +1,9 @@
-"""The services as commands: which module, which flags, which environment. Pure."""
+"""The services as commands: which module, which flags, which environment; and the ports of gateways."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,39 +13,23 @@ from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import Command
 
 MODULES: Final[Mapping[ServiceName, str]] = {
-    ServiceName.GATEWAY: "giornata_gateway",
-    ServiceName.ROUTER: "giornata_router",
-    ServiceName.DENOISER: "giornata_denoiser",
-    ServiceName.PREPOST: "giornata_prepost",
-    ServiceName.CONTROLNET: "giornata_controlnet",
-    ServiceName.LORA_STORE: "giornata_lora_store",
+    service: f"giornata_{service.replace('-', '_')}" for service in ServiceName
 }
 """The module of each service, which starts as ``python -m <module>``."""
 
 
-@dataclass(frozen=True)
-class ServiceSurroundings:
-    """What every service is told."""
-
-    plan: StackPlan
-    nats_url: str
-    nats_password_file: Path | None
-    """The password of this service's user; None where the address holds user and password, or none are asked for."""
-    redis_url: str
-
-
-def environment(base: Mapping[str, str], around: ServiceSurroundings) -> dict[str, str]:
+def environment(
+    base: Mapping[str, str], plan: StackPlan, nats_url: str, redis_url: str, password_file: Path | None
+) -> dict[str, str]:
     """Add the addresses, the model and the thread count to `base`.
 
-    These are no flags, because addresses may hold passwords and everybody can read a command line.
+    These are no flags, because addresses may hold passwords and everybody can read a command line. `password_file` has
+    the service's own for NATS; None where the address holds user and password, or none are asked for.
     """
-    plan, password_file = around.plan, around.nats_password_file
-    threads = dict.fromkeys(
-        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(plan.torch_threads)
-    )
+    threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     own = {
-        "NATS_URL": around.nats_url,
-        "REDIS_URL": around.redis_url,
+        "NATS_URL": nats_url,
+        "REDIS_URL": redis_url,
         "MODEL": plan.model,
         "DRAIN_S": f"{plan.drain_s:g}",
         **({"MODEL_NAME": plan.model_name} if plan.model_name else {}),
@@ -55,7 +38,7 @@ def environment(base: Mapping[str, str], around: ServiceSurroundings) -> dict[st
     }
     return {
         **base,
-        **threads,
+        **dict.fromkeys(threads, str(plan.torch_threads)),
         **{ENV_PREFIX + name: value for name, value in own.items()},
         "PYTHONUNBUFFERED": "1",
     }
@@ -66,6 +49,37 @@ def service_command(service: ServiceName, instance: str, env: Mapping[str, str],
     return Command(instance, (sys.executable, "-m", MODULES[service], "--instance", instance, *flags), env)
 
 
-def gateway_flags(host: str, port: int, port_file: Path) -> tuple[str, ...]:
-    """Say where a gateway listens; with port 0 it takes a free one and writes its number to `port_file`."""
-    return "--host", host, "--port", str(port), "--port-file", str(port_file)
+class GatewayPorts:
+    """Ports by gateway; the port of a gateway that ended goes to its successor.
+
+    The first one listens at `port` of `host`, 0 for any free one. Gateways write their ports to files in `folder`.
+    """
+
+    def __init__(self, host: str, port: int, folder: Path) -> None:
+        self._host, self._folder = host, folder
+        self._vacant = [port]
+        self._requested: dict[str, int] = {}
+
+    def flags(self, gateway: str) -> tuple[str, ...]:
+        """Flags of a gateway that is to be started; it writes the port that it takes to the file."""
+        port = self._requested[gateway] = self._vacant.pop() if self._vacant else 0
+        return "--host", self._host, "--port", str(port), "--port-file", str(self._file(gateway))
+
+    def url(self, gateway: str) -> str | None:
+        """REST address of a gateway; None before it listens."""
+        port = self._port(gateway)
+        return f"http://{self._host}:{port}" if port else None
+
+    def vacate(self, instance: str) -> None:
+        """Give the port of `instance` away, which has ended; other services than gateways have none."""
+        if instance in self._requested:
+            self._vacant.append(self._port(instance) or self._requested[instance])
+
+    def _port(self, gateway: str) -> int | None:
+        try:
+            return int(self._file(gateway).read_text())
+        except (FileNotFoundError, ValueError):  # not written yet, or not whole
+            return None
+
+    def _file(self, gateway: str) -> Path:
+        return self._folder / f"{gateway}.port"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -20,7 +19,6 @@ BUILDER: Final = tuple(
     Path(__file__).parents[1] / "model" / name for name in ("tokenizers.py", "random/build.py")
 )
 """What builds checkpoints with random weights; its digest names the cached result."""
-SEED: Final = 0
 READY_S: Final = 120.0
 """How long the services may take to load the built-in model."""
 DOWNLOAD_S: Final = 4 * 3600.0
@@ -79,18 +77,10 @@ async def _build(family: Family, folder: Path) -> None:
     In a process of its own: building imports torch, which the launcher need not hold.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
-    command = (
-        sys.executable,
-        "-m",
-        "giornata_tools.model.random.build",
-        str(unfinished),
-        "--family",
-        family,
-        "--seed",
-        str(SEED),
-    )
-    try:
+    with tempfile.TemporaryDirectory(
+        prefix=".building-", dir=folder.parent, ignore_cleanup_errors=True
+    ) as unfinished:
+        command = (sys.executable, "-m", "giornata_tools.model.random.build", unfinished, "--family", family)
         child = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
@@ -103,9 +93,7 @@ async def _build(family: Family, folder: Path) -> None:
         if child.returncode:
             said = output.decode(errors="replace")[-2000:]
             raise LaunchError(f"The model {family} could not be built:\n{said}")
-        publish(unfinished, folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        publish(Path(unfinished), folder)
 
 
 def publish(unfinished: Path, folder: Path) -> None:

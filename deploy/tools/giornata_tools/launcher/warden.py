@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Self
 
 
@@ -34,9 +33,7 @@ class Warden:
         )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._child.stdin:
             self._child.stdin.close()
         self._child.wait()
@@ -60,17 +57,9 @@ def remaining(lines: Iterable[str]) -> set[int]:
     """Groups that were named with ``+`` and not with ``-`` afterwards."""
     groups: set[int] = set()
     for line in lines:
-        group = int(line[1:])
-        if line.startswith("+"):
-            groups.add(group)
-        else:
-            groups.discard(group)
+        change = groups.add if line.startswith("+") else groups.discard
+        change(int(line[1:]))
     return groups
-
-
-def kill_group(group: int) -> None:
-    """Send SIGKILL to every process of `group`; do nothing where there is none."""
-    signal_group(group, signal.SIGKILL)
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
@@ -83,4 +72,4 @@ if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     for left in remaining(sys.stdin):
-        kill_group(left)
+        signal_group(left, signal.SIGKILL)

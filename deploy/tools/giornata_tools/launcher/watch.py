@@ -30,9 +30,7 @@ class TelemetryWatch:
     async def listening(self, nats_url: str, password_file: Path | None) -> AsyncIterator[None]:
         """Hear all telemetry, as the user `observer`.
 
-        Args:
-            nats_url: servers, with commas between them.
-            password_file: holds the observer's password; None where the address does, or none is asked for.
+        `password_file` holds the observer's password; None where the address does, or none is asked for.
 
         Raises:
             ServiceUnavailable: no server answers.
@@ -62,12 +60,9 @@ class TelemetryWatch:
     async def until(
         self, condition: Callable[[Fleet], bool], limit_s: float, unmet: Callable[[Fleet], str]
     ) -> None:
-        """Wait until `condition` holds; it is asked again at every news.
+        """Wait until `condition` holds; it is asked again at every news, and may raise to end the waiting.
 
-        Args:
-            condition: may raise, to end the waiting.
-            limit_s: seconds to wait at most.
-            unmet: the sentence that says what is still missing.
+        `unmet` says in a sentence what is still missing.
 
         Raises:
             LaunchError: `condition` does not hold within `limit_s`.
@@ -85,12 +80,7 @@ class TelemetryWatch:
 
 
 def missing(fleet: Fleet, expected: Mapping[str, ServiceName]) -> list[str]:
-    """Instances that do not say *ready* (a standby router does), and services without one that takes work.
-
-    Args:
-        fleet: as telemetry draws it.
-        expected: the instances that should be ready, and their services.
-    """
+    """Instances of `expected` that are not *ready* (a standby router is), and services without one that takes work."""
     states = {name: fleet.get(name) for name in expected}
     waiting = [name for name, state in states.items() if state is None or not state.ready or state.draining]
     others = set(expected.values()) - {expected[name] for name in waiting}

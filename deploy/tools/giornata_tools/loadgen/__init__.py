@@ -2,13 +2,10 @@
 
 Read in this order:
 
-* `facts` and `distributions` - what is known of production, and how to draw
-  from it
-* `arrivals`, `workload`, `trace` and
-  `schedule` - which edits are asked for and when: drawn, or read from a file
-* `masks`, `pictures` and `material` - their files
-* `driver` and `images_api` - send them
-  when they are due, and read answers
-* `outcomes` and `statistics` - what became of them, and its figures
-* `report`, `plots`, `charts` and `drawing` - how it is told
+* `facts` and `distributions` - what is known of production, and how to draw from it
+* `workload`, `trace` and `schedule` - which edits are asked for and when: drawn, or read from a file
+* `pictures` - their files
+* `driver` and `images_api` - send them when they are due, and read answers
+* `outcomes` - what became of them, and its figures
+* `report`, `charts` and `drawing` - how it is told
 """

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
 
 Points = Sequence[tuple[float, float]]
-
-POINTS: Final = 400
-"""About as many as a line shows."""
 
 
 class Drawn(Enum):
@@ -43,6 +39,6 @@ def distribution(values: Iterable[float]) -> Points:
 
 
 def thinned(points: Points) -> Points:
-    """Every n-th point and the last one, so that there are about :data:`POINTS`."""
-    every = max(1, len(points) // POINTS)
+    """Every n-th point and the last one, so that a line shows about 400."""
+    every = max(1, len(points) // 400)
     return [*points[::every], *points[-1:]]

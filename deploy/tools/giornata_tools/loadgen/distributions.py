@@ -1,7 +1,8 @@
-"""Drawing from distributions that are known by percentiles or by weights. Pure."""
+"""Drawing from distributions: those known by percentiles or by weights, and times of arrival. Pure."""
 
 from __future__ import annotations
 
+import random
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -28,3 +29,25 @@ def chosen(mix: Mix, share: float) -> int:
 def zipf(count: int, exponent: float) -> Mix:
     """Popularity of `count` templates: the weight of number i is (i + 1)^-exponent."""
     return {index: exp(-exponent * log(index + 1)) for index in range(count)}
+
+
+def arrival_times(rate: float, seconds: float, seed: int, cv: float = 1.0) -> list[float]:
+    """Times below `seconds` of a renewal process of `rate` a second.
+
+    The times between arrivals follow a gamma distribution: a Poisson process where its coefficient of variation `cv` is
+    1, bursts above, evenly spaced at 0.
+
+    Raises:
+        ValueError: `rate` or `cv` is out of range.
+    """
+    if rate <= 0 or cv < 0:
+        raise ValueError(f"a rate is above 0 and a cv 0 or more; received {rate:g} and {cv:g}")
+    chance = random.Random(seed)  # noqa: S311 - a workload, no secret
+    shape = cv**-2 if cv else 0.0
+    times: list[float] = []
+    now = 0.0
+    while True:
+        now += chance.gammavariate(shape, 1 / (shape * rate)) if cv else 1 / rate
+        if now >= seconds:
+            return times
+        times.append(now)

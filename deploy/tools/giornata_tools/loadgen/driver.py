@@ -15,15 +15,10 @@ Record = Callable[[Outcome], object]
 
 
 async def drive(requests: Sequence[Request], send: Send, record: Record, *, limit: int) -> None:
-    """Send every request when it is due; return when the last one has its answer.
+    """Send every request when it is due, in the order of their times; return when the last one has its answer.
 
-    When cancelled, requests without an answer are given up and not recorded.
-
-    Args:
-        requests: in the order of their times.
-        send: how.
-        record: told of every request that has ended, in the order in which they end.
-        limit: most requests without an answer; one that is due then is not sent, and recorded as an error.
+    Outcomes are recorded in the order in which requests end. A request that is due while `limit` others have no answer
+    is not sent, and recorded as an error. When cancelled, requests without an answer are given up and not recorded.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()

@@ -1,27 +1,19 @@
-"""What became of requests, and how a server's answer is judged. Pure."""
+"""What became of requests, and the figures of a run. Pure."""
 
 from __future__ import annotations
 
-import json
-import re
+import statistics
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+import numpy as np
 
 from giornata_tools.loadgen.workload import Request
 
 NOT_SENT: Final = "too_many_in_flight"
 """Code of a request that was due while as many as allowed had no answer."""
-NOT_CONNECTED: Final = "not_connected"
-CONNECTION_LOST: Final = "connection_lost"
-TIMEOUT: Final = "timeout"
-NO_PICTURES: Final = "not_an_image_answer"
-"""Code of a success that is not of the image API's form."""
-PICTURES_MISSING: Final = "pictures_missing"
-"""Code of a success with fewer pictures than asked for, where the server does not say why."""
-
-_CODE: Final = re.compile(r"[A-Za-z][\w.-]{0,63}")
-SAID: Final = 500
-"""Characters of a server's message that are kept."""
 
 
 @dataclass(frozen=True)
@@ -59,50 +51,96 @@ class Outcome:
         return 0.0 if self.sent_s is None else self.sent_s - self.request.at_s
 
 
-def judged(status: int, body: bytes, n: int) -> ServerAnswer:
-    """A server's answer to a request for `n` pictures, in the form of OpenAI's image API.
+@dataclass(frozen=True)
+class Spread:
+    """The spread of several values, in their unit."""
 
-    Args:
-        status: of HTTP.
-        body: JSON with ``data``, or with ``error``.
-        n: pictures asked for.
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of one run; its warm-up is left out of all of them."""
+
+    requests: int
+    """Requests that were due, less the ones without an answer when the run was stopped."""
+    unfinished: int
+    """Requests without an answer when the run was stopped, or not due until then."""
+    succeeded: int
+    pictures: int
+    offered_per_s: float
+    """Requests that were due, a second."""
+    throughput_per_s: float
+    """Requests that succeeded, a second; the seconds run until the last of them had its answer."""
+    pictures_per_s: float
+    latency_s: Spread | None
+    """Times of the requests that succeeded, from when they were due to their answers; None: none succeeded."""
+    slo_s: float | None
+    slo_share: float | None
+    """Share of all requests that succeeded within `slo_s`: errors and requests that were not sent count against it."""
+    goodput_per_s: float | None
+    """The same, a second."""
+    errors: dict[str, int]
+    """Counts by code, the most frequent first."""
+    late_s: Spread | None
+    """How much later than due requests left: the generator's own failing."""
+    in_flight: int
+    """Most requests without an answer."""
+    mask_ratio: float
+    """Mean of the requests."""
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The percentile by linear interpolation; `values` in any order, at least one."""
+    return float(np.percentile(values, percent))
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """Mean and percentiles; None of no values."""
+    if not values:
+        return None
+    p50, p95, p99 = (percentile(values, percent) for percent in (50, 95, 99))
+    return Spread(statistics.fmean(values), p50, p95, p99, max(values))
+
+
+def figures(
+    requests: Sequence[Request],
+    outcomes: Sequence[Outcome],
+    *,
+    warmup_s: float,
+    seconds: float,
+    slo_s: float | None,
+) -> Figures:
+    """What a run comes to whose `requests` have ended with `outcomes`, some of them maybe without one.
+
+    Requests due before `warmup_s` are left out; `seconds` is the run's length after that. An answer within `slo_s`
+    counts as goodput.
     """
-    told = _object(body)
-    if not 200 <= status < 300:
-        code, message = _error(told.get("error"), f"http_{status}")
-        return ServerAnswer(0, code, message or body[:SAID].decode("utf-8", "replace"))
-    data = told.get("data")
-    if not isinstance(data, list) or not data or not all(map(_is_picture, data)):
-        return ServerAnswer(0, NO_PICTURES, body[:SAID].decode("utf-8", "replace"))
-    if len(data) >= n:
-        return ServerAnswer(len(data))
-    extension = told.get("giornata")
-    errors = extension.get("errors") if isinstance(extension, dict) else None
-    first = (
-        errors[0].get("error")
-        if isinstance(errors, list) and errors and isinstance(errors[0], dict)
-        else None
+    planned = [request for request in requests if request.at_s >= warmup_s]
+    counted = [outcome for outcome in outcomes if outcome.request.at_s >= warmup_s]
+    good = [outcome for outcome in counted if outcome.answer.code is None]
+    met = None if slo_s is None else sum(outcome.latency_s <= slo_s for outcome in good)
+    elapsed = max([seconds, *(outcome.ended_s - warmup_s for outcome in good)])
+    codes = Counter(outcome.answer.code for outcome in counted if outcome.answer.code is not None)
+    pictures = sum(outcome.answer.pictures for outcome in good)
+    return Figures(
+        requests=len(counted),
+        unfinished=len(planned) - len(counted),
+        succeeded=len(good),
+        pictures=pictures,
+        offered_per_s=len(planned) / seconds,
+        throughput_per_s=len(good) / elapsed,
+        pictures_per_s=pictures / elapsed,
+        latency_s=spread([outcome.latency_s for outcome in good]),
+        slo_s=slo_s,
+        slo_share=None if met is None else met / max(1, len(counted)),
+        goodput_per_s=None if met is None else met / elapsed,
+        errors=dict(codes.most_common()),
+        late_s=spread([outcome.late_s for outcome in counted if outcome.sent_s is not None]),
+        in_flight=max((outcome.in_flight for outcome in counted), default=0),
+        mask_ratio=statistics.fmean(o.request.mask_ratio for o in counted) if counted else 0.0,
     )
-    code, message = _error(first, PICTURES_MISSING)
-    return ServerAnswer(len(data), code, message or f"{len(data)} of {n} pictures came")
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        told = json.loads(body)
-    except ValueError:
-        return {}
-    return told if isinstance(told, dict) else {}
-
-
-def _is_picture(item: object) -> bool:
-    return isinstance(item, dict) and any(isinstance(item.get(name), str) for name in ("b64_json", "url"))
-
-
-def _error(error: object, default: str) -> tuple[str, str]:
-    """Code and message of an error object; a code that is not a word becomes `default`."""
-    if not isinstance(error, dict):
-        return default, ""
-    code, message = error.get("code"), error.get("message")
-    known = isinstance(code, str) and _CODE.fullmatch(code) is not None
-    return str(code) if known else default, str(message)[:SAID] if message else ""

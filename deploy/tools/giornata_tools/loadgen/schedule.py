@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from giornata_tools.loadgen.arrivals import arrival_times
+from giornata_tools.loadgen.distributions import arrival_times
 from giornata_tools.loadgen.trace import TraceLine, complete
 from giornata_tools.loadgen.workload import Request, Workload, draw, faster
 
-SHORTEST_S = 1.0
+SHORTEST_S: Final = 1.0
 """A trace counts for at least this long."""
 
 
 @dataclass(frozen=True)
 class OfferedLoad:
-    """One run's requests."""
+    """One run's requests.
+
+    Raises:
+        ValueError: nothing would be measured.
+    """
 
     rate: float | None
     """Requests a second; None: a trace says when they are due."""
@@ -25,30 +30,26 @@ class OfferedLoad:
     seconds: float
     """Length of the run after the warm-up."""
 
-
-@dataclass(frozen=True)
-class Arrivals:
-    """How requests arrive by chance."""
-
-    rates: Sequence[float]
-    """Rates a second; there is a run for each."""
-    cv: float
-    """Coefficient of variation of the times between them."""
-    seconds: float
-    """Length of the run after the warm-up."""
+    def __post_init__(self) -> None:
+        if not any(request.at_s >= self.warmup_s for request in self.requests):
+            what = "the trace" if self.rate is None else f"{self.rate:g} requests a second"
+            raise ValueError(
+                f"no request of {what} is due within {self.seconds:g} s after the warm-up of {self.warmup_s:g} s"
+            )
 
 
-def drawn(arriving: Arrivals, workload: Workload, *, warmup_s: float, seed: int) -> list[OfferedLoad]:
-    """A load for each rate; equal seeds make equal loads.
+def drawn(
+    rates: Sequence[float], workload: Workload, *, cv: float, seconds: float, warmup_s: float, seed: int
+) -> list[OfferedLoad]:
+    """A load for each of `rates` (a second), whose times between requests vary by `cv`; equal seeds make equal loads.
 
     Raises:
         ValueError: nothing would be measured at a rate.
     """
-    until = warmup_s + arriving.seconds
     loads = []
-    for rate in arriving.rates:
-        requests = draw(arrival_times(rate, until, seed, arriving.cv), workload, seed)
-        loads.append(_measured(OfferedLoad(rate, tuple(requests), warmup_s, arriving.seconds)))
+    for rate in rates:
+        requests = draw(arrival_times(rate, warmup_s + seconds, seed, cv), workload, seed)
+        loads.append(OfferedLoad(rate, tuple(requests), warmup_s, seconds))
     return loads
 
 
@@ -62,13 +63,4 @@ def replayed(
     """
     requests = faster(complete(lines, workload, seed), speed)
     seconds = max(SHORTEST_S, requests[-1].at_s - warmup_s)
-    return _measured(OfferedLoad(None, tuple(requests), warmup_s, seconds))
-
-
-def _measured(load: OfferedLoad) -> OfferedLoad:
-    if not any(request.at_s >= load.warmup_s for request in load.requests):
-        what = "the trace" if load.rate is None else f"{load.rate:g} requests a second"
-        raise ValueError(
-            f"no request of {what} is due within {load.seconds:g} s after the warm-up of {load.warmup_s:g} s"
-        )
-    return load
+    return OfferedLoad(None, tuple(requests), warmup_s, seconds)

@@ -37,11 +37,7 @@ class TraceLine(BaseModel):
 
 
 def read(text: str, suffix: str) -> list[TraceLine]:
-    """The requests in a file's `text`, in the order of their times.
-
-    Args:
-        text: of the file.
-        suffix: of its name, one of `SUFFIXES`.
+    """The requests in a file's `text`, in the order of their times; `suffix` is the file's, one of `SUFFIXES`.
 
     Raises:
         ValueError: says in which line what is wrong.
@@ -63,12 +59,7 @@ def complete(lines: Sequence[TraceLine], workload: Workload, seed: int) -> list[
 
 
 def write(requests: Sequence[Request], suffix: str) -> str:
-    """A file's text, from which :func:`read` makes the same requests.
-
-    Args:
-        requests: in the order of their times.
-        suffix: of the file's name, one of `SUFFIXES`.
-    """
+    """A file's text, from which :func:`read` makes the same `requests`, which are in the order of their times."""
     rows = [
         {name: getattr(request, "at_s" if name == "timestamp" else name) for name in TraceLine.model_fields}
         for request in requests

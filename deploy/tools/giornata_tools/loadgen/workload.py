@@ -56,16 +56,11 @@ MAX_SEED = 2**31 - 1
 
 
 def draw(times: Sequence[float], workload: Workload, seed: int) -> list[Request]:
-    """A request at each of `times`.
+    """A request at each of `times`, which ascend.
 
     Mask ratios, step counts and pictures follow their distributions even where requests are few: each is drawn from one
     of as many equal shares of its distribution as there are requests, paired and ordered by chance. Templates are drawn
     one by one.
-
-    Args:
-        times: in seconds, ascending.
-        workload: what from.
-        seed: of chance.
     """
     chance = random.Random(seed)  # noqa: S311 - a workload, no secret
     ratios, steps, images = (_shares(len(times), chance) for _ in range(3))

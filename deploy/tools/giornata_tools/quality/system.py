@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,8 @@ from giornata.wire.jobs import Priority
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import MaskMode, Reuse
 from giornata_tools.checkout import MODELS
-from giornata_tools.launcher import environment, model
+from giornata_tools.launcher import model
+from giornata_tools.launcher.plan import planned
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import running
@@ -83,9 +84,9 @@ async def started(logs: Path, torch_threads: int, say: Say) -> AsyncIterator[Sys
     """
     chosen = await model.choose(os.environ, None, MODELS, say)
     with tempfile.TemporaryDirectory(prefix="giornata-", dir=socket_folder()) as state:
-        plan = environment.plan(chosen, Path(state), logs, torch_threads)
+        plan = planned(chosen, Path(state), logs, torch_threads, {"GIORNATA_API_KEYS_FILE": ""})
         say("Starting NATS, Valkey and six services.")
-        async with running(replace(plan, env={"GIORNATA_API_KEYS_FILE": ""}), say) as stack:
+        async with running(plan, say) as stack:
             await stack.bring_up()
             yield System(stack.nats_url, stack.redis_url, None, _chosen(stack.watch.fleet, chosen.name))
         if stack.obituaries:

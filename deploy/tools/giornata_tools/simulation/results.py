@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass, field
 
-from giornata_tools.loadgen.statistics import spread
+from giornata_tools.loadgen.outcomes import spread
 from giornata_tools.simulation.jobs import SimulatedJob
 
 

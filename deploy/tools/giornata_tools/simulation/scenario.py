@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from giornata.scheduling.policies import Policy
-from giornata_tools.loadgen.arrivals import arrival_times
-from giornata_tools.loadgen.statistics import percentile
+from giornata_tools.loadgen.distributions import arrival_times
+from giornata_tools.loadgen.outcomes import percentile
 from giornata_tools.loadgen.trace import TraceLine, complete
 from giornata_tools.loadgen.workload import Workload, draw, faster
 from giornata_tools.simulation.bound import Bound

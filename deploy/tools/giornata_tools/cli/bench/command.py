@@ -134,7 +134,7 @@ def serve(ctx: click.Context, /, **given: Any) -> None:
 def baseline(ctx: click.Context, /, **given: Any) -> None:
     """Serve a checkpoint by diffusers' own pipeline with static batching, to compare with."""
     extras.require("local")
-    from giornata_tools.baseline import program as server
+    from giornata_tools.baseline import server
     from giornata_tools.launcher import program
 
     ctx.exit(program.run("baseline", partial(server.serve, server.BaselineOptions(**given))))

@@ -17,9 +17,8 @@ from giornata_tools.doors.addresses import without_password
 from giornata_tools.loadgen import facts, trace
 from giornata_tools.loadgen.distributions import zipf
 from giornata_tools.loadgen.images_api import Api
-from giornata_tools.loadgen.material import TemplatePicture, given
-from giornata_tools.loadgen.pictures import SUFFIXES
-from giornata_tools.loadgen.schedule import Arrivals, OfferedLoad, drawn, replayed
+from giornata_tools.loadgen.pictures import SUFFIXES, TemplatePicture, given
+from giornata_tools.loadgen.schedule import OfferedLoad, drawn, replayed
 from giornata_tools.loadgen.workload import MaskShape, Workload
 
 OWN: Final = ("image", "mask", "n", "num_inference_steps", "prompt", "seed")
@@ -83,13 +82,18 @@ def _loads(options: Options, typed: Collection[str]) -> list[OfferedLoad]:
     if "speed" in typed and not options["trace"]:
         raise click.UsageError("--speed belongs to --trace.")
     cv = options["cv"] if options["cv"] is not None else facts.BURSTS
-    arriving = Arrivals(options["rate"].value, cv if bursty else 1.0, options["duration"])
     shared = {"warmup_s": options["warmup"], "seed": options["seed"]}
     with usage_errors(options["trace"] or "No load"):
         if options["trace"]:
             lines = read_trace(options["trace"])
             return [replayed(lines, _workload(options), speed=options["speed"], **shared)]
-        return drawn(arriving, _workload(options), **shared)
+        return drawn(
+            options["rate"].value,
+            _workload(options),
+            cv=cv if bursty else 1.0,
+            seconds=options["duration"],
+            **shared,
+        )
 
 
 def _workload(options: Options) -> Workload:

@@ -24,12 +24,10 @@ from giornata_tools.doors.edits import Refused
 from giornata_tools.interrupts import INTERRUPTED
 from giornata_tools.loadgen.driver import drive
 from giornata_tools.loadgen.images_api import Api, ImagesApi, open_images_api
-from giornata_tools.loadgen.material import Material, TemplatePicture, made, material
-from giornata_tools.loadgen.outcomes import Outcome
-from giornata_tools.loadgen.plots import charts
-from giornata_tools.loadgen.report import WIDTH, MeasuredRun, notes, table, value
+from giornata_tools.loadgen.outcomes import Outcome, figures
+from giornata_tools.loadgen.pictures import Material, TemplatePicture, made, material
+from giornata_tools.loadgen.report import WIDTH, MeasuredRun, charts, notes, table, value
 from giornata_tools.loadgen.schedule import OfferedLoad
-from giornata_tools.loadgen.statistics import figures
 from giornata_tools.loadgen.workload import Request
 from giornata_tools.provenance import versions
 

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
+from scipy.ndimage import binary_erosion
 
 MARGIN: Final = 16
 CAPTION_HEIGHT: Final = 40
@@ -22,7 +23,8 @@ def overlay(image: Image.Image, alpha: npt.NDArray[np.float32]) -> Image.Image:
     pixels = np.asarray(image.convert("RGB")).astype(np.float32)
     share = TINT_SHARE * alpha[..., None]
     tinted = pixels * (1 - share) + np.array(TINT, np.float32) * share
-    tinted[_rim(alpha > 0)] = 255
+    edited = alpha > 0
+    tinted[edited & ~binary_erosion(edited)] = 255
     return Image.fromarray(tinted.round().astype(np.uint8))
 
 
@@ -50,10 +52,3 @@ def side_by_side(panels: Sequence[tuple[Image.Image, str]]) -> Image.Image:
         middle = (left + width / 2, MARGIN + height + (MARGIN + CAPTION_HEIGHT) / 2)
         draw.text(middle, caption, INK, font, anchor="mm")
     return sheet
-
-
-def _rim(region: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Pixels of `region` that have a neighbour outside it."""
-    padded = np.pad(region, 1)
-    core = padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
-    return region & ~core

@@ -1,9 +1,16 @@
-"""What the demo edits: two photographs and two procedural scenes, each with its mask and prompt. Pure."""
+"""What the demo edits, and the studio's samples as far as this project draws them.
+
+The demo edits two photographs and two procedural scenes, each with its mask and prompt. The studio has the same scenes,
+and masks of its own for photographs. Run ``python -m giornata_tools.launcher.demo.exhibits`` when scenes or ellipses
+change: it writes them to the page's folder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -12,7 +19,7 @@ from PIL import Image, ImageDraw
 from skimage import data
 
 from giornata.wire.requests import EditParameters
-from giornata_tools.model.scenes import Scene, Task, masks, sample
+from giornata_tools.model.scenes import Task, masks, sample
 from giornata_tools.model.scenes.captions import plain
 
 Point: TypeAlias = tuple[float, float]
@@ -31,7 +38,28 @@ BESIDE_THE_CUP: Final[Sequence[Point]] = (
 PHOTOGRAPH_PADDING: Final = 88
 """`padding_mask_crop` of photographs, which are larger than the built-in model's own pictures."""
 SCENE_SIDE: Final = 256
+SCENES: Final = {"scene": Task.ADD, "removal": Task.REMOVE}
+"""What is to be done in each procedural scene, by its name."""
 SCENE_SEEDS: Final = {Task.ADD: (2026, 22), Task.REMOVE: (2026, 2)}
+FOLDER: Final = Path(str(files("giornata_gateway") / "static" / "samples"))
+
+
+@dataclass(frozen=True)
+class Ellipse:
+    """A mask; centre and half axes as fractions of width and height."""
+
+    x: float
+    y: float
+    half_width: float
+    half_height: float
+
+
+PLACES: Final[Mapping[str, Ellipse]] = {
+    "astronaut": Ellipse(0.67, 0.18, 0.075, 0.09),  # the backdrop between her and the shuttle
+    "coffee": Ellipse(0.9, 0.82, 0.085, 0.13),  # the wood of the table
+    "cat": Ellipse(0.13, 0.85, 0.1, 0.133),  # the pale fur of the breast
+}
+"""Where each photograph is plain enough for the built-in model."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +81,7 @@ def exhibits() -> tuple[Exhibit, ...]:
     return (
         _photograph("astronaut", "a red star", data.astronaut(), BESIDE_THE_ASTRONAUT),  # NASA, public domain
         _photograph("coffee", "a white diamond", data.coffee(), BESIDE_THE_CUP),  # Rachel Michetti, CC0
-        _scene("scene", Task.ADD),
-        _scene("removal", Task.REMOVE),
+        *map(scene, SCENES),
     )
 
 
@@ -64,18 +91,14 @@ def _photograph(name: str, prompt: str, pixels: NDArray[np.uint8], outline: Sequ
     return Exhibit(name, picture, paint(*picture.size, outline), asked)
 
 
-def scene_of(task: Task) -> Scene:
-    """The scene of the demo and of the studio's samples."""
-    return sample(np.random.default_rng(SCENE_SEEDS[task]), SCENE_SIDE, task, least_mask_px=64.0, clear=True)
-
-
-def _scene(name: str, task: Task) -> Exhibit:
-    scene = scene_of(task)
-    (thing,) = scene.asked
+def scene(name: str) -> Exhibit:
+    """A procedural scene, one of `SCENES`."""
+    task = SCENES[name]
+    drawn = sample(np.random.default_rng(SCENE_SEEDS[task]), SCENE_SIDE, task, least_mask_px=64.0, clear=True)
+    (thing,) = drawn.asked
     prompt = "remove it" if task is Task.REMOVE else plain(thing.colour, thing.shape)
-    return Exhibit(
-        name, Image.fromarray(scene.before), masks.image(scene.mask), EditParameters(prompt=prompt)
-    )
+    picture, mask = Image.fromarray(drawn.before), masks.image(drawn.mask)
+    return Exhibit(name, picture, mask, EditParameters(prompt=prompt))
 
 
 def paint(width: int, height: int, outline: Sequence[Point]) -> Image.Image:
@@ -87,20 +110,43 @@ def paint(width: int, height: int, outline: Sequence[Point]) -> Image.Image:
 
 def smooth(points: Sequence[Point], per_segment: int = 12) -> list[Point]:
     """The closed uniform Catmull-Rom spline through `points`, `per_segment` samples between two of them."""
-    n = len(points)
-    quadruples = [[points[(i + k) % n] for k in (-1, 0, 1, 2)] for i in range(n)]
-    return [_catmull_rom(quadruple, j / per_segment) for quadruple in quadruples for j in range(per_segment)]
-
-
-def _catmull_rom(points: Sequence[Point], t: float) -> Point:
-    """Between the second and third of four points, `t` in 0..1."""
+    t = np.arange(per_segment)[:, None] / per_segment
     weights = (
         (-t + 2 * t**2 - t**3) / 2,
         (2 - 5 * t**2 + 3 * t**3) / 2,
         (t + 4 * t**2 - 3 * t**3) / 2,
         (t**3 - t**2) / 2,
     )
-    x, y = (
-        sum(weight * point[axis] for weight, point in zip(weights, points, strict=True)) for axis in (0, 1)
-    )
-    return x, y
+    around = [np.roll(points, shift, axis=0)[:, None] for shift in (1, 0, -1, -2)]
+    curve = sum(weight * point for weight, point in zip(weights, around, strict=True))
+    return [(float(x), float(y)) for x, y in np.reshape(curve, (-1, 2))]
+
+
+def drawn() -> dict[str, Image.Image]:
+    """Name of each file that is drawn → the picture (RGB) or mask (mode L, white is repainted).
+
+    The scenes are those of the demo; the photographs lie in `FOLDER`, and the masks take their sizes.
+    """
+    pictures: dict[str, Image.Image] = {}
+    for exhibit in map(scene, SCENES):
+        pictures[f"{exhibit.name}.png"] = exhibit.picture
+        pictures[f"{exhibit.name}-mask.png"] = exhibit.mask
+    for name, place in PLACES.items():
+        with Image.open(FOLDER / f"{name}.jpg") as photograph:
+            pictures[f"{name}-mask.png"] = masks.image(_inside(place, *photograph.size))
+    return pictures
+
+
+def _inside(place: Ellipse, width: int, height: int) -> NDArray[np.bool_]:
+    """Whether the centre of each pixel lies in `place`; (height, width)."""
+    across = (np.arange(width) + 0.5) / width - place.x
+    down = (np.arange(height) + 0.5) / height - place.y
+    inside: NDArray[np.bool_] = (
+        (down / place.half_height)[:, None] ** 2 + (across / place.half_width)[None] ** 2
+    ) <= 1
+    return inside
+
+
+if __name__ == "__main__":
+    for name, picture in drawn().items():
+        picture.save(FOLDER / name, "PNG", optimize=True, compress_level=9)

@@ -2,89 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from diffusers import FluxFillPipeline, FluxInpaintPipeline
+import torch
 from PIL import Image
-from torch import Generator, float32, set_num_threads
 
 from giornata.checkpoints import checkpoint_folder
-from giornata.families import Family, read_model_card
-from giornata.wire.models import ModelCard
+from giornata.families import read_model_card
 from giornata.wire.requests import EditParameters
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.inspection import computed_size, cut_out, template
 from giornata_prepost.images.masks import Alpha, model_mask
 from giornata_prepost.images.paste import paste
 from giornata_prepost.images.pictures import DecodedPicture, Pixels
-
-PIPELINES: Final[dict[str, type[Any]]] = {
-    Family.FLUX_FILL: FluxFillPipeline,
-    Family.FLUX_INPAINT: FluxInpaintPipeline,
-}
-
-
-@dataclass(frozen=True)
-class OracleSetting:
-    """What all edits share; everything else is the request's or the model's default."""
-
-    budget_pixels: int
-    """Most pixels that the model computes."""
-    torch_threads: int
-    """The services' number: another one rounds differently, by up to one 8-bit step."""
+from giornata_tools.baseline.pipeline import Alike, Pipeline, PipelineRow
 
 
 class Oracle:
     """The checkpoint's pipeline in float32 on the CPU."""
 
-    def __init__(self, source: str, setting: OracleSetting) -> None:
-        """Load `source`, a folder or a hub id whose files the services have fetched already."""
-        set_num_threads(setting.torch_threads)
-        folder = checkpoint_folder(source)
-        self._setting = setting
-        self._card = read_model_card(folder)
-        self._pipeline = PIPELINES[self._card.family].from_pretrained(folder, dtype=float32)
-        self._pipeline.set_progress_bar_config(disable=True)
+    def __init__(self, source: str, budget_pixels: int, torch_threads: int) -> None:
+        """Load `source`, a folder or a hub id whose files the services have fetched already.
 
-    @property
-    def name(self) -> str:
-        """The name of the pipeline's class."""
-        return type(self._pipeline).__name__
+        `torch_threads` is the services' number: another one rounds differently, by up to one 8-bit step.
+        """
+        torch.set_num_threads(torch_threads)
+        self._budget_pixels = budget_pixels
+        self._card = read_model_card(checkpoint_folder(source))
+        self._pipeline = Pipeline(source, torch.device("cpu"), torch.float32)
+        self.name: Final = self._pipeline.kind
 
     def edit(self, original: Pixels, alpha: Alpha, parameters: EditParameters) -> Pixels:
-        """Edit the picture, and paste as the system pastes.
+        """Edit `original`, (height, width, 3) uint8, and paste as the system pastes.
 
         Args:
-            original: (height, width, 3) uint8.
+            original: the picture.
             alpha: (height, width) float32, the effective alpha.
             parameters: with seed and steps; those of the crop are read, and what diffusers is told.
-
-        Returns:
-            (height, width, 3) uint8.
         """
-        card = self._card
         whole = Size(original.shape[1], original.shape[0])
         crop = cut_out(alpha, parameters.padding_mask_crop)
-        size = computed_size(whole, crop, card, self._setting.budget_pixels)
+        size = computed_size(whole, crop, self._card, self._budget_pixels)
         window = (crop or Box(0, 0, *whole)).window
-        mask = model_mask(alpha[window], size, card.mask_grain)
-        painted = self._pipeline(
+        mask = model_mask(alpha[window], size, self._card.mask_grain)
+        row = PipelineRow(
             prompt=parameters.prompt,
             image=Image.fromarray(template(DecodedPicture(original[window]), size)),
-            mask_image=Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0))),
-            width=size.width,
-            height=size.height,
-            num_inference_steps=parameters.num_inference_steps,
-            max_sequence_length=card.max_text_tokens,
-            generator=Generator("cpu").manual_seed(parameters.seed or 0),
-            output_type="pil",
-            **_family_arguments(card),
-        ).images[0]
+            mask=Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0))),
+            seed=parameters.seed or 0,
+        )
+        alike = Alike(*size, parameters.num_inference_steps, guidance_scale=None, strength=None)
+        [painted] = self._pipeline.paint([row], alike)
         return paste(original, alpha, np.asarray(painted), crop=crop)
-
-
-def _family_arguments(card: ModelCard) -> dict[str, float]:
-    arguments = {"guidance_scale": card.default_guidance_scale} if card.takes_guidance else {}
-    return arguments if card.family == Family.FLUX_FILL else {**arguments, "strength": card.default_strength}

@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias
+from dataclasses import dataclass
+from io import BytesIO
+from operator import attrgetter
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 from pydantic import BaseModel
 
 from giornata.wire.values import StageTimes
 from giornata.wire.workers import InstanceView
-
-Pixels: TypeAlias = npt.NDArray[np.uint8]
-"""(height, width, 3) uint8."""
+from giornata_prepost.images.masks import Alpha, edited_region, effective_alpha
+from giornata_prepost.images.pictures import Pixels
+from giornata_tools.launcher.demo.exhibits import Exhibit
 
 ORACLE_LIMIT: Final = 2 / 255
 """The service rounds to 8 bits where diffusers does; a value on the edge may fall to either side."""
+
+
+class JobFigures(BaseModel):
+    """What the demo reads of ``GET /v1/jobs/{id}``."""
+
+    model: str
+    steps: int
+    mask_ratio: float
+    stage_ms: StageTimes
+
+
+@dataclass(frozen=True)
+class DemoEdit:
+    """An exhibit, and what the system made and measured of it."""
+
+    exhibit: Exhibit
+    """With all that was asked for: steps and seed too."""
+    job_id: str
+    picture: bytes
+    """The PNG file that was sent."""
+    latency_s: float
+    """Seconds from sending the request to having the picture."""
+    figures: JobFigures
+
+    @property
+    def before(self) -> Pixels:
+        """(height, width, 3) uint8."""
+        return np.asarray(self.exhibit.picture)
+
+    @property
+    def after(self) -> Pixels:
+        """(height, width, 3) uint8."""
+        return np.asarray(Image.open(BytesIO(self.picture)).convert("RGB"))
+
+    @property
+    def alpha(self) -> Alpha:
+        """The effective alpha."""
+        asked = self.exhibit.parameters
+        region = edited_region(self.before, np.asarray(self.exhibit.mask.convert("RGB")), asked.mask_mode)
+        return effective_alpha(region, asked.grow_mask, asked.mask_blur)
 
 
 class ServiceReport(BaseModel):
@@ -40,7 +83,6 @@ class EditReport(BaseModel):
     mask_ratio: float
     """Share of the image tokens that the mask touches."""
     latency_s: float
-    """Seconds from sending the request to having the picture."""
     stage_ms: StageTimes
     outside_mask_max_abs_diff: float
     """Output against input where the effective alpha is 0."""
@@ -56,23 +98,43 @@ class DemoReport(BaseModel):
 
     model: str
     edits: tuple[EditReport, ...]
-    diff_unit: Literal["1.0 is the full range of a channel, one 8-bit step is 1/255"] = (
-        "1.0 is the full range of a channel, one 8-bit step is 1/255"
-    )
+    diff_unit: str = "1.0 is the full range of a channel, one 8-bit step is 1/255"
     services: dict[str, ServiceReport]
     versions: dict[str, str]
     machine: dict[str, str | int]
 
 
+def edit_report(edit: DemoEdit, expected: Pixels | None, oracle: str | None) -> EditReport:
+    """Everything measured of one edit; `expected` is the picture by the pipeline that is called `oracle`."""
+    asked, figures = edit.exhibit.parameters, edit.figures
+    before, after, alpha = edit.before, edit.after, edit.alpha
+    return EditReport(
+        name=edit.exhibit.name,
+        job_id=edit.job_id,
+        prompt=asked.prompt,
+        seed=asked.seed or 0,
+        steps=figures.steps,
+        width=after.shape[1],
+        height=after.shape[0],
+        mask_ratio=figures.mask_ratio,
+        latency_s=round(edit.latency_s, 3),
+        stage_ms=StageTimes(**{stage: round(ms, 1) for stage, ms in figures.stage_ms}),
+        outside_mask_max_abs_diff=max_abs_diff(before, after, alpha == 0),
+        inside_mask_mean_abs_diff=mean_abs_diff(before, after, alpha > 0),
+        oracle=oracle,
+        oracle_max_abs_diff=None if expected is None else max_abs_diff(after, expected),
+    )
+
+
 def services_of(fleet: Sequence[InstanceView]) -> dict[str, ServiceReport]:
     """Ready instances per service, and their versions."""
-    ready = [instance for instance in fleet if instance.ready]
-    counts = Counter(instance.service for instance in ready)
+    versions: dict[str, list[str]] = {}
+    for instance in sorted(fleet, key=attrgetter("service", "version")):
+        if instance.ready:
+            versions.setdefault(instance.service, []).append(instance.version)
     return {
-        name: ServiceReport(
-            instances=n, version=", ".join(sorted({i.version for i in ready if i.service == name}))
-        )
-        for name, n in sorted(counts.items())
+        service: ServiceReport(instances=len(found), version=", ".join(dict.fromkeys(found)))
+        for service, found in versions.items()
     }
 
 
@@ -89,22 +151,20 @@ def mean_abs_diff(one: Pixels, other: Pixels, where: npt.NDArray[np.bool_]) -> f
 
 def failings(report: DemoReport) -> list[str]:
     """What is wrong with the edits, a sentence each; empty when all are as they should be."""
-    return [f"{edit.name}: {sentence}" for edit in report.edits for sentence in _failings(edit)]
-
-
-def _failings(edit: EditReport) -> list[str]:
     found = []
-    if edit.outside_mask_max_abs_diff != 0:
-        found.append(
-            f"Pixels outside the mask changed by up to {_steps(edit.outside_mask_max_abs_diff)}; none may."
-        )
-    if edit.inside_mask_mean_abs_diff == 0:
-        found.append("Nothing changed inside the mask.")
-    if edit.oracle_max_abs_diff is not None and edit.oracle_max_abs_diff > ORACLE_LIMIT:
-        found.append(
-            f"The picture differs from {edit.oracle} by up to {_steps(edit.oracle_max_abs_diff)}; "
-            f"at most {_steps(ORACLE_LIMIT)} is accepted."
-        )
+    for edit in report.edits:
+        outside, oracle = edit.outside_mask_max_abs_diff, edit.oracle_max_abs_diff
+        if outside != 0:
+            found.append(
+                f"{edit.name}: Pixels outside the mask changed by up to {_steps(outside)}; none may."
+            )
+        if edit.inside_mask_mean_abs_diff == 0:
+            found.append(f"{edit.name}: Nothing changed inside the mask.")
+        if oracle is not None and oracle > ORACLE_LIMIT:
+            found.append(
+                f"{edit.name}: The picture differs from {edit.oracle} by up to {_steps(oracle)}; "
+                f"at most {_steps(ORACLE_LIMIT)} is accepted."
+            )
     return found
 
 

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from giornata_tools.bars import edit_steps
-from giornata_tools.doors.edits import EditCall, EditProgress
-from giornata_tools.doors.http_door import open_http
-from giornata_tools.launcher.demo.client import ask
-from giornata_tools.launcher.demo.demo import told_to
+from giornata_tools.doors.edits import EditProgress
+from giornata_tools.launcher.demo.demo import DemoOptions, edited, told_to
+from giornata_tools.launcher.demo.exhibits import exhibits
 from giornata_tools.launcher.process import LaunchError
 
 
-async def test_a_gateway_that_hangs_up_is_told_in_a_sentence() -> None:
+async def test_a_gateway_that_hangs_up_is_told_in_a_sentence(tmp_path: Path) -> None:
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with open_http(url, None) as door:
-            with pytest.raises(LaunchError, match=rf"^The gateway at {url} stopped answering: .+\."):
-                await ask(door, EditCall(b"i", b"m", {"prompt": "p"}), lambda _: None)
+        options = DemoOptions(None, 1, tmp_path, steps=1, seed=0, no_oracle=True)
+        with pytest.raises(LaunchError, match=rf"^The gateway at {url} stopped answering: .+\."):
+            await edited(url, options, exhibits()[:1], Console(file=StringIO()))
 
 
 def test_a_dumb_terminal_gets_a_line_per_step() -> None:
