@@ -6,6 +6,7 @@ candidates; `plan_batch` improves one row at a time, from several beginnings, un
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -13,13 +14,12 @@ from types import MappingProxyType
 from typing import Final
 
 from giornata.planning.blocks import Block, Link, Timeline, timeline
-from giornata.planning.planner import Planner, always, exact, greedy
+from giornata.planning.planner import Modes, Planner, always, exact, greedy
 from giornata.wire.values import Mode
 
 ROUNDS: Final = 4
 """Most rounds over all rows; a round that improves nothing is the last."""
 BEGINNINGS: Final = (always(Mode.KV), exact)
-Modes = tuple[Mode, ...]
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ def plan_batch(rows: Sequence[BatchRow], link: Link, base_ms: float = 0.0) -> Ba
         raise ValueError(f"rows have {[len(row.blocks) for row in rows]} blocks; all need as many")
     plans: list[BatchPlan] = []
     for beginning in BEGINNINGS:
-        modes = [beginning(row.blocks, link).modes for row in rows]
+        modes = [beginning(row.blocks, link) for row in rows]
         plan = evaluate(rows, modes, link, base_ms)
-        if plan.timeline.possible and not plan.timeline.waits and _cheapest(rows, modes):
+        if math.isfinite(plan.timeline.finish_ms) and not plan.timeline.waits and _cheapest(rows, modes):
             return plan
         plans.append(_improved(rows, plan, link, base_ms) if len(rows) > 1 or base_ms else plan)
     return min(plans, key=_rank)
@@ -74,8 +74,8 @@ def each(planner: Planner) -> BatchPlanner:
 
     def planned(rows: Sequence[BatchRow], link: Link, base_ms: float) -> BatchPlan:
         alone = [_given(row, [(0.0, {})] * len(row.blocks), base_ms) for row in rows]
-        plan = evaluate(rows, [planner(blocks, link).modes for blocks in alone], link, base_ms)
-        return plan if plan.timeline.possible else plan_batch(rows, link, base_ms)
+        plan = evaluate(rows, [planner(blocks, link) for blocks in alone], link, base_ms)
+        return plan if math.isfinite(plan.timeline.finish_ms) else plan_batch(rows, link, base_ms)
 
     return planned
 
@@ -122,7 +122,7 @@ def _improved(rows: Sequence[BatchRow], best: BatchPlan, link: Link, base_ms: fl
         before = best
         for index, row in enumerate(rows):
             candidate = list(best.modes)
-            candidate[index] = exact(_given(row, _beside(rows, best.modes, index), base_ms), link).modes
+            candidate[index] = exact(_given(row, _beside(rows, best.modes, index), base_ms), link)
             plan = evaluate(rows, candidate, link, base_ms)
             if _rank(plan) < _rank(best):
                 best = plan

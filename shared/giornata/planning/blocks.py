@@ -57,29 +57,18 @@ class Link:
 
 @dataclass(frozen=True)
 class Timeline:
-    """When the loads of each block of a plan are there, and when it begins and ends; from now."""
+    """When the blocks of a plan end, from now; never where a block does not find the entry that its mode takes."""
 
-    loaded_ms: tuple[float, ...]
-    """0 for a block without loads."""
-    began_ms: tuple[float, ...]
     ended_ms: tuple[float, ...]
     slabs: int
     """All slabs that are loaded."""
+    waits: bool
+    """Whether a block begins later than the one before has ended."""
 
     @property
     def finish_ms(self) -> float:
         """End of the last block."""
         return self.ended_ms[-1] if self.ended_ms else 0.0
-
-    @property
-    def possible(self) -> bool:
-        """Whether every block finds the entry that its mode takes."""
-        return math.isfinite(self.finish_ms)
-
-    @property
-    def waits(self) -> bool:
-        """Whether a block begins later than the one before has ended."""
-        return any(began > ended for began, ended in zip(self.began_ms, (0.0, *self.ended_ms), strict=False))
 
 
 def timeline(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> Timeline:
@@ -90,23 +79,21 @@ def timeline(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> Time
     """
     if len(blocks) != len(modes):
         raise ValueError(f"received {len(modes)} modes for {len(blocks)} blocks")
-    loaded, began, ended = [], [], []
-    slabs, now, live = 0, 0.0, False
+    ended = []
+    slabs, now, live, waits = 0, 0.0, False, False
     for block, mode in zip(blocks, modes, strict=True):
         needed = block.slabs(mode, live=live) + block.others_slabs
         slabs += needed
         there = link.busy_ms + slabs * link.slab_ms if needed else 0.0
-        begin = max(now, there)
-        now = begin + block.compute_ms(mode, live=live)
+        waits = waits or there > now
+        now = max(now, there) + block.compute_ms(mode, live=live)
         live = mode is Mode.FULL
-        loaded.append(there)
-        began.append(begin)
         ended.append(now)
-    return Timeline(tuple(loaded), tuple(began), tuple(ended), slabs)
+    return Timeline(tuple(ended), slabs, waits)
 
 
 def sequential(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> float:
     """When `modes` end, in ms, if everything is loaded before computing begins: FlashPS's naive loading (figure 9)."""
-    run = timeline(blocks, modes, link)
-    computing = timeline(blocks, modes, Link(0.0)).finish_ms
-    return (link.busy_ms + run.slabs * link.slab_ms if run.slabs else 0.0) + computing
+    computing = timeline(blocks, modes, Link(0.0))
+    loading_ms = link.busy_ms + computing.slabs * link.slab_ms if computing.slabs else 0.0
+    return loading_ms + computing.finish_ms

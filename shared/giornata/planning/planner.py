@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from giornata.planning.blocks import Block, Link, Timeline, timeline
+from giornata.planning.blocks import Block, Link
 from giornata.wire.values import Mode
 
 Times = NDArray[np.float64]
@@ -38,18 +37,12 @@ class Choices(NamedTuple):
     """Before the block, by its own slabs: GONE ended earlier than LIVE."""
 
 
-@dataclass(frozen=True)
-class BlockPlan:
-    """A mode for every block, and when the blocks end."""
-
-    modes: tuple[Mode, ...]
-    timeline: Timeline
+Modes = tuple[Mode, ...]
+"""A mode for every block."""
+Planner = Callable[[Sequence[Block], Link], Modes]
 
 
-Planner = Callable[[Sequence[Block], Link], BlockPlan]
-
-
-def exact(blocks: Sequence[Block], link: Link) -> BlockPlan:
+def exact(blocks: Sequence[Block], link: Link) -> Modes:
     """The modes with the earliest end; among equals, the ones that load least.
 
     Dynamic programming over (slabs, live), vectorised over slabs: time O(blocks * slabs).
@@ -65,8 +58,7 @@ def exact(blocks: Sequence[Block], link: Link) -> BlockPlan:
         there: Times = np.add(arrival, others * link.slab_ms, dtype=np.float64)
         gone, live, chosen = _advance(block, gone, live, there)
         choices.append(chosen)
-    modes = _traced(blocks, gone, live, choices)
-    return BlockPlan(modes, timeline(blocks, modes, link))
+    return _traced(blocks, gone, live, choices)
 
 
 def _advance(block: Block, gone: Times, live: Times, arrival: Times) -> tuple[Times, Times, Choices]:
@@ -103,7 +95,7 @@ def _shifted(times: Times, slabs: int) -> Times:
     return moved
 
 
-def _traced(blocks: Sequence[Block], gone: Times, live: Times, choices: list[Choices]) -> tuple[Mode, ...]:
+def _traced(blocks: Sequence[Block], gone: Times, live: Times, choices: list[Choices]) -> Modes:
     """The modes that led to the earliest end."""
     slabs = int(np.minimum(gone, live).argmin())
     is_live = bool(live[slabs] <= gone[slabs])
@@ -120,7 +112,7 @@ def _traced(blocks: Sequence[Block], gone: Times, live: Times, choices: list[Cho
     return tuple(reversed(modes))
 
 
-def greedy(blocks: Sequence[Block], link: Link) -> BlockPlan:
+def greedy(blocks: Sequence[Block], link: Link) -> Modes:
     """Algorithm 1 of FlashPS, with a third mode: each block takes what ends first, the cache on a tie."""
     modes: list[Mode] = []
     slabs, now, live = 0, 0.0, False
@@ -134,14 +126,9 @@ def greedy(blocks: Sequence[Block], link: Link) -> BlockPlan:
         slabs += needed
         live = mode is Mode.FULL
         modes.append(mode)
-    return BlockPlan(tuple(modes), timeline(blocks, modes, link))
+    return tuple(modes)
 
 
 def always(mode: Mode) -> Planner:
     """One mode for every block: `kv` and `hidden` are FlashPS's strawman loading (figure 9), `full` is no reuse."""
-
-    def planner(blocks: Sequence[Block], link: Link) -> BlockPlan:
-        modes = (mode,) * len(blocks)
-        return BlockPlan(modes, timeline(blocks, modes, link))
-
-    return planner
+    return lambda blocks, _: (mode,) * len(blocks)

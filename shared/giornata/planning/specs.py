@@ -1,4 +1,4 @@
-"""What a network's blocks are, told as data: planner, store, router and simulator read it, and need no family. Pure."""
+"""What a network's blocks are, told as data, and what a template keeps of them; its readers need no family. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ PARTS: Final[Mapping[Mode, tuple[str, ...]]] = {
     Mode.KV: ("key", "value"),
 }
 """What a block in each mode takes from a recording."""
+LEAST_LEVELS: Final = 4
+"""Below this many recorded noise levels the picture suffers."""
 
 
 class BlockKind(StrEnum):
@@ -78,3 +80,33 @@ def mean_operations(specs: Sequence[BlockSpec]) -> tuple[float, float, float]:
         for column in zip(*((spec.cell, spec.outside, spec.pair) for spec in specs), strict=True)
     )
     return cell, outside, pair
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What a template run keeps."""
+
+    levels: int
+    """Noise levels."""
+    first_block: int
+    """Blocks before it keep nothing and are computed in full; it is the number of blocks where none is kept."""
+
+
+def within(
+    budget_bytes: int, *, levels: int, blocks: int, block_bytes: int, least_levels: int = LEAST_LEVELS
+) -> Keeping:
+    """The most that fits: first all blocks at fewer levels, then fewer blocks.
+
+    Noise levels cost little to drop, down to a few: the next nearest serves as well. Of the blocks the first ones are
+    dropped: a step that computes them in full still has the outside tokens' hidden state, which nothing has to load.
+
+    Args:
+        budget_bytes: limit of one template.
+        levels: wanted noise levels.
+        blocks: of the transformer.
+        block_bytes: that one block keeps at one noise level.
+        least_levels: fewer levels are kept only where fewer are wanted.
+    """
+    slots = budget_bytes // max(1, block_bytes)
+    kept = min(levels, max(slots // blocks, min(levels, least_levels)))
+    return Keeping(kept, blocks - min(blocks, slots // kept))

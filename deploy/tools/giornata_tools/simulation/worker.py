@@ -15,7 +15,7 @@ from itertools import count
 from giornata.scheduling.batch import Batch, Capacity, RowKey
 from giornata.scheduling.demand import RowShape
 from giornata.scheduling.occupancy import Attempt
-from giornata.scheduling.recording import RecordingRule
+from giornata.scheduling.repeats import RecordingRule
 from giornata.wire.workers import LoadSample, StepSample, Tier, WorkerState
 from giornata_tools.simulation.clock import Clock
 from giornata_tools.simulation.jobs import Piece

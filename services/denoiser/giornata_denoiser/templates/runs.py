@@ -11,7 +11,7 @@ from itertools import count
 import structlog
 
 from giornata.scheduling.batch import RowKey
-from giornata.scheduling.recording import RecordingRule
+from giornata.scheduling.repeats import RecordingRule
 from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailable, TemplateNotFound
 from giornata.wire.messages import RecordRequest, RemoveTemplate
 from giornata.wire.templates import picture_id

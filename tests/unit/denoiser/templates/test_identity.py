@@ -11,7 +11,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from giornata.planning.specs import BlockKind, BlockSpec
-from giornata.scheduling.recording import RecordingRule
+from giornata.scheduling.repeats import RecordingRule
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import picture_id
 from giornata.wire.values import Mode
