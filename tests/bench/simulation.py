@@ -23,7 +23,7 @@ from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.distributions import Mix, zipf
 from giornata_tools.loadgen.workload import MaskShape, Workload
 from giornata_tools.simulation.jobs import PictureSetting, template_name
-from giornata_tools.simulation.published import DECODE_MS, FLUX_PICTURE, h800_flux
+from giornata_tools.simulation.machines import DECODE_MS, FLUX_PICTURE, h800_flux
 from giornata_tools.simulation.results import Summary
 from giornata_tools.simulation.scenario import ArrivalSetting, Scenario
 from giornata_tools.simulation.simulator import Binding, RunOptions, Stages

@@ -49,7 +49,6 @@ class Backlog:
     running: tuple[RowLoad, ...] = ()
     """They may be more than there are places."""
     waiting: tuple[RowLoad, ...] = ()
-    """In order."""
     tokens: float = math.inf
     """Most text and image tokens of a step; a row alone may have more."""
 

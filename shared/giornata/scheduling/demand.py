@@ -39,12 +39,10 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """One row, as far as its cost depends on it."""
+    """One row, as far as its cost depends on it: its tokens and steps."""
 
     text: int
-    """Tokens."""
     image: int
-    """Tokens."""
     computed: int
     """Image tokens of the compute set, which are computed where the template is at hand."""
     steps: int
@@ -78,7 +76,6 @@ class Demand:
     model: str
     model_digest: str
     shapes: tuple[RowShape, ...]
-    """The rows that are still to be computed."""
     template: str | None = None
     """Picture whose recording they may take from; None where they do not reuse."""
     ticket: int = 0
@@ -97,7 +94,7 @@ class Demand:
 
     @property
     def rows(self) -> int:
-        """Their number."""
+        """Rows that are still to be computed."""
         return len(self.shapes)
 
     @property

@@ -36,10 +36,7 @@ class Computed(NamedTuple):
 def computed(prospects: Sequence[Prospect], ahead: float, rows: float) -> Computed | None:
     """When a job's rows are computed, each by any worker; None where no worker serves it or its cost is unknown.
 
-    Args:
-        prospects: the workers that serve it.
-        ahead: how much comes before it, in rows like its own.
-        rows: its own.
+    `prospects` are the workers that serve it, `ahead` is how much comes before it, in rows like its own.
     """
     if not prospects or any(worker.row_ms <= 0 for worker in prospects):
         return None

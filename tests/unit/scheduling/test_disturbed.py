@@ -140,7 +140,7 @@ class World:
                     "no more than is there"
                 )
         for job in self.attempts:
-            assigned = {(job, a.attempt): (a.worker, a.demand) for a in self.disturbed.assigned(job)}
+            assigned = {a.key: (a.worker, a.demand) for a in self.disturbed.assigned(job)}
             assert assigned == {key: held for key, held in self.held.items() if key[0] == job}
         assert all(self.disturbed.worker(key) == where for key, (where, _) in self.held.items())
 
@@ -166,9 +166,7 @@ def test_placement_is_the_same_after_one_fresh_message_of_each_worker(
         assert choose(world.disturbed, demand) == choose(world.clear, demand)
     assert world.disturbed.unlisted() == world.clear.unlisted() == []
     world.now += SILENCE_S + 1
-    lost = [
-        {(a.job_id, a.attempt) for a in known.expire(world.now)} for known in (world.clear, world.disturbed)
-    ]
+    lost = [{a.key for a in known.expire(world.now)} for known in (world.clear, world.disturbed)]
     assert lost == [world.held.keys()] * 2
 
 

@@ -21,8 +21,8 @@ from giornata_tools.loadgen.statistics import percentile
 from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob
 from giornata_tools.simulation.machines import Machine, Storage
 from giornata_tools.simulation.results import SimulatedRun, summary
-from giornata_tools.simulation.segments import Segment
 from giornata_tools.simulation.simulator import Binding, RunOptions, Simulation, Stages
+from giornata_tools.simulation.steps import Segment
 from giornata_tools.simulation.tiers import TemplateSetting
 from giornata_tools.simulation.worker import SimWorker
 

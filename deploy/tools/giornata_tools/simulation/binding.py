@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from giornata.scheduling.decision import Decision, Placed
 from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import Policy
+from giornata.scheduling.scheduler import Decision, Placed
 
 EVER: Final = 1 << 30
 """Rows that a worker takes on."""
@@ -23,7 +23,7 @@ class AtArrival:
     """How many of many workers the policy is asked about."""
 
     def decide(self, line: Line, placement: Placement, now: float) -> Decision:
-        """See :class:`giornata.scheduling.decision.Scheduler`."""
+        """See :class:`giornata.scheduling.scheduler.Scheduler`."""
         placed = []
         with placement.trial() as count:
             for entry in line.order(now):

@@ -27,8 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from giornata.planning.costs import COMPUTE, LOAD, StepCosts
 from giornata.planning.profile import Profile
-from giornata_tools.simulation.machines import Machine, Storage
-from giornata_tools.simulation.published import h800_flux
+from giornata_tools.simulation.machines import Machine, Storage, h800_flux
 
 PUBLISHED: Final[dict[str, Callable[[], Machine]]] = {"h800-flux": h800_flux}
 MOST: Final = 1000

@@ -9,21 +9,18 @@ from enum import StrEnum
 from typing import Final
 
 from giornata.families import Family
-from giornata.scheduling.decision import Scheduler
-from giornata.scheduling.in_turn import LOOKED_AT, InTurn
 from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, Policy, PolicyName
+from giornata.scheduling.scheduler import LOOKED_AT, InTurn, Scheduler
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.simulation.binding import AtArrival
-from giornata_tools.simulation.clock import Action, Clock
 from giornata_tools.simulation.jobs import DIGEST, MODEL, Piece, SimulatedJob
 from giornata_tools.simulation.machines import Machine
-from giornata_tools.simulation.processors import Processors
+from giornata_tools.simulation.processors import Action, Clock, Processors, Servers
 from giornata_tools.simulation.results import EndedJob, Moment, SimulatedRun, WorkerFigures
-from giornata_tools.simulation.servers import Servers
 from giornata_tools.simulation.tiers import TemplateSetting
 from giornata_tools.simulation.worker import SimWorker
 

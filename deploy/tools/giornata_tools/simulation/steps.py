@@ -1,20 +1,23 @@
-"""Rows at a simulated worker, and how long a step of several takes. Pure."""
+"""Rows at a simulated worker, how long a step of several takes, and what telemetry tells of equal steps. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from giornata.planning.batch import BatchRow, plan_batch
 from giornata.planning.blocks import Link
-from giornata.planning.costs import SLABS, Loads, Shape, row_blocks
+from giornata.planning.costs import SLABS, Loads, Shape, Work, row_blocks
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import Pace, RowShape
 from giornata.wire.values import Mode
-from giornata.wire.workers import RowProgress
+from giornata.wire.workers import RowProgress, StepSample
 
 GRAIN = 32
 """Plans are made of rows whose computed tokens are rounded to so many parts of their picture's, and kept."""
+EPSILON_S = 1e-9
+"""A step that ends within this after an arrival counts as ended before it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -137,3 +140,48 @@ class StepTimes:
             least_ms += sum(block.kv_ms for block in made)
         link = Link(pace.costs.load_ms(kv_bytes / SLABS))
         return plan_batch(reusing, link, base_ms).timeline.finish_ms / least_ms
+
+
+@dataclass(slots=True)
+class Segment:
+    """Equal steps that are being computed."""
+
+    rows: tuple[SimRow, ...]
+    began_s: float
+    step_s: float
+    steps: int
+    number: int
+    excess_ms: float = 0.0
+    """Time by which loads lengthen each of them."""
+
+    def made(self, now: float) -> int:
+        """Steps that have ended."""
+        return min(self.steps, math.floor((now - self.began_s + EPSILON_S) / self.step_s))
+
+
+def progress(row: SimRow, made: int) -> RowProgress:
+    """The row as telemetry tells it, `made` steps into its segment."""
+    step = row.shape.steps - row.left + made
+    return row.told.model_copy(update={"step": step, "begun": row.begun or made > 0 or not row.first_ms})
+
+
+def sample(segment: Segment) -> StepSample:
+    """A step of the segment as telemetry tells it."""
+    work = Work()
+    for row in segment.rows:
+        shape = Shape(row.shape.text, row.shape.image, row.shape.computed)
+        work += shape.work(row.mode) * row.shape.sequences
+    text = sum(row.shape.text * row.shape.sequences for row in segment.rows)
+    return StepSample.model_construct(
+        rows=len(segment.rows),
+        sequences=round(work.sequences),
+        image_tokens=round(work.tokens) - text,
+        text_tokens=text,
+        projected_tokens=round(work.projected),
+        attention_pairs=round(work.pairs),
+        assemble_ms=0.0,
+        step_ms=segment.step_s * 1e3,
+        reusing_ms=sum(row.step_ms for row in segment.rows if row.mode is not Mode.FULL),
+        excess_ms=segment.excess_ms,
+        waited_ms=segment.excess_ms,
+    )

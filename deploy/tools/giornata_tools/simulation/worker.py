@@ -17,13 +17,11 @@ from giornata.scheduling.demand import RowShape
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.repeats import RecordingRule
 from giornata.wire.workers import LoadSample, StepSample, Tier, WorkerState
-from giornata_tools.simulation.clock import Clock
 from giornata_tools.simulation.jobs import Piece
 from giornata_tools.simulation.machines import Machine
-from giornata_tools.simulation.processors import Processors
+from giornata_tools.simulation.processors import Clock, Processors
 from giornata_tools.simulation.results import Counted
-from giornata_tools.simulation.segments import EPSILON_S, Segment, progress, sample
-from giornata_tools.simulation.steps import SimRow, StepTimes, row_of
+from giornata_tools.simulation.steps import EPSILON_S, Segment, SimRow, StepTimes, progress, row_of, sample
 from giornata_tools.simulation.tiers import TemplateSetting, Tiers
 
 SAMPLES = 16

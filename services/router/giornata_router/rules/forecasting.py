@@ -9,9 +9,9 @@ from dataclasses import replace
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.estimates import StageEstimates
 from giornata.scheduling.forecast import Computed, computed, size
-from giornata.scheduling.in_turn import ROW
 from giornata.scheduling.line import Line, QueuedRows
 from giornata.scheduling.placement import Placement
+from giornata.scheduling.scheduler import ROW
 from giornata.wire.errors import QueueTooLong
 from giornata.wire.jobs import Job, Priority
 from giornata.wire.messages import Forecast

@@ -1,4 +1,4 @@
-"""The scheduler that serves jobs in their turn, each by a policy; and who passes whom. Pure.
+"""What a scheduler is asked and answers; and the one that serves jobs in their turn, each by a policy. Pure.
 
 Rows are placed one by one, so that the pictures of one job are computed side by side where several workers have room.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
-from giornata.scheduling.decision import Decision, Placed, Scheduler
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.line import Key, Line, QueuedRows
+from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, Policy, PolicyName
 
@@ -24,6 +24,37 @@ MAX_CHOOSY: Final = 16
 """Jobs that may wait for a better worker while others are asked; a bound on the time that a decision takes."""
 ROW: Final = RowShape(text=0, image=1, computed=1, steps=1)
 """The least that a job asks for."""
+
+
+class Placed(NamedTuple):
+    """Rows that one worker gets together, as one attempt."""
+
+    key: Key
+    """Where they wait in the line."""
+    worker: str
+    rows: tuple[int, ...]
+    """Their indices."""
+    passes: Key | None = None
+    """The job that came before them and has to wait, since no worker has room for it."""
+
+
+class Decision(NamedTuple):
+    """What happens now. The caller applies it, in this order, before it asks again."""
+
+    placements: tuple[Placed, ...] = ()
+    preemptions: tuple[Attempt, ...] = ()
+    """Attempts that their workers drop: the rows join the line again, and no failure is counted. An attempt whose rows
+    were not sent yet stays in the placement.
+    """
+    wake_at: float | None = None
+    """When to ask again though nothing has happened, in seconds, after `now`; None: only when something has."""
+
+
+class Scheduler(Protocol):
+    """Chooses which waiting rows go to which workers."""
+
+    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+        """What happens at `now`, on the clock by which `line` and `placement` are fed; both stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +75,7 @@ class InTurn:
     """Rows of one job may go to several workers; else all go to one, as in the simulator's baselines."""
 
     def decide(self, line: Line, placement: Placement, now: float) -> Decision:
-        """See :class:`giornata.scheduling.decision.Scheduler`."""
+        """See :class:`Scheduler`."""
         if not any(placement.has_room(Demand(*model, (ROW,))) for model in line.models):
             return Decision()  # nearly every message of a worker ends here while many jobs wait
         with placement.trial() as count:
