@@ -18,6 +18,7 @@ one is late, the job leaves whose absence lets the others end soonest.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,12 +31,11 @@ PRECISION_S = 0.005
 
 @dataclass(frozen=True)
 class PooledTask:
-    """A job on the pooled machine."""
+    """A job that takes `seconds` of the pooled machine."""
 
     released_s: float
     due_s: float
     seconds: float
-    """Time of the pool."""
 
 
 def most_on_time(tasks: Sequence[PooledTask]) -> int:
@@ -156,13 +156,9 @@ class Bound:
         low, high = 0.0, max((job.shortest_s for job in counted), default=0.0)
         while self._on_time(counted, high) < needed:
             low, high = high, 2 * high
-        while high - low > PRECISION_S:
-            middle = (low + high) / 2
-            if self._on_time(counted, middle) < needed:
-                low = middle
-            else:
-                high = middle
-        return low
+        parts = range(1, math.ceil((high - low) / PRECISION_S))
+        short = bisect_left(parts, needed, key=lambda part: self._on_time(counted, low + part * PRECISION_S))
+        return low + short * PRECISION_S
 
     def mean(self, *, warmup_s: float = 0.0) -> float:
         """Seconds: no schedule has a smaller mean than all rows alone on the fastest worker."""

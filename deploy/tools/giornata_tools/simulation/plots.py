@@ -58,7 +58,7 @@ def _by_rate(runs: Sequence[Simulated]) -> dict[str, Chart]:
             (rate, max(LEAST_S, *(r.bound_p95_s or 0.0 for r in known if r.rate == rate))) for rate in rates
         ]
     shares = _means(runs, lambda run: run.summary.utilisation)
-    hits = _means(runs, lambda run: _hit_share(run.summary))
+    hits = _means(runs, lambda run: run.summary.hit_share)
     rate = "jobs a second"
     return {
         "latency_by_rate.svg": Chart("Latency against rate", rate, "seconds", latencies, logarithmic=True),
@@ -76,8 +76,3 @@ def _means(runs: Sequence[Simulated], value: Callable[[Simulated], float]) -> di
         ]
         for policy in dict.fromkeys(run.policy for run in runs)
     }
-
-
-def _hit_share(figures: Summary) -> float:
-    found = figures.hits_memory + figures.hits_disk
-    return found / max(1, found + figures.misses)

@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass, field
 
+from giornata.wire.workers import Tier
 from giornata_tools.loadgen.statistics import spread
 from giornata_tools.simulation.jobs import SimulatedJob
 
@@ -17,7 +18,7 @@ class Counted:
     busy_s: float = 0.0
     steps: int = 0
     row_steps: int = 0
-    hits: dict[str, int] = field(default_factory=lambda: {"memory": 0, "disk": 0, "miss": 0})
+    hits: Counter[Tier | None] = field(default_factory=Counter)
     """Jobs that may reuse, by where their template was."""
     recorded: int = 0
 
@@ -44,15 +45,6 @@ class EndedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFigures:
-    """One worker's run."""
-
-    name: str
-    device: str
-    counted: Counted
-
-
-@dataclass(frozen=True, slots=True)
 class Moment:
     """The cluster, seen once a second."""
 
@@ -69,7 +61,7 @@ class SimulatedRun:
 
     ended: tuple[EndedJob, ...]
     """In the order of their ends."""
-    workers: tuple[WorkerFigures, ...]
+    workers: tuple[Counted, ...]
     moments: tuple[Moment, ...]
     seconds: float
     """Virtual ones, until the last job ended."""
@@ -111,6 +103,12 @@ class Summary:
     misses: int
     recorded: int
 
+    @property
+    def hit_share(self) -> float:
+        """Share of jobs that may reuse whose worker had their template."""
+        found = self.hits_memory + self.hits_disk
+        return found / max(1, found + self.misses)
+
 
 def summary(run: SimulatedRun, warmup_s: float = 0.0) -> Summary:
     """Sum up the jobs that arrived after the warm-up; the figures of workers are those of the whole run.
@@ -123,10 +121,10 @@ def summary(run: SimulatedRun, warmup_s: float = 0.0) -> Summary:
     if latency is None:
         raise ValueError(f"none of {len(run.ended)} jobs arrives after the warm-up of {warmup_s:g} s")
     met = [e.latency_s <= e.job.slo_s for e in counted if e.job.slo_s is not None]
-    used = [worker.counted.busy_s / run.seconds for worker in run.workers]
-    steps = sum(worker.counted.steps for worker in run.workers)
+    used = [worker.busy_s / run.seconds for worker in run.workers]
+    steps = sum(worker.steps for worker in run.workers)
     moments = [m.waiting for m in run.moments if m.at_s >= warmup_s] or [0]
-    hits = sum((Counter(worker.counted.hits) for worker in run.workers), Counter[str]())
+    hits = sum((worker.hits for worker in run.workers), Counter[Tier | None]())
     return Summary(
         jobs=len(counted),
         pictures=sum(ended.job.rows for ended in counted),
@@ -141,11 +139,11 @@ def summary(run: SimulatedRun, warmup_s: float = 0.0) -> Summary:
         utilisation=statistics.fmean(used),
         utilisation_least=min(used),
         utilisation_most=max(used),
-        rows_a_step=sum(worker.counted.row_steps for worker in run.workers) / max(1, steps),
+        rows_a_step=sum(worker.row_steps for worker in run.workers) / max(1, steps),
         queue_mean=statistics.fmean(moments),
         queue_most=max(moments),
-        hits_memory=hits["memory"],
-        hits_disk=hits["disk"],
-        misses=hits["miss"],
-        recorded=sum(worker.counted.recorded for worker in run.workers),
+        hits_memory=hits[Tier.MEMORY],
+        hits_disk=hits[Tier.DISK],
+        misses=hits[None],
+        recorded=sum(worker.recorded for worker in run.workers),
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
-from giornata.scheduling.policies import Policy
+from giornata.scheduling.scheduler import Scheduler
 from giornata_tools.loadgen.arrivals import arrival_times
 from giornata_tools.loadgen.statistics import percentile
 from giornata_tools.loadgen.trace import TraceLine, complete
@@ -77,16 +77,16 @@ class Scenario:
         options: RunOptions,
         progress: Progress | None = None,
         *,
-        policy: Policy | None = None,
+        scheduler: Scheduler | None = None,
     ) -> SimulatedRun:
-        """One simulation; `policy` instead of the one that `options` name, to try one out."""
+        """One simulation; `scheduler` instead of the one that `options` name, to try one out."""
         made = Simulation(
             self.machines,
             jobs,
             options,
             templates=self.templates,
             stages=self.stages,
-            scheduler=options.scheduler(policy),
+            scheduler=scheduler,
             cores=self.cores,
         )
         return made.run(progress)
@@ -107,10 +107,10 @@ class Scenario:
         return replace(self, machines=machines, stages=replace(self.stages, servers=servers))
 
 
-def popular(weights: Mapping[int, float], most: int = 1 << 16) -> tuple[str, ...]:
-    """Names of templates, the most popular first."""
+def popular(weights: Mapping[int, float]) -> tuple[str, ...]:
+    """Names of templates, the most popular first, as far as workers may have room for them."""
     ordered = sorted(weights, key=lambda number: (-weights[number], number))
-    return tuple(template_name(number) for number in islice(ordered, most))
+    return tuple(map(template_name, ordered[: 1 << 16]))
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ def fewest_workers(
         scenario: whose workers are taken in turns.
         rate: jobs a second.
         options: of every run but its seed.
-        slo_s: seconds.
-        percent: of jobs that are to end in that time.
+        slo_s: time in which `percent` of jobs are to end.
+        percent: see `slo_s`.
         seeds: each is a run.
         most: workers that are tried.
         tell: hears of each number that was tried, and its percentile.
@@ -168,11 +168,6 @@ def fewest_workers(
         if high == most:
             return FewestWorkers(None, tried)
         high = min(most, 2 * high)
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        if seconds(middle) > slo_s:
-            low = middle
-        else:
-            high = middle
-    return FewestWorkers(high, tried)
+    untried = range(high // 2 + 1, high)
+    fewer = bisect_left(untried, x=True, key=lambda count: seconds(count) <= slo_s)
+    return FewestWorkers(high // 2 + 1 + fewer, tried)

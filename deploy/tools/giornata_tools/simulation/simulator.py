@@ -13,14 +13,13 @@ from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, Policy, PolicyName
-from giornata.scheduling.scheduler import LOOKED_AT, InTurn, Scheduler
+from giornata.scheduling.scheduler import LOOKED_AT, Decision, InTurn, Placed, Scheduler
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_tools.simulation.binding import AtArrival
 from giornata_tools.simulation.jobs import DIGEST, MODEL, Piece, SimulatedJob
 from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.processors import Action, Clock, Processors, Servers
-from giornata_tools.simulation.results import EndedJob, Moment, SimulatedRun, WorkerFigures
+from giornata_tools.simulation.results import EndedJob, Moment, SimulatedRun
 from giornata_tools.simulation.tiers import TemplateSetting
 from giornata_tools.simulation.worker import SimWorker
 
@@ -49,6 +48,27 @@ class Binding(StrEnum):
     """When a worker has a place for it; until then it waits in the router's line, as live."""
     ARRIVAL = "arrival"
     """At once: it waits at its worker, as in FlashPS."""
+
+
+@dataclass(frozen=True)
+class AtArrival:
+    """Gives every job whole to the worker that the policy chooses, however full it is, as in FlashPS."""
+
+    policy: Policy
+    looked_at: int
+
+    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+        """See :class:`giornata.scheduling.scheduler.Scheduler`."""
+        placed = []
+        with placement.trial() as count:
+            for entry in line.order(now):
+                asked = entry.asked(now)
+                known = placement.candidates(asked, self.looked_at)
+                chosen = self.policy([c._replace(capacity_rows=1 << 30) for c in known], asked)
+                if chosen is not None:
+                    count(entry.job_id, chosen.instance, asked)
+                    placed.append(Placed(entry.key, chosen.instance, entry.rows))
+        return Decision(tuple(placed))
 
 
 @dataclass(frozen=True)
@@ -83,12 +103,12 @@ class RunOptions:
     seed: int = 0
     """Seed of noise."""
 
-    def scheduler(self, policy: Policy | None = None) -> Scheduler:
-        """The scheduler that these options name; `policy` instead of theirs, to try one out."""
-        chosen = policy or POLICIES[self.policy]
+    def scheduler(self) -> Scheduler:
+        """The scheduler that these options name."""
+        policy = POLICIES[self.policy]
         if self.binding is Binding.ARRIVAL:
-            return AtArrival(chosen, self.looked_at)
-        return InTurn(chosen, self.looked_at, self.spreads)
+            return AtArrival(policy, self.looked_at)
+        return InTurn(policy, self.looked_at, self.spreads)
 
 
 @dataclass(slots=True)
@@ -106,13 +126,6 @@ class _CarriedHere:
     workers: dict[str, None] = field(default_factory=dict)
 
 
-@dataclass
-class _Counts:
-    arrived: int = 0
-    ended: int = 0
-    moments: list[Moment] = field(default_factory=list)
-
-
 class Simulation:
     """Make it, then :meth:`run` once.
 
@@ -122,7 +135,7 @@ class Simulation:
         options: how they are scheduled.
         templates: that workers keep.
         stages: beside denoising.
-        scheduler: instead of the one that `options` name, to try one out.
+        scheduler: instead of the one that `options` name.
         cores: processors that workers and stages share, a thread each; infinite: each has one.
     """
 
@@ -158,24 +171,22 @@ class Simulation:
             for name in [f"w{number:04d}"]
         }
         self._carried = {job.job_id: _CarriedHere(job, job.rows) for job in jobs}
-        self._counts = _Counts()
+        self._arrived = 0
         self._ended: list[EndedJob] = []
+        self._moments: list[Moment] = []
 
     def run(self, progress: Callable[[int], None] | None = None) -> SimulatedRun:
         """Until every job has ended; `progress` is told how many have."""
         self._start()
         told = 0
-        while self._counts.ended < len(self._jobs):
+        while len(self._ended) < len(self._jobs):
             if not self._clock.step():
-                raise RuntimeError(f"{len(self._jobs) - self._counts.ended} jobs wait for nothing")
-            if progress is not None and self._counts.ended >= told + 100:
-                told = self._counts.ended
+                raise RuntimeError(f"{len(self._jobs) - len(self._ended)} jobs wait for nothing")
+            if progress is not None and len(self._ended) >= told + 100:
+                told = len(self._ended)
                 progress(told)
-        figures = [
-            WorkerFigures(name, worker.machine.device, worker.counted)
-            for name, worker in self._workers.items()
-        ]
-        return SimulatedRun(tuple(self._ended), tuple(figures), tuple(self._counts.moments), self._clock.now)
+        counted = tuple(worker.counted for worker in self._workers.values())
+        return SimulatedRun(tuple(self._ended), counted, tuple(self._moments), self._clock.now)
 
     def _start(self) -> None:
         period = 1 / self._options.telemetry_hz
@@ -189,19 +200,19 @@ class Simulation:
     def _arrive(self, number: int, now: float) -> None:
         """A job arrives; plan the arrival of the next one."""
         job = self._jobs[number]
-        self._counts.arrived += 1
+        self._arrived += 1
         if number + 1 < len(self._jobs):
             self._clock.at(self._jobs[number + 1].at_s, lambda then: self._arrive(number + 1, then))
         self._relay.serve(self._stages.relay_ms / 2e3, now, lambda then: self._encode(job, then))
 
     def _encode(self, job: SimulatedJob, now: float) -> None:
-        hops_s, rows = self._stages.hops_ms / 1e3, tuple(range(job.rows))
+        whole, hops_s = Piece(job, 0, tuple(range(job.rows))), self._stages.hops_ms / 1e3
 
         def encoded(then: float) -> None:
             if hops_s:
-                self._clock.at(then + hops_s, lambda hopped: self._join(Piece(job, 0, rows), hopped))
+                self._clock.at(then + hops_s, lambda hopped: self._join(whole, hopped))
             else:
-                self._join(Piece(job, 0, rows), then)
+                self._join(whole, then)
 
         self._encoders.serve(self._stages.encode_ms / 1e3, now, encoded)
 
@@ -261,10 +272,8 @@ class Simulation:
             self._relay.serve(self._stages.relay_ms / 2e3, now, lambda then: self._end(carried, then))
 
     def _end(self, carried: _CarriedHere, now: float) -> None:
-        self._counts.ended += 1
-        job = carried.job
-        assigned_s = carried.assigned_s or 0.0
-        self._ended.append(EndedJob(job, assigned_s, carried.denoised_s, now, "+".join(carried.workers)))
+        assigned_s, workers = carried.assigned_s or 0.0, "+".join(carried.workers)
+        self._ended.append(EndedJob(carried.job, assigned_s, carried.denoised_s, now, workers))
 
     def _ticking(self, worker: SimWorker, period: float) -> Action:
         """An action that hears `worker` once and plans itself again."""
@@ -285,6 +294,5 @@ class Simulation:
 
     def _look(self, now: float) -> None:
         """Note the state of the cluster, once a second."""
-        unfinished = self._counts.arrived - self._counts.ended
-        self._counts.moments.append(Moment(now, len(self._line), unfinished))
+        self._moments.append(Moment(now, len(self._line), self._arrived - len(self._ended)))
         self._clock.at(now + 1.0, self._look)

@@ -43,12 +43,12 @@ class SimWorker:
         clock: Clock,
         done: Done,
         seed: int,
-        host: Processors | None = None,
+        host: Processors,
     ) -> None:
         self.name, self.machine = name, machine
         self.counted = Counted()
         self._templates, self._clock, self._done = templates, clock, done
-        self._host = host or Processors(clock)
+        self._host = host
         self._pace = machine.pace
         self._times = StepTimes(self._pace, templates.kv_bytes)
         capacity = Capacity(machine.rows, machine.tokens)
@@ -63,9 +63,9 @@ class SimWorker:
         for template in reversed(templates.preloaded[:memory]):
             self._tiers.fetched(template)
         self._runs: set[str] = set()
-        self._pieces: dict[tuple[str, int], Piece] = {}
-        self._unfinished: dict[tuple[str, int], int] = {}
-        self._fetching: dict[tuple[str, int], Piece] = {}
+        self._unfinished: dict[Attempt, tuple[Piece, int]] = {}
+        """With how many of its rows are not computed."""
+        self._fetching: dict[Attempt, Piece] = {}
         self._segment: Segment | None = None
         self._numbers = count()
         self._samples: deque[StepSample] = deque(maxlen=SAMPLES)
@@ -79,19 +79,17 @@ class SimWorker:
     def take(self, piece: Piece, now: float) -> None:
         """Take assigned rows: look for their template; they join as soon as they can."""
         self._changed = True
-        self._pieces[piece.key], self._unfinished[piece.key] = piece, len(piece.rows)
+        self._unfinished[piece.key] = piece, len(piece.rows)
         template = piece.job.demand.template
         if template is None:
             self._submit(piece, None, now)
             return
         tier = self._tiers.find(template)
-        self.counted.hits["miss" if tier is None else tier.value] += 1
+        self.counted.hits[tier] += 1
         if tier is Tier.DISK:
-            size, speed = self._templates.size_bytes, self.machine.storage.disk_bytes_per_s
+            took_s = self._templates.size_bytes / self.machine.storage.disk_bytes_per_s
             self._fetching[piece.key] = piece
-            self._clock.at(
-                now + size / speed, lambda then: self._fetched(piece, template, size / speed * 1e3, then)
-            )
+            self._clock.at(now + took_s, lambda then: self._fetched(piece, template, took_s * 1e3, then))
             return
         if tier is None and self._admission.see(template, registered=template in self._templates.registered):
             self._record(template, piece.job.demand.shapes[0])
@@ -100,25 +98,19 @@ class SimWorker:
     def drop(self, key: Attempt, now: float) -> Piece:
         """Give up rows that were assigned; their worker goes on without them after the present step."""
         self._changed = True
-        del self._unfinished[key]
         self._fetching.pop(key, None)
         self.batch.cancel(*key)
         if self._segment is not None:
             self._cut(self._segment, now)
-        return self._pieces.pop(key)
+        return self._unfinished.pop(key)[0]
 
     def state(self, now: float) -> WorkerState | None:
         """Telemetry; None where nothing has changed since the last message."""
-        if not (self._changed or self._pieces or self._segment):
+        if not (self._changed or self._unfinished or self._segment):
             return None
         self._changed = False
-        segment, made = self._segment, 0
-        if segment is not None:
-            made = segment.made(now)
-            advancing = {id(row) for row in segment.rows}
-        else:
-            advancing = set()
-        running = tuple(progress(row, made if id(row) in advancing else 0) for row in self.batch.running)
+        made = self._segment.made(now) if self._segment is not None else 0
+        running = tuple(progress(row, made) for row in self.batch.running)
         waiting = tuple(progress(row, 0) for row in self.batch.waiting)
         fetching = tuple(
             progress(row, 0)
@@ -222,12 +214,10 @@ class SimWorker:
         self.counted.row_steps += segment.steps * len(segment.rows)
         if self.machine.noise or self.machine.slowness != 1.0 or self._templates.kv_bytes:
             self._samples.extend([sample(segment)] * min(segment.steps, SAMPLES))
-        left = []
         for row in segment.rows:
             row.left -= segment.steps
             row.begun = True
-            if row.left <= 0:
-                left.append(row)
+        left = [row for row in segment.rows if row.left <= 0]
         self.batch.settle((), [row.key for row in left])
         ended = [piece for row in left if (piece := self._left(row)) is not None]
         self._begin(now)
@@ -244,8 +234,8 @@ class SimWorker:
         key = row.key.job_id, row.key.attempt
         if key not in self._unfinished:  # dropped while its step was computed
             return None
-        self._unfinished[key] -= 1
-        if self._unfinished[key]:
-            return None
-        del self._unfinished[key]
-        return self._pieces.pop(key)
+        piece, rows = self._unfinished.pop(key)
+        if rows == 1:
+            return piece
+        self._unfinished[key] = piece, rows - 1
+        return None
