@@ -13,7 +13,7 @@ import numpy as np
 
 from giornata.planning.costs import StepCosts, Work
 from giornata.planning.profile import Profile
-from giornata.planning.regression import Array, Fit, Online
+from giornata.planning.regression import Online, determination
 from giornata.wire.workers import CostFit, WorkerCosts
 
 EVERY: Final = 16
@@ -36,9 +36,8 @@ class CostModel:
     Steps are observed and costs are asked for in one thread, the engine's. Loads may be observed in any: they wait in a
     queue for the next step. `costs` and `state` are values that are replaced as a whole, to be read in any thread.
 
-    Args:
-        compute: fit to begin with, by :data:`giornata.planning.costs.COMPUTE`.
-        load: fit to begin with, by :data:`giornata.planning.costs.LOAD`.
+    It begins with `compute`, by :data:`giornata.planning.costs.COMPUTE`, and `load`, by
+    :data:`giornata.planning.costs.LOAD`.
     """
 
     def __init__(self, compute: CostFit, load: CostFit) -> None:
@@ -52,7 +51,11 @@ class CostModel:
     @classmethod
     def of(cls, profile: Profile) -> CostModel:
         """A model that begins with what was measured offline."""
-        return cls(_begun(profile.compute), _begun(profile.load))
+        compute, load = (
+            CostFit(weights=fit.weights, r2=fit.r2, residual_ms=fit.residual_ms_p50, samples=0, outliers=0)
+            for fit in (profile.compute, profile.load)
+        )
+        return cls(compute, load)
 
     def observe_step(self, work: Work, step_ms: float) -> bool:
         """Take in a step that computed `work` and did not wait for loads; False for an outlier."""
@@ -80,7 +83,7 @@ class _FollowedFit:
     """One regression and how good it is on its latest samples, each predicted before it was taken in."""
 
     def __init__(self, begun: CostFit) -> None:
-        self._online = Online(begun.weights, every=EVERY)
+        self._online = Online(begun.weights)
         self._weights = begun.weights
         self._recent = np.zeros((WINDOW, 2))
         """(WINDOW, 2) float64: measured and predicted ms, written in a ring."""
@@ -104,10 +107,14 @@ class _FollowedFit:
     def refreshed(self) -> CostFit:
         """The state, after a refit."""
         self._unseen = 0
+        if self._online.samples:
+            self._online.refit()
         self._weights = tuple(self._online.weights.tolist())
         r2, residual = self.state.r2, self.state.residual_ms
         if self._online.samples >= FEWEST:
-            r2, residual = _graded(self._recent[: self._online.samples])
+            measured, predicted = self._recent[: self._online.samples].T
+            r2 = determination(measured, measured - predicted)
+            residual = float(np.median(np.abs(measured - predicted)))
         self.state = CostFit(
             weights=self._weights,
             r2=r2,
@@ -116,19 +123,3 @@ class _FollowedFit:
             outliers=self._online.outliers,
         )
         return self.state
-
-
-def _begun(fit: Fit) -> CostFit:
-    """A fit of the profile, before any sample was taken in."""
-    return CostFit(weights=fit.weights, r2=fit.r2, residual_ms=fit.residual_ms_p50, samples=0, outliers=0)
-
-
-def _graded(recent: Array) -> tuple[float, float]:
-    """R² and median absolute residual of (samples, 2): measured and predicted ms.
-
-    R² says how much of the samples' spread is predicted: of steps that are all alike, none is.
-    """
-    measured, residual = recent[:, 0], recent[:, 0] - recent[:, 1]
-    spread = float(((measured - measured.mean()) ** 2).sum())
-    r2 = 1 - float((residual**2).sum()) / spread if spread > 0 else 0.0
-    return r2, float(np.median(np.abs(residual)))

@@ -16,6 +16,10 @@ from scipy.optimize import nnls
 
 Array = NDArray[np.float64]
 
+FORGETTING: Final = 0.99
+"""Weight of the past at each sample."""
+TRUST: Final = 0.1
+"""In the offline weights, in samples."""
 SURPRISE: Final = 6.0
 """A sample this many times farther from the prediction than usual is an outlier."""
 USUAL_DECAY: Final = 0.95
@@ -50,7 +54,7 @@ def fit(names: Sequence[str], features: Array, times: Array, *, relative: bool =
     """Least squares without negative weights.
 
     Args:
-        names: of the columns.
+        names: of the features.
         features: (samples, features); a constant 1 is one of them where there is an offset.
         times: (samples,) ms, above 0 where residuals are relative.
         relative: minimise residuals as shares of the times: a short one then counts as much as a long one.
@@ -72,57 +76,38 @@ def fit(names: Sequence[str], features: Array, times: Array, *, relative: bool =
 
 
 def graded(names: Sequence[str], weights: Array, features: Array, times: Array) -> Fit:
-    """Grade `weights` on samples.
-
-    Args:
-        names: of the features.
-        weights: (features,) ms per unit.
-        features: (samples, features).
-        times: (samples,) ms.
-    """
+    """Grade `weights`, (features,) ms per unit, on `features`, (samples, features), and `times`, (samples,) ms."""
     residuals = times - features @ weights
-    spread = float(((times - times.mean()) ** 2).sum())
-    missed = float((residuals**2).sum())
-    p50, p95 = np.quantile(np.abs(residuals), (0.5, 0.95))
     shares = np.abs(residuals) / np.maximum(np.abs(times), np.finfo(np.float64).tiny)
-    error_p50, error_p95 = np.quantile(shares, (0.5, 0.95))
-    r2 = 1 - missed / spread if spread > 0 else float(missed < 1e-9)
+    p50, p95 = np.quantile(np.abs(residuals), (0.5, 0.95)).tolist()
+    error_p50, error_p95 = np.quantile(shares, (0.5, 0.95)).tolist()
     return Fit(
         names=tuple(names),
         weights=tuple(weights.tolist()),
-        r2=r2,
-        residual_ms_p50=float(p50),
-        residual_ms_p95=float(p95),
+        r2=determination(times, residuals),
+        residual_ms_p50=p50,
+        residual_ms_p95=p95,
         samples=len(times),
-        error_p50=float(error_p50),
-        error_p95=float(error_p95),
+        error_p50=error_p50,
+        error_p95=error_p95,
     )
+
+
+def determination(times: Array, residuals: Array) -> float:
+    """R², the share of the times' spread that is predicted; 1 where the times are constant and met."""
+    spread, missed = float(((times - times.mean()) ** 2).sum()), float((residuals**2).sum())
+    return 1 - missed / spread if spread > 0 else float(missed < 1e-9)
 
 
 class Online:
     """A fit that follows its machine: least squares with forgetting, drawn to the offline weights where nothing is new.
 
-    Minimises the sum over samples of forgetting^age * (time - w x)², plus `trust` samples' worth of (w - offline)²
-    per weight, without negative weights. Single outliers (a page fault, another process) are left out.
-
-    Args:
-        offline: weights to begin with, ms per unit.
-        forgetting: weight of the past at each sample; 1 forgets nothing.
-        trust: in the offline weights, in samples.
-        every: how many samples are taken in between two fits; the weights change with each fit.
+    Minimises the sum over samples of FORGETTING^age * (time - w x)², plus TRUST samples' worth of (w - offline)² per
+    weight, without negative weights. Single outliers (a page fault, another process) are left out.
     """
 
-    def __init__(
-        self, offline: Sequence[float], forgetting: float = 0.99, trust: float = 0.1, *, every: int = 1
-    ) -> None:
-        if not 0 < forgetting <= 1 or trust <= 0 or every < 1:
-            raise ValueError(
-                f"received forgetting {forgetting}, trust {trust}, every {every}; forgetting is above 0 and at most 1, "
-                "trust above 0, every at least 1"
-            )
-        self._every = every
+    def __init__(self, offline: Sequence[float]) -> None:
         self._offline = np.asarray(offline)
-        self._forgetting, self._trust = forgetting, trust
         count = len(offline)
         self.weights: Array = self._offline.copy()
         """(features,) ms per unit."""
@@ -134,12 +119,8 @@ class Online:
         self._usual_ms = 0.0
         self._in_a_row = 0
 
-    def predict(self, features: Sequence[float]) -> float:
-        """Milliseconds."""
-        return float(self.weights @ np.asarray(features))
-
     def update(self, features: Sequence[float], time_ms: float) -> bool:
-        """Take in a sample; False where it was an outlier and changed nothing but their count."""
+        """Take in a sample for the next :meth:`refit`; False where it was an outlier and only counts."""
         x = np.asarray(features, np.float64)
         residual = abs(time_ms - float(self.weights @ x))
         if self._is_outlier(residual):
@@ -149,19 +130,17 @@ class Online:
         self._in_a_row = 0
         self.samples += 1
         self._usual_ms = USUAL_DECAY * self._usual_ms + (1 - USUAL_DECAY) * residual
-        self._mass = self._forgetting * self._mass + 1
-        self._products = self._forgetting * self._products + np.outer(x, x)
-        self._answers = self._forgetting * self._answers + x * time_ms
-        if self.samples % self._every == 0:
-            self._solve()
+        self._mass = FORGETTING * self._mass + 1
+        self._products = FORGETTING * self._products + np.outer(x, x)
+        self._answers = FORGETTING * self._answers + x * time_ms
         return True
 
-    def _solve(self) -> None:
-        """Non-negative least squares from the normal equations, by their Cholesky factor."""
+    def refit(self) -> None:
+        """Fit the weights, at least one sample: least squares from the normal equations, by their Cholesky factor."""
         size = np.sqrt(np.diag(self._products) / self._mass)
         size[size == 0] = 1.0
-        scaled = self._products / np.outer(size, size) + self._trust * np.eye(len(size))
-        answers = self._answers / size + self._trust * self._offline * size
+        scaled = self._products / np.outer(size, size) + TRUST * np.eye(len(size))
+        answers = self._answers / size + TRUST * self._offline * size
         factor = np.linalg.cholesky(scaled)
         self.weights = nnls(factor.T, np.linalg.solve(factor, answers))[0] / size
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Final
 
 from giornata.wire.values import Mode
@@ -19,27 +18,16 @@ LEAST_LEVELS: Final = 4
 """Below this many recorded noise levels the picture suffers."""
 
 
-class BlockKind(StrEnum):
-    """What mixes the cells of a block."""
-
-    ATTENTION = "attention"
-    CONVOLUTION = "convolution"
-    NORM = "norm"
-
-
 @dataclass(frozen=True)
 class BlockSpec:
     """A block, or `count` equal neighbours. The multiplications are those of one block and one sequence."""
 
-    kind: BlockKind
     grain: int
     """Finest cells a side of one of its cells: 1 for every block of a transformer, whose cells are tokens."""
     heads: int
     """Heads of its attention; 0 for none."""
     parts: Mapping[str, int]
     """Channels a cell of each part that a recording keeps: `key`, `value`, `hidden`."""
-    modes: frozenset[Mode]
-    """What it can do with a recording."""
     cell: float
     """Multiplications of a computed cell, its attention's pairs not counted; a text token of a joint block takes as
     many."""
@@ -59,17 +47,12 @@ def each(specs: Iterable[BlockSpec]) -> tuple[BlockSpec, ...]:
     return tuple(replace(spec, count=1) for spec in specs for _ in range(spec.count))
 
 
-def recording_bytes(specs: Sequence[BlockSpec], modes: Iterable[Mode], cells: int, bits: int) -> int:
+def recording_bytes(specs: Sequence[BlockSpec], modes: Collection[Mode], cells: int, bits: int) -> int:
     """Bytes that one noise level of a recording for `modes` keeps, ranges and headers not counted.
 
-    Args:
-        specs: of the blocks that keep anything.
-        modes: that it serves.
-        cells: of the picture, at the finest grain.
-        bits: of one value.
+    `cells` are those of the picture at the finest grain, and every value has so many `bits`.
     """
-    wanted = tuple(modes)
-    return sum(spec.count * (cells // spec.grain**2) * spec.channels(wanted) * bits // 8 for spec in specs)
+    return sum(spec.count * (cells // spec.grain**2) * spec.channels(modes) * bits // 8 for spec in specs)
 
 
 def mean_operations(specs: Sequence[BlockSpec]) -> tuple[float, float, float]:

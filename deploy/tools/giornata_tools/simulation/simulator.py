@@ -218,8 +218,7 @@ class Simulation:
 
     def _join(self, piece: Piece, now: float) -> None:
         """Let rows wait in the line."""
-        job, demand = piece.job, piece.demand
-        claim = Claim(job.priority, job.tenant)
+        job, demand, claim = piece.job, piece.demand, Claim()
         if job.slo_s is not None:
             finish_by_s = job.at_s + job.slo_s - job.rows * self._stages.finish_ms / 1e3
             takes_s = self._placement.least_ms(demand.piece()) / 1e3 if self._options.by_deadline else 0.0

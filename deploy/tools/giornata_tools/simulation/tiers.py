@@ -9,6 +9,8 @@ from typing import Final
 
 from giornata.wire.workers import Tier
 
+LEVELS: Final = 6
+"""Steps of a run that records a template."""
 TOLD: Final = 256
 """Templates of a tier that telemetry tells, as :class:`giornata.wire.workers.WorkerState` says."""
 
@@ -21,8 +23,6 @@ class TemplateSetting:
     """Size of a template."""
     kv_bytes: float = 0.0
     """Keys and values that a row takes from memory a step; 0: loads are neglected."""
-    levels: int = 6
-    """Steps of a run that records a template."""
     registered: frozenset[str] = frozenset()
     """Templates that are recorded at their first edit on a worker; others at their second."""
     preloaded: tuple[str, ...] = ()
@@ -30,12 +30,7 @@ class TemplateSetting:
 
 
 class Tiers:
-    """All templates are of one size.
-
-    Args:
-        memory: templates that fit into memory.
-        disk: templates that fit on disk.
-    """
+    """All templates are of one size, so that so many fit into `memory`, and so many on `disk`."""
 
     def __init__(self, memory: int, disk: int) -> None:
         self._most = {Tier.MEMORY: memory, Tier.DISK: disk}

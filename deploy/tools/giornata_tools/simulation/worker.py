@@ -22,7 +22,7 @@ from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.processors import Clock, Processors
 from giornata_tools.simulation.results import Counted
 from giornata_tools.simulation.steps import EPSILON_S, Segment, SimRow, StepTimes, progress, row_of, sample
-from giornata_tools.simulation.tiers import TemplateSetting, Tiers
+from giornata_tools.simulation.tiers import LEVELS, TemplateSetting, Tiers
 
 SAMPLES = 16
 """Most samples of steps in one telemetry message."""
@@ -145,7 +145,7 @@ class SimWorker:
         if template in self._runs:
             return
         self._runs.add(template)
-        whole = RowShape(shape.text, shape.image, shape.image, self._templates.levels, begun=True)
+        whole = RowShape(shape.text, shape.image, shape.image, LEVELS, begun=True)
         key = RowKey(template, 0, next(self._numbers))
         self.batch.submit([row_of(key, whole, self._pace, template=None, background=True)])
 
