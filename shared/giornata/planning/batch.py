@@ -34,7 +34,7 @@ class BatchRow:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The modes of every row."""
+    """A plan of every row."""
 
     modes: tuple[Modes, ...]
     timeline: Timeline
@@ -48,11 +48,7 @@ def plan_batch(rows: Sequence[BatchRow], link: Link, base_ms: float = 0.0) -> Ba
     """Modes for every row, by coordinate descent over exact plans; the exact plan where there is one row.
 
     Where taking keys and values from the cache waits for nothing, nothing is faster, and nothing else is tried.
-
-    Args:
-        rows: with one number of blocks.
-        link: over which all of them load.
-        base_ms: time of every block beside these rows: rows without a template, and the base of a block.
+    `base_ms` is the time of every block beside these rows: rows without a template, and the base of a block.
 
     Raises:
         ValueError: rows differ in their number of blocks.
@@ -160,7 +156,7 @@ def _beside(
         for place, (block, mode) in enumerate(zip(row.blocks, chosen, strict=True)):
             ms, entries = sums[place]
             if slabs := block.slabs(mode, live=live):
-                entries[row.template, _form(mode)] = slabs
+                entries[row.template, Mode.KV if mode is Mode.KV else Mode.HIDDEN] = slabs
             sums[place] = ms + block.compute_ms(mode, live=live), entries
             live = mode is Mode.FULL
     return sums
@@ -168,19 +164,13 @@ def _beside(
 
 def _given(row: BatchRow, others: Sequence[tuple[float, Entries]], base_ms: float) -> list[Block]:
     """The row's blocks beside the others': an entry of its template that they load costs it nothing."""
-    given = []
-    for block, (ms, entries) in zip(row.blocks, others, strict=True):
-        given.append(
-            replace(
-                block,
-                hidden_slabs=0 if (row.template, Mode.HIDDEN) in entries else block.hidden_slabs,
-                kv_slabs=0 if (row.template, Mode.KV) in entries else block.kv_slabs,
-                others_ms=base_ms + ms,
-                others_slabs=sum(entries.values()),
-            )
+    return [
+        replace(
+            block,
+            hidden_slabs=0 if (row.template, Mode.HIDDEN) in entries else block.hidden_slabs,
+            kv_slabs=0 if (row.template, Mode.KV) in entries else block.kv_slabs,
+            others_ms=base_ms + ms,
+            others_slabs=sum(entries.values()),
         )
-    return given
-
-
-def _form(mode: Mode) -> Mode:
-    return Mode.KV if mode is Mode.KV else Mode.HIDDEN
+        for block, (ms, entries) in zip(row.blocks, others, strict=True)
+    ]

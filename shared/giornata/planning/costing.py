@@ -24,7 +24,6 @@ FEWEST: Final = 32
 """Samples that R² takes."""
 QUEUED: Final = 4096
 """Most loads that wait for the next step; the oldest are dropped."""
-LEAST_MS: Final = 1e-6
 
 
 class CostModel:
@@ -43,9 +42,9 @@ class CostModel:
     def __init__(self, compute: CostFit, load: CostFit) -> None:
         self._compute, self._load = _FollowedFit(compute), _FollowedFit(load)
         self._loads: deque[tuple[int, float]] = deque(maxlen=QUEUED)
-        self.costs: StepCosts = StepCosts(compute.weights, load.weights)
+        self.costs = StepCosts(compute.weights, load.weights)
         """The costs of the latest refit."""
-        self.state: WorkerCosts = WorkerCosts(compute=self._compute.state, load=self._load.state)
+        self.state = WorkerCosts(compute=compute, load=load)
         """The state of the latest refit, for telemetry."""
 
     @classmethod
@@ -66,17 +65,13 @@ class CostModel:
             self._load.take((1.0, float(size_bytes)), load_ms)
             changed = changed or self._load.due
         if changed:
-            self._refresh()
+            state = WorkerCosts(compute=self._compute.refreshed(), load=self._load.refreshed())
+            self.costs, self.state = StepCosts(state.compute.weights, state.load.weights), state
         return taken
 
     def observe_load(self, size_bytes: int, load_ms: float) -> None:
         """Take in one slab's load with the next step; callable in any thread."""
         self._loads.append((size_bytes, load_ms))
-
-    def _refresh(self) -> None:
-        compute, load = self._compute.refreshed(), self._load.refreshed()
-        self.costs = StepCosts(compute.weights, load.weights)
-        self.state = WorkerCosts(compute=compute, load=load)
 
 
 class _FollowedFit:
@@ -86,7 +81,7 @@ class _FollowedFit:
         self._online = Online(begun.weights)
         self._weights = begun.weights
         self._recent = np.zeros((WINDOW, 2))
-        """(WINDOW, 2) float64: measured and predicted ms, written in a ring."""
+        """(WINDOW, 2): measured and predicted ms, written in a ring."""
         self._unseen = 0
         self.state = begun
 
@@ -97,7 +92,7 @@ class _FollowedFit:
 
     def take(self, features: Sequence[float], ms: float) -> bool:
         """Take in a sample; False for an outlier, which only counts."""
-        expected = max(LEAST_MS, sum(w * x for w, x in zip(self._weights, features, strict=True)))
+        expected = max(1e-6, sum(w * x for w, x in zip(self._weights, features, strict=True)))
         self._unseen += 1
         taken = self._online.update([x / expected for x in features], ms / expected)
         if taken:
