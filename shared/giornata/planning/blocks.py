@@ -61,7 +61,6 @@ class Timeline:
 
     ended_ms: tuple[float, ...]
     slabs: int
-    """All slabs that are loaded."""
     waits: bool
     """Whether a block begins later than the one before has ended."""
 

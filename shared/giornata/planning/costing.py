@@ -33,7 +33,7 @@ class CostModel:
     fit, and an outlier is one by its factor.
 
     Steps are observed and costs are asked for in one thread, the engine's. Loads may be observed in any: they wait in a
-    queue for the next step. `costs` and `state` are values that are replaced as a whole, to be read in any thread.
+    queue for the next step. Each refit replaces `costs`, and `state` for telemetry, as a whole: any thread may read them.
 
     It begins with `compute`, by :data:`giornata.planning.costs.COMPUTE`, and `load`, by
     :data:`giornata.planning.costs.LOAD`.
@@ -43,9 +43,7 @@ class CostModel:
         self._compute, self._load = _FollowedFit(compute), _FollowedFit(load)
         self._loads: deque[tuple[int, float]] = deque(maxlen=QUEUED)
         self.costs = StepCosts(compute.weights, load.weights)
-        """The costs of the latest refit."""
         self.state = WorkerCosts(compute=compute, load=load)
-        """The state of the latest refit, for telemetry."""
 
     @classmethod
     def of(cls, profile: Profile) -> CostModel:

@@ -52,7 +52,7 @@ class Work:
         return 1.0, self.sequences, self.tokens, self.projected, self.pairs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Shape:
     """The tokens of one sequence."""
 
@@ -81,12 +81,10 @@ def step_work(shapes: Iterable[Shape], modes: Iterable[Sequence[Mode]]) -> Work:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Weights of the linear model, in milliseconds a unit; none is negative."""
+    """Weights of the linear model, by :data:`COMPUTE` and :data:`LOAD`, in milliseconds a unit; none is negative."""
 
     compute: tuple[float, ...]
-    """Weights in the order of :data:`COMPUTE`."""
     load: tuple[float, ...] = (0.0, 0.0)
-    """Weights in the order of :data:`LOAD`."""
 
     def __post_init__(self) -> None:
         if (len(self.compute), len(self.load)) != (len(COMPUTE), len(LOAD)):
@@ -114,7 +112,6 @@ class Loads:
     hidden_bytes: int = 0
     kv_bytes: int = 0
     hidden_kept: bool = True
-    """Whether the template keeps a hidden state."""
     kv_kept: bool = True
 
 

@@ -70,7 +70,6 @@ class Keeping:
     """What a template run keeps."""
 
     levels: int
-    """Noise levels."""
     first_block: int
     """Blocks before it keep nothing and are computed in full; it is the number of blocks where none is kept."""
 

@@ -32,19 +32,15 @@ class Pace:
         """Time of a step without any row."""
         return self.slowness * self.costs.compute[0]
 
-    def row_ms(self, shape: Shape, sequences: int, mode: Mode) -> float:
+    def row_ms(self, shape: RowShape, mode: Mode) -> float:
         """Time that a row adds to a step."""
-        return self.slowness * self.costs.block_ms(shape.work(mode)) * sequences * self.blocks
+        return self.slowness * self.costs.block_ms(shape.work(mode)) * shape.sequences * self.blocks
 
 
 @dataclass(frozen=True, slots=True)
-class RowShape:
-    """One row, as far as its cost depends on it: its tokens and steps."""
+class RowShape(Shape):
+    """One row, as far as its cost depends on it; its compute set counts where the template is at hand."""
 
-    text: int
-    image: int
-    computed: int
-    """Image tokens of the compute set, which are computed where the template is at hand."""
     steps: int
     """Still to compute."""
     sequences: int = 1
@@ -54,13 +50,12 @@ class RowShape:
 
     def load(self, pace: Pace, *, reuses: bool) -> RowLoad:
         """What the row adds to steps of a worker of this pace."""
-        shape = Shape(self.text, self.image, self.computed)
-        full_ms = pace.row_ms(shape, self.sequences, Mode.FULL)
+        full_ms = pace.row_ms(self, Mode.FULL)
         tokens = self.sequences * (self.text + self.image)
         whole = RowLoad(self.steps, full_ms, tokens=tokens)
         if not reuses or self.computed >= self.image:
             return whole
-        masked_ms = pace.loading * pace.row_ms(shape, self.sequences, pace.reused)
+        masked_ms = pace.loading * pace.row_ms(self, pace.reused)
         if masked_ms >= full_ms:  # above the crossover the worker does not reuse
             return whole
         masked = self.sequences * (self.text + self.computed)

@@ -28,10 +28,9 @@ SAMPLED: Final = 64
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a step may take before its worker counts as stalled: longer than both."""
+    """A worker is stalled whose step takes longer than `least_ms`, and than `factor` times its predicted time."""
 
     factor: float = 10.0
-    """Factor on the predicted time."""
     least_ms: float = 10_000.0
 
 

@@ -14,7 +14,7 @@ from giornata.wire.workers import Tier
 
 
 class Candidate(NamedTuple):
-    """A worker that serves the job's model, with what it already has."""
+    """A worker that serves the job's model: what it has already, and where it has the job's template."""
 
     instance: str
     capacity_rows: int
@@ -23,11 +23,9 @@ class Candidate(NamedTuple):
     tokens: int
     """Image tokens of these rows."""
     outlook: Outlook
-    """What becomes of these rows."""
     loads: tuple[RowLoad, ...]
     """What the job's rows would add to steps here."""
     template: Tier | None = None
-    """Where it has the job's template."""
     hit_saves_ms: float = 0.0
     """Time that later jobs like this one are expected to save if the template is recorded once and found again."""
     fetch_ms: float = 0.0

@@ -33,7 +33,6 @@ class Placed(NamedTuple):
     """Where they wait in the line."""
     worker: str
     rows: tuple[int, ...]
-    """Their indices."""
     passes: Key | None = None
     """The job that came before them and has to wait, since no worker has room for it."""
 
@@ -68,9 +67,7 @@ class InTurn:
     """
 
     policy: Policy
-    """Chooses among workers with room."""
     looked_at: int = LOOKED_AT
-    """How many of many workers the policy is asked about."""
     spreads: bool = True
     """Rows of one job may go to several workers; else all go to one, as in the simulator's baselines."""
 

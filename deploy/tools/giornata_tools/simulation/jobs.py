@@ -17,12 +17,10 @@ DEFAULT_STEPS = 30
 
 @dataclass(frozen=True)
 class PictureSetting:
-    """The size that all jobs edit, and how their rows reuse."""
+    """The size in tokens that all jobs edit, a square picture, and how their rows reuse."""
 
     text: int = 512
-    """Tokens."""
     image: int = 4096
-    """Tokens; a square."""
     halo: int = 0
     """Tokens around a mask that are computed too."""
     corrects: bool = False
@@ -40,7 +38,6 @@ class SimulatedJob:
 
     job_id: str
     at_s: float
-    """Time of its arrival."""
     demand: Demand
     slo_s: float | None = None
     """Time from its arrival in which it should end."""
@@ -58,7 +55,6 @@ class Piece:
     job: SimulatedJob
     attempt: int
     rows: tuple[int, ...]
-    """Their indices."""
 
     @property
     def key(self) -> Attempt:

@@ -29,17 +29,16 @@ DECODE_MS: Final = float(FLUX["decode_ms"][0])
 
 @dataclass(frozen=True)
 class Storage:
-    """What a worker keeps of templates."""
+    """What a worker keeps of templates, and how fast it reads them from disk."""
 
     memory_bytes: float = math.inf
     disk_bytes: float = 0.0
     disk_bytes_per_s: float = 2e9
-    """Speed of reading."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One worker: what its steps cost, how many rows share them, what it keeps."""
+    """One worker: what its steps cost, how many rows and tokens share one at most, what it keeps."""
 
     costs: StepCosts
     """`load` all 0: loads from memory hide behind computing and are not planned."""
@@ -47,9 +46,7 @@ class Machine:
     """Blocks of the transformer; all `costs` but the base of a step are costs of one block."""
     device: str = "machine"
     rows: int = 8
-    """Most rows of a step."""
     tokens: int = 1 << 40
-    """Most tokens of a step."""
     step_limit_ms: float = math.inf
     """Rows share a step only while it is predicted to take no longer than this; one row may always run."""
     slowness: float = 1.0

@@ -85,7 +85,6 @@ class Summary:
     p99_s: float
     most_s: float
     waited_mean_s: float
-    """Mean time until a worker got the job."""
     throughput_per_s: float
     """Counted jobs over the seconds from the end of the warm-up to the last end."""
     slo_share: float | None

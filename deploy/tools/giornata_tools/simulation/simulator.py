@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
-from giornata.families import Family
 from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
@@ -18,26 +18,18 @@ from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.simulation.jobs import DIGEST, MODEL, Piece, SimulatedJob
 from giornata_tools.simulation.machines import Machine
-from giornata_tools.simulation.processors import Action, Clock, Processors, Servers
+from giornata_tools.simulation.processors import Clock, Processors, Servers
 from giornata_tools.simulation.results import EndedJob, Moment, SimulatedRun
 from giornata_tools.simulation.tiers import TemplateSetting
 from giornata_tools.simulation.worker import SimWorker
 
-CARD: Final = ModelCard(
-    name=MODEL,
-    family=Family.FLUX_INPAINT,
-    digest=DIGEST,
-    vae_scale_factor=8,
-    latent_channels=16,
-    max_text_tokens=512,
-    takes_guidance=True,
-    takes_true_cfg=False,
-    default_steps=30,
-    default_guidance_scale=3.5,
-    default_strength=1.0,
-)
 TOLD: Final = ServiceState(
-    service=ServiceName.DENOISER, instance="", host="simulated", version="", ready=True, models=(CARD,)
+    service=ServiceName.DENOISER,
+    instance="",
+    host="simulated",
+    version="",
+    ready=True,
+    models=(ModelCard.model_construct(name=MODEL, digest=DIGEST),),
 )
 
 
@@ -76,7 +68,6 @@ class Stages:
     """Times beside denoising."""
 
     encode_ms: float = 0.0
-    """Encoding of a job."""
     finish_ms: float = 0.0
     """Decoding and pasting of a picture; a server does one after the other."""
     servers: int = 8
@@ -97,7 +88,6 @@ class RunOptions:
     """Whether rows of one job may go to several workers where jobs are bound late."""
     telemetry_hz: float = 4.0
     looked_at: int = LOOKED_AT
-    """How many of many workers the policy is asked about."""
     by_deadline: bool = False
     """Whether jobs with an SLO come in the line by their deadlines."""
     seed: int = 0
@@ -117,7 +107,6 @@ class _CarriedHere:
     left: int
     """Rows that are not denoised."""
     attempts: int = 0
-    """Made so far."""
     assigned_s: float | None = None
     """The first of its rows."""
     denoised_s: float = 0.0
@@ -129,14 +118,8 @@ class _CarriedHere:
 class Simulation:
     """Make it, then :meth:`run` once.
 
-    Args:
-        machines: one for each worker.
-        jobs: in the order of their arrival.
-        options: how they are scheduled.
-        templates: that workers keep.
-        stages: beside denoising.
-        scheduler: instead of the one that `options` name.
-        cores: processors that workers and stages share, a thread each; infinite: each has one.
+    `scheduler` serves instead of the one that `options` name. Workers and stages share `cores` processors, a thread
+    each.
     """
 
     def __init__(
@@ -192,29 +175,21 @@ class Simulation:
         period = 1 / self._options.telemetry_hz
         for number, worker in enumerate(self._workers.values()):
             self._hear(worker, 0.0)
-            self._clock.at(period * (number + 1) / len(self._workers), self._ticking(worker, period))
-        for job in self._jobs[:1]:
-            self._clock.at(job.at_s, lambda now: self._arrive(0, now))
+            self._clock.at(period * (number + 1) / len(self._workers), partial(self._tick, worker, period))
+        for job in self._jobs:
+            self._clock.at(job.at_s, partial(self._arrive, job))
         self._clock.at(0.0, self._look)
 
-    def _arrive(self, number: int, now: float) -> None:
-        """A job arrives; plan the arrival of the next one."""
-        job = self._jobs[number]
+    def _arrive(self, job: SimulatedJob, now: float) -> None:
         self._arrived += 1
-        if number + 1 < len(self._jobs):
-            self._clock.at(self._jobs[number + 1].at_s, lambda then: self._arrive(number + 1, then))
-        self._relay.serve(self._stages.relay_ms / 2e3, now, lambda then: self._encode(job, then))
+        self._relay.serve(self._stages.relay_ms / 2e3, now, partial(self._encode, job))
 
     def _encode(self, job: SimulatedJob, now: float) -> None:
-        whole, hops_s = Piece(job, 0, tuple(range(job.rows))), self._stages.hops_ms / 1e3
-
-        def encoded(then: float) -> None:
-            if hops_s:
-                self._clock.at(then + hops_s, lambda hopped: self._join(whole, hopped))
-            else:
-                self._join(whole, then)
-
-        self._encoders.serve(self._stages.encode_ms / 1e3, now, encoded)
+        joins = partial(self._join, Piece(job, 0, tuple(range(job.rows))))
+        hops_s = self._stages.hops_ms / 1e3
+        self._encoders.serve(
+            self._stages.encode_ms / 1e3, now, lambda then: self._clock.at(then + hops_s, joins)
+        )
 
     def _join(self, piece: Piece, now: float) -> None:
         """Let rows wait in the line."""
@@ -248,8 +223,7 @@ class Simulation:
         name = self._placement.worker(attempt)
         if name is not None:
             self._placement.release(*attempt)
-            piece = self._workers[name].drop(attempt, now)
-            self._clock.at(now, lambda then: self._join(piece, then))
+            self._clock.at(now, partial(self._join, self._workers[name].drop(attempt, now)))
 
     def _denoised(self, piece: Piece, now: float) -> None:
         carried = self._carried[piece.job.job_id]
@@ -260,29 +234,23 @@ class Simulation:
             return
         carried.denoised_s, carried.unfinished = now, carried.job.rows
         for _ in range(carried.job.rows):
-            self._finishers.serve(
-                self._stages.finish_ms / 1e3, now, lambda then: self._finished(carried, then)
-            )
+            self._finishers.serve(self._stages.finish_ms / 1e3, now, partial(self._finished, carried))
 
     def _finished(self, carried: _CarriedHere, now: float) -> None:
         """A picture of the job is finished."""
         carried.unfinished -= 1
         if not carried.unfinished:
-            self._relay.serve(self._stages.relay_ms / 2e3, now, lambda then: self._end(carried, then))
+            self._relay.serve(self._stages.relay_ms / 2e3, now, partial(self._end, carried))
 
     def _end(self, carried: _CarriedHere, now: float) -> None:
         assigned_s, workers = carried.assigned_s or 0.0, "+".join(carried.workers)
         self._ended.append(EndedJob(carried.job, assigned_s, carried.denoised_s, now, workers))
 
-    def _ticking(self, worker: SimWorker, period: float) -> Action:
-        """An action that hears `worker` once and plans itself again."""
-
-        def tick(now: float) -> None:
-            self._clock.at(now + period, tick)
-            if self._hear(worker, now):
-                self._decide(now)
-
-        return tick
+    def _tick(self, worker: SimWorker, period: float, now: float) -> None:
+        """Hear `worker`, and again a period later."""
+        self._clock.at(now + period, partial(self._tick, worker, period))
+        if self._hear(worker, now):
+            self._decide(now)
 
     def _hear(self, worker: SimWorker, now: float) -> bool:
         state = worker.state(now)

@@ -22,17 +22,15 @@ EPSILON_S = 1e-9
 
 @dataclass(slots=True, eq=False)
 class SimRow:
-    """A row as the worker has it; `left` and `begun` change from step to step."""
+    """A row as the worker has it; `left`, its steps to compute, and `begun` change from step to step."""
 
     key: RowKey
     shape: RowShape
     reuses: bool
     step_ms: float
-    """Time that it adds to a step."""
     first_ms: float
     """Time that it adds to its first step beyond that."""
     left: int
-    """Steps to compute."""
     told: RowProgress
     """Its telemetry before its first step."""
     template: str | None = None
@@ -63,8 +61,7 @@ def row_of(
 ) -> SimRow:
     """Make a row; `template` None: it takes from no template."""
     load = shape.load(pace, reuses=template is not None)
-    full_ms = pace.row_ms(Shape(shape.text, shape.image, shape.image), shape.sequences, Mode.FULL)
-    reuses = template is not None and load.step_ms < full_ms
+    reuses = template is not None and load.step_ms < pace.row_ms(shape, Mode.FULL)
     told = RowProgress(
         job_id=key.job_id,
         attempt=key.attempt,
@@ -82,9 +79,7 @@ def row_of(
 class StepTimes:
     """How long steps take on one machine; plans are kept.
 
-    Args:
-        pace: of the machine.
-        kv_bytes: keys and values that a row takes a step, over all blocks; 0 where loads are neglected.
+    `kv_bytes` are the keys and values that a row takes a step, over all blocks; 0 where loads are neglected.
     """
 
     def __init__(self, pace: Pace, kv_bytes: float) -> None:
@@ -169,8 +164,7 @@ def sample(segment: Segment) -> StepSample:
     """A step of the segment as telemetry tells it."""
     work = Work()
     for row in segment.rows:
-        shape = Shape(row.shape.text, row.shape.image, row.shape.computed)
-        work += shape.work(row.mode) * row.shape.sequences
+        work += row.shape.work(row.mode) * row.shape.sequences
     text = sum(row.shape.text * row.shape.sequences for row in segment.rows)
     return StepSample.model_construct(
         rows=len(segment.rows),

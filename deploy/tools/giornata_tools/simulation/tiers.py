@@ -20,7 +20,6 @@ class TemplateSetting:
     """How all workers keep templates."""
 
     size_bytes: float = 0.0
-    """Size of a template."""
     kv_bytes: float = 0.0
     """Keys and values that a row takes from memory a step; 0: loads are neglected."""
     registered: frozenset[str] = frozenset()
