@@ -102,6 +102,11 @@ class Demand:
         """Row steps: the sum over rows of the steps still to compute."""
         return sum(shape.steps for shape in self.shapes)
 
+    @property
+    def size(self) -> float:
+        """Token steps, to compare what jobs ask for."""
+        return float(sum((row.text + row.computed) * row.sequences * row.steps for row in self.shapes))
+
     def fits(self, rows: int, capacity_rows: int) -> bool:
         """Whether a worker that has so many rows can take it now.
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from giornata.fleet import Fleet, Heard
+from giornata.scheduling.backlog import Prospect
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.estimates import Estimates
-from giornata.scheduling.forecast import Prospect
 from giornata.scheduling.occupancy import Attempt, Occupancy, Served, Totals, Weighing
 from giornata.scheduling.policies import Candidate
 from giornata.scheduling.repeats import Repeats

@@ -18,8 +18,7 @@ from giornata.scheduling.policies import PolicyName
 from giornata_tools.bars import counting
 from giornata_tools.cli.simulate.setting import scenario_of
 from giornata_tools.cli.simulate.table import named, table
-from giornata_tools.simulation.plots import Simulated, charts
-from giornata_tools.simulation.results import Moment
+from giornata_tools.simulation.results import Moment, Simulated, charts
 from giornata_tools.simulation.scenario import Scenario, fewest_workers
 from giornata_tools.simulation.simulator import Binding, RunOptions
 

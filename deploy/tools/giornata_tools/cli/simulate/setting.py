@@ -11,7 +11,7 @@ from typing import Any
 from giornata_tools.loadgen import trace
 from giornata_tools.loadgen.distributions import zipf
 from giornata_tools.loadgen.workload import MaskShape, Workload
-from giornata_tools.simulation import cluster
+from giornata_tools.simulation import machines
 from giornata_tools.simulation.jobs import PictureSetting, template_name
 from giornata_tools.simulation.machines import Machine, Storage
 from giornata_tools.simulation.scenario import ArrivalSetting, Scenario, popular
@@ -51,7 +51,7 @@ def _machines(given: Mapping[str, Any]) -> list[Machine]:
     path: Path | None = given["cluster"]
     if path is not None:
         try:
-            return cluster.read(
+            return machines.read(
                 path.read_text(encoding="utf-8"),
                 path.suffix,
                 lambda name: (path.parent / name).read_text(encoding="utf-8"),
@@ -60,8 +60,8 @@ def _machines(given: Mapping[str, Any]) -> list[Machine]:
             raise ValueError(f"{path}: {error}") from error
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-    named = given["machine"] in cluster.PUBLISHED
-    group = cluster.Group(
+    named = given["machine"] in machines.PUBLISHED
+    group = machines.Group(
         machine=given["machine"] if named else None,
         profile=None if named else given["machine"],
         rows=given["rows"],
@@ -71,7 +71,7 @@ def _machines(given: Mapping[str, Any]) -> list[Machine]:
     try:
         machine = group.of(lambda name: Path(name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        known = ", ".join(cluster.PUBLISHED)
+        known = ", ".join(machines.PUBLISHED)
         raise ValueError(f"--machine is {known} or a file of `giornata profile`; {error}") from error
     storage = Storage(given["memory_gb"] * 1e9, given["disk_gb"] * 1e9, given["disk_gb_per_s"] * 1e9)
     return [replace(machine, storage=storage)] * int(given["workers"])

@@ -7,8 +7,7 @@ from statistics import fmean
 
 from rich.table import Table
 
-from giornata_tools.simulation.plots import Simulated
-from giornata_tools.simulation.results import Summary
+from giornata_tools.simulation.results import Simulated, Summary
 
 
 def table(runs: Sequence[Simulated]) -> Table:
