@@ -27,7 +27,7 @@ from giornata_tools.simulation.jobs import PictureSetting, template_name
 from giornata_tools.simulation.machines import DECODE_MS, FLUX_PICTURE, h800_flux
 from giornata_tools.simulation.scenario import ArrivalSetting, Scenario
 from giornata_tools.simulation.simulator import Binding, RunOptions, Stages
-from giornata_tools.simulation.tiers import TemplateSetting
+from giornata_tools.simulation.worker import TemplateSetting
 from tests.bench.reporting import report
 from tests.flags import option, parsed
 

@@ -33,7 +33,8 @@ class CostModel:
     fit, and an outlier is one by its factor.
 
     Steps are observed and costs are asked for in one thread, the engine's. Loads may be observed in any: they wait in a
-    queue for the next step. Each refit replaces `costs`, and `state` for telemetry, as a whole: any thread may read them.
+    queue for the next step. Each refit replaces `costs`, and `state` for telemetry, as a whole: every thread may read
+    them.
 
     It begins with `compute`, by :data:`giornata.planning.costs.COMPUTE`, and `load`, by
     :data:`giornata.planning.costs.LOAD`.

@@ -82,12 +82,7 @@ def within(
     Noise levels cost little to drop, down to a few: the next nearest serves as well. Of the blocks the first ones are
     dropped: a step that computes them in full still has the outside tokens' hidden state, which nothing has to load.
 
-    Args:
-        budget_bytes: limit of one template.
-        levels: wanted noise levels.
-        blocks: of the transformer.
-        block_bytes: that one block keeps at one noise level.
-        least_levels: fewer levels are kept only where fewer are wanted.
+    A block keeps `block_bytes` at one noise level. Fewer than `least_levels` are kept only where fewer are wanted.
     """
     slots = budget_bytes // max(1, block_bytes)
     kept = min(levels, max(slots // blocks, min(levels, least_levels)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -55,10 +55,6 @@ class Backlog:
     waiting: tuple[RowLoad, ...] = ()
     tokens: float = math.inf
     """Most text and image tokens of a step; a row alone may have more."""
-
-    def with_rows(self, rows: Sequence[RowLoad]) -> Backlog:
-        """The backlog with more rows that wait."""
-        return Backlog(self.places, self.base_ms, self.running, (*self.waiting, *rows), self.tokens)
 
     def running_what_fits(self, rows: Sequence[RowLoad]) -> Backlog:
         """The backlog with `rows` instead of its own: the first ones run, as many as may share a step."""
@@ -156,7 +152,7 @@ class Outlook:
         return Effect(finish_ms, delay_ms)
 
     def _run(self, rows: Sequence[RowLoad]) -> Effect:
-        ends = self.backlog.with_rows(rows).ends_ms()
+        ends = replace(self.backlog, waiting=(*self.backlog.waiting, *rows)).ends_ms()
         return Effect(max(ends[-len(rows) :]), max(0.0, sum(ends[: -len(rows)]) - sum(self.ends_ms)))
 
 

@@ -9,7 +9,7 @@ longer its planner expected loads to make it; its next steps are expected to be 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,13 +17,14 @@ from giornata.planning.costing import CostModel
 from giornata.planning.costs import Work
 from giornata.scheduling.demand import Pace
 from giornata.wire.values import Mode
-from giornata.wire.workers import KindCosts, LoadSample, StepSample, Tier, WorkerCosts
+from giornata.wire.workers import KindCosts, StepSample, Tier, WorkerCosts, WorkerState
 
 KEPT: Final = 0.9
 """Weight of all earlier observations at each new one."""
 SMOOTHING: Final = 0.1
 """Weight of the latest step in the running mean of how much slower a worker is."""
 UNKNOWN: Final = Pace()
+"""Of a worker that has not told what its steps cost."""
 SLOWEST: Final = 8.0
 """A single step counts as at most this many times slower, or faster, than predicted: page faults say little."""
 
@@ -62,15 +63,9 @@ class Estimates:
         """By a model's digest and a device."""
         self._workers: dict[str, _Worker] = {}
 
-    def observe(
-        self,
-        instance: str,
-        model_digest: str,
-        costs: WorkerCosts | None,
-        samples: Iterable[StepSample] = (),
-        loads: Iterable[LoadSample] = (),
-    ) -> None:
+    def observe(self, instance: str, model_digest: str, shown: WorkerState) -> None:
         """Take in a worker's telemetry; without a cost model it holds nothing that can be used."""
+        costs = shown.costs
         if costs is None:
             return
         kind = self._kinds.get((model_digest, costs.device))
@@ -79,15 +74,18 @@ class Estimates:
         worker = self._workers.get(instance)
         if worker is None or worker.kind is not kind:
             worker = self._workers[instance] = _Worker(kind, costs.blocks, costs.reused)
-        for sample in samples:
+        for sample in shown.samples:
             if not sample.rows:
                 continue
             if sample.reusing_ms:
                 worker.excess.observe(sample.reusing_ms, sample.excess_ms)
             if sample.waited_ms == 0:  # else part of it was waiting for loads
                 worker.slowness = kind.step(sample, costs.blocks, worker.slowness)
-        for load in loads:
-            kind.load(load)
+        for load in shown.loads:
+            if load.tier is Tier.MEMORY:
+                kind.steps.observe_load(load.size_bytes, load.load_ms)
+            else:
+                kind.disk.observe(load.size_bytes, load.load_ms)
 
     def forget(self, instance: str) -> None:
         """The worker is gone; what its kind costs stays known."""
@@ -139,12 +137,6 @@ class _Kind:
         self.steps.observe_step(work, sample.step_ms)
         bounded = min(SLOWEST, max(1 / SLOWEST, ratio))
         return slowness + SMOOTHING * (bounded - slowness)
-
-    def load(self, sample: LoadSample) -> None:
-        if sample.tier is Tier.MEMORY:
-            self.steps.observe_load(sample.size_bytes, sample.load_ms)
-        else:
-            self.disk.observe(sample.size_bytes, sample.load_ms)
 
 
 def work_of(sample: StepSample, blocks: int) -> Work:

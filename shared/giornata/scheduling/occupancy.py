@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 
 from giornata.scheduling.backlog import Backlog, Outlook, RowLoad
 from giornata.scheduling.demand import Demand, Pace, RowShape
-from giornata.scheduling.estimates import UNKNOWN
 from giornata.scheduling.policies import Candidate
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, Tier, WorkerState
 
@@ -92,11 +91,6 @@ class Occupancy:
         if not able or state.service is not ServiceName.DENOISER:
             return []
         return [(card.name, card.digest) for card in state.models]
-
-    @property
-    def known(self) -> bool:
-        """Whether it has told what its steps cost."""
-        return self.pace is not UNKNOWN
 
     @property
     def disk_bytes(self) -> float:

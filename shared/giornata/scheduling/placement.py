@@ -15,7 +15,7 @@ from typing import Final
 from giornata.fleet import Fleet, Heard
 from giornata.scheduling.backlog import Prospect
 from giornata.scheduling.demand import Demand
-from giornata.scheduling.estimates import Estimates
+from giornata.scheduling.estimates import UNKNOWN, Estimates
 from giornata.scheduling.occupancy import Attempt, Occupancy, Served, Totals, Weighing
 from giornata.scheduling.policies import Candidate
 from giornata.scheduling.repeats import Repeats
@@ -68,7 +68,7 @@ class Placement:
         if shown is None:
             return
         digest = state.models[0].digest if state.models else ""
-        self.estimates.observe(name, digest, shown.costs, shown.samples, shown.loads)
+        self.estimates.observe(name, digest, shown)
         before = self._workers.get(name)
         worker = Occupancy.of(state, shown, self.estimates.pace(name), before)
         worker.fetch_ms = self.estimates.fetch_ms(name, worker.disk_bytes)
@@ -154,13 +154,13 @@ class Placement:
                 worker.totals.outlook.drained_ms, weigh.ms(worker, 1 / worker.shown.capacity_rows), number
             )
             for worker, number in self._serving(demand).sample(SAMPLED)
-            if worker.totals is not None and worker.known
+            if worker.totals is not None and worker.pace is not UNKNOWN
         ]
 
     def least_ms(self, demand: Demand) -> float:
         """Time that `demand` takes alone on the fastest worker that serves it; 0 while no worker's speed is known."""
         weigh = Weighing(demand)
-        known = (worker for worker in self._serving(demand).all() if worker.known)
+        known = (worker for worker in self._serving(demand).all() if worker.pace is not UNKNOWN)
         return min((weigh.ms(worker, 1.0) for worker in known), default=0.0)
 
     def assigned(self, job_id: str) -> list[Booking]:

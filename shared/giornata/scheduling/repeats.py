@@ -28,9 +28,7 @@ class RecordingRule:
     """A template that comes a second time is worth a run.
 
     FlashPS's production trace (section 2) has 970 templates for 34 million requests: few templates come, and often.
-
-    Args:
-        edits: which edit of a template, counted from 1, has it recorded.
+    `edits` says which edit of a template, counted from 1, has it recorded.
     """
 
     def __init__(self, edits: int = 2) -> None:

@@ -111,23 +111,19 @@ class _Deciding:
             asked = whole.piece() if self.rules.spreads else whole
             if asked.rows >= self.too_many.get(model, asked.rows + 1):
                 break
-            worker = self._choose(asked, rest.fetching)
-            if worker is None:
+            candidates = self.placement.candidates(asked, self.rules.looked_at, self.excluded, rest.fetching)
+            chosen = self.rules.policy(candidates, asked)
+            if chosen is None:
                 goes_on = self._wait(rest, asked)
                 break
-            self.count(rest.job_id, worker, asked)
+            self.count(rest.job_id, chosen.instance, asked)
             rows = rest.rows[: asked.rows]
-            given.setdefault(worker, []).extend(rows)
+            given.setdefault(chosen.instance, []).extend(rows)
             if len(rows) == len(rest.rows):
                 break
             rest = rest.without(rows)
         self.placed += (Placed(entry.key, worker, tuple(rows), passes) for worker, rows in given.items())
         return goes_on
-
-    def _choose(self, asked: Demand, fetching: str | None) -> str | None:
-        candidates = self.placement.candidates(asked, self.rules.looked_at, self.excluded, fetching)
-        chosen = self.rules.policy(candidates, asked)
-        return chosen.instance if chosen else None
 
     def _wait(self, entry: QueuedRows, asked: Demand) -> bool:
         """Let `entry` wait; False when no other job is to be asked."""

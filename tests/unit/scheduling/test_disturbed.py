@@ -17,7 +17,7 @@ from giornata.scheduling.occupancy import Attempt, Totals
 from giornata.scheduling.placement import Placement
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import ServiceState
-from tests.unit.scheduling.test_estimates import TRUE, costs, predicted, sample, seeded
+from tests.unit.scheduling.test_estimates import TRUE, costs, predicted, sample, seeded, shown
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, choose, row, worker
 
 WORKERS = ("d0", "d1", "d2")
@@ -228,14 +228,14 @@ def test_what_steps_cost_is_learnt_again_from_fresh_steps(
     one = sample(rng, TRUE)
     for order in (sent, arriving):
         estimates = Estimates()
-        estimates.observe("d1", "m", costs())
+        estimates.observe("d1", "m", shown(costs()))
         for number in order:
-            estimates.observe("d1", "m", costs(), batches[number])
+            estimates.observe("d1", "m", shown(costs(), batches[number]))
             pace = estimates.pace("d1")
             assert 1 / SLOWEST <= pace.slowness <= SLOWEST
             assert all(math.isfinite(weight) and weight >= 0 for weight in pace.costs.compute)
         for batch in fresh:
-            estimates.observe("d1", "m", costs(), batch)
+            estimates.observe("d1", "m", shown(costs(), batch))
         assert predicted(estimates, "d1", one) == pytest.approx(one.step_ms, rel=0.1)
 
 

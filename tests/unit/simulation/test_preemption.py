@@ -11,7 +11,7 @@ from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import finish_time
 from giornata.scheduling.scheduler import Decision, InTurn
 from giornata_tools.simulation.simulator import RunOptions, Simulation
-from giornata_tools.simulation.tiers import TemplateSetting
+from giornata_tools.simulation.worker import TemplateSetting
 from tests.unit.simulation.test_simulation import MACHINE, ends, job
 
 

@@ -23,8 +23,7 @@ from giornata_tools.simulation.machines import Machine, Storage
 from giornata_tools.simulation.results import SimulatedRun, summary
 from giornata_tools.simulation.simulator import Binding, RunOptions, Simulation, Stages
 from giornata_tools.simulation.steps import Segment
-from giornata_tools.simulation.tiers import TemplateSetting
-from giornata_tools.simulation.worker import SimWorker
+from giornata_tools.simulation.worker import SimWorker, TemplateSetting
 
 COSTS = StepCosts((10.0, 0.0, 1.0, 0.0, 0.0))
 """10 ms a step, and 1 ms a token."""

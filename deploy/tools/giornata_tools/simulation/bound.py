@@ -41,11 +41,8 @@ class PooledTask:
 def most_on_time(tasks: Sequence[PooledTask]) -> int:
     """How many can end in time on one machine, no two of them at once.
 
-    Args:
-        tasks: in the order of their releases, which must be that of their deadlines.
-
     Raises:
-        ValueError: the orders differ.
+        ValueError: their order is not that of their releases and of their deadlines alike.
     """
     for before, after in pairwise(tasks):
         if after.released_s < before.released_s or after.due_s < before.due_s:
@@ -119,11 +116,8 @@ class _Kind:
 class Bound:
     """Lower bounds on a percentile of the latencies of `jobs`, and on their mean.
 
-    Args:
-        jobs: in the order of their arrival.
-        machines: workers of the cluster; where they differ, each counts by the most that it is faster than the first.
-        encode_ms: time before denoising.
-        finish_ms: time after it, for one picture at least.
+    Jobs come in the order of their arrival. Where machines differ, each counts by the most that it is faster than the
+    first. `encode_ms` pass before denoising, `finish_ms` after it, for one picture at least.
     """
 
     def __init__(

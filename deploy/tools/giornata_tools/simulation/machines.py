@@ -75,11 +75,6 @@ class Machine:
     """From when until when, in seconds, no step begins."""
     storage: Storage = field(default_factory=Storage)
 
-    @classmethod
-    def of(cls, profile: Profile) -> Machine:
-        """A worker as `giornata profile` measured it."""
-        return cls(profile.costs, profile.blocks, profile.device)
-
     @property
     def pace(self) -> Pace:
         """What steps really cost."""
@@ -176,7 +171,8 @@ class Group(BaseModel):
 
     def _source(self, read: Callable[[str], str]) -> Machine:
         if self.profile is not None:
-            return Machine.of(Profile.model_validate_json(read(self.profile)))
+            profile = Profile.model_validate_json(read(self.profile))
+            return Machine(profile.costs, profile.blocks, profile.device)
         if self.costs is not None:
             return Machine(StepCosts(self.costs.compute, self.costs.load), self.costs.blocks)
         return PUBLISHED[self.machine or ""]()
@@ -191,10 +187,7 @@ class _Cluster(BaseModel):
 def read(text: str, suffix: str, profile: Callable[[str], str]) -> list[Machine]:
     """The workers of a file.
 
-    Args:
-        text: of the file.
-        suffix: of its name: `.toml` or `.json`.
-        profile: gives the text of a profile that the file names.
+    `suffix` is that of its name, `.toml` or `.json`; `profile` gives the text of a profile that the file names.
 
     Raises:
         ValueError: says what is wrong where.

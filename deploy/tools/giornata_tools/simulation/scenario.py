@@ -17,7 +17,7 @@ from giornata_tools.simulation.jobs import PictureSetting, SimulatedJob, jobs_of
 from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.results import SimulatedRun, Summary, summary
 from giornata_tools.simulation.simulator import RunOptions, Simulation, Stages
-from giornata_tools.simulation.tiers import TemplateSetting
+from giornata_tools.simulation.worker import TemplateSetting
 
 Progress = Callable[[int], None]
 
@@ -138,15 +138,8 @@ def fewest_workers(
 
     By bisection: more workers are taken to be no worse, which chance may belie where a percentile lies on the limit.
 
-    Args:
-        scenario: whose workers are taken in turns.
-        rate: jobs a second.
-        options: of every run but its seed.
-        slo_s: time in which `percent` of jobs are to end.
-        percent: see `slo_s`.
-        seeds: each is a run.
-        most: workers that are tried.
-        tell: hears of each number that was tried, and its percentile.
+    Workers of the scenario are taken in turns, at most `most` of them. Each seed is a run. `tell` hears of each number
+    that was tried, and its percentile.
     """
     arrivals = {seed: scenario.jobs(rate, seed) for seed in seeds}
     tried: dict[int, float] = {}

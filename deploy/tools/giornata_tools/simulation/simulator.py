@@ -20,8 +20,7 @@ from giornata_tools.simulation.jobs import DIGEST, MODEL, Piece, SimulatedJob
 from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.processors import Clock, Processors, Servers
 from giornata_tools.simulation.results import EndedJob, Moment, SimulatedRun
-from giornata_tools.simulation.tiers import TemplateSetting
-from giornata_tools.simulation.worker import SimWorker
+from giornata_tools.simulation.worker import SimWorker, TemplateSetting
 
 TOLD: Final = ServiceState(
     service=ServiceName.DENOISER,

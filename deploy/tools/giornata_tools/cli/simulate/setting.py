@@ -16,7 +16,7 @@ from giornata_tools.simulation.jobs import PictureSetting, template_name
 from giornata_tools.simulation.machines import Machine, Storage
 from giornata_tools.simulation.scenario import ArrivalSetting, Scenario, popular
 from giornata_tools.simulation.simulator import Stages
-from giornata_tools.simulation.tiers import TemplateSetting
+from giornata_tools.simulation.worker import TemplateSetting
 
 
 def scenario_of(given: Mapping[str, Any]) -> Scenario:
