@@ -22,8 +22,7 @@ import click
 import torch
 
 from giornata.packed.uses import Use
-from giornata.planning.blocks import Block, Link, sequential, timeline
-from giornata.planning.planner import Modes, Planner, always, exact, greedy
+from giornata.planning.blocks import Block, Link, Modes, Planner, always, exact, greedy, sequential, timeline
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs

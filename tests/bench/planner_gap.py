@@ -14,8 +14,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from giornata.planning.batch import BatchRow, evaluate, plan_batch
-from giornata.planning.blocks import Block, Link, timeline
-from giornata.planning.planner import exact, greedy
+from giornata.planning.blocks import Block, Link, exact, greedy, timeline
 from tests.bench.compute.brute_force import best_ms
 from tests.bench.reporting.report import write
 from tests.flags import option, parsed

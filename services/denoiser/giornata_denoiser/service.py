@@ -19,8 +19,7 @@ from pydantic import BaseModel
 from giornata.blobs import BlobStore
 from giornata.bus import telemetry
 from giornata.bus.bus import Bus, Endpoint
-from giornata.planning.costing import CostModel
-from giornata.planning.profile import Profile
+from giornata.planning.costing import CostModel, Profile
 from giornata.records.jobs import Records
 from giornata.records.templates import TemplateRecords
 from giornata.wire import subjects

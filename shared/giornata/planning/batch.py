@@ -13,8 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from giornata.planning.blocks import Block, Link, Timeline, timeline
-from giornata.planning.planner import Modes, Planner, always, exact, greedy
+from giornata.planning.blocks import Block, Link, Modes, Planner, Timeline, always, exact, greedy, timeline
 from giornata.wire.values import Mode
 
 ROUNDS: Final = 4

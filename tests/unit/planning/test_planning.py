@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.planning.batch import PLANNERS, BatchRow, PlannerName, evaluate, plan_batch
-from giornata.planning.blocks import Block, Link, sequential, timeline
-from giornata.planning.planner import Planner, always, exact, greedy
+from giornata.planning.blocks import Block, Link, Planner, always, exact, greedy, sequential, timeline
 from giornata.wire.values import Mode
 
 MS = st.floats(0.1, 10, allow_nan=False)

@@ -31,7 +31,9 @@ def costs(weights: tuple[float, ...] = TRUE, device: str = "gpu") -> WorkerCosts
 def shown(
     told: WorkerCosts | None, samples: Sequence[StepSample] = (), loads: Sequence[LoadSample] = ()
 ) -> WorkerState:
-    return WorkerState(capacity_rows=8, capacity_tokens=4096, costs=told, samples=tuple(samples), loads=tuple(loads))
+    return WorkerState(
+        capacity_rows=8, capacity_tokens=4096, costs=told, samples=tuple(samples), loads=tuple(loads)
+    )
 
 
 def sample(

@@ -27,9 +27,8 @@ from typing import Any, Final
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from giornata.planning.costing import Profile, fit
 from giornata.planning.costs import COMPUTE, LOAD, StepCosts
-from giornata.planning.profile import Profile
-from giornata.planning.regression import fit
 from giornata.scheduling.demand import Pace
 from giornata.wire.workers import CostFit, WorkerCosts
 from giornata_tools.simulation.jobs import PictureSetting

@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Final
 
+from giornata.families import Family
 from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
@@ -22,13 +23,21 @@ from giornata_tools.simulation.processors import Clock, Processors, Servers
 from giornata_tools.simulation.results import EndedJob, Moment, SimulatedRun
 from giornata_tools.simulation.worker import SimWorker, TemplateSetting
 
+CARD: Final = ModelCard(
+    name=MODEL,
+    family=Family.FLUX_INPAINT,
+    digest=DIGEST,
+    vae_scale_factor=8,
+    latent_channels=16,
+    max_text_tokens=512,
+    takes_guidance=True,
+    takes_true_cfg=False,
+    default_steps=30,
+    default_guidance_scale=3.5,
+    default_strength=1.0,
+)
 TOLD: Final = ServiceState(
-    service=ServiceName.DENOISER,
-    instance="",
-    host="simulated",
-    version="",
-    ready=True,
-    models=(ModelCard.model_construct(name=MODEL, digest=DIGEST),),
+    service=ServiceName.DENOISER, instance="", host="simulated", version="", ready=True, models=(CARD,)
 )
 
 
