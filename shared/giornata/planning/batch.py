@@ -103,8 +103,6 @@ PLANNERS: Final[Mapping[PlannerName, BatchPlanner]] = MappingProxyType(
 
 def evaluate(rows: Sequence[BatchRow], modes: Sequence[Modes], link: Link, base_ms: float = 0.0) -> BatchPlan:
     """The plan of a batch with these `modes`."""
-    if not rows:
-        return BatchPlan((), timeline((), (), link))
     merged = [
         Block(0.0, 0.0, 0.0, 0, 0, fresh=True, others_ms=base_ms + ms, others_slabs=sum(entries.values()))
         for ms, entries in _beside(rows, modes, None)

@@ -174,7 +174,8 @@ class Online:
         """Take in a sample for the next :meth:`refit`; False where it was an outlier and only counts."""
         x = np.asarray(features, np.float64)
         residual = abs(time_ms - float(self.weights @ x))
-        if self._is_outlier(residual):
+        known = self.samples > len(self.weights) and self._usual_ms > 0
+        if known and residual > SURPRISE * self._usual_ms and self._in_a_row < STUBBORN:
             self.outliers += 1
             self._in_a_row += 1
             return False
@@ -194,10 +195,6 @@ class Online:
         answers = self._answers / size + TRUST * self._offline * size
         factor = np.linalg.cholesky(scaled)
         self.weights = nnls(factor.T, np.linalg.solve(factor, answers))[0] / size
-
-    def _is_outlier(self, distance_ms: float) -> bool:
-        known = self.samples > len(self.weights) and self._usual_ms > 0
-        return known and distance_ms > SURPRISE * self._usual_ms and self._in_a_row < STUBBORN
 
 
 class CostModel:
@@ -232,12 +229,10 @@ class CostModel:
     def observe_step(self, work: Work, step_ms: float) -> bool:
         """Take in a step that computed `work` and did not wait for loads; False for an outlier."""
         taken = self._compute.take(work.features, step_ms)
-        changed = self._compute.due
         while self._loads:
             size_bytes, load_ms = self._loads.popleft()
             self._load.take((1.0, float(size_bytes)), load_ms)
-            changed = changed or self._load.due
-        if changed:
+        if self._compute.due or self._load.due:
             state = WorkerCosts(compute=self._compute.refreshed(), load=self._load.refreshed())
             self.costs, self.state = StepCosts(state.compute.weights, state.load.weights), state
         return taken

@@ -185,16 +185,14 @@ class Line:
 
     def changes_at(self, now: float) -> float | None:
         """When the order changes next if no job joins or leaves; None if it does not."""
-        times = (time_s for entry in self for time_s in self._turning_points(entry) if time_s > now)
-        return min(times, default=None)
-
-    def _turning_points(self, entry: QueuedRows) -> Iterator[float]:
-        """When an entry ages, and when its deadline can no longer be met."""
-        claim = entry.claim
-        if self._by_deadline or claim.priority is Priority.BATCH:
-            yield entry.since_s + self._ageing_s
-        if self._by_deadline and claim.finish_by_s is not None:
-            yield claim.finish_by_s - claim.takes_s
+        times: list[float] = []
+        for entry in self:
+            claim = entry.claim
+            if self._by_deadline or claim.priority is Priority.BATCH:
+                times.append(entry.since_s + self._ageing_s)
+            if self._by_deadline and claim.finish_by_s is not None:
+                times.append(claim.finish_by_s - claim.takes_s)
+        return min((time_s for time_s in times if time_s > now), default=None)
 
     def _rank(self, entry: QueuedRows, now: float) -> tuple[bool, float, float, int]:
         yields = entry.claim.priority is Priority.BATCH and not self._aged(entry, now)

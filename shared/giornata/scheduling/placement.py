@@ -113,7 +113,7 @@ class Placement:
     def stalled(self) -> list[Booking]:
         """Bookings at workers whose step has taken longer than patience allows; they get nothing until it ends."""
         names = {name for name, worker in self._workers.items() if worker.stalled}
-        return [booking for booking in self._bookings.values() if booking.worker in names] if names else []
+        return [booking for booking in self._bookings.values() if booking.worker in names]
 
     def refuse(self, worker: str) -> None:
         """Give nothing to `worker`, which had no room, before its next telemetry."""

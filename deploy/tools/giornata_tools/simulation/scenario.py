@@ -19,8 +19,6 @@ from giornata_tools.simulation.results import SimulatedRun, Summary, summary
 from giornata_tools.simulation.simulator import RunOptions, Simulation, Stages
 from giornata_tools.simulation.worker import TemplateSetting
 
-Progress = Callable[[int], None]
-
 
 @dataclass(frozen=True)
 class ArrivalSetting:
@@ -75,7 +73,7 @@ class Scenario:
         self,
         jobs: Sequence[SimulatedJob],
         options: RunOptions,
-        progress: Progress | None = None,
+        progress: Callable[[int], None] | None = None,
         *,
         scheduler: Scheduler | None = None,
     ) -> SimulatedRun:
@@ -97,8 +95,7 @@ class Scenario:
 
     def bound(self, jobs: Sequence[SimulatedJob]) -> Bound:
         """How good any schedule of `jobs` could be."""
-        stages = self.stages
-        return Bound(jobs, self.machines, encode_ms=stages.encode_ms, finish_ms=stages.finish_ms)
+        return Bound(jobs, self.machines, self.stages.encode_ms / 1e3, self.stages.finish_ms / 1e3)
 
     def with_workers(self, count: int) -> Scenario:
         """The same with so many workers: those there are, in turns."""
