@@ -46,9 +46,8 @@ class Block:
     others_slabs: int = 0
     """Slabs of other rows that this block waits for."""
     hidden_kept: bool = True
-    """Whether the template keeps a hidden state."""
     kv_kept: bool = True
-    """Whether the template keeps keys and values."""
+    """Whether the template keeps a hidden state, and keys and values."""
 
     def compute_ms(self, mode: Mode, *, live: bool) -> float:
         """Time of this row and the others; infinite where the mode needs what is neither at hand (`live`) nor kept."""
@@ -185,7 +184,6 @@ def _shifted(times: Times, slabs: int) -> Times:
 
 
 def _traced(blocks: Sequence[Block], gone: Times, live: Times, choices: list[Choices]) -> Modes:
-    """The modes that led to the earliest end."""
     slabs = int(np.minimum(gone, live).argmin())
     is_live = bool(live[slabs] <= gone[slabs])
     modes: list[Mode] = []

@@ -67,7 +67,7 @@ def fit(names: Sequence[str], features: Array, times: Array, *, relative: bool =
     """Least squares without negative weights.
 
     Args:
-        names: of the features.
+        names: one a feature.
         features: (samples, features); a constant 1 is one of them where there is an offset.
         times: (samples,) ms, above 0 where residuals are relative.
         relative: minimise residuals as shares of the times: a short one then counts as much as a long one.
@@ -204,11 +204,7 @@ class CostModel:
     fit, and an outlier is one by its factor.
 
     Steps are observed and costs are asked for in one thread, the engine's. Loads may be observed in any: they wait in a
-    queue for the next step. Each refit replaces `costs`, and `state` for telemetry, as a whole: every thread may read
-    them.
-
-    It begins with `compute`, by :data:`giornata.planning.costs.COMPUTE`, and `load`, by
-    :data:`giornata.planning.costs.LOAD`.
+    queue for the next step. Each refit replaces `costs`, and `state` for telemetry, as a whole; any thread may read.
     """
 
     def __init__(self, compute: CostFit, load: CostFit) -> None:

@@ -81,7 +81,6 @@ def within(
 
     Noise levels cost little to drop, down to a few: the next nearest serves as well. Of the blocks the first ones are
     dropped: a step that computes them in full still has the outside tokens' hidden state, which nothing has to load.
-
     A block keeps `block_bytes` at one noise level. Fewer than `least_levels` are kept only where fewer are wanted.
     """
     slots = budget_bytes // max(1, block_bytes)

@@ -108,10 +108,7 @@ class Demand:
         return float(sum((row.text + row.computed) * row.sequences * row.steps for row in self.shapes))
 
     def fits(self, rows: int, capacity_rows: int) -> bool:
-        """Whether a worker that has so many rows can take it now.
-
-        One that has none always can, since the largest job must run too.
-        """
+        """Whether a worker with so many rows can take it now; one without any can, since the largest job must run."""
         return rows == 0 or (not self.alone and rows + self.rows <= capacity_rows)
 
     def loads(self, pace: Pace, *, reuses: bool) -> tuple[RowLoad, ...]:

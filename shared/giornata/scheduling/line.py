@@ -129,10 +129,7 @@ class Line:
         rows: Sequence[int] | None = None,
         fetching: str | None = None,
     ) -> QueuedRows:
-        """Let rows of a job wait, at the place that is their tenant's turn; their demand gets its ticket here.
-
-        `rows` are their indices, by default counted from 0.
-        """
+        """Let rows of a job wait for their tenant's turn; `rows` are their indices, by default counted from 0."""
         tag = max(self._virtual, self._ends.get(claim.tenant, 0.0))
         self._ends[claim.tenant] = tag + max(1, demand.steps) / claim.weight
         ticket = next(self._tickets)

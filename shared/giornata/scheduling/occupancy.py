@@ -121,10 +121,7 @@ class Occupancy:
         self.totals = totals
 
     def sum_up(self, pace: Pace, demanded: Mapping[Attempt, Demand]) -> Totals:
-        """Sum up everything it has at its present pace.
-
-        `demanded` is what was asked for, of attempts that the worker has no inputs of yet.
-        """
+        """Sum up everything it has at its present pace; `demanded` are attempts that it has no inputs of yet."""
         if pace is not self.pace:
             self.pace = pace
             self._loads.clear()

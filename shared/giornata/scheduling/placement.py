@@ -144,10 +144,7 @@ class Placement:
         return next((worker.name for worker in self._serving(demand).least(1, excluded)), None)
 
     def prospects(self, demand: Demand) -> list[Prospect]:
-        """The workers that serve `demand` and whose speed is known, however busy they are.
-
-        Of many, some stand for others that have about as much to compute.
-        """
+        """Workers that serve `demand` at a known speed; of many, some stand for others with as much to compute."""
         weigh = Weighing(demand)
         return [
             Prospect(

@@ -34,9 +34,9 @@ class Candidate(NamedTuple):
     def prediction(self) -> Effect:
         """What would become of this worker if it got the job."""
         predicted = self.outlook.predict(self.loads)
-        if not self.fetch_ms:
-            return predicted
-        return Effect(predicted.finish_ms + self.fetch_ms, predicted.delay_ms)
+        if self.fetch_ms:
+            return predicted._replace(finish_ms=predicted.finish_ms + self.fetch_ms)
+        return predicted
 
 
 Policy = Callable[[Sequence[Candidate], Demand], Candidate | None]

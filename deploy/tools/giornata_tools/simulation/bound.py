@@ -186,8 +186,7 @@ def _kind(job: SimulatedJob, kinds: Sequence[Machine], encode_s: float, finish_s
         begin_s, step_s = (load.step_ms + load.first_ms) / 1e3, load.step_ms / 1e3
         roots = math.sqrt(begin_s) + (load.steps - 1) * math.sqrt(step_s)
         rows.append((load.steps, load.work_ms / 1e3, roots))
-    alone_ms = min(_alone_ms(job, machine) for machine in kinds)
-    shortest_s = encode_s + alone_ms / 1e3 + finish_s
+    shortest_s = encode_s + min(_alone_ms(job, machine) for machine in kinds) / 1e3 + finish_s
     return _Kind(job.at_s, shortest_s, job.at_s + encode_s, tuple(rows))
 
 

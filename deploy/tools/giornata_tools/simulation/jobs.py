@@ -42,11 +42,6 @@ class SimulatedJob:
     slo_s: float | None = None
     """Time from its arrival in which it should end."""
 
-    @property
-    def rows(self) -> int:
-        """Its pictures."""
-        return len(self.demand.shapes)
-
 
 @dataclass(frozen=True)
 class Piece:

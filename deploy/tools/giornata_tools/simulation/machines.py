@@ -192,13 +192,12 @@ def read(text: str, suffix: str, profile: Callable[[str], str]) -> list[Machine]
         ValueError: says what is wrong where.
     """
     try:
-        groups = _Cluster.model_validate(
-            tomllib.loads(text) if suffix == ".toml" else json.loads(text)
-        ).workers
+        told = tomllib.loads(text) if suffix == ".toml" else json.loads(text)
+        groups = _Cluster.model_validate(told).workers
     except ValidationError as error:
-        told = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in told["loc"])
-        raise ValueError(f"{where or 'the file'}: {told['msg']}") from error
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{where or 'the file'}: {first['msg']}") from error
     machines = [machine for group in groups for machine in [group.of(profile)] * group.count]
     if len(machines) > MOST:
         raise ValueError(f"received {len(machines)} workers; at most {MOST} are simulated")

@@ -44,10 +44,7 @@ class _Task:
 
 
 class Processors:
-    """One machine's processors, which all tasks share evenly at every moment; no task has more than one.
-
-    Where their number is infinite, every task has one.
-    """
+    """One machine's processors, which all tasks share evenly at every moment; no task has more than one."""
 
     def __init__(self, clock: Clock, cores: float = math.inf) -> None:
         self._clock, self._cores = clock, cores
@@ -99,10 +96,7 @@ class Processors:
 
 
 class Servers:
-    """One queue before the servers of a stage beside denoising: first come, first served by the first that is free.
-
-    They compute on the processors of `host`.
-    """
+    """The servers of a stage, which compute on `host`, and one queue before them: first come, first served."""
 
     def __init__(self, servers: int, host: Processors) -> None:
         self._free, self._host = servers, host

@@ -132,7 +132,7 @@ def summary(run: SimulatedRun, warmup_s: float = 0.0) -> Summary:
     hits = sum((worker.hits for worker in run.workers), Counter[Tier | None]())
     return Summary(
         jobs=len(counted),
-        pictures=sum(ended.job.rows for ended in counted),
+        pictures=sum(ended.job.demand.rows for ended in counted),
         mean_s=latency.mean,
         p50_s=latency.p50,
         p95_s=latency.p95,

@@ -134,7 +134,6 @@ def fewest_workers(
     """The fewest workers with which a percentile of latencies is at most `slo_s`, with every seed.
 
     By bisection: more workers are taken to be no worse, which chance may belie where a percentile lies on the limit.
-
     Workers of the scenario are taken in turns, at most `most` of them. Each seed is a run. `tell` hears of each number
     that was tried, and its percentile.
     """

@@ -115,7 +115,7 @@ class _CarriedHere:
     left: int
     """Rows that are not denoised."""
     attempts: int = 0
-    assigned_s: float | None = None
+    assigned_s: float = math.inf
     """The first of its rows."""
     denoised_s: float = 0.0
     unfinished: int = 0
@@ -126,8 +126,7 @@ class _CarriedHere:
 class Simulation:
     """Make it, then :meth:`run` once.
 
-    `scheduler` serves instead of the one that `options` name. Workers and stages share `cores` processors, a thread
-    each.
+    `scheduler` serves instead of the one that `options` name. Workers and stages, a thread each, share `cores`.
     """
 
     def __init__(
@@ -161,7 +160,7 @@ class Simulation:
             for number, machine in enumerate(machines)
             for name in [f"w{number:04d}"]
         }
-        self._carried = {job.job_id: _CarriedHere(job, job.rows) for job in jobs}
+        self._carried = {job.job_id: _CarriedHere(job, job.demand.rows) for job in jobs}
         self._arrived = 0
         self._ended: list[EndedJob] = []
         self._moments: list[Moment] = []
@@ -193,17 +192,16 @@ class Simulation:
         self._relay.serve(self._stages.relay_ms / 2e3, now, partial(self._encode, job))
 
     def _encode(self, job: SimulatedJob, now: float) -> None:
-        joins = partial(self._join, Piece(job, 0, tuple(range(job.rows))))
+        joins = partial(self._join, Piece(job, 0, tuple(range(job.demand.rows))))
         hops_s = self._stages.hops_ms / 1e3
         self._encoders.serve(
             self._stages.encode_ms / 1e3, now, lambda then: self._clock.at(then + hops_s, joins)
         )
 
     def _join(self, piece: Piece, now: float) -> None:
-        """Let rows wait in the line."""
         job, demand, claim = piece.job, piece.demand, Claim()
         if job.slo_s is not None:
-            finish_by_s = job.at_s + job.slo_s - job.rows * self._stages.finish_ms / 1e3
+            finish_by_s = job.at_s + job.slo_s - job.demand.rows * self._stages.finish_ms / 1e3
             takes_s = self._placement.least_ms(demand.piece()) / 1e3 if self._options.by_deadline else 0.0
             claim = replace(claim, finish_by_s=finish_by_s, takes_s=takes_s)
         self._line.join(job.job_id, demand, claim, now, rows=piece.rows)
@@ -214,7 +212,7 @@ class Simulation:
         decision = self._scheduler.decide(self._line, self._placement, now)
         for key, name, rows, passes in decision.placements:
             carried = self._carried[key[0]]
-            carried.assigned_s = now if carried.assigned_s is None else carried.assigned_s
+            carried.assigned_s = min(carried.assigned_s, now)
             carried.workers[name] = None
             carried.attempts += 1
             demand = self._line.serve(key, rows, now, passes)
@@ -240,19 +238,18 @@ class Simulation:
         self._decide(now)
         if carried.left:
             return
-        carried.denoised_s, carried.unfinished = now, carried.job.rows
-        for _ in range(carried.job.rows):
+        carried.denoised_s, carried.unfinished = now, carried.job.demand.rows
+        for _ in range(carried.job.demand.rows):
             self._finishers.serve(self._stages.finish_ms / 1e3, now, partial(self._finished, carried))
 
     def _finished(self, carried: _CarriedHere, now: float) -> None:
-        """A picture of the job is finished."""
         carried.unfinished -= 1
         if not carried.unfinished:
             self._relay.serve(self._stages.relay_ms / 2e3, now, partial(self._end, carried))
 
     def _end(self, carried: _CarriedHere, now: float) -> None:
-        assigned_s, workers = carried.assigned_s or 0.0, "+".join(carried.workers)
-        self._ended.append(EndedJob(carried.job, assigned_s, carried.denoised_s, now, workers))
+        times = carried.assigned_s, carried.denoised_s, now
+        self._ended.append(EndedJob(carried.job, *times, "+".join(carried.workers)))
 
     def _tick(self, worker: SimWorker, period: float, now: float) -> None:
         """Hear `worker`, and again a period later."""

@@ -162,9 +162,7 @@ def progress(row: SimRow, made: int) -> RowProgress:
 
 def sample(segment: Segment) -> StepSample:
     """A step of the segment as telemetry tells it."""
-    work = Work()
-    for row in segment.rows:
-        work += row.shape.work(row.mode) * row.shape.sequences
+    work = sum((row.shape.work(row.mode) * row.shape.sequences for row in segment.rows), Work())
     text = sum(row.shape.text * row.shape.sequences for row in segment.rows)
     return StepSample.model_construct(
         rows=len(segment.rows),

@@ -31,7 +31,6 @@ LEVELS: Final = 6
 """Steps of a run that records a template."""
 TOLD: Final = 256
 """Templates of a tier that telemetry tells, as :class:`giornata.wire.workers.WorkerState` says."""
-Done = Callable[[Piece, float], None]
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class SimWorker:
         templates: TemplateSetting,
         *,
         clock: Clock,
-        done: Done,
+        done: Callable[[Piece, float], None],
         seed: int,
         host: Processors,
     ) -> None:
@@ -220,7 +219,6 @@ class SimWorker:
             self._plan_end(segment)
 
     def _begin(self, now: float) -> None:
-        """Begin the next steps."""
         paused = next((until for since, until in self.machine.busy if since <= now < until), None)
         if paused is not None:
             if not self._pausing:

@@ -160,7 +160,7 @@ def _jobs(run: Simulated) -> Iterator[dict[str, object]]:
             "denoised_s": round(ended.denoised_s, 4),
             "ended_s": round(ended.ended_s, 4),
             "worker": ended.worker,
-            "pictures": ended.job.rows,
+            "pictures": ended.job.demand.rows,
             "steps": shape.steps,
             "computed_tokens": shape.computed,
             "template": ended.job.demand.template,
