@@ -126,18 +126,20 @@ class Occupancy:
             self.pace = pace
             self._loads.clear()
             self.rates = {}
-        listed = {attempt: rows for attempt, rows in self.listed.items() if attempt not in self.ended}
-        costs = [
-            (attempt, self._costs(attempt, rows, demanded.get(attempt))) for attempt, rows in listed.items()
+        counted = [
+            (attempt, self._costs(attempt, rows, demanded.get(attempt)), sum(row.tokens for row in rows))
+            for attempt, rows in self.listed.items()
+            if attempt not in self.ended
         ]
-        costs += [(attempt, self._costs(attempt, (), demand)) for attempt, demand in self.unseen.items()]
-        loads = [load for _, own in costs for load in own]
-        owners = tuple(attempt[0] for attempt, own in costs for _ in own)
-        tokens = sum(row.tokens for rows in listed.values() for row in rows)
-        tokens += sum(demand.tokens for demand in self.unseen.values())
+        counted += [(attempt, self._costs(attempt, (), d), d.tokens) for attempt, d in self.unseen.items()]
+        loads, owners, tokens = list[RowLoad](), list[str](), 0
+        for (job_id, _), costs, own_tokens in counted:
+            loads += costs
+            owners += [job_id] * len(costs)
+            tokens += own_tokens
         backlog = Backlog(self.shown.capacity_rows, pace.base_ms, tokens=self.shown.capacity_tokens)
         work_ms = sum(load.work_ms for load in loads)
-        self.totals = Totals(Outlook(backlog.running_what_fits(loads)), owners, tokens, work_ms)
+        self.totals = Totals(Outlook(backlog.running_what_fits(loads)), tuple(owners), tokens, work_ms)
         return self.totals
 
     def _costs(
@@ -171,10 +173,8 @@ class _Cost(NamedTuple):
     """What a job costs at one pace, with its template at hand or without it."""
 
     loads: tuple[RowLoad, ...]
-    base_ms: float
-    """Base of its steps, where it shares none."""
     work_ms: float
-    """Sum over its rows, without that base."""
+    """Sum over its rows, without the base of steps."""
 
 
 class Weighing:
@@ -188,7 +188,7 @@ class Weighing:
         """Time of all rows of the job there, with its `share` of the base of steps: 1 where no other row is there."""
         hit, miss = self._at(worker.pace)
         cost = hit if self._demand.template in worker.places else miss
-        return share * cost.base_ms + cost.work_ms
+        return share * worker.pace.base_ms * max(load.steps for load in cost.loads) + cost.work_ms
 
     def candidate(self, worker: Occupancy) -> Candidate:
         """The worker, which is summed up, as policies see it."""
@@ -218,5 +218,4 @@ class Weighing:
 
     def _cost(self, pace: Pace, *, reuses: bool) -> _Cost:
         loads = self._demand.loads(pace, reuses=reuses)
-        steps = max(load.steps for load in loads)
-        return _Cost(loads, steps * pace.base_ms, sum(load.work_ms for load in loads))
+        return _Cost(loads, sum(load.work_ms for load in loads))
