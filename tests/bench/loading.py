@@ -22,8 +22,7 @@ import click
 import torch
 
 from giornata.packed.uses import Use
-from giornata.planning.blocks import Block, Link, sequential
-from giornata.planning.planner import BlockPlan, Planner, always, exact, greedy
+from giornata.planning.blocks import Block, Link, Modes, Planner, always, exact, greedy, sequential, timeline
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
@@ -153,28 +152,28 @@ def _compared(
     rate = size / (load_ms / 1e3)
     link = Link(load_ms / KV_SLABS)
     blocks = _blocks(scene, costs)
-    plans: dict[str, BlockPlan] = {}
+    plans: dict[str, Modes] = {}
     plan_ms: dict[str, float] = {}
     for name, planner in PLANNERS.items():
         began = time.perf_counter()
         plans[name] = planner(blocks, link)
         plan_ms[name] = (time.perf_counter() - began) * 1e3
-    predicted = {name: plan.timeline.finish_ms for name, plan in plans.items()}
-    predicted[NAIVE] = sequential(blocks, plans[NAIVE].modes, link)
+    predicted = {name: timeline(blocks, modes, link).finish_ms for name, modes in plans.items()}
+    predicted[NAIVE] = sequential(blocks, plans[NAIVE], link)
     weights = loading_engine.linear(costs, scene.row.shapes, rate)
     carried_out: dict[str, list[Took]] = {name: [] for name in PLANNERS}
     engines: dict[str, list[Took]] = {str(name): [] for name in loading_engine.PLANNERS}
     for turn in range(options.repeats + 1):
-        for name, plan in plans.items():
-            took_ms = picture_ms(scene, plan.modes, rate, ahead=name != NAIVE)
+        for name, modes in plans.items():
+            took_ms = picture_ms(scene, modes, rate, ahead=name != NAIVE)
             if turn:
                 carried_out[name].append(Took(took_ms, predicted[name]))
         for of_engine in loading_engine.PLANNERS:
             found = loading_engine.picture(scene, of_engine, weights, rate)
             if turn:
                 engines[of_engine].append(found)
-    for name, plan in plans.items():
-        counts = ((mode, plan.modes.count(mode)) for mode in Mode)
+    for name, modes in plans.items():
+        counts = ((mode, modes.count(mode)) for mode in Mode)
         yield _line(load, THE_PLAN, name, carried_out) | {
             "plan ms": round(plan_ms[name], 2),
             "blocks": " ".join(f"{mode} {count}" for mode, count in counts if count),

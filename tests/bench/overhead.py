@@ -28,9 +28,9 @@ from giornata import tensors
 from giornata.blobs import RedisBlobs
 from giornata.families import Family
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.in_turn import LOOKED_AT
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import finish_time
+from giornata.scheduling.scheduler import LOOKED_AT
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.stack import running

@@ -15,12 +15,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+from giornata.scheduling.backlog import computed
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.forecast import computed
-from giornata.scheduling.in_turn import LOOKED_AT, InTurn
 from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
+from giornata.scheduling.scheduler import LOOKED_AT, InTurn
 from giornata.wire.workers import (
     CostFit,
     RowProgress,

@@ -18,16 +18,16 @@ from typing import Any, Final
 
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.policies import Candidate, Policy, PolicyName, finish_time
+from giornata.scheduling.scheduler import InTurn
 from giornata.wire.workers import Tier
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.distributions import Mix, zipf
 from giornata_tools.loadgen.workload import MaskShape, Workload
 from giornata_tools.simulation.jobs import PictureSetting, template_name
-from giornata_tools.simulation.published import DECODE_MS, FLUX_PICTURE, h800_flux
-from giornata_tools.simulation.results import Summary
+from giornata_tools.simulation.machines import DECODE_MS, FLUX_PICTURE, h800_flux
 from giornata_tools.simulation.scenario import ArrivalSetting, Scenario
 from giornata_tools.simulation.simulator import Binding, RunOptions, Stages
-from giornata_tools.simulation.tiers import TemplateSetting
+from giornata_tools.simulation.worker import TemplateSetting
 from tests.bench.reporting import report
 from tests.flags import option, parsed
 
@@ -139,7 +139,11 @@ def rows_of(case: Case, seeds: int) -> Iterator[dict[str, Any]]:
                 looked_at=number,
                 seed=seed,
             )
-            found.append(case.scenario.summary(case.scenario.run(jobs, options, policy=instead)))
+            found.append(
+                case.scenario.summary(
+                    case.scenario.run(jobs, options, scheduler=instead and InTurn(instead, number))
+                )
+            )
         p95 = [summary.p95_s for summary in found]
         if name == PolicyName.REQUEST_LEVEL and not baseline:
             baseline = fmean(p95)
@@ -158,7 +162,7 @@ def rows_of(case: Case, seeds: int) -> Iterator[dict[str, Any]]:
             "in 5 s": round(fmean(s.slo_share or 0.0 for s in found), 3),
             "busy": round(fmean(s.utilisation for s in found), 3),
             "rows a step": round(fmean(s.rows_a_step for s in found), 2),
-            "hits": round(fmean(_hits(s) for s in found), 3),
+            "hits": round(fmean(s.hit_share for s in found), 3),
         }
     yield {
         "setting": case.name,
@@ -194,11 +198,6 @@ def sampling(workers: int, seconds: float) -> Iterator[dict[str, Any]]:
             "busy": round(found.utilisation, 3),
             "processor s": round(time.process_time() - began, 1),
         }
-
-
-def _hits(summary: Summary) -> float:
-    found = summary.hits_memory + summary.hits_disk
-    return found / max(1, found + summary.misses)
 
 
 def main() -> None:

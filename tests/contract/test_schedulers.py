@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.decision import Decision, Scheduler
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.in_turn import SCHEDULERS
 from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Patience, Placement
+from giornata.scheduling.scheduler import SCHEDULERS, Decision, Scheduler
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from tests.fakes.fleet import CARD

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from giornata.planning.costing import BatchCap, Fit, Profile
 from giornata.planning.costs import COMPUTE, LOAD
-from giornata.planning.profile import BatchCap, Profile
-from giornata.planning.regression import Fit
 
 WEIGHTS: Final = (2.0, 0.1, 0.01, 0.002, 1e-6)
 LOAD_WEIGHTS: Final = (0.05, 1e-6)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from giornata import runtime
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus, streams
-from giornata.planning.profile import Profile
+from giornata.planning.costing import Profile
 from giornata.records import Records
 from giornata.wire.workers import ServiceName
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint, open_checkpoint

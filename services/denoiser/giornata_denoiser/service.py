@@ -19,8 +19,7 @@ from pydantic import BaseModel
 from giornata.blobs import BlobStore
 from giornata.bus import telemetry
 from giornata.bus.bus import Bus, Endpoint
-from giornata.planning.costing import CostModel
-from giornata.planning.profile import Profile
+from giornata.planning.costing import CostModel, Profile
 from giornata.records import Records, TemplateRecords
 from giornata.wire import subjects
 from giornata.wire.errors import InternalError

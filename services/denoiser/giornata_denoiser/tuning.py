@@ -11,8 +11,7 @@ import torch
 
 from giornata.packed.tracing import UNTRACED
 from giornata.planning.batch import PLANNERS
-from giornata.planning.costing import CostModel
-from giornata.planning.profile import Profile
+from giornata.planning.costing import CostModel, Profile
 from giornata.scheduling.batch import Capacity
 from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.blocks.loads import Loaded

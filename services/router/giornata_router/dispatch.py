@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from enum import Enum
 
-from giornata.scheduling.decision import Decision, Scheduler
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Claim, Key, Line
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Booking, Placement
+from giornata.scheduling.scheduler import Decision, Scheduler
 from giornata.wire.events import DenoisedEvent
 from giornata.wire.jobs import Assignment
 from giornata.wire.workers import ServiceState

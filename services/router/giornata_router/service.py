@@ -13,10 +13,10 @@ from giornata.bus import streams
 from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.records import Quarantine, Records, TemplateRecords
-from giornata.scheduling.in_turn import SCHEDULERS
 from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Patience, Placement
 from giornata.scheduling.policies import PolicyName
+from giornata.scheduling.scheduler import SCHEDULERS
 from giornata.wire import subjects
 from giornata.wire.events import DenoisedEvent, EventKind
 from giornata.wire.jobs import Priority

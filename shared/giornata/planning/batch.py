@@ -6,20 +6,19 @@ candidates; `plan_batch` improves one row at a time, from several beginnings, un
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from giornata.planning.blocks import Block, Link, Timeline, timeline
-from giornata.planning.planner import Planner, always, exact, greedy
+from giornata.planning.blocks import Block, Link, Modes, Planner, Timeline, always, exact, greedy, timeline
 from giornata.wire.values import Mode
 
 ROUNDS: Final = 4
 """Most rounds over all rows; a round that improves nothing is the last."""
 BEGINNINGS: Final = (always(Mode.KV), exact)
-Modes = tuple[Mode, ...]
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class BatchRow:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The modes of every row."""
+    """A plan of every row."""
 
     modes: tuple[Modes, ...]
     timeline: Timeline
@@ -48,11 +47,7 @@ def plan_batch(rows: Sequence[BatchRow], link: Link, base_ms: float = 0.0) -> Ba
     """Modes for every row, by coordinate descent over exact plans; the exact plan where there is one row.
 
     Where taking keys and values from the cache waits for nothing, nothing is faster, and nothing else is tried.
-
-    Args:
-        rows: with one number of blocks.
-        link: over which all of them load.
-        base_ms: time of every block beside these rows: rows without a template, and the base of a block.
+    `base_ms` is the time of every block beside these rows: rows without a template, and the base of a block.
 
     Raises:
         ValueError: rows differ in their number of blocks.
@@ -61,9 +56,9 @@ def plan_batch(rows: Sequence[BatchRow], link: Link, base_ms: float = 0.0) -> Ba
         raise ValueError(f"rows have {[len(row.blocks) for row in rows]} blocks; all need as many")
     plans: list[BatchPlan] = []
     for beginning in BEGINNINGS:
-        modes = [beginning(row.blocks, link).modes for row in rows]
+        modes = [beginning(row.blocks, link) for row in rows]
         plan = evaluate(rows, modes, link, base_ms)
-        if plan.timeline.possible and not plan.timeline.waits and _cheapest(rows, modes):
+        if math.isfinite(plan.timeline.finish_ms) and not plan.timeline.waits and _cheapest(rows, modes):
             return plan
         plans.append(_improved(rows, plan, link, base_ms) if len(rows) > 1 or base_ms else plan)
     return min(plans, key=_rank)
@@ -74,8 +69,8 @@ def each(planner: Planner) -> BatchPlanner:
 
     def planned(rows: Sequence[BatchRow], link: Link, base_ms: float) -> BatchPlan:
         alone = [_given(row, [(0.0, {})] * len(row.blocks), base_ms) for row in rows]
-        plan = evaluate(rows, [planner(blocks, link).modes for blocks in alone], link, base_ms)
-        return plan if plan.timeline.possible else plan_batch(rows, link, base_ms)
+        plan = evaluate(rows, [planner(blocks, link) for blocks in alone], link, base_ms)
+        return plan if math.isfinite(plan.timeline.finish_ms) else plan_batch(rows, link, base_ms)
 
     return planned
 
@@ -108,8 +103,6 @@ PLANNERS: Final[Mapping[PlannerName, BatchPlanner]] = MappingProxyType(
 
 def evaluate(rows: Sequence[BatchRow], modes: Sequence[Modes], link: Link, base_ms: float = 0.0) -> BatchPlan:
     """The plan of a batch with these `modes`."""
-    if not rows:
-        return BatchPlan((), timeline((), (), link))
     merged = [
         Block(0.0, 0.0, 0.0, 0, 0, fresh=True, others_ms=base_ms + ms, others_slabs=sum(entries.values()))
         for ms, entries in _beside(rows, modes, None)
@@ -122,7 +115,7 @@ def _improved(rows: Sequence[BatchRow], best: BatchPlan, link: Link, base_ms: fl
         before = best
         for index, row in enumerate(rows):
             candidate = list(best.modes)
-            candidate[index] = exact(_given(row, _beside(rows, best.modes, index), base_ms), link).modes
+            candidate[index] = exact(_given(row, _beside(rows, best.modes, index), base_ms), link)
             plan = evaluate(rows, candidate, link, base_ms)
             if _rank(plan) < _rank(best):
                 best = plan
@@ -160,7 +153,7 @@ def _beside(
         for place, (block, mode) in enumerate(zip(row.blocks, chosen, strict=True)):
             ms, entries = sums[place]
             if slabs := block.slabs(mode, live=live):
-                entries[row.template, _form(mode)] = slabs
+                entries[row.template, Mode.KV if mode is Mode.KV else Mode.HIDDEN] = slabs
             sums[place] = ms + block.compute_ms(mode, live=live), entries
             live = mode is Mode.FULL
     return sums
@@ -168,19 +161,13 @@ def _beside(
 
 def _given(row: BatchRow, others: Sequence[tuple[float, Entries]], base_ms: float) -> list[Block]:
     """The row's blocks beside the others': an entry of its template that they load costs it nothing."""
-    given = []
-    for block, (ms, entries) in zip(row.blocks, others, strict=True):
-        given.append(
-            replace(
-                block,
-                hidden_slabs=0 if (row.template, Mode.HIDDEN) in entries else block.hidden_slabs,
-                kv_slabs=0 if (row.template, Mode.KV) in entries else block.kv_slabs,
-                others_ms=base_ms + ms,
-                others_slabs=sum(entries.values()),
-            )
+    return [
+        replace(
+            block,
+            hidden_slabs=0 if (row.template, Mode.HIDDEN) in entries else block.hidden_slabs,
+            kv_slabs=0 if (row.template, Mode.KV) in entries else block.kv_slabs,
+            others_ms=base_ms + ms,
+            others_slabs=sum(entries.values()),
         )
-    return given
-
-
-def _form(mode: Mode) -> Mode:
-    return Mode.KV if mode is Mode.KV else Mode.HIDDEN
+        for block, (ms, entries) in zip(row.blocks, others, strict=True)
+    ]

@@ -1,12 +1,31 @@
-"""What a block may do, what it costs, and when a sequence of blocks ends. Pure."""
+"""What a block may do and costs, when a sequence of blocks ends, and which mode each block takes. Pure.
+
+FlashPS (EuroSys '26, section 4.2) decides block by block, by its Algorithm 1, whether to load or to compute. That is
+not optimal: a load that pays for its own block can delay every later one. `exact` keeps, for every number of slabs
+loaded so far and for both states of the outside tokens' hidden state (at hand or gone), the earliest end of computing;
+two plans that agree in these differ in nothing that matters later, so the later one is dropped and no optimum is lost.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from giornata.wire.values import Mode
+
+Times = NDArray[np.float64]
+"""(slabs + 1,) earliest end of computing in ms by slabs that the row itself has loaded; inf where there is none. One
+of each state of the outside tokens' hidden state: GONE, and LIVE, at hand.
+"""
+Flags = NDArray[np.bool_]
+MODES: Final = tuple(Mode)
+Modes = tuple[Mode, ...]
+"""A mode for every block."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +46,8 @@ class Block:
     others_slabs: int = 0
     """Slabs of other rows that this block waits for."""
     hidden_kept: bool = True
-    """Whether the template keeps a hidden state."""
     kv_kept: bool = True
-    """Whether the template keeps keys and values."""
+    """Whether the template keeps a hidden state, and keys and values."""
 
     def compute_ms(self, mode: Mode, *, live: bool) -> float:
         """Time of this row and the others; infinite where the mode needs what is neither at hand (`live`) nor kept."""
@@ -57,29 +75,17 @@ class Link:
 
 @dataclass(frozen=True)
 class Timeline:
-    """When the loads of each block of a plan are there, and when it begins and ends; from now."""
+    """When the blocks of a plan end, from now; never where a block does not find the entry that its mode takes."""
 
-    loaded_ms: tuple[float, ...]
-    """0 for a block without loads."""
-    began_ms: tuple[float, ...]
     ended_ms: tuple[float, ...]
     slabs: int
-    """All slabs that are loaded."""
+    waits: bool
+    """Whether a block begins later than the one before has ended."""
 
     @property
     def finish_ms(self) -> float:
         """End of the last block."""
         return self.ended_ms[-1] if self.ended_ms else 0.0
-
-    @property
-    def possible(self) -> bool:
-        """Whether every block finds the entry that its mode takes."""
-        return math.isfinite(self.finish_ms)
-
-    @property
-    def waits(self) -> bool:
-        """Whether a block begins later than the one before has ended."""
-        return any(began > ended for began, ended in zip(self.began_ms, (0.0, *self.ended_ms), strict=False))
 
 
 def timeline(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> Timeline:
@@ -90,23 +96,126 @@ def timeline(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> Time
     """
     if len(blocks) != len(modes):
         raise ValueError(f"received {len(modes)} modes for {len(blocks)} blocks")
-    loaded, began, ended = [], [], []
-    slabs, now, live = 0, 0.0, False
+    ended = []
+    slabs, now, live, waits = 0, 0.0, False, False
     for block, mode in zip(blocks, modes, strict=True):
         needed = block.slabs(mode, live=live) + block.others_slabs
         slabs += needed
         there = link.busy_ms + slabs * link.slab_ms if needed else 0.0
-        begin = max(now, there)
-        now = begin + block.compute_ms(mode, live=live)
+        waits = waits or there > now
+        now = max(now, there) + block.compute_ms(mode, live=live)
         live = mode is Mode.FULL
-        loaded.append(there)
-        began.append(begin)
         ended.append(now)
-    return Timeline(tuple(loaded), tuple(began), tuple(ended), slabs)
+    return Timeline(tuple(ended), slabs, waits)
 
 
 def sequential(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> float:
     """When `modes` end, in ms, if everything is loaded before computing begins: FlashPS's naive loading (figure 9)."""
-    run = timeline(blocks, modes, link)
-    computing = timeline(blocks, modes, Link(0.0)).finish_ms
-    return (link.busy_ms + run.slabs * link.slab_ms if run.slabs else 0.0) + computing
+    computing = timeline(blocks, modes, Link(0.0))
+    loading_ms = link.busy_ms + computing.slabs * link.slab_ms if computing.slabs else 0.0
+    return loading_ms + computing.finish_ms
+
+
+Planner = Callable[[Sequence[Block], Link], Modes]
+
+
+class Choices(NamedTuple):
+    """How the states after a block were reached, by slabs."""
+
+    by_kv: Flags
+    """Into GONE: by keys and values, not by the hidden state."""
+    from_live: Flags
+    """The hidden state was at hand, not loaded."""
+    gone_first: Flags
+    """Before the block, by its own slabs: GONE ended earlier than LIVE."""
+
+
+def exact(blocks: Sequence[Block], link: Link) -> Modes:
+    """The modes with the earliest end; among equals, the ones that load least.
+
+    Dynamic programming over (slabs, live), vectorised over slabs: time O(blocks * slabs).
+    """
+    most = sum(max(block.hidden_slabs, block.kv_slabs) for block in blocks)
+    gone, live = np.full(most + 1, np.inf), np.full(most + 1, np.inf)
+    gone[0] = 0.0
+    arrival = link.busy_ms + link.slab_ms * np.arange(most + 1)
+    others = 0
+    choices: list[Choices] = []
+    for block in blocks:
+        others += block.others_slabs
+        there: Times = np.add(arrival, others * link.slab_ms, dtype=np.float64)
+        gone, live, chosen = _advance(block, gone, live, there)
+        choices.append(chosen)
+    return _traced(blocks, gone, live, choices)
+
+
+def _advance(block: Block, gone: Times, live: Times, arrival: Times) -> tuple[Times, Times, Choices]:
+    """The states after one block, and how each was reached.
+
+    Six ways: into GONE by keys and values from either state, or by the hidden state of either; into LIVE by computing
+    everything from either.
+    """
+    waits = bool(block.others_slabs)
+    at_hand = np.maximum(live, arrival) if waits else live
+    fetched = gone if block.fresh else _shifted(gone, block.hidden_slabs)
+    if waits or (block.hidden_slabs and not block.fresh):
+        fetched = np.maximum(fetched, arrival)
+    kv = _shifted(np.minimum(gone, live), block.kv_slabs)
+    if waits or block.kv_slabs:
+        kv = np.maximum(kv, arrival)
+    cached = kv + block.compute_ms(Mode.KV, live=True)
+    lost_ms = 0.0 if block.fresh or block.hidden_kept else math.inf  # it can not be loaded
+    source = fetched + lost_ms
+    from_live = at_hand <= source
+    hidden = np.minimum(source, at_hand)
+    projected = hidden + block.compute_ms(Mode.HIDDEN, live=True)
+    after_live = hidden + block.compute_ms(Mode.FULL, live=True)
+    by_kv = cached <= projected
+    return np.minimum(cached, projected), after_live, Choices(by_kv, from_live, gone < live)
+
+
+def _shifted(times: Times, slabs: int) -> Times:
+    """The times after loading `slabs` more."""
+    if not slabs:
+        return times
+    moved = np.full_like(times, np.inf)
+    moved[slabs:] = times[:-slabs]
+    return moved
+
+
+def _traced(blocks: Sequence[Block], gone: Times, live: Times, choices: list[Choices]) -> Modes:
+    slabs = int(np.minimum(gone, live).argmin())
+    is_live = bool(live[slabs] <= gone[slabs])
+    modes: list[Mode] = []
+    for block, chosen in zip(reversed(blocks), reversed(choices), strict=True):
+        mode = Mode.FULL if is_live else Mode.KV if chosen.by_kv[slabs] else Mode.HIDDEN
+        modes.append(mode)
+        if mode is Mode.KV:
+            slabs -= block.kv_slabs
+            is_live = not chosen.gone_first[slabs]
+        else:
+            is_live = bool(chosen.from_live[slabs])
+            slabs -= block.slabs(mode, live=is_live)
+    return tuple(reversed(modes))
+
+
+def greedy(blocks: Sequence[Block], link: Link) -> Modes:
+    """Algorithm 1 of FlashPS, with a third mode: each block takes what ends first, the cache on a tie."""
+    modes: list[Mode] = []
+    slabs, now, live = 0, 0.0, False
+    for block in blocks:
+        options = []
+        for mode in reversed(MODES):
+            needed = block.slabs(mode, live=live) + block.others_slabs
+            there = link.busy_ms + (slabs + needed) * link.slab_ms if needed else 0.0
+            options.append((max(now, there) + block.compute_ms(mode, live=live), mode, needed))
+        now, mode, needed = min(options, key=lambda option: option[0])
+        slabs += needed
+        live = mode is Mode.FULL
+        modes.append(mode)
+    return tuple(modes)
+
+
+def always(mode: Mode) -> Planner:
+    """One mode for every block: `kv` and `hidden` are FlashPS's strawman loading (figure 9), `full` is no reuse."""
+    return lambda blocks, _: (mode,) * len(blocks)

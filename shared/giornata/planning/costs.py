@@ -52,7 +52,7 @@ class Work:
         return 1.0, self.sequences, self.tokens, self.projected, self.pairs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Shape:
     """The tokens of one sequence."""
 
@@ -81,12 +81,10 @@ def step_work(shapes: Iterable[Shape], modes: Iterable[Sequence[Mode]]) -> Work:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Weights of the linear model, in milliseconds a unit; none is negative."""
+    """Weights of the linear model, by :data:`COMPUTE` and :data:`LOAD`, in milliseconds a unit; none is negative."""
 
     compute: tuple[float, ...]
-    """Weights in the order of :data:`COMPUTE`."""
     load: tuple[float, ...] = (0.0, 0.0)
-    """Weights in the order of :data:`LOAD`."""
 
     def __post_init__(self) -> None:
         if (len(self.compute), len(self.load)) != (len(COMPUTE), len(LOAD)):
@@ -114,7 +112,6 @@ class Loads:
     hidden_bytes: int = 0
     kv_bytes: int = 0
     hidden_kept: bool = True
-    """Whether the template keeps a hidden state."""
     kv_kept: bool = True
 
 
@@ -126,23 +123,22 @@ def slab_unit(loads: Iterable[Loads]) -> float:
 def row_blocks(
     costs: StepCosts, shapes: Sequence[Shape], loads: Sequence[Loads], unit_bytes: float, blocks: int
 ) -> tuple[Block, ...]:
-    """A row's blocks for the planner.
+    """A row's blocks for the planner; a step has so many `blocks`, and `loads` are those of one step or of several.
 
-    Args:
-        costs: of the machine.
-        shapes: of the row's sequences.
-        loads: of the row's blocks, of one step or of several.
-        unit_bytes: of a slab; loads are rounded up to whole ones.
-        blocks: of one step.
+    Loads are rounded up to whole slabs, of `unit_bytes` each.
     """
+
+    def slabs(size_bytes: int) -> int:
+        return math.ceil(size_bytes / unit_bytes) if size_bytes else 0
+
     full, hidden, kv = (sum(costs.block_ms(shape.work(mode)) for shape in shapes) for mode in Mode)
     return tuple(
         Block(
             full,
             hidden,
             kv,
-            _slabs(load.hidden_bytes, unit_bytes),
-            _slabs(load.kv_bytes, unit_bytes),
+            slabs(load.hidden_bytes),
+            slabs(load.kv_bytes),
             fresh=index % blocks == 0,
             hidden_kept=load.hidden_kept,
             kv_kept=load.kv_kept,
@@ -156,18 +152,10 @@ def worth_reusing(
 ) -> bool:
     """Whether a row's step with reuse ends earlier than in full, loads behind computing: below the crossover.
 
-    Args:
-        costs: of the machine.
-        shapes: of the row's sequences.
-        modes: of its blocks, with reuse.
-        bytes_a_step: loaded, on average.
+    `modes` are those of the row's blocks with reuse, and `bytes_a_step` are loaded on average.
     """
     full, masked = (
         costs.step_ms(step_work(shapes, [chosen] * len(shapes)))
-        for chosen in ((Mode.FULL,) * len(modes), tuple(modes))
+        for chosen in ((Mode.FULL,) * len(modes), modes)
     )
     return max(masked, costs.load_ms(bytes_a_step)) < full
-
-
-def _slabs(size_bytes: int, unit_bytes: float) -> int:
-    return math.ceil(size_bytes / unit_bytes) if size_bytes else 0

@@ -1,10 +1,9 @@
-"""What a network's blocks are, told as data: planner, store, router and simulator read it, and need no family. Pure."""
+"""What a network's blocks are, told as data, and what a template keeps of them; its readers need no family. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Final
 
 from giornata.wire.values import Mode
@@ -15,29 +14,20 @@ PARTS: Final[Mapping[Mode, tuple[str, ...]]] = {
     Mode.KV: ("key", "value"),
 }
 """What a block in each mode takes from a recording."""
-
-
-class BlockKind(StrEnum):
-    """What mixes the cells of a block."""
-
-    ATTENTION = "attention"
-    CONVOLUTION = "convolution"
-    NORM = "norm"
+LEAST_LEVELS: Final = 4
+"""Below this many recorded noise levels the picture suffers."""
 
 
 @dataclass(frozen=True)
 class BlockSpec:
     """A block, or `count` equal neighbours. The multiplications are those of one block and one sequence."""
 
-    kind: BlockKind
     grain: int
     """Finest cells a side of one of its cells: 1 for every block of a transformer, whose cells are tokens."""
     heads: int
     """Heads of its attention; 0 for none."""
     parts: Mapping[str, int]
     """Channels a cell of each part that a recording keeps: `key`, `value`, `hidden`."""
-    modes: frozenset[Mode]
-    """What it can do with a recording."""
     cell: float
     """Multiplications of a computed cell, its attention's pairs not counted; a text token of a joint block takes as
     many."""
@@ -57,17 +47,12 @@ def each(specs: Iterable[BlockSpec]) -> tuple[BlockSpec, ...]:
     return tuple(replace(spec, count=1) for spec in specs for _ in range(spec.count))
 
 
-def recording_bytes(specs: Sequence[BlockSpec], modes: Iterable[Mode], cells: int, bits: int) -> int:
+def recording_bytes(specs: Sequence[BlockSpec], modes: Collection[Mode], cells: int, bits: int) -> int:
     """Bytes that one noise level of a recording for `modes` keeps, ranges and headers not counted.
 
-    Args:
-        specs: of the blocks that keep anything.
-        modes: that it serves.
-        cells: of the picture, at the finest grain.
-        bits: of one value.
+    `cells` are those of the picture at the finest grain, and every value has so many `bits`.
     """
-    wanted = tuple(modes)
-    return sum(spec.count * (cells // spec.grain**2) * spec.channels(wanted) * bits // 8 for spec in specs)
+    return sum(spec.count * (cells // spec.grain**2) * spec.channels(modes) * bits // 8 for spec in specs)
 
 
 def mean_operations(specs: Sequence[BlockSpec]) -> tuple[float, float, float]:
@@ -78,3 +63,26 @@ def mean_operations(specs: Sequence[BlockSpec]) -> tuple[float, float, float]:
         for column in zip(*((spec.cell, spec.outside, spec.pair) for spec in specs), strict=True)
     )
     return cell, outside, pair
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What a template run keeps."""
+
+    levels: int
+    first_block: int
+    """Blocks before it keep nothing and are computed in full; it is the number of blocks where none is kept."""
+
+
+def within(
+    budget_bytes: int, *, levels: int, blocks: int, block_bytes: int, least_levels: int = LEAST_LEVELS
+) -> Keeping:
+    """The most that fits: first all blocks at fewer levels, then fewer blocks.
+
+    Noise levels cost little to drop, down to a few: the next nearest serves as well. Of the blocks the first ones are
+    dropped: a step that computes them in full still has the outside tokens' hidden state, which nothing has to load.
+    A block keeps `block_bytes` at one noise level. Fewer than `least_levels` are kept only where fewer are wanted.
+    """
+    slots = budget_bytes // max(1, block_bytes)
+    kept = min(levels, max(slots // blocks, min(levels, least_levels)))
+    return Keeping(kept, blocks - min(blocks, slots // kept))

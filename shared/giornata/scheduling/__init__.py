@@ -1,6 +1,5 @@
 """Which rows run where, and in which order. Pure.
 
-:mod:`decision` is what a scheduler is asked and answers, :mod:`in_turn` the first scheduler. The router and the
-simulator apply the same decisions; the denoiser has its batch from here. `now` is an argument everywhere, in seconds of
-any monotonic clock.
+:mod:`scheduler` is what a scheduler is asked and answers. The router and the simulator apply the same decisions; the
+denoiser has its batch from here. `now` is an argument everywhere, in seconds of any monotonic clock.
 """

@@ -1,8 +1,12 @@
-"""What a worker still has to compute, and when each of its rows leaves: a virtual run. Pure.
+"""What workers still have to compute, when their rows leave, and when rows that no worker has are computed. Pure.
 
 A step costs a base and what each of its rows adds (:mod:`giornata.planning.costs` is linear), all rows advance by one
 step together, and waiting rows take places in order as others leave, as far as a step may have so many rows and tokens.
-Between two such moments steps are alike, so that a run costs one heap operation a row, not one a step.
+Between two such moments steps are alike, so that a virtual run costs one heap operation a row, not one a step.
+
+A forecast levels: the work of the workers ends at different times; waiting work, spread so that all workers end
+together, ends at a level that depends on how much comes before it. The level is exact for work that can be divided, and
+late rather than early for jobs that share steps.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -49,13 +53,8 @@ class Backlog:
     running: tuple[RowLoad, ...] = ()
     """They may be more than there are places."""
     waiting: tuple[RowLoad, ...] = ()
-    """In order."""
     tokens: float = math.inf
     """Most text and image tokens of a step; a row alone may have more."""
-
-    def with_rows(self, rows: Sequence[RowLoad]) -> Backlog:
-        """The backlog with more rows that wait."""
-        return Backlog(self.places, self.base_ms, self.running, (*self.waiting, *rows), self.tokens)
 
     def running_what_fits(self, rows: Sequence[RowLoad]) -> Backlog:
         """The backlog with `rows` instead of its own: the first ones run, as many as may share a step."""
@@ -153,10 +152,56 @@ class Outlook:
         return Effect(finish_ms, delay_ms)
 
     def _run(self, rows: Sequence[RowLoad]) -> Effect:
-        ends = self.backlog.with_rows(rows).ends_ms()
+        ends = replace(self.backlog, waiting=(*self.backlog.waiting, *rows)).ends_ms()
         return Effect(max(ends[-len(rows) :]), max(0.0, sum(ends[: -len(rows)]) - sum(self.ends_ms)))
 
 
 def _sums(values: Iterable[float]) -> list[float]:
     """Running sums, from 0."""
     return [0.0, *accumulate(values)]
+
+
+class Prospect(NamedTuple):
+    """One worker, or several alike."""
+
+    drained_ms: float
+    """Time until all its rows are computed."""
+    row_ms: float
+    """Time that a row takes there."""
+    workers: float = 1.0
+    """How many it stands for."""
+
+
+class Computed(NamedTuple):
+    """When a job is computed."""
+
+    finish_ms: float
+    """Time from now, after all that comes before it."""
+    alone_ms: float
+    """Time if nothing came before it."""
+
+
+def computed(prospects: Sequence[Prospect], ahead: float, rows: float) -> Computed | None:
+    """When a job's rows are computed, each by any worker; None where no worker serves it or its cost is unknown.
+
+    `prospects` are the workers that serve it, `ahead` is how much comes before it, in rows like its own.
+    """
+    if not prospects or any(worker.row_ms <= 0 for worker in prospects):
+        return None
+    idle = [worker._replace(drained_ms=0.0) for worker in prospects]
+    return Computed(_level_ms(prospects, ahead + rows), _level_ms(idle, rows))
+
+
+def _level_ms(prospects: Sequence[Prospect], rows: float) -> float:
+    """The time at which all workers end together if they compute so many more rows."""
+    workers = sorted(prospects)
+    alone_ms = min(worker.row_ms for worker in workers)
+    level_ms, rate, left = workers[0].drained_ms, 0.0, rows
+    for index, worker in enumerate(workers):
+        rate += worker.workers / worker.row_ms
+        following = workers[index + 1].drained_ms if index + 1 < len(workers) else float("inf")
+        room = (following - level_ms) * rate
+        if room >= left:
+            return max(alone_ms, level_ms + left / rate)
+        level_ms, left = following, left - room
+    raise AssertionError("after the last worker there is room for everything")

@@ -74,11 +74,8 @@ class Batch(Generic[M]):
     could join and it fits, or there is no other; where there is no such step for long, every so often one beside the
     others, which a saturated worker needs most: what it records makes all lighter.
 
-    Args:
-        capacity: of one step.
-        fits: whether rows, in order of joining, may share a step as far as `capacity` does not say; asked of more rows
-            it never becomes true again.
-        joining: when waiting rows may join.
+    `fits` tells whether rows, in order of joining, may share a step as far as `capacity` does not say; asked of more
+    rows it never becomes true again.
     """
 
     def __init__(

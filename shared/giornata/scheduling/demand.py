@@ -32,21 +32,15 @@ class Pace:
         """Time of a step without any row."""
         return self.slowness * self.costs.compute[0]
 
-    def row_ms(self, shape: Shape, sequences: int, mode: Mode) -> float:
+    def row_ms(self, shape: RowShape, mode: Mode) -> float:
         """Time that a row adds to a step."""
-        return self.slowness * self.costs.block_ms(shape.work(mode)) * sequences * self.blocks
+        return self.slowness * self.costs.block_ms(shape.work(mode)) * shape.sequences * self.blocks
 
 
 @dataclass(frozen=True, slots=True)
-class RowShape:
-    """One row, as far as its cost depends on it."""
+class RowShape(Shape):
+    """One row, as far as its cost depends on it; its compute set counts where the template is at hand."""
 
-    text: int
-    """Tokens."""
-    image: int
-    """Tokens."""
-    computed: int
-    """Image tokens of the compute set, which are computed where the template is at hand."""
     steps: int
     """Still to compute."""
     sequences: int = 1
@@ -56,13 +50,12 @@ class RowShape:
 
     def load(self, pace: Pace, *, reuses: bool) -> RowLoad:
         """What the row adds to steps of a worker of this pace."""
-        shape = Shape(self.text, self.image, self.computed)
-        full_ms = pace.row_ms(shape, self.sequences, Mode.FULL)
+        full_ms = pace.row_ms(self, Mode.FULL)
         tokens = self.sequences * (self.text + self.image)
         whole = RowLoad(self.steps, full_ms, tokens=tokens)
         if not reuses or self.computed >= self.image:
             return whole
-        masked_ms = pace.loading * pace.row_ms(shape, self.sequences, pace.reused)
+        masked_ms = pace.loading * pace.row_ms(self, pace.reused)
         if masked_ms >= full_ms:  # above the crossover the worker does not reuse
             return whole
         masked = self.sequences * (self.text + self.computed)
@@ -78,7 +71,6 @@ class Demand:
     model: str
     model_digest: str
     shapes: tuple[RowShape, ...]
-    """The rows that are still to be computed."""
     template: str | None = None
     """Picture whose recording they may take from; None where they do not reuse."""
     ticket: int = 0
@@ -97,7 +89,7 @@ class Demand:
 
     @property
     def rows(self) -> int:
-        """Their number."""
+        """Rows that are still to be computed."""
         return len(self.shapes)
 
     @property
@@ -110,11 +102,13 @@ class Demand:
         """Row steps: the sum over rows of the steps still to compute."""
         return sum(shape.steps for shape in self.shapes)
 
-    def fits(self, rows: int, capacity_rows: int) -> bool:
-        """Whether a worker that has so many rows can take it now.
+    @property
+    def size(self) -> float:
+        """Token steps, to compare what jobs ask for."""
+        return float(sum((row.text + row.computed) * row.sequences * row.steps for row in self.shapes))
 
-        One that has none always can, since the largest job must run too.
-        """
+    def fits(self, rows: int, capacity_rows: int) -> bool:
+        """Whether a worker with so many rows can take it now; one without any can, since the largest job must run."""
         return rows == 0 or (not self.alone and rows + self.rows <= capacity_rows)
 
     def loads(self, pace: Pace, *, reuses: bool) -> tuple[RowLoad, ...]:

@@ -1,4 +1,4 @@
-"""What steps and loads cost on every worker, learnt from what all workers tell of theirs. Pure.
+"""How long steps, loads and the other stages take, learnt from telemetry and from the jobs that went by. Pure.
 
 Every model and device has one regression (FlashPS, EuroSys '26, section 4.4), begun from the profile of the worker that
 is heard first and refitted with forgetting. Every worker has a slowness, so that a host that is throttled or shared is
@@ -8,29 +8,46 @@ longer its planner expected loads to make it; its next steps are expected to be 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from giornata.planning.costing import CostModel
 from giornata.planning.costs import Work
 from giornata.scheduling.demand import Pace
-from giornata.scheduling.unit_time import UnitTime
 from giornata.wire.values import Mode
-from giornata.wire.workers import KindCosts, LoadSample, StepSample, Tier, WorkerCosts
+from giornata.wire.workers import KindCosts, StepSample, Tier, WorkerCosts, WorkerState
 
-Kind = tuple[str, str]
-"""Digest of a model, and a device."""
+KEPT: Final = 0.9
+"""Weight of all earlier observations at each new one."""
 SMOOTHING: Final = 0.1
 """Weight of the latest step in the running mean of how much slower a worker is."""
 UNKNOWN: Final = Pace()
+"""Of a worker that has not told what its steps cost."""
 SLOWEST: Final = 8.0
 """A single step counts as at most this many times slower, or faster, than predicted: page faults say little."""
 
 
+class UnitTime:
+    """Time that grows in proportion to an amount: total time over total amount, both with forgetting."""
+
+    def __init__(self) -> None:
+        self._amount = self._ms = 0.0
+
+    def observe(self, amount: float, ms: float) -> None:
+        """Take in that `amount` took `ms`."""
+        self._amount = KEPT * self._amount + amount
+        self._ms = KEPT * self._ms + ms
+
+    def ms(self, amount: float) -> float:
+        """Time that `amount` takes; 0 before the first observation."""
+        return amount * self._ms / self._amount if self._amount else 0.0
+
+
 @dataclass(slots=True)
 class _Worker:
-    kind: Kind
+    kind: _Kind
     blocks: int
     reused: Mode
     slowness: float = 1.0
@@ -39,39 +56,36 @@ class _Worker:
 
 
 class Estimates:
-    """Feed it all telemetry of denoisers."""
+    """Steps and loads of every worker; feed it all telemetry of denoisers."""
 
     def __init__(self) -> None:
-        self._kinds: dict[Kind, _KindModel] = {}
+        self._kinds: dict[tuple[str, str], _Kind] = {}
+        """By a model's digest and a device."""
         self._workers: dict[str, _Worker] = {}
 
-    def observe(
-        self,
-        instance: str,
-        model_digest: str,
-        costs: WorkerCosts | None,
-        samples: Iterable[StepSample] = (),
-        loads: Iterable[LoadSample] = (),
-    ) -> None:
+    def observe(self, instance: str, model_digest: str, shown: WorkerState) -> None:
         """Take in a worker's telemetry; without a cost model it holds nothing that can be used."""
+        costs = shown.costs
         if costs is None:
             return
-        kind = (model_digest, costs.device)
+        kind = self._kinds.get((model_digest, costs.device))
+        if kind is None:
+            kind = self._kinds[model_digest, costs.device] = _Kind(costs)
         worker = self._workers.get(instance)
-        if worker is None or worker.kind != kind:
+        if worker is None or worker.kind is not kind:
             worker = self._workers[instance] = _Worker(kind, costs.blocks, costs.reused)
-        followed = self._kinds.get(kind)
-        if followed is None:
-            followed = self._kinds[kind] = _KindModel(costs)
-        for sample in samples:
+        for sample in shown.samples:
             if not sample.rows:
                 continue
             if sample.reusing_ms:
                 worker.excess.observe(sample.reusing_ms, sample.excess_ms)
             if sample.waited_ms == 0:  # else part of it was waiting for loads
-                worker.slowness = followed.step(sample, costs.blocks, worker.slowness)
-        for load in loads:
-            followed.load(load)
+                worker.slowness = kind.step(sample, costs.blocks, worker.slowness)
+        for load in shown.loads:
+            if load.tier is Tier.MEMORY:
+                kind.steps.observe_load(load.size_bytes, load.load_ms)
+            else:
+                kind.disk.observe(load.size_bytes, load.load_ms)
 
     def forget(self, instance: str) -> None:
         """The worker is gone; what its kind costs stays known."""
@@ -83,34 +97,33 @@ class Estimates:
         if worker is None:
             return UNKNOWN
         slowness, loading = round(worker.slowness, 2), round(1 + worker.excess.ms(1.0), 2)
-        return self._kinds[worker.kind].pace(worker.blocks, worker.reused, slowness, loading)
+        return worker.kind.pace(worker.blocks, worker.reused, slowness, loading)
 
     def fetch_ms(self, instance: str, size_bytes: float) -> float:
         """Time that a worker takes to read so much of a template from disk; 0 while it is unknown."""
         worker = self._workers.get(instance)
-        return 0.0 if worker is None else self._kinds[worker.kind].disk.ms(size_bytes)
+        return 0.0 if worker is None else worker.kind.disk.ms(size_bytes)
 
     def kinds(self) -> Iterator[KindCosts]:
         """The costs of each kind, and how good they are."""
-        for (digest, device), followed in self._kinds.items():
-            state = followed.compute.state
+        for (digest, device), kind in self._kinds.items():
+            state = kind.steps.state
             yield KindCosts(model_digest=digest, device=device, compute=state.compute, load=state.load)
 
 
-class _KindModel:
-    """The regressions of one kind."""
+class _Kind:
+    """The regressions of one model on one device."""
 
     def __init__(self, costs: WorkerCosts) -> None:
         begun = {"samples": 0, "outliers": 0}
-        compute, load = (fit.model_copy(update=begun) for fit in (costs.compute, costs.load))
-        self.compute = CostModel(compute, load)
+        self.steps = CostModel(costs.compute.model_copy(update=begun), costs.load.model_copy(update=begun))
         self.disk = UnitTime()
         self._paces: dict[tuple[int, Mode, float, float], Pace] = {}
         """With the present costs."""
 
     def pace(self, blocks: int, reused: Mode, slowness: float, loading: float) -> Pace:
         """The same object for the same values, until costs are refitted."""
-        costs, key = self.compute.costs, (blocks, reused, slowness, loading)
+        costs, key = self.steps.costs, (blocks, reused, slowness, loading)
         pace = self._paces.get(key)
         if pace is None or pace.costs is not costs:
             self._paces = {of: other for of, other in self._paces.items() if other.costs is costs}
@@ -120,20 +133,57 @@ class _KindModel:
     def step(self, sample: StepSample, blocks: int, slowness: float) -> float:
         """Take in a step; return how slow its worker is after it."""
         work = work_of(sample, blocks)
-        ratio = sample.step_ms / max(1e-6, self.compute.costs.step_ms(work))
-        self.compute.observe_step(work, sample.step_ms)
+        ratio = sample.step_ms / max(1e-6, self.steps.costs.step_ms(work))
+        self.steps.observe_step(work, sample.step_ms)
         bounded = min(SLOWEST, max(1 / SLOWEST, ratio))
         return slowness + SMOOTHING * (bounded - slowness)
-
-    def load(self, sample: LoadSample) -> None:
-        """Take in a load."""
-        if sample.tier is Tier.MEMORY:
-            self.compute.observe_load(sample.size_bytes, sample.load_ms)
-        else:
-            self.disk.observe(sample.size_bytes, sample.load_ms)
 
 
 def work_of(sample: StepSample, blocks: int) -> Work:
     """What a step computed in all blocks; its sample tells means over them."""
     tokens = sample.image_tokens + sample.text_tokens
     return Work(sample.sequences, tokens, sample.projected_tokens, sample.attention_pairs) * blocks
+
+
+class StageEstimates:
+    """Stages beside denoising, by model and tokens of its pictures; feed it the jobs of one router.
+
+    Times include waiting for a server of the stage, since the next job waits for one too.
+    """
+
+    def __init__(self) -> None:
+        self._prepare: defaultdict[str, UnitTime] = defaultdict(UnitTime)
+        self._finish: defaultdict[str, UnitTime] = defaultdict(UnitTime)
+        self._finishing: dict[str, tuple[str, int, float]] = {}
+        """Model, tokens and beginning, in seconds, of each job that is being finished."""
+
+    def prepared(self, model_digest: str, tokens: int, ms: float) -> None:
+        """Take in that a job's pictures, of so many tokens each, were inspected and encoded in `ms`."""
+        self._prepare[model_digest].observe(tokens, ms)
+
+    def prepare_ms(self, model_digest: str, tokens: int) -> float:
+        """Time of inspecting and encoding."""
+        return self._prepare[model_digest].ms(tokens)
+
+    def begin_finish(self, job_id: str, model_digest: str, tokens: int, now: float) -> None:
+        """Decoding and pasting of a job's rows, of so many tokens together, begins."""
+        self._finishing[job_id] = model_digest, tokens, now
+
+    def end_finish(self, job_id: str, now: float, *, completed: bool) -> None:
+        """Decoding and pasting ends; only a `completed` job tells how long it takes."""
+        begun = self._finishing.pop(job_id, None)
+        if begun is not None and completed:
+            model_digest, tokens, since_s = begun
+            self._finish[model_digest].observe(tokens, (now - since_s) * 1e3)
+
+    def finish_ms(self, model_digest: str, tokens: int) -> float:
+        """Time of decoding and pasting."""
+        return self._finish[model_digest].ms(tokens)
+
+    def finishing_ms(self, job_id: str, now: float) -> float | None:
+        """Time left of decoding and pasting a job, at least 0; None where it has not begun."""
+        begun = self._finishing.get(job_id)
+        if begun is None:
+            return None
+        model_digest, tokens, since_s = begun
+        return max(0.0, self.finish_ms(model_digest, tokens) - (now - since_s) * 1e3)

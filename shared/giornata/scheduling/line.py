@@ -88,11 +88,9 @@ class QueuedRows:
 class Line:
     """Jobs that are prepared, with rows that no worker has taken yet.
 
-    Args:
-        by_deadline: jobs of a class that wish to end by a time come first, the earliest first, as long as they can;
-            a job that cannot any more has no claim and takes its turn. Jobs that take their turn come every
-            so often, however many others are urgent.
-        ageing_s: after which a batch job comes as if it were interactive.
+    `by_deadline`, jobs of a class that wish to end by a time come first, the earliest first, as long as they can; a job
+    that cannot any more has no claim and takes its turn. Jobs that take their turn come every so often, however many
+    others are urgent.
     """
 
     def __init__(self, *, by_deadline: bool = False, ageing_s: float = AGEING_S) -> None:
@@ -131,16 +129,7 @@ class Line:
         rows: Sequence[int] | None = None,
         fetching: str | None = None,
     ) -> QueuedRows:
-        """Let rows of a job wait, at the place that is their tenant's turn.
-
-        Args:
-            job_id: the job.
-            demand: what its rows ask for; gets its ticket here.
-            claim: decides when their turn comes.
-            now: seconds.
-            rows: their indices; by default they are counted from 0.
-            fetching: the worker that was told to read their template from disk.
-        """
+        """Let rows of a job wait for their tenant's turn; `rows` are their indices, by default counted from 0."""
         tag = max(self._virtual, self._ends.get(claim.tenant, 0.0))
         self._ends[claim.tenant] = tag + max(1, demand.steps) / claim.weight
         ticket = next(self._tickets)
@@ -153,16 +142,10 @@ class Line:
         return joined
 
     def serve(self, key: Key, rows: Collection[int], now: float, passes: Key | None = None) -> Demand:
-        """Take `rows`, which have got a worker, out of the line.
+        """Take `rows`, which have got a worker, out of the line, and return what they ask for.
 
-        Args:
-            key: where they wait.
-            rows: their indices.
-            now: seconds, as in the order by which they were served.
-            passes: a job that came before them and is served later, since there is no room for it.
-
-        Returns:
-            what these rows ask for.
+        `now` is that of the order by which they were served. `passes` is a job that came before them and is served
+        later, since there is no room for it.
         """
         entry = self._waiting[key]
         self._virtual = max(self._virtual, entry.tag)
@@ -192,29 +175,21 @@ class Line:
         ordered = sorted(self._waiting.values(), key=lambda entry: self._rank(entry, now))
         if self._favoured >= FAVOURED:
             by_turn = (e for e in ordered if self._aged(e, now) and self._due_s(e, now) == math.inf)
-            first = next(by_turn, None)
-            if first is not None:
+            if (first := next(by_turn, None)) is not None:
                 ordered.remove(first)
                 ordered.insert(0, first)
         return ordered
 
     def changes_at(self, now: float) -> float | None:
         """When the order changes next if no job joins or leaves; None if it does not."""
-        times = (
-            time_s
-            for entry in self._waiting.values()
-            for time_s in self._turning_points(entry)
-            if time_s > now
-        )
-        return min(times, default=None)
-
-    def _turning_points(self, entry: QueuedRows) -> Iterator[float]:
-        """When an entry ages, and when its deadline can no longer be met."""
-        claim = entry.claim
-        if self._by_deadline or claim.priority is Priority.BATCH:
-            yield entry.since_s + self._ageing_s
-        if self._by_deadline and claim.finish_by_s is not None:
-            yield claim.finish_by_s - claim.takes_s
+        times: list[float] = []
+        for entry in self:
+            claim = entry.claim
+            if self._by_deadline or claim.priority is Priority.BATCH:
+                times.append(entry.since_s + self._ageing_s)
+            if self._by_deadline and claim.finish_by_s is not None:
+                times.append(claim.finish_by_s - claim.takes_s)
+        return min((time_s for time_s in times if time_s > now), default=None)
 
     def _rank(self, entry: QueuedRows, now: float) -> tuple[bool, float, float, int]:
         yields = entry.claim.priority is Priority.BATCH and not self._aged(entry, now)

@@ -1,14 +1,14 @@
-"""What one worker has: rows that telemetry lists, and rows that it does not list yet. Pure."""
+"""What one worker has, listed by telemetry or not listed yet, and what a job would cost there. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from giornata.scheduling.backlog import Backlog, Outlook, RowLoad
 from giornata.scheduling.demand import Demand, Pace, RowShape
-from giornata.scheduling.estimates import UNKNOWN
+from giornata.scheduling.policies import Candidate
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, Tier, WorkerState
 
 Attempt = tuple[str, int]
@@ -52,7 +52,7 @@ class Occupancy:
     ended: dict[Attempt, None] = field(default_factory=dict)
     """The latest attempts that were reported: a message may list them still, or again if it is late."""
     places: dict[str, Tier] = field(default_factory=dict)
-    """Templates that it has."""
+    """Templates that it has; one that is in both tiers is in memory."""
     stalled: bool = False
     totals: Totals | None = None
     """None once the worker's rows have changed."""
@@ -67,14 +67,15 @@ class Occupancy:
         made = cls(state, shown, pace)
         for row in shown.running + shown.waiting:
             made.listed.setdefault((row.job_id, row.attempt), []).append(row)
-        if before is None:
-            made.places = _places(shown)
-            return made
-        made.ended, made.unseen = before.ended, before.unseen
-        if before.pace is pace:
-            made.rates = before.rates
-        same = shown.resident == before.shown.resident
-        made.places = before.places if same else _places(shown)
+        if before is not None:
+            made.ended, made.unseen = before.ended, before.unseen
+            if before.pace is pace:
+                made.rates = before.rates
+        if before is not None and shown.resident == before.shown.resident:
+            made.places = before.places
+        else:
+            tiers = (Tier.DISK, Tier.MEMORY)
+            made.places = {key: tier for tier in tiers for key in shown.resident.get(tier, ())}
         return made
 
     @property
@@ -90,11 +91,6 @@ class Occupancy:
         if not able or state.service is not ServiceName.DENOISER:
             return []
         return [(card.name, card.digest) for card in state.models]
-
-    @property
-    def known(self) -> bool:
-        """Whether it has told what its steps cost."""
-        return self.pace is not UNKNOWN
 
     @property
     def disk_bytes(self) -> float:
@@ -125,41 +121,39 @@ class Occupancy:
         self.totals = totals
 
     def sum_up(self, pace: Pace, demanded: Mapping[Attempt, Demand]) -> Totals:
-        """Sum up everything it has.
-
-        Args:
-            pace: its present pace.
-            demanded: what was asked for, of attempts that the worker has no inputs of yet.
-        """
+        """Sum up everything it has at its present pace; `demanded` are attempts that it has no inputs of yet."""
         if pace is not self.pace:
             self.pace = pace
             self._loads.clear()
             self.rates = {}
-        loads: list[RowLoad] = []
-        owners: list[str] = []
-        tokens = 0
-        for attempt, rows in self.listed.items():
-            if attempt in self.ended:
-                continue
-            known = self._loads.get(attempt)
-            if known is None:
-                demand = demanded.get(attempt)
-                known = tuple(map(self._load, rows)) if demand is None else self._of(demand)
-                self._loads[attempt] = known
-            loads += known
-            owners += [attempt[0]] * len(known)
-            tokens += sum(row.tokens for row in rows)
-        for attempt, demand in self.unseen.items():
-            known = self._loads.get(attempt)
-            if known is None:
-                known = self._loads[attempt] = self._of(demand)
-            loads += known
-            owners += [attempt[0]] * len(known)
-            tokens += demand.tokens
+        counted = [
+            (attempt, self._costs(attempt, rows, demanded.get(attempt)), sum(row.tokens for row in rows))
+            for attempt, rows in self.listed.items()
+            if attempt not in self.ended
+        ]
+        counted += [(attempt, self._costs(attempt, (), d), d.tokens) for attempt, d in self.unseen.items()]
+        loads, owners, tokens = list[RowLoad](), list[str](), 0
+        for (job_id, _), costs, own_tokens in counted:
+            loads += costs
+            owners += [job_id] * len(costs)
+            tokens += own_tokens
         backlog = Backlog(self.shown.capacity_rows, pace.base_ms, tokens=self.shown.capacity_tokens)
         work_ms = sum(load.work_ms for load in loads)
         self.totals = Totals(Outlook(backlog.running_what_fits(loads)), tuple(owners), tokens, work_ms)
         return self.totals
+
+    def _costs(
+        self, attempt: Attempt, rows: Iterable[RowProgress], demand: Demand | None
+    ) -> tuple[RowLoad, ...]:
+        """Costs of an attempt by its demand, or where there is none by its rows."""
+        known = self._loads.get(attempt)
+        if known is None:
+            if demand is not None:
+                known = demand.loads(self.pace, reuses=demand.template in self.places)
+            else:
+                known = tuple(map(self._load, rows))
+            self._loads[attempt] = known
+        return known
 
     def _load(self, row: RowProgress) -> RowLoad:
         computed = row.tokens if row.computed_tokens is None else row.computed_tokens
@@ -174,10 +168,54 @@ class Occupancy:
         self.rates[key] = load
         return load
 
-    def _of(self, demand: Demand) -> tuple[RowLoad, ...]:
-        return demand.loads(self.pace, reuses=demand.template in self.places)
+
+class _Cost(NamedTuple):
+    """What a job costs at one pace, with its template at hand or without it."""
+
+    loads: tuple[RowLoad, ...]
+    work_ms: float
+    """Sum over its rows, without the base of steps."""
 
 
-def _places(shown: WorkerState) -> dict[str, Tier]:
-    """Templates by tier; one that is in both tiers is in memory."""
-    return {key: tier for tier in (Tier.DISK, Tier.MEMORY) for key in shown.resident.get(tier, ())}
+class Weighing:
+    """Weighs one job on several workers; the cost of its rows is computed once for all workers of one pace."""
+
+    def __init__(self, demand: Demand, repeats: float = 0.0) -> None:
+        self._demand, self._repeats = demand, repeats
+        self._costs: dict[int, tuple[_Cost, _Cost]] = {}
+
+    def ms(self, worker: Occupancy, share: float) -> float:
+        """Time of all rows of the job there, with its `share` of the base of steps: 1 where no other row is there."""
+        hit, miss = self._at(worker.pace)
+        cost = hit if self._demand.template in worker.places else miss
+        return share * worker.pace.base_ms * max(load.steps for load in cost.loads) + cost.work_ms
+
+    def candidate(self, worker: Occupancy) -> Candidate:
+        """The worker, which is summed up, as policies see it."""
+        demand = self._demand
+        hit, miss = self._at(worker.pace)
+        template = worker.places.get(demand.template) if demand.template is not None else None
+        if worker.totals is None:
+            raise ValueError(f"worker {worker.name} was not summed up")
+        return Candidate(
+            worker.name,
+            worker.shown.capacity_rows,
+            worker.totals.rows,
+            worker.totals.tokens,
+            worker.totals.outlook,
+            loads=miss.loads if template is None else hit.loads,
+            template=template,
+            hit_saves_ms=self._repeats * (miss.work_ms - hit.work_ms),
+            fetch_ms=worker.fetch_ms if template is Tier.DISK else 0.0,
+        )
+
+    def _at(self, pace: Pace) -> tuple[_Cost, _Cost]:
+        """The cost with the template at hand, and without it."""
+        known = self._costs.get(id(pace))
+        if known is None:
+            known = self._costs[id(pace)] = self._cost(pace, reuses=True), self._cost(pace, reuses=False)
+        return known
+
+    def _cost(self, pace: Pace, *, reuses: bool) -> _Cost:
+        loads = self._demand.loads(pace, reuses=reuses)
+        return _Cost(loads, sum(load.work_ms for load in loads))

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from giornata.fleet import Fleet, Heard
+from giornata.scheduling.backlog import Prospect
 from giornata.scheduling.demand import Demand
-from giornata.scheduling.estimates import Estimates
-from giornata.scheduling.forecast import Prospect
-from giornata.scheduling.occupancy import Attempt, Occupancy, Served, Totals
+from giornata.scheduling.estimates import UNKNOWN, Estimates
+from giornata.scheduling.occupancy import Attempt, Occupancy, Served, Totals, Weighing
 from giornata.scheduling.policies import Candidate
 from giornata.scheduling.repeats import Repeats
 from giornata.scheduling.roster import Roster
-from giornata.scheduling.weighing import Weighing
 from giornata.wire.workers import ServiceState
 
 SAMPLED: Final = 64
@@ -29,10 +28,9 @@ SAMPLED: Final = 64
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a step may take before its worker counts as stalled: longer than both."""
+    """A worker is stalled whose step takes longer than `least_ms`, and than `factor` times its predicted time."""
 
     factor: float = 10.0
-    """Factor on the predicted time."""
     least_ms: float = 10_000.0
 
 
@@ -40,23 +38,13 @@ class Patience:
 class Booking:
     """Rows of one attempt, counted as on one worker."""
 
-    job_id: str
-    attempt: int
+    key: Attempt
     worker: str
     demand: Demand
 
-    @property
-    def key(self) -> Attempt:
-        """Job and attempt."""
-        return self.job_id, self.attempt
-
 
 class Placement:
-    """The live fleet and the rows that were assigned to it from here.
-
-    Args:
-        patience: with a step that does not end.
-    """
+    """The live fleet and the rows that were assigned to it from here."""
 
     def __init__(self, patience: Patience | None = None) -> None:
         self.fleet = Fleet()
@@ -80,7 +68,7 @@ class Placement:
         if shown is None:
             return
         digest = state.models[0].digest if state.models else ""
-        self.estimates.observe(name, digest, shown.costs, shown.samples, shown.loads)
+        self.estimates.observe(name, digest, shown)
         before = self._workers.get(name)
         worker = Occupancy.of(state, shown, self.estimates.pace(name), before)
         worker.fetch_ms = self.estimates.fetch_ms(name, worker.disk_bytes)
@@ -125,7 +113,7 @@ class Placement:
     def stalled(self) -> list[Booking]:
         """Bookings at workers whose step has taken longer than patience allows; they get nothing until it ends."""
         names = {name for name, worker in self._workers.items() if worker.stalled}
-        return [booking for booking in self._bookings.values() if booking.worker in names] if names else []
+        return [booking for booking in self._bookings.values() if booking.worker in names]
 
     def refuse(self, worker: str) -> None:
         """Give nothing to `worker`, which had no room, before its next telemetry."""
@@ -140,11 +128,7 @@ class Placement:
     ) -> list[Candidate]:
         """Workers for `demand`, busy or not; of many, about `most` with least to compute and as many with its template.
 
-        Args:
-            demand: of a job.
-            most: see above.
-            excluded: workers that are left out.
-            fetching: the worker that was told to read the job's template from disk, which is not waited for there.
+        The job's template is not waited for on the worker that is `fetching` it from disk.
         """
         serving, closed = self._serving(demand), self._closed(excluded)
         many = len(serving) - len(closed) > 2 * most
@@ -160,22 +144,21 @@ class Placement:
         return next((worker.name for worker in self._serving(demand).least(1, excluded)), None)
 
     def prospects(self, demand: Demand) -> list[Prospect]:
-        """The workers that serve `demand` and whose speed is known, however busy they are.
-
-        Of many, some stand for others that have about as much to compute.
-        """
+        """Workers that serve `demand` at a known speed; of many, some stand for others with as much to compute."""
         weigh = Weighing(demand)
         return [
-            Prospect(worker.totals.outlook.drained_ms, weigh.work_ms(worker), number)
+            Prospect(
+                worker.totals.outlook.drained_ms, weigh.ms(worker, 1 / worker.shown.capacity_rows), number
+            )
             for worker, number in self._serving(demand).sample(SAMPLED)
-            if worker.totals is not None and worker.known
+            if worker.totals is not None and worker.pace is not UNKNOWN
         ]
 
     def least_ms(self, demand: Demand) -> float:
         """Time that `demand` takes alone on the fastest worker that serves it; 0 while no worker's speed is known."""
         weigh = Weighing(demand)
-        known = (worker for worker in self._serving(demand).all() if worker.known)
-        return min(map(weigh.alone_ms, known), default=0.0)
+        known = (worker for worker in self._serving(demand).all() if worker.pace is not UNKNOWN)
+        return min((weigh.ms(worker, 1.0) for worker in known), default=0.0)
 
     def assigned(self, job_id: str) -> list[Booking]:
         """The bookings of a job."""
@@ -184,14 +167,12 @@ class Placement:
     def finish_ms(self, job_id: str) -> float | None:
         """Time until the rows of a job that have workers are computed, by the latest telemetry; None where none has."""
         workers = {b.worker: worker for b in self.assigned(job_id) if (worker := self._workers.get(b.worker))}
-        ends_ms: list[float] = []
-        for worker in workers.values():
-            totals = worker.totals or self._sum_up(worker)
-            ends_ms += (
-                end
-                for end, owner in zip(totals.outlook.ends_ms, totals.owners, strict=True)
-                if owner == job_id
-            )
+        ends_ms = (
+            end_ms
+            for totals in (worker.totals or self._sum_up(worker) for worker in workers.values())
+            for end_ms, owner in zip(totals.outlook.ends_ms, totals.owners, strict=True)
+            if owner == job_id
+        )
         return max(ends_ms, default=None)
 
     def worker(self, attempt: Attempt) -> str | None:
@@ -204,7 +185,7 @@ class Placement:
         if demand.template is not None and job_id not in self._attempts:
             self._repeats.see(demand.template)
         self.release(job_id, attempt)
-        booking = Booking(job_id, attempt, worker, demand)
+        booking = Booking((job_id, attempt), worker, demand)
         self._bookings[booking.key] = booking
         self._listed.hear(booking.key, now)
         self._attempts.setdefault(job_id, set()).add(attempt)
@@ -256,10 +237,9 @@ class Placement:
             self._roster(model).changed(worker.name)
 
     def _roster(self, model: Served) -> Roster:
-        roster = self._rosters.get(model)
-        if roster is None:
-            roster = self._rosters[model] = Roster(self._sum_up)
-        return roster
+        if model not in self._rosters:
+            self._rosters[model] = Roster(self._sum_up)
+        return self._rosters[model]
 
     def _serving(self, demand: Demand) -> Roster:
         return self._roster((demand.model, demand.model_digest))
@@ -273,13 +253,10 @@ class Placement:
         return stepping_ms > self._patience.factor * step_ms
 
     def _sum_up(self, worker: Occupancy) -> Totals:
-        return worker.sum_up(self.estimates.pace(worker.name), self._demanded(worker))
-
-    def _demanded(self, worker: Occupancy) -> dict[Attempt, Demand]:
-        """What was asked for by attempts that the worker has no inputs of yet."""
-        found = {}
+        """Sum up a worker, with what was asked for by attempts that it has no inputs of yet."""
+        demanded = {}
         for key, rows in worker.listed.items():
             booking = None if rows[0].text_tokens else self._bookings.get(key)
             if booking and booking.worker == worker.name:
-                found[key] = booking.demand
-        return found
+                demanded[key] = booking.demand
+        return worker.sum_up(self.estimates.pace(worker.name), demanded)

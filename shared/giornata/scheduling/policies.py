@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from hashlib import blake2b
@@ -15,7 +14,7 @@ from giornata.wire.workers import Tier
 
 
 class Candidate(NamedTuple):
-    """A worker that serves the job's model, with what it already has."""
+    """A worker that serves the job's model: what it has already, and where it has the job's template."""
 
     instance: str
     capacity_rows: int
@@ -24,11 +23,9 @@ class Candidate(NamedTuple):
     tokens: int
     """Image tokens of these rows."""
     outlook: Outlook
-    """What becomes of these rows."""
     loads: tuple[RowLoad, ...]
     """What the job's rows would add to steps here."""
     template: Tier | None = None
-    """Where it has the job's template."""
     hit_saves_ms: float = 0.0
     """Time that later jobs like this one are expected to save if the template is recorded once and found again."""
     fetch_ms: float = 0.0
@@ -37,9 +34,9 @@ class Candidate(NamedTuple):
     def prediction(self) -> Effect:
         """What would become of this worker if it got the job."""
         predicted = self.outlook.predict(self.loads)
-        if not self.fetch_ms:
-            return predicted
-        return Effect(predicted.finish_ms + self.fetch_ms, predicted.delay_ms)
+        if self.fetch_ms:
+            return predicted._replace(finish_ms=predicted.finish_ms + self.fetch_ms)
+        return predicted
 
 
 Policy = Callable[[Sequence[Candidate], Demand], Candidate | None]
@@ -81,7 +78,17 @@ def finish_time(candidates: Sequence[Candidate], demand: Demand) -> Candidate | 
     save: so templates are recorded once, and found again. The job waits for a full worker where it still ends earlier
     than elsewhere.
     """
-    best = _cheapest(candidates, demand)
+    settled = demand.template is None or any(c.template is not None for c in candidates)
+    owner = None if settled else home((c.instance for c in candidates), demand.template or "")
+
+    def cost(candidate: Candidate) -> tuple[float, bool, str]:
+        predicted = candidate.prediction()
+        cost_ms = predicted.finish_ms + predicted.delay_ms
+        if owner is not None and candidate.instance != owner:
+            cost_ms += candidate.hit_saves_ms
+        return cost_ms, not demand.fits(candidate.rows, candidate.capacity_rows), candidate.instance
+
+    best = min(candidates, key=cost, default=None)
     return best if best is not None and demand.fits(best.rows, best.capacity_rows) else None
 
 
@@ -122,23 +129,8 @@ def with_room(candidates: Iterable[Candidate], demand: Demand) -> list[Candidate
 
 def home(instances: Iterable[str], template: str) -> str | None:
     """The worker that a template's key names, by the highest hash: few templates move when workers come and go."""
-    return max(instances, key=lambda instance: _weight(template, instance), default=None)
 
+    def weight(instance: str) -> bytes:
+        return blake2b(f"{template}\0{instance}".encode(), digest_size=8).digest()
 
-def _weight(template: str, instance: str) -> bytes:
-    return blake2b(f"{template}\0{instance}".encode(), digest_size=8).digest()
-
-
-def _cheapest(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
-    settled = demand.template is None or any(c.template is not None for c in candidates)
-    owner = None if settled else home((c.instance for c in candidates), demand.template or "")
-    best, least = None, (math.inf, True, "")
-    for candidate in candidates:
-        predicted = candidate.prediction()
-        cost = predicted.finish_ms + predicted.delay_ms
-        if owner is not None and candidate.instance != owner:
-            cost += candidate.hit_saves_ms
-        waits = not demand.fits(candidate.rows, candidate.capacity_rows)
-        if (cost, waits, candidate.instance) < least:
-            best, least = candidate, (cost, waits, candidate.instance)
-    return best
+    return max(instances, key=weight, default=None)

@@ -14,8 +14,6 @@ from itertools import islice
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.occupancy import Occupancy, Totals
 
-SumUp = Callable[[Occupancy], Totals]
-
 
 class _Order:
     """Names ordered by a number, least first, and equal ones by name."""
@@ -50,13 +48,9 @@ class _Order:
 
 
 class Roster:
-    """Keeps workers in order while they change.
+    """Keeps workers in order while they change; `sum_up` sums up a worker that has changed."""
 
-    Args:
-        sum_up: sums up a worker that has changed.
-    """
-
-    def __init__(self, sum_up: SumUp) -> None:
+    def __init__(self, sum_up: Callable[[Occupancy], Totals]) -> None:
         self._sum_up = sum_up
         self._members: dict[str, Occupancy] = {}
         self._changed: set[str] = set()
@@ -88,13 +82,6 @@ class Roster:
         """The rows of a worker have changed."""
         if name in self._members:
             self._changed.add(name)
-
-    def get(self, name: str | None) -> Occupancy | None:
-        """One worker, summed up."""
-        worker = self._members.get(name or "")
-        if worker is not None and worker.totals is None:
-            self._sum_up(worker)
-        return worker
 
     def all(self, excluded: Collection[str] = ()) -> list[Occupancy]:
         """All workers but the excluded ones, least to compute first."""

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from giornata.planning.batch import BatchRow
-from giornata.planning.blocks import Link
-from giornata.planning.planner import MODES
+from giornata.planning.blocks import MODES, Link
 from giornata.wire.values import Mode
 
 FULL, KV = MODES.index(Mode.FULL), MODES.index(Mode.KV)

@@ -22,8 +22,8 @@ import psutil
 
 from giornata.bus import bus
 from giornata.fleet import Fleet
+from giornata.planning.costing import Fit, fit
 from giornata.planning.costs import COMPUTE, StepCosts
-from giornata.planning.regression import Fit, fit
 from giornata.scheduling.estimates import work_of
 from giornata.wire import subjects
 from giornata.wire.permissions import User
@@ -33,7 +33,7 @@ from giornata_tools.loadgen.workload import Request
 from giornata_tools.simulation.jobs import SimulatedJob
 from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.simulator import RunOptions, Simulation, Stages
-from giornata_tools.simulation.tiers import TemplateSetting
+from giornata_tools.simulation.worker import TemplateSetting
 from tests.bench.systems.live import PROMPT, Pictures, giornata, served
 from tests.e2e.pictures import edit_form
 

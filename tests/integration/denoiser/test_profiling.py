@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from giornata.families import Family
+from giornata.planning.costing import Profile
 from giornata.planning.costs import Work
-from giornata.planning.profile import Profile
 from giornata.wire.errors import Failed
 from giornata.wire.values import Mode
 from giornata_denoiser.__main__ import profile_of

@@ -7,12 +7,11 @@ from types import MappingProxyType
 
 import pytest
 
-from giornata.scheduling.decision import Decision
-from giornata.scheduling.in_turn import InTurn
 from giornata.scheduling.line import Line
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import PolicyName, finish_time
+from giornata.scheduling.scheduler import Decision, InTurn
 from giornata.wire.jobs import JobState
 from giornata.wire.requests import Reuse
 from tests.fakes.denoiser import FakeDenoiser

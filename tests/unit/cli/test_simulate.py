@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from giornata.scheduling.policies import PolicyName
 from giornata_tools.cli.app import cli
-from giornata_tools.simulation import cluster
+from giornata_tools.simulation import machines
 
 QUICK = ["simulate", "--duration", "20", "--warmup", "0", "--rate", "1,2", "--workers", "2"]
 
@@ -88,13 +88,13 @@ def test_how_many_workers(tmp_path: Path) -> None:
 
 
 def test_a_cluster_of_several_kinds(tmp_path: Path) -> None:
-    path = tmp_path / "cluster.toml"
+    path = tmp_path / "machines.toml"
     path.write_text(
         "[[workers]]\nmachine = 'h800-flux'\ncount = 2\nrows = 3\n"
         "[[workers]]\ndevice = 'slow'\nslowness = 2.5\nmemory_gb = 10\n"
         "costs = { compute = [20, 0, 0.001, 0, 0], blocks = 57 }\n"
     )
-    fast, _, slow = cluster.read(path.read_text(), ".toml", lambda _: "")
+    fast, _, slow = machines.read(path.read_text(), ".toml", lambda _: "")
     assert (fast.rows, slow.device, slow.slowness, slow.storage.memory_bytes) == (3, "slow", 2.5, 1e10)
     run(*QUICK, "--cluster", path, "--policy", "finish_time")
 
@@ -127,7 +127,7 @@ def test_mistakes_are_told(flags: list[str], told: str) -> None:
 )
 def test_mistakes_in_a_cluster_are_told(text: str, told: str) -> None:
     with pytest.raises(ValueError, match=re.escape(told)):
-        cluster.read(text, ".toml", lambda _: "")
+        machines.read(text, ".toml", lambda _: "")
 
 
 def test_workers_that_share_cores_and_jobs_that_travel_take_longer(tmp_path: Path) -> None:

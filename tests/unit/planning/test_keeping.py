@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.keeping import LEAST_LEVELS, Keeping, within
+from giornata.planning.specs import LEAST_LEVELS, Keeping, within
 
 COUNTS = st.integers(1, 60)
 
@@ -26,4 +26,3 @@ def test_levels_that_may_not_be_dropped_cost_blocks() -> None:
     assert within(100, levels=10, blocks=20, block_bytes=1) == Keeping(5, 0)
     assert within(100, levels=10, blocks=20, block_bytes=1, least_levels=10) == Keeping(10, 10)
     assert within(10, levels=10, blocks=20, block_bytes=1) == Keeping(LEAST_LEVELS, 18)
-    assert within(None, levels=10, blocks=20, block_bytes=1, least_levels=10) == Keeping(10, 0)

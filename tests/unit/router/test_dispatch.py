@@ -13,10 +13,10 @@ import pytest
 
 from giornata.fleet import SILENCE_S
 from giornata.scheduling.demand import Demand
-from giornata.scheduling.in_turn import MAX_PASSED, InTurn
 from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import Candidate, Policy, finish_time
+from giornata.scheduling.scheduler import MAX_PASSED, InTurn
 from giornata.wire.events import DenoisedEvent
 from giornata.wire.jobs import Assignment, Priority
 from giornata.wire.workers import (

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from giornata.scheduling.decision import Decision, Scheduler
 from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Placement
+from giornata.scheduling.scheduler import Decision, Scheduler
 from giornata_router.dispatch import Dispatch, NoReport
 from tests.unit.router.test_dispatch import FIRST
 from tests.unit.scheduling.test_placement import DEMAND, worker

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -27,6 +29,10 @@ backlogs = st.builds(
     waiting=st.lists(loads, max_size=6).map(tuple),
     tokens=st.sampled_from([math.inf, 1, 60, 100]),
 )
+
+
+def joined(backlog: Backlog, rows: Sequence[RowLoad]) -> Backlog:
+    return replace(backlog, waiting=(*backlog.waiting, *rows))
 
 
 def step_by_step(backlog: Backlog) -> list[float]:
@@ -79,7 +85,7 @@ def test_rows_that_may_share_a_step_run_at_once_and_others_wait(backlog: Backlog
 def test_a_prediction_is_what_becomes_of_the_rows_and_of_all_others(
     backlog: Backlog, load: RowLoad, count: int
 ) -> None:
-    before, after = step_by_step(backlog), step_by_step(backlog.with_rows([load] * count))
+    before, after = step_by_step(backlog), step_by_step(joined(backlog, [load] * count))
     predicted = Outlook(backlog).predict([load] * count)
     assert predicted.finish_ms == pytest.approx(max(after[-count:]), abs=1e-6)
     assert predicted.delay_ms == pytest.approx(sum(after[:-count]) - sum(before), abs=1e-5)
@@ -87,7 +93,7 @@ def test_a_prediction_is_what_becomes_of_the_rows_and_of_all_others(
 
 @given(backlog=backlogs, rows=st.lists(loads, min_size=2, max_size=3))
 def test_rows_that_differ_are_predicted_too(backlog: Backlog, rows: list[RowLoad]) -> None:
-    after = step_by_step(backlog.with_rows(rows))
+    after = step_by_step(joined(backlog, rows))
     assert Outlook(backlog).predict(rows).finish_ms == pytest.approx(max(after[-len(rows) :]), abs=1e-6)
 
 

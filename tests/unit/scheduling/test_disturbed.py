@@ -17,7 +17,7 @@ from giornata.scheduling.occupancy import Attempt, Totals
 from giornata.scheduling.placement import Placement
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import ServiceState
-from tests.unit.scheduling.test_estimates import TRUE, costs, predicted, sample, seeded
+from tests.unit.scheduling.test_estimates import TRUE, costs, predicted, sample, seeded, shown
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, choose, row, worker
 
 WORKERS = ("d0", "d1", "d2")
@@ -140,7 +140,7 @@ class World:
                     "no more than is there"
                 )
         for job in self.attempts:
-            assigned = {(job, a.attempt): (a.worker, a.demand) for a in self.disturbed.assigned(job)}
+            assigned = {a.key: (a.worker, a.demand) for a in self.disturbed.assigned(job)}
             assert assigned == {key: held for key, held in self.held.items() if key[0] == job}
         assert all(self.disturbed.worker(key) == where for key, (where, _) in self.held.items())
 
@@ -166,9 +166,7 @@ def test_placement_is_the_same_after_one_fresh_message_of_each_worker(
         assert choose(world.disturbed, demand) == choose(world.clear, demand)
     assert world.disturbed.unlisted() == world.clear.unlisted() == []
     world.now += SILENCE_S + 1
-    lost = [
-        {(a.job_id, a.attempt) for a in known.expire(world.now)} for known in (world.clear, world.disturbed)
-    ]
+    lost = [{a.key for a in known.expire(world.now)} for known in (world.clear, world.disturbed)]
     assert lost == [world.held.keys()] * 2
 
 
@@ -230,14 +228,14 @@ def test_what_steps_cost_is_learnt_again_from_fresh_steps(
     one = sample(rng, TRUE)
     for order in (sent, arriving):
         estimates = Estimates()
-        estimates.observe("d1", "m", costs())
+        estimates.observe("d1", "m", shown(costs()))
         for number in order:
-            estimates.observe("d1", "m", costs(), batches[number])
+            estimates.observe("d1", "m", shown(costs(), batches[number]))
             pace = estimates.pace("d1")
             assert 1 / SLOWEST <= pace.slowness <= SLOWEST
             assert all(math.isfinite(weight) and weight >= 0 for weight in pace.costs.compute)
         for batch in fresh:
-            estimates.observe("d1", "m", costs(), batch)
+            estimates.observe("d1", "m", shown(costs(), batch))
         assert predicted(estimates, "d1", one) == pytest.approx(one.step_ms, rel=0.1)
 
 

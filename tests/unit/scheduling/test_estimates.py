@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -11,7 +12,7 @@ from giornata.planning.costs import Work
 from giornata.scheduling.demand import RowShape
 from giornata.scheduling.estimates import Estimates
 from giornata.wire.values import Mode
-from giornata.wire.workers import CostFit, LoadSample, StepSample, Tier, WorkerCosts
+from giornata.wire.workers import CostFit, LoadSample, StepSample, Tier, WorkerCosts, WorkerState
 
 BLOCKS = 10
 TRUE = (4.0, 0.0, 0.02, 0.005, 1e-6)
@@ -25,6 +26,14 @@ def costs(weights: tuple[float, ...] = TRUE, device: str = "gpu") -> WorkerCosts
     fit = CostFit(weights=weights, r2=0.9, residual_ms=1.0, samples=0, outliers=0)
     load = CostFit(weights=(0.1, 1e-6), r2=0.9, residual_ms=0.1, samples=0, outliers=0)
     return WorkerCosts(compute=fit, load=load, blocks=BLOCKS, device=device)
+
+
+def shown(
+    told: WorkerCosts | None, samples: Sequence[StepSample] = (), loads: Sequence[LoadSample] = ()
+) -> WorkerState:
+    return WorkerState(
+        capacity_rows=8, capacity_tokens=4096, costs=told, samples=tuple(samples), loads=tuple(loads)
+    )
 
 
 def sample(
@@ -57,7 +66,7 @@ def test_a_profile_that_is_wrong_is_mended_by_what_steps_took() -> None:
     rng, estimates = seeded(1), Estimates()
     wrong = (1.0, 0.0, 0.05, 0.005, 1e-6)
     for _ in range(60):
-        estimates.observe("d1", "m", costs(wrong), [sample(rng, TRUE) for _ in range(8)])
+        estimates.observe("d1", "m", shown(costs(wrong), [sample(rng, TRUE) for _ in range(8)]))
     one = sample(rng, TRUE)
     assert predicted(estimates, "d1", one) == pytest.approx(one.step_ms, rel=0.05)
     [kind] = estimates.kinds()
@@ -68,9 +77,9 @@ def test_a_profile_that_is_wrong_is_mended_by_what_steps_took() -> None:
 def test_a_slow_host_is_known_for_it_and_a_new_worker_is_predicted_at_once() -> None:
     rng, estimates = seeded(2), Estimates()
     for _ in range(60):
-        estimates.observe("fast", "m", costs(), [sample(rng, TRUE) for _ in range(4)])
-        estimates.observe("slow", "m", costs(), [sample(rng, TRUE, slowness=2.0) for _ in range(4)])
-    estimates.observe("new", "m", costs())
+        estimates.observe("fast", "m", shown(costs(), [sample(rng, TRUE) for _ in range(4)]))
+        estimates.observe("slow", "m", shown(costs(), [sample(rng, TRUE, slowness=2.0) for _ in range(4)]))
+    estimates.observe("new", "m", shown(costs()))
     one = sample(rng, TRUE)
     slow, fast = (predicted(estimates, name, one) for name in ("slow", "fast"))
     assert slow / fast == pytest.approx(2.0, rel=0.1)
@@ -81,14 +90,14 @@ def test_a_slow_host_is_known_for_it_and_a_new_worker_is_predicted_at_once() -> 
 def test_steps_that_waited_for_loads_say_nothing_about_computing() -> None:
     rng, estimates = seeded(3), Estimates()
     for _ in range(40):
-        estimates.observe("d1", "m", costs(), [sample(rng, TRUE, waited_ms=500.0)])
+        estimates.observe("d1", "m", shown(costs(), [sample(rng, TRUE, waited_ms=500.0)]))
     one = sample(rng, TRUE)
     assert predicted(estimates, "d1", one) == pytest.approx(one.step_ms)
 
 
 def test_rows_that_take_from_templates_take_as_much_longer_as_planners_expect() -> None:
     rng, estimates = seeded(4), Estimates()
-    estimates.observe("d1", "m", costs())
+    estimates.observe("d1", "m", shown(costs()))
     shape = RowShape(text=64, image=1000, computed=200, steps=5, begun=True)
     before = {reuses: shape.load(estimates.pace("d1"), reuses=reuses) for reuses in (True, False)}
 
@@ -97,7 +106,7 @@ def test_rows_that_take_from_templates_take_as_much_longer_as_planners_expect() 
         return one.model_copy(update={"reusing_ms": one.step_ms / 2, "excess_ms": excess * one.step_ms / 2})
 
     for _ in range(60):
-        estimates.observe("d1", "m", costs(), [planned(0.5), sample(rng, TRUE)])
+        estimates.observe("d1", "m", shown(costs(), [planned(0.5), sample(rng, TRUE)]))
     pace = estimates.pace("d1")
     assert pace.loading == pytest.approx(1.5), "steps in which nobody reuses say nothing"
     assert shape.load(pace, reuses=True).step_ms == pytest.approx(1.5 * before[True].step_ms, rel=0.02)
@@ -105,24 +114,24 @@ def test_rows_that_take_from_templates_take_as_much_longer_as_planners_expect() 
     hopeless = replace(pace, loading=100.0)
     assert shape.load(hopeless, reuses=True) == shape.load(pace, reuses=False), "then it computes in full"
     for _ in range(60):
-        estimates.observe("d1", "m", costs(), [planned(0.0)])
+        estimates.observe("d1", "m", shown(costs(), [planned(0.0)]))
     assert estimates.pace("d1").loading == pytest.approx(1.0, abs=0.01)
 
 
 def test_one_page_fault_changes_little() -> None:
     rng, estimates = seeded(4), Estimates()
     for _ in range(40):
-        estimates.observe("d1", "m", costs(), [sample(rng, TRUE)])
-    estimates.observe("d1", "m", costs(), [sample(rng, TRUE, slowness=1000.0)])
+        estimates.observe("d1", "m", shown(costs(), [sample(rng, TRUE)]))
+    estimates.observe("d1", "m", shown(costs(), [sample(rng, TRUE, slowness=1000.0)]))
     one = sample(rng, TRUE)
     assert predicted(estimates, "d1", one) < 2 * one.step_ms
 
 
 def test_devices_and_models_are_apart_and_who_tells_nothing_is_compared_by_tokens() -> None:
     estimates = Estimates()
-    estimates.observe("a", "m", costs(device="gpu"))
-    estimates.observe("b", "m", costs((*TRUE[:2], 1.0, 1.0, 1.0), device="cpu"))
-    estimates.observe("c", "m", None)
+    estimates.observe("a", "m", shown(costs(device="gpu")))
+    estimates.observe("b", "m", shown(costs((*TRUE[:2], 1.0, 1.0, 1.0), device="cpu")))
+    estimates.observe("c", "m", shown(None))
     assert estimates.pace("a").costs.compute == TRUE
     assert estimates.pace("b").costs.compute[2] == 1.0
     assert estimates.pace("c").costs.compute == (0.0, 0.0, 1.0, 0.0, 0.0)
@@ -135,13 +144,13 @@ def test_reading_from_disk_is_learnt_by_its_bytes() -> None:
     estimates = Estimates()
     assert estimates.fetch_ms("d1", 1e6) == 0.0
     read = LoadSample(tier=Tier.DISK, size_bytes=1_000_000, load_ms=10.0)
-    estimates.observe("d1", "m", costs(), loads=[read, read])
+    estimates.observe("d1", "m", shown(costs(), loads=[read, read]))
     assert estimates.fetch_ms("d1", 2e6) == pytest.approx(20.0)
 
 
 def test_workers_of_one_kind_that_reuse_in_other_ways_have_paces_of_their_own() -> None:
     estimates = Estimates()
     for name, mode in (("d1", Mode.KV), ("d2", Mode.HIDDEN), ("d3", Mode.KV)):
-        estimates.observe(name, "m", costs().model_copy(update={"reused": mode}))
+        estimates.observe(name, "m", shown(costs().model_copy(update={"reused": mode})))
     assert [estimates.pace(name).reused for name in ("d1", "d2", "d3")] == [Mode.KV, Mode.HIDDEN, Mode.KV]
     assert estimates.pace("d1") is estimates.pace("d3")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from giornata.scheduling.backlog import Computed, Prospect, computed
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.forecast import Computed, Prospect, computed, size
 
 prospects = st.lists(
     st.builds(Prospect, st.floats(0, 1e4), st.floats(1, 1e4), st.floats(1, 9)), min_size=1, max_size=8
@@ -64,4 +64,4 @@ def test_nothing_is_guessed() -> None:
 
 def test_jobs_are_compared_by_the_tokens_of_all_their_steps() -> None:
     shape = RowShape(text=10, image=100, computed=20, steps=5, sequences=2)
-    assert size(Demand("m", "d", (shape, shape))) == pytest.approx(2 * 30 * 2 * 5)
+    assert Demand("m", "d", (shape, shape)).size == pytest.approx(2 * 30 * 2 * 5)

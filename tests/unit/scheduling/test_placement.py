@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.in_turn import LOOKED_AT
 from giornata.scheduling.placement import Patience, Placement
 from giornata.scheduling.policies import Policy, finish_time, request_level
+from giornata.scheduling.scheduler import LOOKED_AT
 from giornata.wire.workers import (
     CostFit,
     LoadSample,
@@ -102,9 +102,9 @@ def test_silence_and_forgetting_are_noticed() -> None:
     fleet.assign("a", 1, "d1", DEMAND, now=0)
     fleet.assign("b", 1, "d2", DEMAND, now=0)
     fleet.observe(worker("d2"), SILENCE_S)
-    assert [lost.job_id for lost in fleet.expire(SILENCE_S + 0.1)] == ["a"]
+    assert [lost.key[0] for lost in fleet.expire(SILENCE_S + 0.1)] == ["a"]
     fleet.observe(worker("d2"), SILENCE_S + 0.1)
-    assert [doubt.job_id for doubt in fleet.unlisted()] == ["b"]
+    assert [doubt.key[0] for doubt in fleet.unlisted()] == ["b"]
     fleet.observe(worker("d2", row("b", 1, 9)), SILENCE_S + 0.2)
     assert fleet.unlisted() == []
 
@@ -115,14 +115,14 @@ def test_rows_of_a_worker_that_fell_silent_are_not_doubted_but_lost() -> None:
     fleet.observe(worker("d1"), 0.1)
     late = SILENCE_S + 0.05
     assert fleet.expire(late) == fleet.unlisted() == [], "all that is known is that the worker is silent"
-    assert [lost.job_id for lost in fleet.expire(late + 0.1)] == ["a"]
+    assert [lost.key[0] for lost in fleet.expire(late + 0.1)] == ["a"]
 
 
 def test_an_older_attempt_does_not_vouch_for_a_newer_one() -> None:
     fleet = placement(worker("d1"))
     fleet.assign("a", 2, "d1", DEMAND, now=0)
     fleet.observe(worker("d1", row("a", 1, 9, attempt=1)), SILENCE_S + 1)
-    assert [doubt.attempt for doubt in fleet.unlisted()] == [2]
+    assert [doubt.key[1] for doubt in fleet.unlisted()] == [2]
 
 
 def test_a_worker_whose_step_does_not_end_gets_nothing_until_it_does() -> None:
@@ -133,7 +133,7 @@ def test_a_worker_whose_step_does_not_end_gets_nothing_until_it_does() -> None:
     fleet.observe(stepping("d1", 900.0), 1)
     assert fleet.stalled() == [], "shorter than the least patience"
     fleet.observe(stepping("d1", 1100.0), 2)
-    assert [a.job_id for a in fleet.stalled()] == ["j"]
+    assert [a.key[0] for a in fleet.stalled()] == ["j"]
     assert choose(fleet, DEMAND) is None
     fleet.observe(stepping("d1", 5.0), 3)
     assert fleet.stalled() == []
@@ -146,7 +146,7 @@ def test_patience_grows_with_what_a_step_was_predicted_to_take() -> None:
     fleet.assign("j", 1, "d1", DEMAND, now=0)
     assert fleet.stalled() == []
     fleet.observe(stepping("d1", 1700.0), 1)
-    assert [a.job_id for a in fleet.stalled()] == ["j"]
+    assert [a.key[0] for a in fleet.stalled()] == ["j"]
 
 
 def test_a_job_that_the_message_lists_first_counts_once_in_what_a_step_was_predicted_to_take() -> None:
@@ -154,7 +154,7 @@ def test_a_job_that_the_message_lists_first_counts_once_in_what_a_step_was_predi
     fleet.observe(worker("d1"), 0)
     fleet.assign("j", 1, "d1", DEMAND, now=0)
     fleet.observe(stepping("d1", 1100.0), 1)  # 16 ms predicted for one row, 32 for two
-    assert [a.job_id for a in fleet.stalled()] == ["j"]
+    assert [a.key[0] for a in fleet.stalled()] == ["j"]
     fleet.observe(stepping("d1", 700.0), 2)
     assert fleet.finish_ms("j") == pytest.approx(160.0), "10 steps of one row"
 
@@ -206,7 +206,7 @@ def test_telemetry_that_is_lost_doubled_or_late_never_breaks_the_books(
             owners.pop(f"j{job}", None)
         assert {job: fleet.worker((job, 1)) for job in owners} == owners
     silent = fleet.expire(1e6)
-    assert {a.job_id: a.worker for a in silent} == owners
+    assert {a.key[0]: a.worker for a in silent} == owners
     assert choose(fleet, DEMAND) is None
 
 

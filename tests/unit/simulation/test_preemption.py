@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from giornata.scheduling.decision import Decision
-from giornata.scheduling.in_turn import InTurn
 from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import finish_time
+from giornata.scheduling.scheduler import Decision, InTurn
 from giornata_tools.simulation.simulator import RunOptions, Simulation
-from giornata_tools.simulation.tiers import TemplateSetting
+from giornata_tools.simulation.worker import TemplateSetting
 from tests.unit.simulation.test_simulation import MACHINE, ends, job
 
 

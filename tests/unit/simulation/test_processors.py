@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.demand import Demand, RowShape
-from giornata_tools.simulation.clock import Clock
 from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob
 from giornata_tools.simulation.machines import Machine
-from giornata_tools.simulation.processors import Processors
-from giornata_tools.simulation.servers import Servers
+from giornata_tools.simulation.processors import Clock, Processors, Servers
 from giornata_tools.simulation.simulator import RunOptions, Simulation, Stages
 
 MACHINE = Machine(StepCosts((0.0, 0.0, 1.0, 0.0, 0.0)), 1)

@@ -21,10 +21,9 @@ from giornata_tools.loadgen.outcomes import percentile
 from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob
 from giornata_tools.simulation.machines import Machine, Storage
 from giornata_tools.simulation.results import SimulatedRun, summary
-from giornata_tools.simulation.segments import Segment
 from giornata_tools.simulation.simulator import Binding, RunOptions, Simulation, Stages
-from giornata_tools.simulation.tiers import TemplateSetting
-from giornata_tools.simulation.worker import SimWorker
+from giornata_tools.simulation.steps import Segment
+from giornata_tools.simulation.worker import SimWorker, TemplateSetting
 
 COSTS = StepCosts((10.0, 0.0, 1.0, 0.0, 0.0))
 """10 ms a step, and 1 ms a token."""
@@ -162,7 +161,7 @@ def test_every_job_ends_once_and_no_worker_computes_two_batches_at_a_time(
     cold: bool,
 ) -> None:
     jobs = jobs_of(drawn, templates=4)
-    templates = TemplateSetting(size_bytes=1.0, levels=3, preloaded=() if cold else ("t0", "t1"))
+    templates = TemplateSetting(size_bytes=1.0, preloaded=() if cold else ("t0", "t1"))
     computed: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
     real = SimWorker._end
 
@@ -196,7 +195,7 @@ def test_noise_has_the_spread_that_is_asked_for_and_follows_the_seed() -> None:
 
 def test_what_is_edited_again_is_recorded_and_then_reused() -> None:
     jobs = [job(number, float(number)) for number in range(4)]
-    run = simulated(jobs, templates=TemplateSetting(size_bytes=1.0, levels=6))
+    run = simulated(jobs, templates=TemplateSetting(size_bytes=1.0))
     full, masked = 10 * 0.03, 10 * 0.015
     latencies = run.latencies()
     assert latencies[0] == pytest.approx(full)

@@ -2,10 +2,10 @@
 
 Read in this order (modules of this package):
 
-* `machines`, `published`, `cluster` - what a worker is: costs, places, memory
+* `machines` - what a worker is: costs, places, memory
 * `jobs` - what clients ask for
-* `clock`, `processors`, `servers`, `tiers`, `steps`, `segments`, `worker` - the parts that are simulated
-* `simulator`, `binding` - one run: those parts around :mod:`giornata.scheduling`
-* `results`, `bound` - what a run comes to, and how far it is from the best
-* `scenario`, `plots` - the runs of one setting, how many workers it needs, how it is drawn
+* `processors`, `steps`, `worker` - the parts that are simulated
+* `simulator` - one run: those parts around :mod:`giornata.scheduling`
+* `results`, `bound` - what a run comes to, how it is drawn, and how far it is from the best
+* `scenario` - the runs of one setting, and how many workers it needs
 """

@@ -18,10 +18,12 @@ one is late, the job leaves whose absence lets the others end soonest.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from giornata.scheduling.demand import RowShape
 from giornata_tools.simulation.jobs import SimulatedJob
 from giornata_tools.simulation.machines import Machine
 
@@ -30,22 +32,18 @@ PRECISION_S = 0.005
 
 @dataclass(frozen=True)
 class PooledTask:
-    """A job on the pooled machine."""
+    """A job that takes `seconds` of the pooled machine."""
 
     released_s: float
     due_s: float
     seconds: float
-    """Time of the pool."""
 
 
 def most_on_time(tasks: Sequence[PooledTask]) -> int:
     """How many can end in time on one machine, no two of them at once.
 
-    Args:
-        tasks: in the order of their releases, which must be that of their deadlines.
-
     Raises:
-        ValueError: the orders differ.
+        ValueError: their order is not that of their releases and of their deadlines alike.
     """
     for before, after in pairwise(tasks):
         if after.released_s < before.released_s or after.due_s < before.due_s:
@@ -84,17 +82,12 @@ class _Kept:
 
     def drop(self) -> None:
         """Drop the task without which the others end soonest."""
-        best, gain, room = len(self._tasks) - 1, -math.inf, math.inf
-        for place in reversed(range(len(self._tasks))):
-            task = self._tasks[place]
-            if place == len(self._tasks) - 1:
-                before = (
-                    self._starts[place - 1] + self._tasks[place - 1].seconds if place else self._settled_s
-                )
-                gained = self.ends_s - before
-            else:
-                room = min(room, self._starts[place + 1] - self._tasks[place + 1].released_s)
-                gained = min(task.seconds, room)
+        last = len(self._tasks) - 1
+        before = self._starts[last - 1] + self._tasks[last - 1].seconds if last else self._settled_s
+        best, gain, room = last, self.ends_s - before, math.inf
+        for place in reversed(range(last)):
+            room = min(room, self._starts[place + 1] - self._tasks[place + 1].released_s)
+            gained = min(self._tasks[place].seconds, room)
             if gained > gain:
                 best, gain = place, gained
         left = self._tasks[:best] + self._tasks[best + 1 :]
@@ -119,33 +112,23 @@ class _Kind:
 class Bound:
     """Lower bounds on a percentile of the latencies of `jobs`, and on their mean.
 
-    Args:
-        jobs: in the order of their arrival.
-        machines: workers of the cluster; where they differ, each counts by the most that it is faster than the first.
-        encode_ms: time before denoising.
-        finish_ms: time after it, for one picture at least.
+    Jobs come in the order of their arrival. Where machines differ, each counts by the most that it is faster than the
+    first. `encode_s` pass before denoising, `finish_s` after it, for one picture at least.
     """
 
     def __init__(
-        self,
-        jobs: Sequence[SimulatedJob],
-        machines: Sequence[Machine],
-        *,
-        encode_ms: float = 0.0,
-        finish_ms: float = 0.0,
+        self, jobs: Sequence[SimulatedJob], machines: Sequence[Machine], encode_s: float, finish_s: float
     ) -> None:
         first = machines[0]
+        shapes = {shape for job in jobs for shape in job.demand.shapes}
         kinds = {(m.costs, m.blocks, m.slowness, m.rows): m for m in machines}
-        faster = {key: _faster(first, machine, jobs) for key, machine in kinds.items()}
+        faster = {key: _faster(first, machine, shapes) for key, machine in kinds.items()}
         self._speed = sum(faster[m.costs, m.blocks, m.slowness, m.rows] for m in machines)
         self._fastest = max(faster.values())
         self._base_s = min(m.pace.base_ms * faster[key] for key, m in kinds.items()) / 1e3
         self._places = max(m.rows for m in machines)
-        self._finish_s = finish_ms / 1e3
-        self._jobs = [
-            _kind(job, first, list(kinds.values()), encode_ms / 1e3, finish_ms / 1e3) for job in jobs
-        ]
-        shapes = {shape for job in jobs for shape in job.demand.shapes}
+        self._finish_s = finish_s
+        self._jobs = [_kind(job, list(kinds.values()), encode_s, finish_s) for job in jobs]
         loads = [shape.load(first.pace, reuses=True) for shape in shapes]
         self._largest_s = max((load.step_ms + load.first_ms for load in loads), default=0.0) / 1e3
 
@@ -156,13 +139,9 @@ class Bound:
         low, high = 0.0, max((job.shortest_s for job in counted), default=0.0)
         while self._on_time(counted, high) < needed:
             low, high = high, 2 * high
-        while high - low > PRECISION_S:
-            middle = (low + high) / 2
-            if self._on_time(counted, middle) < needed:
-                low = middle
-            else:
-                high = middle
-        return low
+        parts = range(1, math.ceil((high - low) / PRECISION_S))
+        short = bisect_left(parts, needed, key=lambda part: self._on_time(counted, low + part * PRECISION_S))
+        return low + short * PRECISION_S
 
     def mean(self, *, warmup_s: float = 0.0) -> float:
         """Seconds: no schedule has a smaller mean than all rows alone on the fastest worker."""
@@ -190,9 +169,8 @@ class Bound:
         return charged
 
 
-def _faster(first: Machine, machine: Machine, jobs: Sequence[SimulatedJob]) -> float:
+def _faster(first: Machine, machine: Machine, shapes: Collection[RowShape]) -> float:
     """The most by which `machine` is faster than `first`, over the steps of all rows."""
-    shapes = {shape for job in jobs for shape in job.demand.shapes}
     ratios = [1.0] if machine == first else []
     for shape in shapes if not ratios else ():
         there, here = (shape.load(m.pace, reuses=True) for m in (first, machine))
@@ -201,18 +179,14 @@ def _faster(first: Machine, machine: Machine, jobs: Sequence[SimulatedJob]) -> f
     return max(ratios, default=1.0)
 
 
-def _kind(
-    job: SimulatedJob, first: Machine, kinds: Sequence[Machine], encode_s: float, finish_s: float
-) -> _Kind:
+def _kind(job: SimulatedJob, kinds: Sequence[Machine], encode_s: float, finish_s: float) -> _Kind:
     rows = []
     for shape in job.demand.shapes:
-        load = shape.load(first.pace, reuses=True)
-        begin = load.step_ms + load.first_ms
-        others = load.steps - 1
-        roots = math.sqrt(begin / 1e3) + others * math.sqrt(load.step_ms / 1e3)
+        load = shape.load(kinds[0].pace, reuses=True)
+        begin_s, step_s = (load.step_ms + load.first_ms) / 1e3, load.step_ms / 1e3
+        roots = math.sqrt(begin_s) + (load.steps - 1) * math.sqrt(step_s)
         rows.append((load.steps, load.work_ms / 1e3, roots))
-    alone_ms = min(_alone_ms(job, machine) for machine in kinds)
-    shortest_s = encode_s + alone_ms / 1e3 + finish_s
+    shortest_s = encode_s + min(_alone_ms(job, machine) for machine in kinds) / 1e3 + finish_s
     return _Kind(job.at_s, shortest_s, job.at_s + encode_s, tuple(rows))
 
 

@@ -8,27 +8,23 @@ from dataclasses import dataclass, replace
 
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.occupancy import Attempt
-from giornata.wire.jobs import Priority
 from giornata_tools.loadgen.workload import Request
 
 MODEL = "simulated"
 DIGEST = "0" * 64
+DEFAULT_STEPS = 30
 
 
 @dataclass(frozen=True)
 class PictureSetting:
-    """The size that all jobs edit, and how their rows reuse."""
+    """The size in tokens that all jobs edit, a square picture, and how their rows reuse."""
 
     text: int = 512
-    """Tokens."""
     image: int = 4096
-    """Tokens; a square."""
     halo: int = 0
     """Tokens around a mask that are computed too."""
     corrects: bool = False
     """Rows compute their first step in full and correct what they take by it; FlashPS does not."""
-    default_steps: int = 30
-    """Steps of requests that name none."""
 
     def computed(self, mask_ratio: float) -> int:
         """Tokens that a square mask touches with its halo, at least one."""
@@ -42,17 +38,9 @@ class SimulatedJob:
 
     job_id: str
     at_s: float
-    """Time of its arrival."""
     demand: Demand
     slo_s: float | None = None
     """Time from its arrival in which it should end."""
-    priority: Priority = Priority.INTERACTIVE
-    tenant: str = "tenant"
-
-    @property
-    def rows(self) -> int:
-        """Its pictures."""
-        return len(self.demand.shapes)
 
 
 @dataclass(frozen=True)
@@ -62,7 +50,6 @@ class Piece:
     job: SimulatedJob
     attempt: int
     rows: tuple[int, ...]
-    """Their indices."""
 
     @property
     def key(self) -> Attempt:
@@ -78,25 +65,14 @@ class Piece:
 def jobs_of(
     requests: Sequence[Request], picture: PictureSetting, *, reuse: bool = True, slo_s: float | None = None
 ) -> list[SimulatedJob]:
-    """Make a job of every request, in the order of their times.
-
-    Args:
-        requests: of the load generator.
-        picture: what they edit.
-        reuse: whether they may take from templates.
-        slo_s: of all of them.
-    """
+    """Make a job of every request, in the order of their times; with `reuse` they may take from templates."""
     made = []
     for number, request in enumerate(sorted(requests, key=lambda r: r.at_s)):
         computed = picture.computed(request.mask_ratio) if reuse else picture.image
-        steps = request.steps or picture.default_steps
+        steps = request.steps or DEFAULT_STEPS
         shape = RowShape(picture.text, picture.image, computed, steps, begun=not picture.corrects)
-        demand = Demand(
-            model=MODEL,
-            model_digest=DIGEST,
-            shapes=(shape,) * request.n,
-            template=template_name(request.template) if reuse else None,
-        )
+        template = template_name(request.template) if reuse else None
+        demand = Demand(MODEL, DIGEST, (shape,) * request.n, template)
         made.append(SimulatedJob(f"j{number}", request.at_s, demand, slo_s))
     return made
 

@@ -1,30 +1,61 @@
-"""Workers as the simulator knows them. Pure."""
+"""Workers as the simulator knows them; clusters of them are described by hand, as groups of alike workers. Pure.
+
+Example::
+
+    [[workers]]
+    count = 6
+    machine = "h800-flux"
+    rows = 4
+
+    [[workers]]
+    count = 2
+    profile = "slow.json"        # of `giornata profile`, relative to this file
+    slowness = 1.3
+    memory_gb = 64
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass, field
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
 
-from giornata.planning.costs import StepCosts
-from giornata.planning.profile import Profile
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from giornata.planning.costing import Profile, fit
+from giornata.planning.costs import COMPUTE, LOAD, StepCosts
 from giornata.scheduling.demand import Pace
-from giornata.wire.values import Mode
 from giornata.wire.workers import CostFit, WorkerCosts
+from giornata_tools.simulation.jobs import PictureSetting
+
+FIGURES: Final[Mapping[str, Any]] = json.loads(
+    Path(__file__).with_name("published.json").read_text(encoding="utf-8")
+)
+FLUX: Final = FIGURES["models"]["flux"]
+FLUX_PICTURE: Final = PictureSetting(FLUX["text_tokens"], FLUX["image_tokens"])
+DECODE_MS: Final = float(FLUX["decode_ms"][0])
+"""Decoding of one picture at a time."""
+MOST: Final = 1000
+"""Most workers of a cluster."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """What a worker keeps of templates."""
+    """What a worker keeps of templates, and how fast it reads them from disk."""
 
     memory_bytes: float = math.inf
     disk_bytes: float = 0.0
     disk_bytes_per_s: float = 2e9
-    """Speed of reading."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One worker: what its steps cost, how many rows share them, what it keeps."""
+    """One worker: what its steps cost, how many rows and tokens share one at most, what it keeps."""
 
     costs: StepCosts
     """`load` all 0: loads from memory hide behind computing and are not planned."""
@@ -32,13 +63,9 @@ class Machine:
     """Blocks of the transformer; all `costs` but the base of a step are costs of one block."""
     device: str = "machine"
     rows: int = 8
-    """Most rows of a step."""
     tokens: int = 1 << 40
-    """Most tokens of a step."""
     step_limit_ms: float = math.inf
     """Rows share a step only while it is predicted to take no longer than this; one row may always run."""
-    reused: Mode = Mode.KV
-    """How rows take from templates."""
     slowness: float = 1.0
     """How many times slower this worker is than `costs`."""
     noise: float = 0.0
@@ -47,15 +74,10 @@ class Machine:
     """From when until when, in seconds, no step begins."""
     storage: Storage = field(default_factory=Storage)
 
-    @classmethod
-    def of(cls, profile: Profile, rows: int = 8) -> Machine:
-        """A worker as `giornata profile` measured it."""
-        return cls(profile.costs, profile.blocks, profile.device, rows)
-
     @property
     def pace(self) -> Pace:
         """What steps really cost."""
-        return Pace(self.costs, self.blocks, self.reused, self.slowness)
+        return Pace(self.costs, self.blocks, slowness=self.slowness)
 
     @property
     def told(self) -> WorkerCosts:
@@ -64,6 +86,119 @@ class Machine:
             CostFit(weights=weights, r2=1.0, residual_ms=0.0, samples=0, outliers=0)
             for weights in (self.costs.compute, self.costs.load)
         )
-        return WorkerCosts(
-            compute=compute, load=load, blocks=self.blocks, device=self.device, reused=self.reused
-        )
+        return WorkerCosts(compute=compute, load=load, blocks=self.blocks, device=self.device)
+
+
+def h800_flux(rows: int = 8) -> Machine:
+    """One H800 with Flux at 1024 x 1024, by its published step times; `rows` share a step at most.
+
+    The times of full batches are fitted by a constant a step and a constant a picture (relative least squares). The
+    time of a picture is then split as its operations are, at one speed for all of them. A token costs 2 FLOP for each
+    of the weights that it meets in a block: 12 width² in either kind of block (double: queries, keys and values 3,
+    projection 1, feed-forward 8; single: 7 in and 5 out). A pair of query and key costs 4 width (both products). To
+    project a token's keys and values again costs 4 width².
+    """
+    rows_a_step = np.vander(FIGURES["batches"], 2, increasing=True)
+    step_ms, picture_ms = fit(
+        ("step", "picture"), rows_a_step, np.array(FLUX["step_ms"]), relative=True
+    ).weights
+    tokens = FLUX["image_tokens"] + FLUX["text_tokens"]
+    per_token, per_pair = 2 * FLUX["token_weights"] * FLUX["width"] ** 2, 4 * FLUX["width"]
+    per_projection = 4 * FLUX["width"] ** 2
+    flop_ms = picture_ms / FLUX["blocks"] / (tokens * per_token + tokens**2 * per_pair)
+    weights = (step_ms, 0.0, flop_ms * per_token, flop_ms * per_projection, flop_ms * per_pair)
+    return Machine(StepCosts(weights), FLUX["blocks"], "NVIDIA H800", rows)
+
+
+PUBLISHED: Final[dict[str, Callable[[], Machine]]] = {"h800-flux": h800_flux}
+
+
+class Costs(BaseModel):
+    """Step costs by hand: milliseconds a unit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    compute: tuple[float, ...] = Field(min_length=len(COMPUTE), max_length=len(COMPUTE))
+    """In the order of :data:`giornata.planning.costs.COMPUTE`; all but the first are costs of one block."""
+    load: tuple[float, ...] = Field((0.0,) * len(LOAD), min_length=len(LOAD), max_length=len(LOAD))
+    blocks: int = Field(1, ge=1)
+
+
+class Group(BaseModel):
+    """Alike workers; `machine`, `profile` or `costs` says what their steps cost."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    count: int = Field(1, ge=1, le=MOST)
+    machine: str | None = None
+    profile: str | None = None
+    costs: Costs | None = None
+    device: str | None = None
+    rows: int = Field(8, ge=1)
+    tokens: int = Field(1 << 40, ge=1)
+    step_limit_ms: float = Field(math.inf, gt=0)
+    slowness: float = Field(1.0, gt=0)
+    noise: float = Field(0.0, ge=0)
+    busy: tuple[tuple[float, float], ...] = ()
+    memory_gb: float = Field(math.inf, ge=0)
+    disk_gb: float = Field(0.0, ge=0)
+    disk_gb_per_s: float = Field(2.0, gt=0)
+    link_gb_per_s: float | None = Field(None, gt=0)
+    """From memory to the device; None: as the profile says, and neglected where there is none."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Group:
+        given = [name for name in ("machine", "profile", "costs") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"one of machine, profile and costs is needed; received {', '.join(given) or 'none'}"
+            )
+        if self.machine is not None and self.machine not in PUBLISHED:
+            raise ValueError(f"no machine is called {self.machine}; there are {', '.join(PUBLISHED)}")
+        return self
+
+    def of(self, read: Callable[[str], str]) -> Machine:
+        """One worker; `read` gives the text of a profile's file."""
+        alike = self.model_dump(include={"rows", "tokens", "step_limit_ms", "slowness", "noise", "busy"})
+        storage = Storage(self.memory_gb * 1e9, self.disk_gb * 1e9, self.disk_gb_per_s * 1e9)
+        made = replace(self._source(read), **alike, storage=storage)
+        if self.device is not None:
+            made = replace(made, device=self.device)
+        if self.link_gb_per_s is not None:
+            made = replace(made, costs=StepCosts(made.costs.compute, (0.0, 1e-6 / self.link_gb_per_s)))
+        return made
+
+    def _source(self, read: Callable[[str], str]) -> Machine:
+        if self.profile is not None:
+            profile = Profile.model_validate_json(read(self.profile))
+            return Machine(profile.costs, profile.blocks, profile.device)
+        if self.costs is not None:
+            return Machine(StepCosts(self.costs.compute, self.costs.load), self.costs.blocks)
+        return PUBLISHED[self.machine or ""]()
+
+
+class _Cluster(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    workers: tuple[Group, ...] = Field(min_length=1)
+
+
+def read(text: str, suffix: str, profile: Callable[[str], str]) -> list[Machine]:
+    """The workers of a file.
+
+    `suffix` is that of its name, `.toml` or `.json`; `profile` gives the text of a profile that the file names.
+
+    Raises:
+        ValueError: says what is wrong where.
+    """
+    try:
+        told = tomllib.loads(text) if suffix == ".toml" else json.loads(text)
+        groups = _Cluster.model_validate(told).workers
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{where or 'the file'}: {first['msg']}") from error
+    machines = [machine for group in groups for machine in [group.of(profile)] * group.count]
+    if len(machines) > MOST:
+        raise ValueError(f"received {len(machines)} workers; at most {MOST} are simulated")
+    return machines

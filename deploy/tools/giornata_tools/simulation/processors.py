@@ -1,15 +1,40 @@
-"""Processors that simulated processes share. Pure."""
+"""A virtual clock, and processors and servers that compute by it. Pure."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 from typing import Final
-
-from giornata_tools.simulation.clock import Action, Clock
 
 EPSILON_S: Final = 1e-9
 """Work below this is done."""
+Action = Callable[[float], None]
+"""Called with the time at which it runs, in seconds."""
+
+
+class Clock:
+    """Runs actions in order of time, and at equal times in the order in which they were planned; starts at 0."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._due: list[tuple[float, int, Action]] = []
+        self._numbers = count()
+
+    def at(self, time_s: float, action: Action) -> None:
+        """Plan `action`, not before now."""
+        heappush(self._due, (max(time_s, self.now), next(self._numbers), action))
+
+    def step(self) -> bool:
+        """Run the next action; False where there is none."""
+        if not self._due:
+            return False
+        self.now, _, action = heappop(self._due)
+        action(self.now)
+        return True
 
 
 @dataclass(slots=True, eq=False)
@@ -19,12 +44,7 @@ class _Task:
 
 
 class Processors:
-    """One machine's processors, which all tasks share evenly at every moment; no task has more than one.
-
-    Args:
-        clock: tells the time.
-        cores: number of processors; infinite: every task has one.
-    """
+    """One machine's processors, which all tasks share evenly at every moment; no task has more than one."""
 
     def __init__(self, clock: Clock, cores: float = math.inf) -> None:
         self._clock, self._cores = clock, cores
@@ -73,3 +93,28 @@ class Processors:
         self._plan(now)
         for task in done:
             task.then(now)
+
+
+class Servers:
+    """The servers of a stage, which compute on `host`, and one queue before them: first come, first served."""
+
+    def __init__(self, servers: int, host: Processors) -> None:
+        self._free, self._host = servers, host
+        self._waiting: deque[tuple[float, Action]] = deque()
+
+    def serve(self, seconds: float, now: float, then: Action) -> None:
+        """Run `then` when a server has done work that takes so long alone; at once where there is none."""
+        if not seconds:
+            then(now)
+        elif self._free:
+            self._free -= 1
+            self._host.compute(seconds, now, lambda ended: self._served(then, ended))
+        else:
+            self._waiting.append((seconds, then))
+
+    def _served(self, then: Action, now: float) -> None:
+        self._free += 1
+        if self._waiting:
+            seconds, following = self._waiting.popleft()
+            self.serve(seconds, now, following)
+        then(now)

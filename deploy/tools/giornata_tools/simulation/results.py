@@ -1,13 +1,20 @@
-"""What a simulated run comes to. Pure."""
+"""What simulated runs come to, and the charts of them. Pure."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
+from giornata.wire.workers import Tier
+from giornata_tools.loadgen.charts import Chart, Drawn, Points, distribution, thinned
 from giornata_tools.loadgen.outcomes import spread
 from giornata_tools.simulation.jobs import SimulatedJob
+
+LEAST_S = 1e-4
+"""A latency below it is drawn there: the axis is logarithmic."""
 
 
 @dataclass(slots=True)
@@ -17,7 +24,7 @@ class Counted:
     busy_s: float = 0.0
     steps: int = 0
     row_steps: int = 0
-    hits: dict[str, int] = field(default_factory=lambda: {"memory": 0, "disk": 0, "miss": 0})
+    hits: Counter[Tier | None] = field(default_factory=Counter)
     """Jobs that may reuse, by where their template was."""
     recorded: int = 0
 
@@ -44,15 +51,6 @@ class EndedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFigures:
-    """One worker's run."""
-
-    name: str
-    device: str
-    counted: Counted
-
-
-@dataclass(frozen=True, slots=True)
 class Moment:
     """The cluster, seen once a second."""
 
@@ -69,7 +67,7 @@ class SimulatedRun:
 
     ended: tuple[EndedJob, ...]
     """In the order of their ends."""
-    workers: tuple[WorkerFigures, ...]
+    workers: tuple[Counted, ...]
     moments: tuple[Moment, ...]
     seconds: float
     """Virtual ones, until the last job ended."""
@@ -93,7 +91,6 @@ class Summary:
     p99_s: float
     most_s: float
     waited_mean_s: float
-    """Mean time until a worker got the job."""
     throughput_per_s: float
     """Counted jobs over the seconds from the end of the warm-up to the last end."""
     slo_share: float | None
@@ -111,6 +108,12 @@ class Summary:
     misses: int
     recorded: int
 
+    @property
+    def hit_share(self) -> float:
+        """Share of jobs that may reuse whose worker had their template."""
+        found = self.hits_memory + self.hits_disk
+        return found / max(1, found + self.misses)
+
 
 def summary(run: SimulatedRun, warmup_s: float = 0.0) -> Summary:
     """Sum up the jobs that arrived after the warm-up; the figures of workers are those of the whole run.
@@ -123,13 +126,13 @@ def summary(run: SimulatedRun, warmup_s: float = 0.0) -> Summary:
     if latency is None:
         raise ValueError(f"none of {len(run.ended)} jobs arrives after the warm-up of {warmup_s:g} s")
     met = [e.latency_s <= e.job.slo_s for e in counted if e.job.slo_s is not None]
-    used = [worker.counted.busy_s / run.seconds for worker in run.workers]
-    steps = sum(worker.counted.steps for worker in run.workers)
+    used = [worker.busy_s / run.seconds for worker in run.workers]
+    steps = sum(worker.steps for worker in run.workers)
     moments = [m.waiting for m in run.moments if m.at_s >= warmup_s] or [0]
-    hits = sum((Counter(worker.counted.hits) for worker in run.workers), Counter[str]())
+    hits = sum((worker.hits for worker in run.workers), Counter[Tier | None]())
     return Summary(
         jobs=len(counted),
-        pictures=sum(ended.job.rows for ended in counted),
+        pictures=sum(ended.job.demand.rows for ended in counted),
         mean_s=latency.mean,
         p50_s=latency.p50,
         p95_s=latency.p95,
@@ -141,11 +144,75 @@ def summary(run: SimulatedRun, warmup_s: float = 0.0) -> Summary:
         utilisation=statistics.fmean(used),
         utilisation_least=min(used),
         utilisation_most=max(used),
-        rows_a_step=sum(worker.counted.row_steps for worker in run.workers) / max(1, steps),
+        rows_a_step=sum(worker.row_steps for worker in run.workers) / max(1, steps),
         queue_mean=statistics.fmean(moments),
         queue_most=max(moments),
-        hits_memory=hits["memory"],
-        hits_disk=hits["disk"],
-        misses=hits["miss"],
-        recorded=sum(worker.counted.recorded for worker in run.workers),
+        hits_memory=hits[Tier.MEMORY],
+        hits_disk=hits[Tier.DISK],
+        misses=hits[None],
+        recorded=sum(worker.recorded for worker in run.workers),
     )
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A run with what it is called."""
+
+    policy: str
+    rate: float
+    seed: int
+    run: SimulatedRun
+    summary: Summary
+    bound_p95_s: float | None
+    bound_mean_s: float | None
+    """Bounds for the same jobs; None: not asked for."""
+
+
+def charts(runs: Sequence[Simulated], warmup_s: float) -> dict[str, Chart]:
+    """Charts by file name: curves of the first seed's runs; of several rates, figures against the rate."""
+    first = [run for run in runs if run.seed == runs[0].seed]
+    several = len({run.rate for run in runs}) > 1
+    named = {f"{r.policy} {r.rate:g}/s" if several else r.policy: r.run for r in first}
+    cdfs = {name: thinned(distribution(run.latencies(warmup_s))) for name, run in named.items()}
+    queues, unfinished = (
+        {name: thinned([(m.at_s, float(count(m))) for m in run.moments]) for name, run in named.items()}
+        for count in (attrgetter("waiting"), attrgetter("unfinished"))
+    )
+    found = {
+        "latency_cdf.svg": Chart("Jobs ended within", "seconds", "share", cdfs, Drawn.LINE),
+        "queue.svg": Chart("Jobs in the router's line", "seconds", "jobs", queues, Drawn.LINE),
+        "unfinished.svg": Chart("Unfinished jobs", "seconds", "jobs", unfinished, Drawn.LINE),
+    }
+    return found | (_by_rate(runs) if several else {})
+
+
+def _by_rate(runs: Sequence[Simulated]) -> dict[str, Chart]:
+    latencies: dict[str, Points] = {}
+    for name in ("p50_s", "p95_s", "p99_s"):
+        means = _means(runs, lambda run, name=name: max(LEAST_S, getattr(run.summary, name)))  # type: ignore[misc]  # bound per turn
+        latencies |= {f"{policy} {name[:3].upper()}": points for policy, points in means.items()}
+    known = [run for run in runs if run.bound_p95_s is not None]
+    if known:
+        rates = sorted({run.rate for run in known})
+        latencies["bound of P95"] = [
+            (rate, max(LEAST_S, *(r.bound_p95_s or 0.0 for r in known if r.rate == rate))) for rate in rates
+        ]
+    shares = _means(runs, lambda run: run.summary.utilisation)
+    hits = _means(runs, lambda run: run.summary.hit_share)
+    rate = "jobs a second"
+    return {
+        "latency_by_rate.svg": Chart("Latency against rate", rate, "seconds", latencies, logarithmic=True),
+        "utilisation_by_rate.svg": Chart("Share of time in which workers compute", rate, "share", shares),
+        "hits_by_rate.svg": Chart("Jobs that found their template", rate, "share", hits),
+    }
+
+
+def _means(runs: Sequence[Simulated], value: Callable[[Simulated], float]) -> dict[str, Points]:
+    """The mean of `value` over seeds against the rate, for each policy."""
+    return {
+        policy: [
+            (rate, statistics.fmean(value(run) for run in runs if (run.policy, run.rate) == (policy, rate)))
+            for rate in sorted({run.rate for run in runs if run.policy == policy})
+        ]
+        for policy in dict.fromkeys(run.policy for run in runs)
+    }

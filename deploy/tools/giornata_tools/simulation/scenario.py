@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
-from giornata.scheduling.policies import Policy
+from giornata.scheduling.scheduler import Scheduler
 from giornata_tools.loadgen.distributions import arrival_times
 from giornata_tools.loadgen.outcomes import percentile
 from giornata_tools.loadgen.trace import TraceLine, complete
@@ -17,9 +17,7 @@ from giornata_tools.simulation.jobs import PictureSetting, SimulatedJob, jobs_of
 from giornata_tools.simulation.machines import Machine
 from giornata_tools.simulation.results import SimulatedRun, Summary, summary
 from giornata_tools.simulation.simulator import RunOptions, Simulation, Stages
-from giornata_tools.simulation.tiers import TemplateSetting
-
-Progress = Callable[[int], None]
+from giornata_tools.simulation.worker import TemplateSetting
 
 
 @dataclass(frozen=True)
@@ -75,18 +73,18 @@ class Scenario:
         self,
         jobs: Sequence[SimulatedJob],
         options: RunOptions,
-        progress: Progress | None = None,
+        progress: Callable[[int], None] | None = None,
         *,
-        policy: Policy | None = None,
+        scheduler: Scheduler | None = None,
     ) -> SimulatedRun:
-        """One simulation; `policy` instead of the one that `options` name, to try one out."""
+        """One simulation; `scheduler` instead of the one that `options` name, to try one out."""
         made = Simulation(
             self.machines,
             jobs,
             options,
             templates=self.templates,
             stages=self.stages,
-            scheduler=options.scheduler(policy),
+            scheduler=scheduler,
             cores=self.cores,
         )
         return made.run(progress)
@@ -97,8 +95,7 @@ class Scenario:
 
     def bound(self, jobs: Sequence[SimulatedJob]) -> Bound:
         """How good any schedule of `jobs` could be."""
-        stages = self.stages
-        return Bound(jobs, self.machines, encode_ms=stages.encode_ms, finish_ms=stages.finish_ms)
+        return Bound(jobs, self.machines, self.stages.encode_ms / 1e3, self.stages.finish_ms / 1e3)
 
     def with_workers(self, count: int) -> Scenario:
         """The same with so many workers: those there are, in turns."""
@@ -107,10 +104,10 @@ class Scenario:
         return replace(self, machines=machines, stages=replace(self.stages, servers=servers))
 
 
-def popular(weights: Mapping[int, float], most: int = 1 << 16) -> tuple[str, ...]:
-    """Names of templates, the most popular first."""
+def popular(weights: Mapping[int, float]) -> tuple[str, ...]:
+    """Names of templates, the most popular first, as far as workers may have room for them."""
     ordered = sorted(weights, key=lambda number: (-weights[number], number))
-    return tuple(template_name(number) for number in islice(ordered, most))
+    return tuple(map(template_name, ordered[: 1 << 16]))
 
 
 @dataclass(frozen=True)
@@ -137,16 +134,8 @@ def fewest_workers(
     """The fewest workers with which a percentile of latencies is at most `slo_s`, with every seed.
 
     By bisection: more workers are taken to be no worse, which chance may belie where a percentile lies on the limit.
-
-    Args:
-        scenario: whose workers are taken in turns.
-        rate: jobs a second.
-        options: of every run but its seed.
-        slo_s: seconds.
-        percent: of jobs that are to end in that time.
-        seeds: each is a run.
-        most: workers that are tried.
-        tell: hears of each number that was tried, and its percentile.
+    Workers of the scenario are taken in turns, at most `most` of them. Each seed is a run. `tell` hears of each number
+    that was tried, and its percentile.
     """
     arrivals = {seed: scenario.jobs(rate, seed) for seed in seeds}
     tried: dict[int, float] = {}
@@ -168,11 +157,6 @@ def fewest_workers(
         if high == most:
             return FewestWorkers(None, tried)
         high = min(most, 2 * high)
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        if seconds(middle) > slo_s:
-            low = middle
-        else:
-            high = middle
-    return FewestWorkers(high, tried)
+    untried = range(high // 2 + 1, high)
+    fewer = bisect_left(untried, x=True, key=lambda count: seconds(count) <= slo_s)
+    return FewestWorkers(high // 2 + 1 + fewer, tried)

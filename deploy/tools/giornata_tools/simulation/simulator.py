@@ -6,26 +6,22 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from giornata.families import Family
-from giornata.scheduling.decision import Scheduler
-from giornata.scheduling.in_turn import LOOKED_AT, InTurn
 from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, Policy, PolicyName
+from giornata.scheduling.scheduler import LOOKED_AT, Decision, InTurn, Placed, Scheduler
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_tools.simulation.binding import AtArrival
-from giornata_tools.simulation.clock import Action, Clock
 from giornata_tools.simulation.jobs import DIGEST, MODEL, Piece, SimulatedJob
 from giornata_tools.simulation.machines import Machine
-from giornata_tools.simulation.processors import Processors
-from giornata_tools.simulation.results import EndedJob, Moment, SimulatedRun, WorkerFigures
-from giornata_tools.simulation.servers import Servers
-from giornata_tools.simulation.tiers import TemplateSetting
-from giornata_tools.simulation.worker import SimWorker
+from giornata_tools.simulation.processors import Clock, Processors, Servers
+from giornata_tools.simulation.results import EndedJob, Moment, SimulatedRun
+from giornata_tools.simulation.worker import SimWorker, TemplateSetting
 
 CARD: Final = ModelCard(
     name=MODEL,
@@ -55,11 +51,31 @@ class Binding(StrEnum):
 
 
 @dataclass(frozen=True)
+class AtArrival:
+    """Gives every job whole to the worker that the policy chooses, however full it is, as in FlashPS."""
+
+    policy: Policy
+    looked_at: int
+
+    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+        """See :class:`giornata.scheduling.scheduler.Scheduler`."""
+        placed = []
+        with placement.trial() as count:
+            for entry in line.order(now):
+                asked = entry.asked(now)
+                known = placement.candidates(asked, self.looked_at)
+                chosen = self.policy([c._replace(capacity_rows=1 << 30) for c in known], asked)
+                if chosen is not None:
+                    count(entry.job_id, chosen.instance, asked)
+                    placed.append(Placed(entry.key, chosen.instance, entry.rows))
+        return Decision(tuple(placed))
+
+
+@dataclass(frozen=True)
 class Stages:
     """Times beside denoising."""
 
     encode_ms: float = 0.0
-    """Encoding of a job."""
     finish_ms: float = 0.0
     """Decoding and pasting of a picture; a server does one after the other."""
     servers: int = 8
@@ -80,18 +96,17 @@ class RunOptions:
     """Whether rows of one job may go to several workers where jobs are bound late."""
     telemetry_hz: float = 4.0
     looked_at: int = LOOKED_AT
-    """How many of many workers the policy is asked about."""
     by_deadline: bool = False
     """Whether jobs with an SLO come in the line by their deadlines."""
     seed: int = 0
     """Seed of noise."""
 
-    def scheduler(self, policy: Policy | None = None) -> Scheduler:
-        """The scheduler that these options name; `policy` instead of theirs, to try one out."""
-        chosen = policy or POLICIES[self.policy]
+    def scheduler(self) -> Scheduler:
+        """The scheduler that these options name."""
+        policy = POLICIES[self.policy]
         if self.binding is Binding.ARRIVAL:
-            return AtArrival(chosen, self.looked_at)
-        return InTurn(chosen, self.looked_at, self.spreads)
+            return AtArrival(policy, self.looked_at)
+        return InTurn(policy, self.looked_at, self.spreads)
 
 
 @dataclass(slots=True)
@@ -100,8 +115,7 @@ class _CarriedHere:
     left: int
     """Rows that are not denoised."""
     attempts: int = 0
-    """Made so far."""
-    assigned_s: float | None = None
+    assigned_s: float = math.inf
     """The first of its rows."""
     denoised_s: float = 0.0
     unfinished: int = 0
@@ -109,24 +123,10 @@ class _CarriedHere:
     workers: dict[str, None] = field(default_factory=dict)
 
 
-@dataclass
-class _Counts:
-    arrived: int = 0
-    ended: int = 0
-    moments: list[Moment] = field(default_factory=list)
-
-
 class Simulation:
     """Make it, then :meth:`run` once.
 
-    Args:
-        machines: one for each worker.
-        jobs: in the order of their arrival.
-        options: how they are scheduled.
-        templates: that workers keep.
-        stages: beside denoising.
-        scheduler: instead of the one that `options` name, to try one out.
-        cores: processors that workers and stages share, a thread each; infinite: each has one.
+    `scheduler` serves instead of the one that `options` name. Workers and stages, a thread each, share `cores`.
     """
 
     def __init__(
@@ -160,60 +160,48 @@ class Simulation:
             for number, machine in enumerate(machines)
             for name in [f"w{number:04d}"]
         }
-        self._carried = {job.job_id: _CarriedHere(job, job.rows) for job in jobs}
-        self._counts = _Counts()
+        self._carried = {job.job_id: _CarriedHere(job, job.demand.rows) for job in jobs}
+        self._arrived = 0
         self._ended: list[EndedJob] = []
+        self._moments: list[Moment] = []
 
     def run(self, progress: Callable[[int], None] | None = None) -> SimulatedRun:
         """Until every job has ended; `progress` is told how many have."""
         self._start()
         told = 0
-        while self._counts.ended < len(self._jobs):
+        while len(self._ended) < len(self._jobs):
             if not self._clock.step():
-                raise RuntimeError(f"{len(self._jobs) - self._counts.ended} jobs wait for nothing")
-            if progress is not None and self._counts.ended >= told + 100:
-                told = self._counts.ended
+                raise RuntimeError(f"{len(self._jobs) - len(self._ended)} jobs wait for nothing")
+            if progress is not None and len(self._ended) >= told + 100:
+                told = len(self._ended)
                 progress(told)
-        figures = [
-            WorkerFigures(name, worker.machine.device, worker.counted)
-            for name, worker in self._workers.items()
-        ]
-        return SimulatedRun(tuple(self._ended), tuple(figures), tuple(self._counts.moments), self._clock.now)
+        counted = tuple(worker.counted for worker in self._workers.values())
+        return SimulatedRun(tuple(self._ended), counted, tuple(self._moments), self._clock.now)
 
     def _start(self) -> None:
         period = 1 / self._options.telemetry_hz
         for number, worker in enumerate(self._workers.values()):
             self._hear(worker, 0.0)
-            self._clock.at(period * (number + 1) / len(self._workers), self._ticking(worker, period))
-        for job in self._jobs[:1]:
-            self._clock.at(job.at_s, lambda now: self._arrive(0, now))
+            self._clock.at(period * (number + 1) / len(self._workers), partial(self._tick, worker, period))
+        for job in self._jobs:
+            self._clock.at(job.at_s, partial(self._arrive, job))
         self._clock.at(0.0, self._look)
 
-    def _arrive(self, number: int, now: float) -> None:
-        """A job arrives; plan the arrival of the next one."""
-        job = self._jobs[number]
-        self._counts.arrived += 1
-        if number + 1 < len(self._jobs):
-            self._clock.at(self._jobs[number + 1].at_s, lambda then: self._arrive(number + 1, then))
-        self._relay.serve(self._stages.relay_ms / 2e3, now, lambda then: self._encode(job, then))
+    def _arrive(self, job: SimulatedJob, now: float) -> None:
+        self._arrived += 1
+        self._relay.serve(self._stages.relay_ms / 2e3, now, partial(self._encode, job))
 
     def _encode(self, job: SimulatedJob, now: float) -> None:
-        hops_s, rows = self._stages.hops_ms / 1e3, tuple(range(job.rows))
-
-        def encoded(then: float) -> None:
-            if hops_s:
-                self._clock.at(then + hops_s, lambda hopped: self._join(Piece(job, 0, rows), hopped))
-            else:
-                self._join(Piece(job, 0, rows), then)
-
-        self._encoders.serve(self._stages.encode_ms / 1e3, now, encoded)
+        joins = partial(self._join, Piece(job, 0, tuple(range(job.demand.rows))))
+        hops_s = self._stages.hops_ms / 1e3
+        self._encoders.serve(
+            self._stages.encode_ms / 1e3, now, lambda then: self._clock.at(then + hops_s, joins)
+        )
 
     def _join(self, piece: Piece, now: float) -> None:
-        """Let rows wait in the line."""
-        job, demand = piece.job, piece.demand
-        claim = Claim(job.priority, job.tenant)
+        job, demand, claim = piece.job, piece.demand, Claim()
         if job.slo_s is not None:
-            finish_by_s = job.at_s + job.slo_s - job.rows * self._stages.finish_ms / 1e3
+            finish_by_s = job.at_s + job.slo_s - job.demand.rows * self._stages.finish_ms / 1e3
             takes_s = self._placement.least_ms(demand.piece()) / 1e3 if self._options.by_deadline else 0.0
             claim = replace(claim, finish_by_s=finish_by_s, takes_s=takes_s)
         self._line.join(job.job_id, demand, claim, now, rows=piece.rows)
@@ -224,7 +212,7 @@ class Simulation:
         decision = self._scheduler.decide(self._line, self._placement, now)
         for key, name, rows, passes in decision.placements:
             carried = self._carried[key[0]]
-            carried.assigned_s = now if carried.assigned_s is None else carried.assigned_s
+            carried.assigned_s = min(carried.assigned_s, now)
             carried.workers[name] = None
             carried.attempts += 1
             demand = self._line.serve(key, rows, now, passes)
@@ -241,8 +229,7 @@ class Simulation:
         name = self._placement.worker(attempt)
         if name is not None:
             self._placement.release(*attempt)
-            piece = self._workers[name].drop(attempt, now)
-            self._clock.at(now, lambda then: self._join(piece, then))
+            self._clock.at(now, partial(self._join, self._workers[name].drop(attempt, now)))
 
     def _denoised(self, piece: Piece, now: float) -> None:
         carried = self._carried[piece.job.job_id]
@@ -251,33 +238,24 @@ class Simulation:
         self._decide(now)
         if carried.left:
             return
-        carried.denoised_s, carried.unfinished = now, carried.job.rows
-        for _ in range(carried.job.rows):
-            self._finishers.serve(
-                self._stages.finish_ms / 1e3, now, lambda then: self._finished(carried, then)
-            )
+        carried.denoised_s, carried.unfinished = now, carried.job.demand.rows
+        for _ in range(carried.job.demand.rows):
+            self._finishers.serve(self._stages.finish_ms / 1e3, now, partial(self._finished, carried))
 
     def _finished(self, carried: _CarriedHere, now: float) -> None:
-        """A picture of the job is finished."""
         carried.unfinished -= 1
         if not carried.unfinished:
-            self._relay.serve(self._stages.relay_ms / 2e3, now, lambda then: self._end(carried, then))
+            self._relay.serve(self._stages.relay_ms / 2e3, now, partial(self._end, carried))
 
     def _end(self, carried: _CarriedHere, now: float) -> None:
-        self._counts.ended += 1
-        job = carried.job
-        assigned_s = carried.assigned_s or 0.0
-        self._ended.append(EndedJob(job, assigned_s, carried.denoised_s, now, "+".join(carried.workers)))
+        times = carried.assigned_s, carried.denoised_s, now
+        self._ended.append(EndedJob(carried.job, *times, "+".join(carried.workers)))
 
-    def _ticking(self, worker: SimWorker, period: float) -> Action:
-        """An action that hears `worker` once and plans itself again."""
-
-        def tick(now: float) -> None:
-            self._clock.at(now + period, tick)
-            if self._hear(worker, now):
-                self._decide(now)
-
-        return tick
+    def _tick(self, worker: SimWorker, period: float, now: float) -> None:
+        """Hear `worker`, and again a period later."""
+        self._clock.at(now + period, partial(self._tick, worker, period))
+        if self._hear(worker, now):
+            self._decide(now)
 
     def _hear(self, worker: SimWorker, now: float) -> bool:
         state = worker.state(now)
@@ -288,6 +266,5 @@ class Simulation:
 
     def _look(self, now: float) -> None:
         """Note the state of the cluster, once a second."""
-        unfinished = self._counts.arrived - self._counts.ended
-        self._counts.moments.append(Moment(now, len(self._line), unfinished))
+        self._moments.append(Moment(now, len(self._line), self._arrived - len(self._ended)))
         self._clock.at(now + 1.0, self._look)

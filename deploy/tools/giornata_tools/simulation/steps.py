@@ -1,35 +1,36 @@
-"""Rows at a simulated worker, and how long a step of several takes. Pure."""
+"""Rows at a simulated worker, how long a step of several takes, and what telemetry tells of equal steps. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from giornata.planning.batch import BatchRow, plan_batch
 from giornata.planning.blocks import Link
-from giornata.planning.costs import SLABS, Loads, Shape, row_blocks
+from giornata.planning.costs import SLABS, Loads, Shape, Work, row_blocks
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import Pace, RowShape
 from giornata.wire.values import Mode
-from giornata.wire.workers import RowProgress
+from giornata.wire.workers import RowProgress, StepSample
 
 GRAIN = 32
 """Plans are made of rows whose computed tokens are rounded to so many parts of their picture's, and kept."""
+EPSILON_S = 1e-9
+"""A step that ends within this after an arrival counts as ended before it."""
 
 
 @dataclass(slots=True, eq=False)
 class SimRow:
-    """A row as the worker has it; `left` and `begun` change from step to step."""
+    """A row as the worker has it; `left`, its steps to compute, and `begun` change from step to step."""
 
     key: RowKey
     shape: RowShape
     reuses: bool
     step_ms: float
-    """Time that it adds to a step."""
     first_ms: float
     """Time that it adds to its first step beyond that."""
     left: int
-    """Steps to compute."""
     told: RowProgress
     """Its telemetry before its first step."""
     template: str | None = None
@@ -60,8 +61,7 @@ def row_of(
 ) -> SimRow:
     """Make a row; `template` None: it takes from no template."""
     load = shape.load(pace, reuses=template is not None)
-    full_ms = pace.row_ms(Shape(shape.text, shape.image, shape.image), shape.sequences, Mode.FULL)
-    reuses = template is not None and load.step_ms < full_ms
+    reuses = template is not None and load.step_ms < pace.row_ms(shape, Mode.FULL)
     told = RowProgress(
         job_id=key.job_id,
         attempt=key.attempt,
@@ -79,9 +79,7 @@ def row_of(
 class StepTimes:
     """How long steps take on one machine; plans are kept.
 
-    Args:
-        pace: of the machine.
-        kv_bytes: keys and values that a row takes a step, over all blocks; 0 where loads are neglected.
+    `kv_bytes` are the keys and values that a row takes a step, over all blocks; 0 where loads are neglected.
     """
 
     def __init__(self, pace: Pace, kv_bytes: float) -> None:
@@ -137,3 +135,45 @@ class StepTimes:
             least_ms += sum(block.kv_ms for block in made)
         link = Link(pace.costs.load_ms(kv_bytes / SLABS))
         return plan_batch(reusing, link, base_ms).timeline.finish_ms / least_ms
+
+
+@dataclass(slots=True)
+class Segment:
+    """Equal steps that are being computed."""
+
+    rows: tuple[SimRow, ...]
+    began_s: float
+    step_s: float
+    steps: int
+    number: int
+    excess_ms: float = 0.0
+    """Time by which loads lengthen each of them."""
+
+    def made(self, now: float) -> int:
+        """Steps that have ended."""
+        return min(self.steps, math.floor((now - self.began_s + EPSILON_S) / self.step_s))
+
+
+def progress(row: SimRow, made: int) -> RowProgress:
+    """The row as telemetry tells it, `made` steps into its segment."""
+    step = row.shape.steps - row.left + made
+    return row.told.model_copy(update={"step": step, "begun": row.begun or made > 0 or not row.first_ms})
+
+
+def sample(segment: Segment) -> StepSample:
+    """A step of the segment as telemetry tells it."""
+    work = sum((row.shape.work(row.mode) * row.shape.sequences for row in segment.rows), Work())
+    text = sum(row.shape.text * row.shape.sequences for row in segment.rows)
+    return StepSample.model_construct(
+        rows=len(segment.rows),
+        sequences=round(work.sequences),
+        image_tokens=round(work.tokens) - text,
+        text_tokens=text,
+        projected_tokens=round(work.projected),
+        attention_pairs=round(work.pairs),
+        assemble_ms=0.0,
+        step_ms=segment.step_s * 1e3,
+        reusing_ms=sum(row.step_ms for row in segment.rows if row.mode is not Mode.FULL),
+        excess_ms=segment.excess_ms,
+        waited_ms=segment.excess_ms,
+    )

@@ -8,29 +8,79 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from itertools import count
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Final
 
 from giornata.scheduling.batch import Batch, Capacity, RowKey
 from giornata.scheduling.demand import RowShape
 from giornata.scheduling.occupancy import Attempt
-from giornata.scheduling.recording import RecordingRule
+from giornata.scheduling.repeats import RecordingRule
 from giornata.wire.workers import LoadSample, StepSample, Tier, WorkerState
-from giornata_tools.simulation.clock import Clock
 from giornata_tools.simulation.jobs import Piece
 from giornata_tools.simulation.machines import Machine
-from giornata_tools.simulation.processors import Processors
+from giornata_tools.simulation.processors import Clock, Processors
 from giornata_tools.simulation.results import Counted
-from giornata_tools.simulation.segments import EPSILON_S, Segment, progress, sample
-from giornata_tools.simulation.steps import SimRow, StepTimes, row_of
-from giornata_tools.simulation.tiers import TemplateSetting, Tiers
+from giornata_tools.simulation.steps import EPSILON_S, Segment, SimRow, StepTimes, progress, row_of, sample
 
-SAMPLES = 16
+SAMPLES: Final = 16
 """Most samples of steps in one telemetry message."""
+LEVELS: Final = 6
+"""Steps of a run that records a template."""
+TOLD: Final = 256
+"""Templates of a tier that telemetry tells, as :class:`giornata.wire.workers.WorkerState` says."""
 
 
-Done = Callable[[Piece, float], None]
+@dataclass(frozen=True)
+class TemplateSetting:
+    """How all workers keep templates."""
+
+    size_bytes: float = 0.0
+    kv_bytes: float = 0.0
+    """Keys and values that a row takes from memory a step; 0: loads are neglected."""
+    registered: frozenset[str] = frozenset()
+    """Templates that are recorded at their first edit on a worker; others at their second."""
+    preloaded: tuple[str, ...] = ()
+    """Templates in memory of every worker from the start, the most popular first, as far as there is room."""
+
+
+class Tiers:
+    """All templates are of one size, so that so many fit into `memory`, and so many on `disk`."""
+
+    def __init__(self, memory: int, disk: int) -> None:
+        self._most = {Tier.MEMORY: memory, Tier.DISK: disk}
+        self._here: dict[Tier, OrderedDict[str, None]] = {tier: OrderedDict() for tier in Tier}
+
+    def find(self, template: str) -> Tier | None:
+        """The fastest tier that has `template`, which counts as used."""
+        found = None
+        for tier in (Tier.DISK, Tier.MEMORY):
+            if template in self._here[tier]:
+                self._here[tier].move_to_end(template)
+                found = tier
+        return found
+
+    def put(self, template: str) -> None:
+        """Keep a recorded template, in memory and on disk."""
+        self._put(Tier.DISK, template)
+        self.fetched(template)
+
+    def fetched(self, template: str) -> None:
+        """Keep a template in memory that was read from disk."""
+        self._put(Tier.MEMORY, template)
+
+    def resident(self) -> dict[Tier, tuple[str, ...]]:
+        """Templates by tier, lately used first, as telemetry tells them."""
+        return {tier: tuple(islice(reversed(here), TOLD)) for tier, here in self._here.items()}
+
+    def _put(self, tier: Tier, template: str) -> None:
+        here = self._here[tier]
+        here[template] = None
+        here.move_to_end(template)
+        while len(here) > self._most[tier]:
+            here.popitem(last=False)
 
 
 class SimWorker:
@@ -43,14 +93,14 @@ class SimWorker:
         templates: TemplateSetting,
         *,
         clock: Clock,
-        done: Done,
+        done: Callable[[Piece, float], None],
         seed: int,
-        host: Processors | None = None,
+        host: Processors,
     ) -> None:
         self.name, self.machine = name, machine
         self.counted = Counted()
         self._templates, self._clock, self._done = templates, clock, done
-        self._host = host or Processors(clock)
+        self._host = host
         self._pace = machine.pace
         self._times = StepTimes(self._pace, templates.kv_bytes)
         capacity = Capacity(machine.rows, machine.tokens)
@@ -65,9 +115,9 @@ class SimWorker:
         for template in reversed(templates.preloaded[:memory]):
             self._tiers.fetched(template)
         self._runs: set[str] = set()
-        self._pieces: dict[tuple[str, int], Piece] = {}
-        self._unfinished: dict[tuple[str, int], int] = {}
-        self._fetching: dict[tuple[str, int], Piece] = {}
+        self._unfinished: dict[Attempt, tuple[Piece, int]] = {}
+        """With how many of its rows are not computed."""
+        self._fetching: dict[Attempt, Piece] = {}
         self._segment: Segment | None = None
         self._numbers = count()
         self._samples: deque[StepSample] = deque(maxlen=SAMPLES)
@@ -81,19 +131,17 @@ class SimWorker:
     def take(self, piece: Piece, now: float) -> None:
         """Take assigned rows: look for their template; they join as soon as they can."""
         self._changed = True
-        self._pieces[piece.key], self._unfinished[piece.key] = piece, len(piece.rows)
+        self._unfinished[piece.key] = piece, len(piece.rows)
         template = piece.job.demand.template
         if template is None:
             self._submit(piece, None, now)
             return
         tier = self._tiers.find(template)
-        self.counted.hits["miss" if tier is None else tier.value] += 1
+        self.counted.hits[tier] += 1
         if tier is Tier.DISK:
-            size, speed = self._templates.size_bytes, self.machine.storage.disk_bytes_per_s
+            took_s = self._templates.size_bytes / self.machine.storage.disk_bytes_per_s
             self._fetching[piece.key] = piece
-            self._clock.at(
-                now + size / speed, lambda then: self._fetched(piece, template, size / speed * 1e3, then)
-            )
+            self._clock.at(now + took_s, lambda then: self._fetched(piece, template, took_s * 1e3, then))
             return
         if tier is None and self._admission.see(template, registered=template in self._templates.registered):
             self._record(template, piece.job.demand.shapes[0])
@@ -102,25 +150,19 @@ class SimWorker:
     def drop(self, key: Attempt, now: float) -> Piece:
         """Give up rows that were assigned; their worker goes on without them after the present step."""
         self._changed = True
-        del self._unfinished[key]
         self._fetching.pop(key, None)
         self.batch.cancel(*key)
         if self._segment is not None:
             self._cut(self._segment, now)
-        return self._pieces.pop(key)
+        return self._unfinished.pop(key)[0]
 
     def state(self, now: float) -> WorkerState | None:
         """Telemetry; None where nothing has changed since the last message."""
-        if not (self._changed or self._pieces or self._segment):
+        if not (self._changed or self._unfinished or self._segment):
             return None
         self._changed = False
-        segment, made = self._segment, 0
-        if segment is not None:
-            made = segment.made(now)
-            advancing = {id(row) for row in segment.rows}
-        else:
-            advancing = set()
-        running = tuple(progress(row, made if id(row) in advancing else 0) for row in self.batch.running)
+        made = self._segment.made(now) if self._segment is not None else 0
+        running = tuple(progress(row, made) for row in self.batch.running)
         waiting = tuple(progress(row, 0) for row in self.batch.waiting)
         fetching = tuple(
             progress(row, 0)
@@ -155,7 +197,7 @@ class SimWorker:
         if template in self._runs:
             return
         self._runs.add(template)
-        whole = RowShape(shape.text, shape.image, shape.image, self._templates.levels, begun=True)
+        whole = RowShape(shape.text, shape.image, shape.image, LEVELS, begun=True)
         key = RowKey(template, 0, next(self._numbers))
         self.batch.submit([row_of(key, whole, self._pace, template=None, background=True)])
 
@@ -177,7 +219,6 @@ class SimWorker:
             self._plan_end(segment)
 
     def _begin(self, now: float) -> None:
-        """Begin the next steps."""
         paused = next((until for since, until in self.machine.busy if since <= now < until), None)
         if paused is not None:
             if not self._pausing:
@@ -224,12 +265,10 @@ class SimWorker:
         self.counted.row_steps += segment.steps * len(segment.rows)
         if self.machine.noise or self.machine.slowness != 1.0 or self._templates.kv_bytes:
             self._samples.extend([sample(segment)] * min(segment.steps, SAMPLES))
-        left = []
         for row in segment.rows:
             row.left -= segment.steps
             row.begun = True
-            if row.left <= 0:
-                left.append(row)
+        left = [row for row in segment.rows if row.left <= 0]
         self.batch.settle((), [row.key for row in left])
         ended = [piece for row in left if (piece := self._left(row)) is not None]
         self._begin(now)
@@ -246,8 +285,8 @@ class SimWorker:
         key = row.key.job_id, row.key.attempt
         if key not in self._unfinished:  # dropped while its step was computed
             return None
-        self._unfinished[key] -= 1
-        if self._unfinished[key]:
-            return None
-        del self._unfinished[key]
-        return self._pieces.pop(key)
+        piece, rows = self._unfinished.pop(key)
+        if rows == 1:
+            return piece
+        self._unfinished[key] = piece, rows - 1
+        return None

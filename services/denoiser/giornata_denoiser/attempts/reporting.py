@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
-from giornata.planning.costing import CostModel
-from giornata.planning.profile import Profile
+from giornata.planning.costing import CostModel, Profile
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
 from giornata.wire.workers import LoadSample, RowProgress, StepSample, TemplateCounters, Tier, WorkerState

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from giornata.planning.costing import BatchCap
 from giornata.planning.costs import Shape, StepCosts, step_work, worth_reusing
-from giornata.planning.profile import BatchCap
 from giornata.planning.specs import recording_bytes
 from giornata.wire.values import Mode
 from giornata_denoiser.engine.served import preferred

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from giornata.config import load
-from giornata.planning.profile import Profile
+from giornata.planning.costing import Profile
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig

@@ -11,9 +11,8 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from giornata.planning.costing import Array, Fit, Profile, fit, graded
 from giornata.planning.costs import COMPUTE
-from giornata.planning.profile import Profile
-from giornata.planning.regression import Array, Fit, fit, graded
 from giornata.planning.specs import BlockSpec, mean_operations
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device

@@ -12,9 +12,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from giornata.planning.costing import Array, BatchCap, Fit, fit, graded
 from giornata.planning.costs import COMPUTE, LOAD
-from giornata.planning.profile import BatchCap
-from giornata.planning.regression import Array, Fit, fit, graded
 
 ENOUGH: Final = 0.95
 """A batch cap reaches this share of the best throughput."""

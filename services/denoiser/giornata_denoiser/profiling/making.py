@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from giornata.planning.profile import BatchCap, Profile
-from giornata.planning.regression import Fit
+from giornata.planning.costing import BatchCap, Fit, Profile
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.profiling import fitting

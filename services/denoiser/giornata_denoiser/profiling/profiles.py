@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from pydantic import ValidationError
 
-from giornata.planning.profile import Profile
+from giornata.planning.costing import Profile
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from giornata.planning.costing import Fit, Profile
 from giornata.planning.costs import COMPUTE, LOAD
-from giornata.planning.profile import Profile
-from giornata.planning.regression import Fit
 from giornata_denoiser.profiling import fitting
 from giornata_denoiser.profiling.making import Measurements
 from giornata_denoiser.profiling.mixtures import Mixture

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from giornata.planning.keeping import LEAST_LEVELS, Keeping, within
-from giornata.planning.specs import PARTS
+from giornata.planning.specs import LEAST_LEVELS, PARTS, Keeping, within
 from giornata.wire.jobs import Inspection
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import digest_of, picture_id

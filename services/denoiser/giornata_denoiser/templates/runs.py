@@ -12,7 +12,7 @@ import structlog
 from giornata import tensors
 from giornata.blobs import BlobStore
 from giornata.scheduling.batch import RowKey
-from giornata.scheduling.recording import RecordingRule
+from giornata.scheduling.repeats import RecordingRule
 from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailable, TemplateNotFound
 from giornata.wire.messages import RecordRequest, RemoveTemplate
 from giornata.wire.templates import TemplateInputs, picture_id

@@ -6,12 +6,12 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from giornata.scheduling.backlog import Computed, computed
 from giornata.scheduling.demand import Demand
-from giornata.scheduling.forecast import Computed, computed, size
-from giornata.scheduling.in_turn import ROW
+from giornata.scheduling.estimates import StageEstimates
 from giornata.scheduling.line import Line, QueuedRows
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.stage_estimates import StageEstimates
+from giornata.scheduling.scheduler import ROW
 from giornata.wire.errors import QueueTooLong
 from giornata.wire.jobs import Job, Priority
 from giornata.wire.messages import Forecast
@@ -127,8 +127,8 @@ class Forecasting:
 
     def _computed(self, demand: Demand, ahead: Iterable[QueuedRows], jobs: int = 0) -> Computed | None:
         """When `demand` is computed behind others and so many jobs like it, each piece by any worker."""
-        piece, whole = size(demand.piece()), size(demand)
-        amount = sum(size(entry.demand) for entry in ahead) + jobs * whole
+        piece, whole = demand.piece().size, demand.size
+        amount = sum(entry.demand.size for entry in ahead) + jobs * whole
         return computed(self._placement.prospects(demand.piece()), amount / piece, whole / piece)
 
     def _expected(self, job: Job) -> Demand | None:

@@ -14,9 +14,8 @@ import torch
 
 from giornata.packed.region import region
 from giornata.planning.batch import PlannerName
-from giornata.planning.costing import CostModel
+from giornata.planning.costing import BatchCap, CostModel
 from giornata.planning.costs import Work
-from giornata.planning.profile import BatchCap
 from giornata.scheduling.batch import Joining
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.engine import Engine

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
+from giornata.planning.costing import BatchCap
 from giornata.planning.costs import StepCosts
-from giornata.planning.profile import BatchCap
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.weighing import Budget, fits, row_bytes, share, slab_bytes, step_bytes
 from giornata_denoiser.families.protocol import ModelFamily

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from giornata.planning.profile import Profile
-from giornata.planning.regression import Fit
+from giornata.planning.costing import Fit, Profile
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoints.checkpoint import Checkpoint
 from giornata_denoiser.families.preview_map import PreviewMap

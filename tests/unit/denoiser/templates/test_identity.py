@@ -10,11 +10,10 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from giornata.planning.specs import BlockKind, BlockSpec
-from giornata.scheduling.recording import RecordingRule
+from giornata.planning.specs import BlockSpec
+from giornata.scheduling.repeats import RecordingRule
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import picture_id
-from giornata.wire.values import Mode
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.flux.schedule import FlowMatching
 from giornata_denoiser.rows.stored import store
@@ -24,11 +23,9 @@ from giornata_denoiser.templates.identity import ANYWHERE, SAME, Wanted, wanted
 from tests.contract.messages import CARD, INSPECTION
 
 SPEC = BlockSpec(
-    kind=BlockKind.ATTENTION,
     grain=1,
     heads=4,
     parts=dict.fromkeys(("key", "value", "hidden"), 192),
-    modes=frozenset(Mode),
     cell=12.0 * 192**2,
     outside=2.0 * 192**2,
     pair=2.0 * 192,

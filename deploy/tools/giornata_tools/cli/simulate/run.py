@@ -18,8 +18,7 @@ from rich.table import Table
 from giornata.scheduling.policies import PolicyName
 from giornata_tools.bars import counting
 from giornata_tools.cli.simulate.setting import scenario_of
-from giornata_tools.simulation.plots import Simulated, charts
-from giornata_tools.simulation.results import Summary
+from giornata_tools.simulation.results import Simulated, Summary, charts
 from giornata_tools.simulation.scenario import Scenario, fewest_workers
 from giornata_tools.simulation.simulator import Binding, RunOptions
 
@@ -198,7 +197,7 @@ def _jobs(run: Simulated) -> Iterator[dict[str, object]]:
             "denoised_s": round(ended.denoised_s, 4),
             "ended_s": round(ended.ended_s, 4),
             "worker": ended.worker,
-            "pictures": ended.job.rows,
+            "pictures": ended.job.demand.rows,
             "steps": shape.steps,
             "computed_tokens": shape.computed,
             "template": ended.job.demand.template,

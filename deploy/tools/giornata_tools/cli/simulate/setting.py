@@ -11,12 +11,12 @@ from typing import Any
 from giornata_tools.cli.workload import read_trace
 from giornata_tools.loadgen.distributions import zipf
 from giornata_tools.loadgen.workload import MaskShape, Workload
-from giornata_tools.simulation import cluster
+from giornata_tools.simulation import machines
 from giornata_tools.simulation.jobs import PictureSetting, template_name
 from giornata_tools.simulation.machines import Machine, Storage
 from giornata_tools.simulation.scenario import ArrivalSetting, Scenario, popular
 from giornata_tools.simulation.simulator import Stages
-from giornata_tools.simulation.tiers import TemplateSetting
+from giornata_tools.simulation.worker import TemplateSetting
 
 
 def scenario_of(given: Mapping[str, Any]) -> Scenario:
@@ -51,15 +51,15 @@ def _machines(given: Mapping[str, Any]) -> list[Machine]:
     path: Path | None = given["cluster"]
     if path is not None:
         try:
-            return cluster.read(
+            return machines.read(
                 path.read_text(encoding="utf-8"),
                 path.suffix,
                 lambda name: (path.parent / name).read_text(encoding="utf-8"),
             )
         except (OSError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from error
-    named = given["machine"] in cluster.PUBLISHED
-    group = cluster.Group(
+    named = given["machine"] in machines.PUBLISHED
+    group = machines.Group(
         machine=given["machine"] if named else None,
         profile=None if named else given["machine"],
         rows=given["rows"],
@@ -69,7 +69,7 @@ def _machines(given: Mapping[str, Any]) -> list[Machine]:
     try:
         machine = group.of(lambda name: Path(name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        known = ", ".join(cluster.PUBLISHED)
+        known = ", ".join(machines.PUBLISHED)
         raise ValueError(f"--machine is {known} or a file of `giornata profile`; {error}") from error
     storage = Storage(given["memory_gb"] * 1e9, given["disk_gb"] * 1e9, given["disk_gb_per_s"] * 1e9)
     return [replace(machine, storage=storage)] * int(given["workers"])

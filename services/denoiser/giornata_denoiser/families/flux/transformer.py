@@ -20,8 +20,7 @@ from giornata.packed.packing import layout
 from giornata.packed.region import Rotary, Sequences
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
-from giornata.planning.specs import BlockKind, BlockSpec
-from giornata.wire.values import Mode
+from giornata.planning.specs import BlockSpec
 from giornata_denoiser.families.flux.forward import FluxForward
 from giornata_denoiser.families.flux.schedule import TRAIN_TIMESTEPS
 from giornata_denoiser.families.protocol import SequenceInputs
@@ -120,11 +119,9 @@ class PackedFlux(ABC):
         model, width = self.transformer, int(self.transformer.inner_dim)
         return (
             BlockSpec(
-                kind=BlockKind.ATTENTION,
                 grain=1,
                 heads=int(model.config.num_attention_heads),
                 parts=dict.fromkeys(("key", "value", "hidden"), width),
-                modes=frozenset(Mode),
                 cell=12.0 * width**2,
                 outside=2.0 * width**2,
                 pair=2.0 * width,

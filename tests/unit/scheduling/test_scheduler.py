@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from giornata.scheduling.decision import Decision, Placed
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.in_turn import MAX_CHOOSY, MAX_PASSED, InTurn
 from giornata.scheduling.line import AGEING_S, Claim, Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import Candidate, Policy, request_level, with_room
+from giornata.scheduling.scheduler import MAX_CHOOSY, MAX_PASSED, Decision, InTurn, Placed
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import RowProgress, WorkerState
 from giornata_tools.simulation.jobs import DIGEST, MODEL

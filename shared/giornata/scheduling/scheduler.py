@@ -1,4 +1,4 @@
-"""The scheduler that serves jobs in their turn, each by a policy; and who passes whom. Pure.
+"""What a scheduler is asked and answers; and the one that serves jobs in their turn, each by a policy. Pure.
 
 Rows are placed one by one, so that the pictures of one job are computed side by side where several workers have room.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
-from giornata.scheduling.decision import Decision, Placed, Scheduler
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.line import Key, Line, QueuedRows
+from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, Policy, PolicyName
 
@@ -26,6 +26,36 @@ ROW: Final = RowShape(text=0, image=1, computed=1, steps=1)
 """The least that a job asks for."""
 
 
+class Placed(NamedTuple):
+    """Rows that one worker gets together, as one attempt."""
+
+    key: Key
+    """Where they wait in the line."""
+    worker: str
+    rows: tuple[int, ...]
+    passes: Key | None = None
+    """The job that came before them and has to wait, since no worker has room for it."""
+
+
+class Decision(NamedTuple):
+    """What happens now. The caller applies it, in this order, before it asks again."""
+
+    placements: tuple[Placed, ...] = ()
+    preemptions: tuple[Attempt, ...] = ()
+    """Attempts that their workers drop: the rows join the line again, and no failure is counted. An attempt whose rows
+    were not sent yet stays in the placement.
+    """
+    wake_at: float | None = None
+    """When to ask again though nothing has happened, in seconds, after `now`; None: only when something has."""
+
+
+class Scheduler(Protocol):
+    """Chooses which waiting rows go to which workers."""
+
+    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+        """What happens at `now`, on the clock by which `line` and `placement` are fed; both stay as they are."""
+
+
 @dataclass(frozen=True)
 class InTurn:
     """Serves jobs in the order of the line.
@@ -37,14 +67,12 @@ class InTurn:
     """
 
     policy: Policy
-    """Chooses among workers with room."""
     looked_at: int = LOOKED_AT
-    """How many of many workers the policy is asked about."""
     spreads: bool = True
     """Rows of one job may go to several workers; else all go to one, as in the simulator's baselines."""
 
     def decide(self, line: Line, placement: Placement, now: float) -> Decision:
-        """See :class:`giornata.scheduling.decision.Scheduler`."""
+        """See :class:`Scheduler`."""
         if not any(placement.has_room(Demand(*model, (ROW,))) for model in line.models):
             return Decision()  # nearly every message of a worker ends here while many jobs wait
         with placement.trial() as count:
@@ -83,23 +111,19 @@ class _Deciding:
             asked = whole.piece() if self.rules.spreads else whole
             if asked.rows >= self.too_many.get(model, asked.rows + 1):
                 break
-            worker = self._choose(asked, rest.fetching)
-            if worker is None:
+            candidates = self.placement.candidates(asked, self.rules.looked_at, self.excluded, rest.fetching)
+            chosen = self.rules.policy(candidates, asked)
+            if chosen is None:
                 goes_on = self._wait(rest, asked)
                 break
-            self.count(rest.job_id, worker, asked)
+            self.count(rest.job_id, chosen.instance, asked)
             rows = rest.rows[: asked.rows]
-            given.setdefault(worker, []).extend(rows)
+            given.setdefault(chosen.instance, []).extend(rows)
             if len(rows) == len(rest.rows):
                 break
             rest = rest.without(rows)
         self.placed += (Placed(entry.key, worker, tuple(rows), passes) for worker, rows in given.items())
         return goes_on
-
-    def _choose(self, asked: Demand, fetching: str | None) -> str | None:
-        candidates = self.placement.candidates(asked, self.rules.looked_at, self.excluded, fetching)
-        chosen = self.rules.policy(candidates, asked)
-        return chosen.instance if chosen else None
 
     def _wait(self, entry: QueuedRows, asked: Demand) -> bool:
         """Let `entry` wait; False when no other job is to be asked."""
