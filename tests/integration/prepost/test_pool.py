@@ -21,9 +21,8 @@ from giornata.families import Family
 from giornata.wire.errors import ImageTimeout, ImageUnreadable, InternalError, TooManyPixels
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
-from giornata_prepost.images.finishing import finish
-from giornata_prepost.images.inspection import PixelLimits, inspect
 from giornata_prepost.images.pictures import decode
+from giornata_prepost.images.stages import PixelLimits, finish, inspect
 from giornata_prepost.work.pool import ImagePool
 
 LIMITS = PixelLimits(1_000_000, 64 * 64)

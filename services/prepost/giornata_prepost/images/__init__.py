@@ -4,5 +4,5 @@
 * :mod:`giornata_prepost.images.geometry` - the model's and the output's size
 * :mod:`giornata_prepost.images.masks` - which pixels are edited, how strongly, and which tokens that touches
 * :mod:`giornata_prepost.images.paste` - the painted picture into the original
-* :mod:`giornata_prepost.images.inspection`, :mod:`giornata_prepost.images.finishing` - the two stages made of these
+* :mod:`giornata_prepost.images.stages` - inspection and finishing, which are made of these
 """

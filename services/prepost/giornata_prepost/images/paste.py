@@ -24,16 +24,13 @@ def paste(
     not shine through.
 
     Args:
-        original: (height, width, 3 or 4) uint8, upright.
-        alpha: (height, width) float32, 0..1.
+        original: upright; the output has its channels.
+        alpha: at the original's size.
         painted: (h, w, 3) uint8, the model's picture; resized to the output (Lanczos).
         size: of the output; default the original's. With another size original and alpha are resized first.
         crop: the part of the original that the painted picture shows; alpha is 0 elsewhere. Default all of it.
-
-    Returns:
-        (size.height, size.width, channels of the original) uint8.
     """
-    own = Size(original.shape[1], original.shape[0])
+    own = Size.of(original)
     size = size or own
     output = resize(original, size).copy()
     place, painted = placed(painted, crop or Box(0, 0, *own), own, size)
@@ -48,24 +45,16 @@ def paste(
 
 
 def placed(painted: Pixels, crop: Box, original: Size, output: Size) -> tuple[Box, Pixels]:
-    """The painted picture at the output's scale, and the box of the output that it covers.
+    """The box of the output that the painted picture, which shows `crop` of the original, covers, and its pixels there.
 
     Where the output has another size than the original, the crop's edges fall between pixels of the output, and
     resized alpha reaches a little beyond them: the box is a margin larger, and the painted picture's border goes on
     there. Positions stay exact.
-
-    Args:
-        painted: (h, w, 3) uint8.
-        crop: the part of the original that it shows.
-        original: size of the upright original.
-        output: size of the output.
-
-    Returns:
-        The box, and its pixels (box.height, box.width, 3) uint8.
     """
-    if crop == (0, 0, *original) or output == original:
-        place = Box(0, 0, *output) if output != original else crop
-        return place, resize(painted, place.size)
+    if output == original:
+        return crop, resize(painted, crop.size)
+    if crop == (0, 0, *original):
+        return Box(0, 0, *output), resize(painted, output)
     x = _span(crop.left, crop.width, painted.shape[1], original.width, output.width)
     y = _span(crop.top, crop.height, painted.shape[0], original.height, output.height)
     beyond = np.pad(painted, ((y.beyond, y.beyond), (x.beyond, x.beyond), (0, 0)), mode="edge")
@@ -98,14 +87,14 @@ def _span(first: int, length: int, painted: int, original: int, output: int) -> 
 
 def resize(pixels: Pixels, size: Size) -> Pixels:
     """Lanczos; colours are weighted with their alpha. The pixels themselves where the size is theirs."""
-    if (pixels.shape[1], pixels.shape[0]) == size:
+    if Size.of(pixels) == size:
         return pixels
     return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS))
 
 
 def resize_alpha(alpha: Alpha, size: Size) -> Alpha:
     """Linear interpolation, averaging where it shrinks; what cannot change an 8-bit value is 0."""
-    if (alpha.shape[1], alpha.shape[0]) == size:
+    if Size.of(alpha) == size:
         return alpha
     resized = np.asarray(Image.fromarray(alpha).resize(size, Image.Resampling.BILINEAR))
     return np.where(resized < MIN_ALPHA, np.float32(0), np.minimum(resized, np.float32(1)))

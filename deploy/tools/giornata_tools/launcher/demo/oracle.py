@@ -15,10 +15,10 @@ from giornata.families import Family, read_model_card
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata_prepost.images.geometry import Box, Size
-from giornata_prepost.images.inspection import computed_size, cut_out, template
 from giornata_prepost.images.masks import Alpha, model_mask
-from giornata_prepost.images.paste import paste
-from giornata_prepost.images.pictures import DecodedPicture, Pixels
+from giornata_prepost.images.paste import paste, resize
+from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.stages import computed_size, cut_out
 
 PIPELINES: Final[dict[str, type[Any]]] = {
     Family.FLUX_FILL: FluxFillPipeline,
@@ -72,7 +72,7 @@ class Oracle:
         mask = model_mask(alpha[window], size, card.mask_grain)
         painted = self._pipeline(
             prompt=parameters.prompt,
-            image=Image.fromarray(template(DecodedPicture(original[window]), size)),
+            image=Image.fromarray(resize(original[window], size)),
             mask_image=Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0))),
             width=size.width,
             height=size.height,
