@@ -1,15 +1,35 @@
-"""Composition root: ``python -m giornata_controlnet --help``."""
+"""``python -m giornata_controlnet``: the composition root, and the one endpoint."""
 
 from __future__ import annotations
 
 import sys
 from functools import partial
+from typing import NoReturn
 
 from giornata import runtime, stateless
+from giornata.bus.bus import Endpoint
 from giornata.config import ServiceConfig
+from giornata.wire import subjects
+from giornata.wire.errors import NotSupported
+from giornata.wire.messages import AdapterRequest
 from giornata.wire.workers import ServiceName
-from giornata_controlnet.service import ENDPOINTS
+
+
+async def residuals(request: AdapterRequest) -> NoReturn:
+    """Residuals of a ControlNet for one step.
+
+    Raises:
+        NotSupported: always, for now.
+    """
+    raise NotSupported(
+        "ControlNet residuals are not computed yet.",
+        field="adapter",
+        received=request.adapter,
+        accepted="an edit without a ControlNet",
+    )
+
 
 if __name__ == "__main__":
-    serve = partial(stateless.serve, ServiceName.CONTROLNET, ENDPOINTS)
+    endpoint = Endpoint(subjects.controlnet("residuals"), AdapterRequest, residuals)
+    serve = partial(stateless.serve, ServiceName.CONTROLNET, [endpoint])
     sys.exit(runtime.start(ServiceName.CONTROLNET, ServiceConfig, serve))

@@ -1,15 +1,35 @@
-"""Composition root: ``python -m giornata_lora_store --help``."""
+"""``python -m giornata_lora_store``: the composition root, and the one endpoint."""
 
 from __future__ import annotations
 
 import sys
 from functools import partial
+from typing import NoReturn
 
 from giornata import runtime, stateless
+from giornata.bus.bus import Endpoint
 from giornata.config import ServiceConfig
+from giornata.wire import subjects
+from giornata.wire.errors import NotSupported
+from giornata.wire.messages import AdapterRequest
 from giornata.wire.workers import ServiceName
-from giornata_lora_store.service import ENDPOINTS
+
+
+async def load(request: AdapterRequest) -> NoReturn:
+    """Bring a LoRA to the denoisers of this host.
+
+    Raises:
+        NotSupported: always, for now.
+    """
+    raise NotSupported(
+        "LoRA adapters are not loaded yet.",
+        field="adapter",
+        received=request.adapter,
+        accepted="an edit without a LoRA",
+    )
+
 
 if __name__ == "__main__":
-    serve = partial(stateless.serve, ServiceName.LORA_STORE, ENDPOINTS)
+    endpoint = Endpoint(subjects.lora("load"), AdapterRequest, load)
+    serve = partial(stateless.serve, ServiceName.LORA_STORE, [endpoint])
     sys.exit(runtime.start(ServiceName.LORA_STORE, ServiceConfig, serve))

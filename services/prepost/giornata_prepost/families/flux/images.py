@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +29,6 @@ from giornata.wire.models import ModelCard
 from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
-
-SAMPLED: Final = "sample"
-MODE: Final = "argmax"
-"""How `retrieve_latents` takes latents from a posterior."""
 
 Condition = Callable[[torch.Generator], Tensors]
 """Makes what a pipeline adds to a row, batched by one; draws from the row's generator, after the noise."""
@@ -79,7 +75,7 @@ class FluxImages:
         holes = self.pipeline.mask_processor.preprocess(Image.fromarray(mask), height=height, width=width)
         picture = picture.to(torch.float32)
         config = self.pipeline.vae.config
-        how = SAMPLED if sampled else MODE
+        how = "sample" if sampled else "argmax"
         posterior = self._posterior(picture)
         condition = self._condition(picture, holes, how)
         for seed in seeds:
@@ -115,7 +111,7 @@ class FluxImages:
         Args:
             picture: (1, 3, height, width) float32 in -1..1.
             holes: (1, 1, height, width) float32, 1 = edit.
-            how: :data:`SAMPLED` or :data:`MODE`.
+            how: `retrieve_latents` takes latents from a posterior.
         """
 
     def _encode_prompt(self, prompt: str, prefix: str) -> Tensors:
@@ -141,11 +137,7 @@ class FluxImages:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The pipeline's `prepare_mask_latents`, batched by one: packed mask and packed masked picture.
 
-        Args:
-            holes: (1, 1, height, width) float32, 1 = edit.
-            masked: (1, 3, height, width) pixels, or latents of the masked picture that are not yet
-                normalised.
-            generator: of the row.
+        `masked` is (1, 3, height, width) pixels, or latents of the masked picture that are not yet normalised.
         """
         height, width = holes.shape[-2:]
         mask, masked_latents = self.pipeline.prepare_mask_latents(
