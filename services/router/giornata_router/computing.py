@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 import nats.errors
 import structlog
 
-from giornata.deadlines import Deadline
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Claim
 from giornata.wire import subjects
@@ -25,7 +24,6 @@ from giornata.wire.messages import CancelRows, RunAnswer, RunReply, RunRequest
 from giornata_router.dispatch import NoReport, Outcome
 from giornata_router.live_record import EndedError, LiveRecord, heed_cancel
 from giornata_router.rules import transitions
-from giornata_router.time_sheet import TimeSheet
 from giornata_router.tools import RUN_REPLY_S, Tools
 
 log = structlog.get_logger(__name__)
@@ -41,17 +39,14 @@ class Computing:
         self,
         tools: Tools,
         live: LiveRecord,
-        sheet: TimeSheet,
-        deadline: Deadline,
         *,
         inspection: Inspection,
         encoding: Encoding,
         fetching: str | None = None,
     ) -> None:
         self._tools, self._dispatch = tools, tools.dispatch
-        self._live, self._sheet, self._deadline = live, sheet, deadline
+        self._live, self._sheet, self._job = live, live.sheet, live.job
         self._inspection, self._encoding, self._fetching = inspection, encoding, fetching
-        self._job = live.job
         self._numbers = itertools.count(live.record.attempt + 1)
         self._tasks = asyncio.TaskGroup()
 
@@ -90,19 +85,20 @@ class Computing:
         indices = [row.index for row in rows]
         self._live.doing = "waiting for a worker with room"
         async with self._dispatch.in_line(
-            job.job_id, indices, demand, claim, number=lambda: next(self._numbers), fetching=self._fetching
+            job.job_id, indices, demand, claim, numbers=self._numbers, fetching=self._fetching
         ) as pending:
             while pending.left or pending.placed:
                 await self._assign(await pending.assignments())
 
     async def _assign(self, given: Sequence[Assignment]) -> None:
         begun: list[Assignment] = []
+
+        def assigned(record: JobRecord) -> JobRecord:
+            times = self._sheet.times()
+            return transitions.assigned(record, given, self._inspection, self._encoding, times)
+
         try:
-            record = await self._live.change(
-                lambda r: transitions.assigned(
-                    r, given, self._inspection, self._encoding, self._sheet.times()
-                )
-            )
+            record = await self._live.change(assigned)
             for assignment in given:
                 if assignment in record.assignments:
                     begun.append(assignment)
@@ -147,9 +143,9 @@ class Computing:
             inspection=self._inspection,
             encoding=self._encoding,
             rows=tuple(rows),
-            remaining_ms=self._deadline.remaining_ms(),
+            remaining_ms=self._live.deadline.remaining_ms(),
         )
-        limit = self._deadline.at_most(RUN_REPLY_S)
+        limit = self._live.deadline.at_most(RUN_REPLY_S)
         try:
             reply = await self._tools.bus.call(subjects.worker_run(worker), request, RunReply, limit)
         except (Overloaded, DeadlineExceeded, InternalError) as error:
@@ -213,8 +209,5 @@ def _pending(record: JobRecord, rows: Sequence[int]) -> tuple[RowRecord, ...]:
 def _foremost(group: ExceptionGroup) -> Exception:
     """The error that says what becomes of the job, where several attempts failed at once."""
     kinds = (EndedError, JobCancelled, GiornataError, nats.errors.Error, Exception)
-    found = []
-    for error in group.exceptions:
-        single = _foremost(error) if isinstance(error, ExceptionGroup) else error
-        found.append((next(i for i, kind in enumerate(kinds) if isinstance(single, kind)), single))
-    return min(found, key=lambda pair: pair[0])[1]
+    found = [_foremost(error) if isinstance(error, ExceptionGroup) else error for error in group.exceptions]
+    return min(found, key=lambda error: [isinstance(error, kind) for kind in kinds].index(True))

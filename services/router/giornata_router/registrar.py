@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import structlog
 
 from giornata.deadlines import Deadline
@@ -36,18 +38,12 @@ class Registrar:
         tried: set[str] = set()
         while worker := self._tools.dispatch.placement.soonest(_demand(template, inputs), tried):
             tried.add(worker)
-            record = await self._give(template, worker, inputs)
+            # the record names the worker before it is asked, since it may be done before it has answered
+            recording = partial(templates.recording, worker=worker, inspection=inputs.inspection)
+            record = await self._records.change(template.tenant, template.template_id, recording)
             if await self._taken(worker, record, inputs, deadline):
                 return record
         raise ServiceUnavailable("No denoiser takes the template now.", retry_after_s=2)
-
-    async def _give(self, template: TemplateRecord, worker: str, inputs: TemplateInputs) -> TemplateRecord:
-        """Name the worker in the record before it is asked, since it may be done before it has answered."""
-        return await self._records.change(
-            template.tenant,
-            template.template_id,
-            lambda record: templates.recording(record, worker, inputs.inspection),
-        )
 
     async def _taken(
         self, worker: str, record: TemplateRecord, inputs: TemplateInputs, deadline: Deadline

@@ -8,7 +8,6 @@ import time
 import nats.errors
 import structlog
 
-from giornata.deadlines import Deadline
 from giornata.scheduling.demand import Demand
 from giornata.wire import subjects
 from giornata.wire.errors import (
@@ -24,7 +23,6 @@ from giornata.wire.requests import Reuse
 from giornata_router.computing import Computing, drop
 from giornata_router.live_record import EndedError, LiveRecord
 from giornata_router.rules import transitions
-from giornata_router.time_sheet import TimeSheet
 from giornata_router.tools import Tools
 
 log = structlog.get_logger(__name__)
@@ -34,11 +32,9 @@ class Walk:
     """Carries one job: make it with the present record, then await :meth:`to_the_end` once."""
 
     def __init__(self, tools: Tools, record: JobRecord, waited_ms: float) -> None:
-        self._tools = tools
-        self._job = record.job
-        self._live = LiveRecord(tools.bus, tools.records, record)
-        self._sheet = TimeSheet(record, waited_ms)
-        self._deadline = Deadline.after_ms(record.job.budget_ms - record.spent_ms - waited_ms)
+        self._tools, self._job = tools, record.job
+        self._live = LiveRecord(tools.bus, tools.records, record, waited_ms)
+        self._sheet, self._deadline = self._live.sheet, self._live.deadline
         self._scope: asyncio.Timeout | None = None
         self._cancelled = False
 
@@ -68,8 +64,7 @@ class Walk:
 
     async def _try(self) -> GiornataError | None:
         """The walk itself; the error that ends the job, if any."""
-        limit_s = 0.0 if self._cancelled else self._deadline.remaining_s()
-        scope = asyncio.timeout(limit_s)
+        scope = asyncio.timeout(0.0 if self._cancelled else self._deadline.remaining_s())
         try:
             async with scope:
                 self._scope = scope
@@ -133,13 +128,7 @@ class Walk:
             likely = await self._prefetch(inspection, demand)
             encoding = await self._encode(inspection)
         await Computing(
-            self._tools,
-            self._live,
-            self._sheet,
-            self._deadline,
-            inspection=inspection,
-            encoding=encoding,
-            fetching=likely,
+            self._tools, self._live, inspection=inspection, encoding=encoding, fetching=likely
         ).run()
 
     async def _prefetch(self, inspection: Inspection, demand: Demand) -> str | None:
@@ -199,5 +188,5 @@ class Walk:
             await self._tools.quarantine.put(record)
 
     async def _enter(self, state: JobState) -> None:
-        await self._live.change(lambda record: transitions.entered(record, state, self._sheet.times()))
-        await self._live.tell(state)
+        record = await self._live.change(lambda r: transitions.entered(r, state, self._sheet.times()))
+        await self._live.tell(state, record.attempt)

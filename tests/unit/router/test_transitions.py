@@ -15,9 +15,9 @@ from giornata.wire.errors import DeadlineExceeded, InternalError, JobCancelled
 from giornata.wire.jobs import Assignment, JobRecord, JobState, RowRecord, RowState
 from giornata.wire.requests import Reuse
 from giornata.wire.times import ComputeTimes, StageTimes
+from giornata_router.live_record import TimeSheet
 from giornata_router.rules import transitions
 from giornata_router.rules.transitions import Times
-from giornata_router.time_sheet import TimeSheet
 from tests.contract.messages import ENCODING, INSPECTION, JOB, REF
 
 WHY = "the worker fell silent"
