@@ -16,11 +16,7 @@ from giornata.wire.workers import ServiceName
 
 
 async def residuals(request: AdapterRequest) -> NoReturn:
-    """Residuals of a ControlNet for one step.
-
-    Raises:
-        NotSupported: always, for now.
-    """
+    """Residuals of a ControlNet for one step; raises NotSupported for now."""
     raise NotSupported(
         "ControlNet residuals are not computed yet.",
         field="adapter",

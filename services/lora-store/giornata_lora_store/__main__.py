@@ -16,11 +16,7 @@ from giornata.wire.workers import ServiceName
 
 
 async def load(request: AdapterRequest) -> NoReturn:
-    """Bring a LoRA to the denoisers of this host.
-
-    Raises:
-        NotSupported: always, for now.
-    """
+    """Bring a LoRA to the denoisers of this host; raises NotSupported for now."""
     raise NotSupported(
         "LoRA adapters are not loaded yet.",
         field="adapter",

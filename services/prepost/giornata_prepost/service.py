@@ -56,10 +56,8 @@ class Prepost:
     """One instance with one model."""
 
     def __init__(self, config: PrepostConfig, blobs: BlobStore, pool: ImagePool, model: ImageModel) -> None:
-        self._config = config
-        self._blobs = blobs
-        self._pool = pool
-        self._model = model
+        self._config, self._blobs = config, blobs
+        self._pool, self._model = pool, model
         self._limits = PixelLimits(config.max_pixels, config.model_pixels)
         # of two edits a process has in memory, one is computed while the other's pictures arrive
         self._held = asyncio.Semaphore(2 * config.image_processes)

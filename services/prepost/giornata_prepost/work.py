@@ -19,8 +19,7 @@ from enum import IntEnum
 from functools import partial
 from itertools import count
 from queue import PriorityQueue
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar, TypeVarTuple
+from typing import Any, Self, TypeVar, TypeVarTuple
 
 import structlog
 from pebble import ProcessExpired, ProcessPool
@@ -29,14 +28,6 @@ from giornata.wire.errors import GiornataError, ImageTimeout, ImageUnreadable, I
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
-
-PRELOADED: Final = [
-    "giornata_prepost.images.stages",
-    "PIL.JpegImagePlugin",
-    "PIL.PngImagePlugin",
-    "PIL.WebPImagePlugin",
-]
-"""Modules that the fork server imports once, so that a replacement starts in milliseconds."""
 
 _log = structlog.get_logger(__name__)
 
@@ -56,7 +47,9 @@ class ImagePool:
     def __init__(self, processes: int) -> None:
         self._processes = processes
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(PRELOADED)
+        # the fork server imports these once, so that a replacement starts in milliseconds
+        plugins = ["PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin"]
+        self._context.set_forkserver_preload(["giornata_prepost.images.stages", *plugins])
         self._pool = self._new_pool()
         self._running: set[Future[Any]] = set()
 
@@ -64,9 +57,7 @@ class ImagePool:
         await self.timed(os.getpid, limit_s=60.0)  # it returns when the processes are up
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for future in tuple(self._running):
             future.cancel()
         await _end(self._pool)

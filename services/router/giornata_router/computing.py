@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import nats.errors
 import structlog
@@ -64,22 +64,19 @@ class Computing:
                 raise _foremost(group) from None
         await self._live.reread()
 
-    def _resume_or_place(self, rows: Iterable[RowRecord]) -> None:
+    def _resume_or_place(self, rows: Sequence[RowRecord]) -> None:
         """Ask the workers that have rows whether they do, and place the other rows."""
-        by_index = {row.index: row for row in rows}
-        for assignment in assignments(by_index.values()):
+        for assignment in assignments(rows):
             # they may not have been sent yet, or be done: the router that assigned them may have died at any moment
-            held = [by_index[index] for index in assignment.rows]
+            held = [row for row in rows if row.index in assignment.rows]
             self._tasks.create_task(self._attempt(assignment, held, adopted=True), name="attempt")
-        free = [row for row in by_index.values() if row.worker is None]
+        free = [row for row in rows if row.worker is None]
         if free:
             self._tasks.create_task(self._place(free), name="place")
 
     async def _place(self, rows: Sequence[RowRecord]) -> None:
         """Find workers for `rows`, and write the assignments down before the rows are sent."""
-        error = transitions.exhausted(rows, self._live.record.causes, self._tools.config.max_failures)
-        if error is not None:
-            raise error
+        transitions.check_failures(rows, self._live.record.causes, self._tools.config.max_failures)
         job, demand = self._job, self._demand(rows)
         claim = Claim(job.priority, job.tenant, job.weight, self._denoised_by_s(demand))
         indices = [row.index for row in rows]
@@ -120,10 +117,10 @@ class Computing:
 
     async def _attempt(self, assignment: Assignment, rows: Sequence[RowRecord], *, adopted: bool) -> None:
         """Send `rows` to their worker, which may have them already, and wait for what becomes of them."""
-        job_id = self._job.job_id
-        async with self._dispatch.expecting(job_id, assignment.attempt) as report:
+        job_id, attempt, worker = self._job.job_id, assignment.attempt, assignment.worker
+        async with self._dispatch.expecting(job_id, attempt) as report:
             if adopted:
-                self._dispatch.adopt(job_id, assignment, self._demand(rows))
+                self._dispatch.placement.assign(job_id, attempt, worker, self._demand(rows), time.monotonic())
             record = await self._offered(assignment, rows, adopted=adopted)
             if record is None:
                 record = await self._settled(assignment, await report)

@@ -116,13 +116,8 @@ class Dispatch:
     ) -> AsyncIterator[PendingRows]:
         """Wait for workers with room inside; what is placed counts as assigned from that moment.
 
-        Args:
-            job_id: whose rows they are.
-            rows: their indices.
-            demand: of these rows.
-            claim: decides when their turn comes.
-            numbers: of the job's next attempts.
-            fetching: a worker that has been told to read their template from disk.
+        `rows` are indices of the job's rows, and `numbers` those of its next attempts; `fetching` is a worker that has
+        been told to read their template from disk.
         """
         if claim.finish_by_s is not None:
             claim = replace(claim, takes_s=self.placement.least_ms(demand.piece()) / 1e3)
@@ -136,10 +131,6 @@ class Dispatch:
             del self._pending[key]
             for assignment in pending.placed:
                 self.release(job_id, assignment.attempt)
-
-    def adopt(self, job_id: str, assignment: Assignment, demand: Demand) -> None:
-        """Take over an assignment that another router made."""
-        self.placement.assign(job_id, assignment.attempt, assignment.worker, demand, time.monotonic())
 
     def release(self, job_id: str, attempt: int) -> None:
         """The rows of an attempt are on no worker any more; rows that wait may have the room."""

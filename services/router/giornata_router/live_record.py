@@ -54,10 +54,6 @@ class TimeSheet:
         self._denoised: list[tuple[float, float]] = []
         """When rows were begun and done, by the monotonic clock."""
 
-    def stage(self, name: Stage, ms: float) -> None:
-        """Add `ms` to a stage."""
-        self._stage_ms[name] += ms
-
     def compute(self, name: Compute, ms: float) -> None:
         """Add `ms` of computing."""
         self._compute_ms[name] += ms
@@ -69,7 +65,7 @@ class TimeSheet:
         try:
             yield
         finally:
-            self.stage(name, (time.monotonic() - began_s) * 1000)
+            self._stage_ms[name] += (time.monotonic() - began_s) * 1000
 
     @contextmanager
     def denoising(self) -> Iterator[None]:
@@ -80,8 +76,8 @@ class TimeSheet:
         finally:
             began_s = min((began for began, _ in self._denoised), default=time.monotonic())
             ended_s = max((ended for _, ended in self._denoised), default=began_s)
-            self.stage("queue", max(0.0, began_s - entered_s) * 1e3)
-            self.stage("denoise", (ended_s - began_s) * 1e3)
+            self._stage_ms["queue"] += max(0.0, began_s - entered_s) * 1e3
+            self._stage_ms["denoise"] += (ended_s - began_s) * 1e3
             self._denoised.clear()
 
     def denoised(self, denoise_ms: float) -> None:

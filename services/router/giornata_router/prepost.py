@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -99,42 +100,44 @@ class PrepostClient:
 
     async def inspect(self, job: Job, deadline: Deadline) -> Inspection:
         """Decode and measure the job's pictures."""
-        limit_s = self._config.inspect_s
-        request = InspectRequest(job=job, remaining_ms=deadline.at_most(limit_s).remaining_ms())
-        return await self._ask(subjects.prepost("inspect", job.model), request, Inspection, limit_s, deadline)
+        request, subject = partial(InspectRequest, job=job), subjects.prepost("inspect", job.model)
+        return await self._ask(subject, request, Inspection, self._config.inspect_s, deadline)
 
     async def encode(self, job: Job, inspection: Inspection, deadline: Deadline) -> Encoding:
         """Make the conditioning of all rows."""
-        limit_s = self._config.encode_s
-        remaining_ms = deadline.at_most(limit_s).remaining_ms()
-        request = EncodeRequest(job=job, inspection=inspection, remaining_ms=remaining_ms)
-        return await self._ask(subjects.prepost("encode", job.model), request, Encoding, limit_s, deadline)
+        request = partial(EncodeRequest, job=job, inspection=inspection)
+        subject = subjects.prepost("encode", job.model)
+        return await self._ask(subject, request, Encoding, self._config.encode_s, deadline)
 
     async def finish(
         self, job: Job, inspection: Inspection, index: int, latents: BlobRef, deadline: Deadline
     ) -> FinishReply:
         """Decode and paste one picture."""
-        limit_s = self._config.finish_s
-        remaining_ms = deadline.at_most(limit_s).remaining_ms()
-        request = FinishRequest(
-            job=job, inspection=inspection, index=index, latents=latents, remaining_ms=remaining_ms
-        )
-        return await self._ask(subjects.prepost("finish", job.model), request, FinishReply, limit_s, deadline)
+        request = partial(FinishRequest, job=job, inspection=inspection, index=index, latents=latents)
+        subject = subjects.prepost("finish", job.model)
+        return await self._ask(subject, request, FinishReply, self._config.finish_s, deadline)
 
     async def template(self, template: TemplateRecord, deadline: Deadline) -> TemplateInputs:
         """Decode and encode a template's picture, from which its run begins."""
-        limit_s = self._config.encode_s
-        request = TemplateRequest(template=template, remaining_ms=deadline.at_most(limit_s).remaining_ms())
-        return await self._ask(
-            subjects.prepost("template", template.model), request, TemplateInputs, limit_s, deadline
+        request, subject = (
+            partial(TemplateRequest, template=template),
+            subjects.prepost("template", template.model),
         )
+        return await self._ask(subject, request, TemplateInputs, self._config.encode_s, deadline)
 
     async def _ask(
-        self, subject: str, request: Question, reply: type[R], limit_s: float, deadline: Deadline
+        self,
+        subject: str,
+        request: Callable[..., Question],
+        reply: type[R],
+        limit_s: float,
+        deadline: Deadline,
     ) -> R:
+        asked = request(remaining_ms=deadline.at_most(limit_s).remaining_ms())
+
         async def ask_once() -> R:
-            async with self._questions.asked(question(request)):
-                return await self._bus.call(subject, request, reply, deadline.at_most(limit_s))
+            async with self._questions.asked(question(asked)):
+                return await self._bus.call(subject, asked, reply, deadline.at_most(limit_s))
 
         return await retries.elsewhere(_worth_another_try, _after_faults(self._config.stage_tries))(ask_once)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from dataclasses import dataclass
 
 import nats.errors
@@ -59,13 +58,13 @@ class Queue:
         self._accepted: dict[str, tuple[Job, float]] = {}
         """Jobs that were not pulled from the queue yet, by id, and when they were accepted."""
         self._carried: dict[str, _CarriedJob] = {}
-        self._limits: dict[Priority, int] = {}
-        self._in_hand: Counter[Priority] = Counter()
+        self._room: dict[Priority, int] = {}
+        """How many jobs more may be carried."""
 
     @property
     def full(self) -> bool:
         """Whether jobs of a priority are carried up to their limit, so that more may wait in the queue."""
-        return any(self._in_hand[priority] >= limit for priority, limit in self._limits.items())
+        return not all(self._room.values())
 
     async def submit(self, request: SubmitRequest) -> Accepted:
         """Make a job durable; the reply means that it will end in a picture or a clear error.
@@ -127,10 +126,10 @@ class Queue:
         slots = asyncio.Semaphore(limit)
 
         def given_back(_: asyncio.Task[None]) -> None:
-            self._in_hand[priority] -= 1
+            self._room[priority] += 1
             slots.release()
 
-        self._limits[priority] = limit
+        self._room[priority] = limit
         consumer = await streams.queue_consumer(self._tools.bus.jetstream, priority, max_in_flight=limit)
         try:
             while True:
@@ -140,7 +139,7 @@ class Queue:
                     slots.release()
                     continue
                 task = self._walks.create_task(self._carry(message), name="walk")
-                self._in_hand[priority] += 1
+                self._room[priority] -= 1
                 task.add_done_callback(given_back)
         finally:
             with contextlib.suppress(nats.errors.Error):  # without a connection there is nothing to end
@@ -178,9 +177,7 @@ class Queue:
         except nats.errors.Error as error:
             log.warning("walk_interrupted", job=job.job_id, error=repr(error))
             await _hand_back(carried.message, RETRY_S)
-        except (
-            Exception
-        ):  # the task's edge: a job that cannot even be closed is logged and tried again, alone
+        except Exception:  # a job that cannot even be closed is logged and tried again, alone
             log.exception("job_not_carried", job=job.job_id)
             await _hand_back(carried.message, RETRY_S)
         finally:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from contextlib import suppress
+from functools import partial
 
 import nats.errors
 import structlog
@@ -31,7 +32,7 @@ from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
 from giornata_router.prepost import PrepostClient, Questions
 from giornata_router.queue import Queue
-from giornata_router.registrar import Registrar
+from giornata_router.registrar import register
 from giornata_router.rules.forecasting import Forecasting
 from giornata_router.tools import Tools
 
@@ -72,13 +73,10 @@ class Lease:
 
     async def release(self) -> None:
         """Give the lease up, so that the next router takes over at once instead of after the time to live."""
-        if self._revision is None:
-            return
         try:
             await self._bucket.delete(LEASE, last=self._revision)
         except nats.errors.Error as error:
             log.warning("lease_not_released", error=repr(error))
-        self._revision = None
 
 
 class Router:
@@ -149,11 +147,11 @@ class Router:
         """Lead; then, in this order, take no more jobs, hand unfinished ones back to the queue, and stop answering."""
         walks = asyncio.TaskGroup()
         queue = Queue(self._tools, walks)
-        registrar = Registrar(self._tools, await TemplateRecords.open(self._bus.jetstream))
+        template = partial(register, self._tools, await TemplateRecords.open(self._bus.jetstream))
         endpoints = (
             Endpoint(subjects.SUBMIT, SubmitRequest, queue.submit),
             Endpoint(subjects.FORECAST, ForecastRequest, queue.forecast),
-            Endpoint(subjects.TEMPLATE, TemplateRequest, registrar.record),
+            Endpoint(subjects.TEMPLATE, TemplateRequest, template),
         )
         denoised = subjects.events_of_kind(EventKind.DENOISED)
         limits = {Priority.INTERACTIVE: self._config.max_interactive, Priority.BATCH: self._config.max_batch}

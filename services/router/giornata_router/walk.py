@@ -98,10 +98,8 @@ class Walk:
         if live.record.state is JobState.QUEUED:
             await self._enter(JobState.PREPARING)
         inspection = live.record.inspection or await self._inspect()
-        demand = transitions.demand(live.record, inspection, live.record.pending_rows, None)
-        self._tools.forecasting.learn(demand)
         if live.record.pending_rows:
-            await self._denoise(inspection, demand)
+            await self._denoise(inspection)
         await self._enter(JobState.FINISHING)
         rows = await self._finish(inspection)
         await live.end(lambda record: transitions.ended(record, rows, self._sheet.times()))
@@ -122,8 +120,11 @@ class Walk:
         self._tools.forecasting.stages.prepared(self._job.model_digest, inspection.tokens, prepare_ms)
         return encoding
 
-    async def _denoise(self, inspection: Inspection, demand: Demand) -> None:
-        encoding, likely = self._live.record.encoding, None
+    async def _denoise(self, inspection: Inspection) -> None:
+        record = self._live.record
+        demand = transitions.demand(record, inspection, record.pending_rows, None)
+        self._tools.forecasting.learn(demand)
+        encoding, likely = record.encoding, None
         if encoding is None:
             likely = await self._prefetch(inspection, demand)
             encoding = await self._encode(inspection)
@@ -143,18 +144,18 @@ class Walk:
 
     async def _finish(self, inspection: Inspection) -> tuple[RowRecord, ...]:
         self._live.doing = "finishing"
-        job, times, rows = self._job, self._tools.forecasting.stages, self._live.record.rows
-        times.begin_finish(job.job_id, job.model_digest, inspection.tokens * len(rows), time.monotonic())
-        found: tuple[RowRecord, ...] = ()
+        job, stages, rows = self._job, self._tools.forecasting.stages, self._live.record.rows
+        stages.begin_finish(job.job_id, job.model_digest, inspection.tokens * len(rows), time.monotonic())
+        completed = False
         try:
             with self._sheet.timing("finish"):
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(self._finish_row(row, inspection)) for row in rows]
             found = tuple(task.result() for task in tasks)
+            completed = all(row.image for row in found)
+            return found
         finally:
-            completed = bool(found) and all(row.image for row in found)
-            times.end_finish(job.job_id, time.monotonic(), completed=completed)
-        return found
+            stages.end_finish(job.job_id, time.monotonic(), completed=completed)
 
     async def _finish_row(self, row: RowRecord, inspection: Inspection) -> RowRecord:
         """The row with its picture or its error; a row that fails does not hold back the others."""

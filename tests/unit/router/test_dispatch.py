@@ -215,7 +215,7 @@ async def test_a_report_of_an_older_attempt_is_not_heard_and_one_of_this_only_on
     dispatch = dispatching()
     dispatch.observe(worker("d1"))
     async with dispatch.expecting("a", 2) as report:
-        dispatch.adopt("a", Assignment(2, "d1", (0,)), DEMAND)
+        dispatch.placement.assign("a", 2, "d1", DEMAND, time.monotonic())
         dispatch.report(denoised("a", 1))
         dispatch.report(denoised("a", 2).model_copy(update={"worker": "d0"}))
         assert not report.done()
@@ -232,7 +232,7 @@ async def test_silence_means_death_only_while_one_could_hear(connected: bool) ->
     dispatch.observe(worker("d1"))
     now = time.monotonic()
     async with dispatch.expecting("a", 1) as report:
-        dispatch.adopt("a", FIRST, DEMAND)
+        dispatch.placement.assign("a", 1, "d1", DEMAND, time.monotonic())
         dispatch.look(now + SILENCE_S + 1)
         assert report.done() is connected
         if connected:
@@ -244,12 +244,12 @@ async def test_after_a_reconnect_everybody_has_time_to_be_heard() -> None:
     dispatch.observe(worker("d1"))
     dispatch.placement.listen(-60)
     async with dispatch.expecting("a", 1) as report:
-        dispatch.adopt("a", FIRST, DEMAND)
+        dispatch.placement.assign("a", 1, "d1", DEMAND, time.monotonic())
         dispatch.recheck()
         assert report.result() is NoReport.RECHECK
     now = time.monotonic()
     async with dispatch.expecting("a", 1) as report:
-        dispatch.adopt("a", FIRST, DEMAND)
+        dispatch.placement.assign("a", 1, "d1", DEMAND, time.monotonic())
         dispatch.look(now + SILENCE_S - 0.1)
         assert not report.done()
         dispatch.observe(worker("d1"))

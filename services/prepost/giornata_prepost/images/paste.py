@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import ceil, floor
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,34 +54,32 @@ def placed(painted: Pixels, crop: Box, original: Size, output: Size) -> tuple[Bo
         return crop, resize(painted, crop.size)
     if crop == (0, 0, *original):
         return Box(0, 0, *output), resize(painted, output)
-    x = _span(crop.left, crop.width, painted.shape[1], original.width, output.width)
-    y = _span(crop.top, crop.height, painted.shape[0], original.height, output.height)
-    beyond = np.pad(painted, ((y.beyond, y.beyond), (x.beyond, x.beyond), (0, 0)), mode="edge")
-    place = Box(x.start, y.start, x.length, y.length)
-    source = (x.source[0], y.source[0], x.source[1], y.source[1])
-    resized = Image.fromarray(beyond).resize(place.size, Image.Resampling.LANCZOS, box=source)
-    return place, np.asarray(resized)
+    left, width, x, (low_x, high_x) = _span(
+        crop.left, crop.width, painted.shape[1], original.width, output.width
+    )
+    top, height, y, (low_y, high_y) = _span(
+        crop.top, crop.height, painted.shape[0], original.height, output.height
+    )
+    place = Box(left, top, width, height)
+    beyond = Image.fromarray(np.pad(painted, ((y, y), (x, x), (0, 0)), mode="edge"))
+    source = (low_x, low_y, high_x, high_y)
+    return place, np.asarray(beyond.resize(place.size, Image.Resampling.LANCZOS, box=source))
 
 
-class _Span(NamedTuple):
-    """One axis of a placement."""
+def _span(
+    first: int, length: int, painted: int, original: int, output: int
+) -> tuple[int, int, int, tuple[float, float]]:
+    """One axis: start and length in the output, and the same span in the painted picture.
 
-    start: int
-    """In the output."""
-    length: int
-    source: tuple[float, float]
-    """The same span in the painted picture, which goes on by `beyond` pixels at both ends."""
-    beyond: int
-
-
-def _span(first: int, length: int, painted: int, original: int, output: int) -> _Span:
+    Before that span is by how many pixels the painted picture goes on at both ends.
+    """
     scale = output / original
     margin = ceil(max(1.0, scale))  # the reach of the linear filter of `resize_alpha`
     start = max(0, floor(first * scale) - margin)
     end = min(output, ceil((first + length) * scale) + margin)
     low, high = ((edge / scale - first) * painted / length for edge in (start, end))
     beyond = ceil(max(0.0, -low, high - painted))
-    return _Span(start, end - start, (low + beyond, min(high + beyond, painted + 2 * beyond)), beyond)
+    return start, end - start, beyond, (low + beyond, min(high + beyond, painted + 2 * beyond))
 
 
 def resize(pixels: Pixels, size: Size) -> Pixels:

@@ -68,11 +68,6 @@ class DecodedPicture:
     icc_profile: bytes | None = None
     """What the numbers mean, where the file said so and they are RGB."""
 
-    @property
-    def has_alpha(self) -> bool:
-        """Whether there is an alpha channel, opaque or not."""
-        return int(self.pixels.shape[2]) == 4
-
 
 def decode(data: bytes, max_pixels: int, field: str = "image") -> DecodedPicture:
     """Decode an untrusted file, which the request has in `field`.

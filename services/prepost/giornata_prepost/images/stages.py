@@ -114,19 +114,18 @@ def read_edit(
     return original, masks.effective_alpha(region, parameters.grow_mask, parameters.mask_blur)
 
 
-def cut_out(alpha: Alpha, padding: int | None) -> Box | None:
-    """The part of the picture that `padding_mask_crop` leaves; None for all of it.
+def visible(
+    alpha: Alpha, padding: int | None, card: ModelCard, budget_pixels: int
+) -> tuple[Box | None, Size]:
+    """The part of the picture that `card` computes, None for all of it, and the size at which it does.
 
-    The box holds the mask after grow and blur: outside of it the alpha, which is somewhere above 0, is 0.
+    With the `padding` of `padding_mask_crop`, the part is a box around the mask after grow and blur: outside of it the
+    alpha, which is somewhere above 0, is 0.
     """
-    return None if padding is None else crop_box(masks.bounds(alpha > 0, padding), Size.of(alpha))
-
-
-def computed_size(picture: Size, crop: Box | None, card: ModelCard, budget_pixels: int) -> Size:
-    """The size at which `card` computes a picture, or what `crop` leaves of it; at most `budget_pixels`."""
-    if crop is None:
-        return model_size(picture, budget_pixels, card.pixel_multiple)
-    return crop_size(crop.size, card.native_size, budget_pixels, card.pixel_multiple)
+    if padding is None:
+        return None, model_size(Size.of(alpha), budget_pixels, card.pixel_multiple)
+    crop = crop_box(masks.bounds(alpha > 0, padding), Size.of(alpha))
+    return crop, crop_size(crop.size, card.native_size, budget_pixels, card.pixel_multiple)
 
 
 def _measured(
@@ -135,8 +134,7 @@ def _measured(
     """Measures of an edit, or of a template, whose alpha is 0 everywhere."""
     size = Size.of(original.pixels)
     output = output_size(size, parameters.output_size, limits.max_pixels)
-    crop = cut_out(alpha, parameters.padding_mask_crop)
-    model = computed_size(size, crop, card, limits.budget_pixels)
+    crop, model = visible(alpha, parameters.padding_mask_crop, card, limits.budget_pixels)
     window = (crop or Box(0, 0, *size)).window
     seen = resize(flatten(original.pixels[window]), model)
     edited = masks.model_mask(alpha[window], model, card.mask_grain)
@@ -147,7 +145,7 @@ def _measured(
     return Inspected(
         width=size.width,
         height=size.height,
-        has_alpha=original.has_alpha,
+        has_alpha=original.pixels.shape[2] == 4,
         model_width=model.width,
         model_height=model.height,
         output_width=output.width,

@@ -32,8 +32,7 @@ class Forecasting:
 
     def learn(self, demand: Demand) -> None:
         """Remember what a job asks for whose pictures were inspected."""
-        if demand.shapes:
-            self._latest[demand.model_digest] = demand
+        self._latest[demand.model_digest] = demand
 
     def queue(self, *, full: bool) -> QueueState:
         """The line as telemetry tells it; `full` where more jobs may wait to be carried at all."""

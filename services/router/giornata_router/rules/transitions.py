@@ -94,14 +94,12 @@ def closed(record: JobRecord, error: GiornataError, times: Times) -> JobRecord:
     return record.model_copy(update=fields)
 
 
-def exhausted(rows: Sequence[RowRecord], causes: Sequence[str], limit: int) -> AttemptsExhausted | None:
-    """The error that ends a job if one of its `rows` has lost too many attempts; else None."""
-    failures = max((row.failures for row in rows), default=0)
-    if failures < limit:
-        return None
-    return AttemptsExhausted(
-        f"{failures} workers were lost while computing this edit.", received="; ".join(causes)
-    )
+def check_failures(rows: Sequence[RowRecord], causes: Sequence[str], limit: int) -> None:
+    """Raise AttemptsExhausted if one of a job's `rows` has lost too many attempts."""
+    failures = max(row.failures for row in rows)
+    if failures >= limit:
+        message = f"{failures} workers were lost while computing this edit."
+        raise AttemptsExhausted(message, received="; ".join(causes))
 
 
 def demand(

@@ -18,7 +18,7 @@ from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.masks import Alpha, model_mask
 from giornata_prepost.images.paste import paste, resize
 from giornata_prepost.images.pictures import Pixels
-from giornata_prepost.images.stages import computed_size, cut_out
+from giornata_prepost.images.stages import visible
 
 PIPELINES: Final[dict[str, type[Any]]] = {
     Family.FLUX_FILL: FluxFillPipeline,
@@ -65,10 +65,8 @@ class Oracle:
             (height, width, 3) uint8.
         """
         card = self._card
-        whole = Size(original.shape[1], original.shape[0])
-        crop = cut_out(alpha, parameters.padding_mask_crop)
-        size = computed_size(whole, crop, card, self._setting.budget_pixels)
-        window = (crop or Box(0, 0, *whole)).window
+        crop, size = visible(alpha, parameters.padding_mask_crop, card, self._setting.budget_pixels)
+        window = (crop or Box(0, 0, *Size.of(alpha))).window
         mask = model_mask(alpha[window], size, card.mask_grain)
         painted = self._pipeline(
             prompt=parameters.prompt,

@@ -44,10 +44,8 @@ class FluxImages:
         pipeline = self.kind.from_pretrained(
             folder, transformer=None, dtype=dtype, use_safetensors=True, local_files_only=True
         )
-        self.card = card
+        self.card, self.device, self.dtype = card, device, dtype
         self.pipeline = pipeline.to(device)
-        self.device = device
-        self.dtype = dtype
 
     @torch.no_grad()
     def encode_text(self, prompt: str, negative_prompt: str | None = None) -> Tensors:
