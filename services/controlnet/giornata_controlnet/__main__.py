@@ -1,4 +1,7 @@
-"""``python -m giornata_controlnet``: the composition root, and the one endpoint."""
+"""``python -m giornata_controlnet``: the composition root, and the one endpoint, which refuses for now.
+
+The service is discovered, watched and drained like every other one.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from giornata.wire.workers import ServiceName
 
 
 async def residuals(request: AdapterRequest) -> NoReturn:
-    """Residuals of a ControlNet for one step; raises NotSupported for now."""
+    """Residuals of a ControlNet for one step; always raises NotSupported."""
     raise NotSupported(
         "ControlNet residuals are not computed yet.",
         field="adapter",

@@ -1,4 +1,7 @@
-"""``python -m giornata_lora_store``: the composition root, and the one endpoint."""
+"""``python -m giornata_lora_store``: the composition root, and the one endpoint, which refuses for now.
+
+The service is discovered, watched and drained like every other one.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from giornata.wire.workers import ServiceName
 
 
 async def load(request: AdapterRequest) -> NoReturn:
-    """Bring a LoRA to the denoisers of this host; raises NotSupported for now."""
+    """Bring a LoRA to the denoisers of this host; always raises NotSupported."""
     raise NotSupported(
         "LoRA adapters are not loaded yet.",
         field="adapter",

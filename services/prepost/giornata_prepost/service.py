@@ -226,8 +226,7 @@ class Prepost:
     async def _store(self, owner: str, name: str, data: bytes, ttl_s: int) -> BlobRef:
         """Keep a result of a job or template under a key that no other call has.
 
-        A stage that is tried again elsewhere may differ in the last digit. It must not replace the bytes of an earlier
-        claim check.
+        A stage that is tried again may differ in the last digit, and an earlier claim check keeps its bytes.
         """
         return await self._blobs.put(f"{owner}/{name}-{secrets.token_hex(4)}", data, ttl_s)
 
@@ -242,9 +241,8 @@ class Prepost:
 
 def _inspection(found: Inspected, prepared: BlobRef, alpha: BlobRef | None, compute_ms: float) -> Inspection:
     """The measures for the router, with claim checks instead of blobs."""
-    return Inspection.model_validate(
-        {**vars(found), "prepared": prepared, "alpha": alpha, "compute_ms": compute_ms}
-    )
+    stored = {"prepared": prepared, "alpha": alpha, "compute_ms": compute_ms}
+    return Inspection.model_validate(vars(found) | stored)
 
 
 def _latents(data: bytes, request: FinishRequest) -> torch.Tensor:

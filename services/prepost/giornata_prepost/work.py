@@ -45,11 +45,11 @@ class ImagePool:
     """
 
     def __init__(self, processes: int) -> None:
-        self._processes = processes
-        self._context = multiprocessing.get_context("forkserver")
+        context = multiprocessing.get_context("forkserver")
         # the fork server imports these once, so that a replacement starts in milliseconds
         plugins = ["PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin"]
-        self._context.set_forkserver_preload(["giornata_prepost.images.stages", *plugins])
+        context.set_forkserver_preload(["giornata_prepost.images.stages", *plugins])
+        self._new_pool = partial(ProcessPool, max_workers=processes, context=context)
         self._pool = self._new_pool()
         self._running: set[Future[Any]] = set()
 
@@ -109,9 +109,6 @@ class ImagePool:
             return await asyncio.wrap_future(future)
         finally:
             self._running.discard(future)
-
-    def _new_pool(self) -> ProcessPool:
-        return ProcessPool(max_workers=self._processes, context=self._context)
 
 
 class Precedence(IntEnum):

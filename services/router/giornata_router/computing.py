@@ -36,13 +36,7 @@ class Computing:
     """
 
     def __init__(
-        self,
-        tools: Tools,
-        live: LiveRecord,
-        *,
-        inspection: Inspection,
-        encoding: Encoding,
-        fetching: str | None = None,
+        self, tools: Tools, live: LiveRecord, inspection: Inspection, encoding: Encoding, fetching: str | None
     ) -> None:
         self._tools, self._dispatch = tools, tools.dispatch
         self._live, self._sheet, self._job = live, live.sheet, live.job

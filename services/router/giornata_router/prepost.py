@@ -74,10 +74,9 @@ class Questions:
 
     def observe(self, state: ServiceState, now: float) -> None:
         """Take in telemetry: the questions that an instance has."""
-        if state.service is ServiceName.PREPOST:
-            for scope, name in self._names.items():
-                if name in (state.answering or ()):
-                    self._heard.hear(scope, now)
+        for scope, name in self._names.items():
+            if name in (state.answering or ()):
+                self._heard.hear(scope, now)
 
     def look(self, now: float) -> None:
         """End the waiting for answers that will not come.

@@ -88,15 +88,9 @@ class Router:
         line = Line(by_deadline=config.policy is PolicyName.DEADLINE_AWARE, ageing_s=config.ageing_s)
         self._questions = Questions(placement.fleet, lambda: bus.client.is_connected)
         self._dispatch = Dispatch(SCHEDULERS[config.policy], placement, line, lambda: bus.client.is_connected)
-        self._tools = Tools(
-            bus,
-            records,
-            PrepostClient(bus, self._questions, config),
-            self._dispatch,
-            Forecasting(placement, line, config.max_wait_s or math.inf),
-            quarantine,
-            config,
-        )
+        prepost = PrepostClient(bus, self._questions, config)
+        forecasting = Forecasting(placement, line, config.max_wait_s or math.inf)
+        self._tools = Tools(bus, records, prepost, self._dispatch, forecasting, quarantine, config)
         self._queue: Queue | None = None
         """What is led; None on a standby."""
         bus.on_reconnect.append(self._dispatch.recheck)

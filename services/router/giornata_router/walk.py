@@ -128,9 +128,7 @@ class Walk:
         if encoding is None:
             likely = await self._prefetch(inspection, demand)
             encoding = await self._encode(inspection)
-        await Computing(
-            self._tools, self._live, inspection=inspection, encoding=encoding, fetching=likely
-        ).run()
+        await Computing(self._tools, self._live, inspection, encoding, likely).run()
 
     async def _prefetch(self, inspection: Inspection, demand: Demand) -> str | None:
         """Tell the worker that probably gets a row to read the template from disk while the rows are encoded."""
@@ -184,9 +182,8 @@ class Walk:
         for assignment in held:
             await drop(self._tools, self._job.job_id, assignment)
         if isinstance(error, AttemptsExhausted):
-            record = self._live.record
-            log.error("job_quarantined", job=self._job.job_id, causes=record.causes)
-            await self._tools.quarantine.put(record)
+            log.error("job_quarantined", job=self._job.job_id, causes=self._live.record.causes)
+            await self._tools.quarantine.put(self._live.record)
 
     async def _enter(self, state: JobState) -> None:
         record = await self._live.change(lambda r: transitions.entered(r, state, self._sheet.times()))

@@ -36,14 +36,9 @@ class ImageModel(Protocol):
     ) -> Iterator[Tensors]:
         """Conditioning of each row of a job, one a seed; the picture is encoded once.
 
-        Args:
-            image: (height, width, 3) uint8 at the model's size.
-            mask: (height, width) uint8, 255 = edit, 0 = keep.
-            seeds: of the rows.
-            sampled: whether latents are drawn from their posteriors, as the pipeline does, or are the modes.
-
-        Yields:
-            (tokens, channels) each, row-major; `noise` and `image_latents` are among them.
+        `image` is (height, width, 3) uint8 at the model's size; `mask` is (height, width) uint8, 255 = edit, 0 = keep.
+        Latents are `sampled` from their posteriors, as the pipeline does, or are the modes. Each tensor is (tokens,
+        channels), row-major; `noise` and `image_latents` are among them.
         """
 
     def decode(self, latents: torch.Tensor, size: Size) -> Pixels:

@@ -22,12 +22,9 @@ def paste(
     picture, opaque. Between, Porter and Duff's *over*, so that colours hidden under transparent pixels do
     not shine through.
 
-    Args:
-        original: upright; the output has its channels.
-        alpha: at the original's size.
-        painted: (h, w, 3) uint8, the model's picture; resized to the output (Lanczos).
-        size: of the output; default the original's. With another size original and alpha are resized first.
-        crop: the part of the original that the painted picture shows; alpha is 0 elsewhere. Default all of it.
+    The output has the original's channels, and its size unless `size` says otherwise: then original and alpha are
+    resized first. The painted picture, (h, w, 3) at the model's size, shows `crop` of the original, or all of it; alpha
+    is 0 elsewhere. It is resized to the output (Lanczos).
     """
     own = Size.of(original)
     size = size or own

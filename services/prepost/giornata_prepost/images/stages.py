@@ -59,8 +59,9 @@ def inspect(
     """Measure an edit that `card` will compute; `image` and `mask` are files as they were sent.
 
     Raises:
-        BadRequest: one of its leaves, see :func:`read_edit` and
-            :func:`~giornata_prepost.images.geometry.output_size`.
+        BadRequest: one of the leaves that :func:`~giornata_prepost.images.pictures.decode`,
+            :func:`~giornata_prepost.images.masks.edited_region` and
+            :func:`~giornata_prepost.images.geometry.output_size` name.
     """
     original, alpha = read_edit(image, mask, parameters, limits)
     return _measured(original, alpha, parameters, card, limits)
@@ -102,12 +103,7 @@ def finish(  # noqa: PLR0917 - the pool passes by position
 def read_edit(
     image: bytes, mask: bytes | None, parameters: EditParameters, limits: PixelLimits
 ) -> tuple[DecodedPicture, Alpha]:
-    """The upright original and the effective alpha at its size.
-
-    Raises:
-        BadRequest: one of the leaves that :func:`~giornata_prepost.images.pictures.decode` and
-            :func:`~giornata_prepost.images.masks.edited_region` name.
-    """
+    """The upright original and the effective alpha at its size; raises as :func:`inspect`."""
     original = decode(image, limits.max_pixels)
     marks = None if mask is None else decode(mask, limits.max_pixels, "mask").pixels
     region = masks.edited_region(original.pixels, marks, parameters.mask_mode)
