@@ -106,8 +106,8 @@ class FluxImages:
     def _condition(self, picture: torch.Tensor, holes: torch.Tensor, how: str) -> Condition:
         """What the pipeline adds to every row of a job.
 
-        `picture` is (1, 3, height, width) float32 in -1..1; `holes` is (1, 1, height, width) float32, 1 = edit; `how` is
-        the `sample_mode` by which `retrieve_latents` takes latents from a posterior.
+        `picture` is (1, 3, height, width) float32 in -1..1; `holes` is (1, 1, height, width) float32, 1 = edit; `how`
+        is the `sample_mode` by which `retrieve_latents` takes latents from a posterior.
         """
 
     def _encode_prompt(self, prompt: str, prefix: str) -> Tensors:
