@@ -99,44 +99,38 @@ class PrepostClient:
 
     async def inspect(self, job: Job, deadline: Deadline) -> Inspection:
         """Decode and measure the job's pictures."""
-        request, subject = partial(InspectRequest, job=job), subjects.prepost("inspect", job.model)
-        return await self._ask(subject, request, Inspection, self._config.inspect_s, deadline)
+        make = partial(InspectRequest, job=job)
+        subject = subjects.prepost("inspect", job.model)
+        return await self._ask(subject, make, Inspection, self._config.inspect_s, deadline)
 
     async def encode(self, job: Job, inspection: Inspection, deadline: Deadline) -> Encoding:
         """Make the conditioning of all rows."""
-        request = partial(EncodeRequest, job=job, inspection=inspection)
+        make = partial(EncodeRequest, job=job, inspection=inspection)
         subject = subjects.prepost("encode", job.model)
-        return await self._ask(subject, request, Encoding, self._config.encode_s, deadline)
+        return await self._ask(subject, make, Encoding, self._config.encode_s, deadline)
 
     async def finish(
         self, job: Job, inspection: Inspection, index: int, latents: BlobRef, deadline: Deadline
     ) -> FinishReply:
         """Decode and paste one picture."""
-        request = partial(FinishRequest, job=job, inspection=inspection, index=index, latents=latents)
+        make = partial(FinishRequest, job=job, inspection=inspection, index=index, latents=latents)
         subject = subjects.prepost("finish", job.model)
-        return await self._ask(subject, request, FinishReply, self._config.finish_s, deadline)
+        return await self._ask(subject, make, FinishReply, self._config.finish_s, deadline)
 
     async def template(self, template: TemplateRecord, deadline: Deadline) -> TemplateInputs:
         """Decode and encode a template's picture, from which its run begins."""
-        request, subject = (
-            partial(TemplateRequest, template=template),
-            subjects.prepost("template", template.model),
-        )
-        return await self._ask(subject, request, TemplateInputs, self._config.encode_s, deadline)
+        make = partial(TemplateRequest, template=template)
+        subject = subjects.prepost("template", template.model)
+        return await self._ask(subject, make, TemplateInputs, self._config.encode_s, deadline)
 
     async def _ask(
-        self,
-        subject: str,
-        request: Callable[..., Question],
-        reply: type[R],
-        limit_s: float,
-        deadline: Deadline,
+        self, subject: str, make: Callable[..., Question], reply: type[R], limit_s: float, deadline: Deadline
     ) -> R:
-        asked = request(remaining_ms=deadline.at_most(limit_s).remaining_ms())
+        request = make(remaining_ms=deadline.at_most(limit_s).remaining_ms())
 
         async def ask_once() -> R:
-            async with self._questions.asked(question(asked)):
-                return await self._bus.call(subject, asked, reply, deadline.at_most(limit_s))
+            async with self._questions.asked(question(request)):
+                return await self._bus.call(subject, request, reply, deadline.at_most(limit_s))
 
         return await retries.elsewhere(_worth_another_try, _after_faults(self._config.stage_tries))(ask_once)
 

@@ -51,25 +51,23 @@ def placed(painted: Pixels, crop: Box, original: Size, output: Size) -> tuple[Bo
         return crop, resize(painted, crop.size)
     if crop == (0, 0, *original):
         return Box(0, 0, *output), resize(painted, output)
-    left, width, x, (low_x, high_x) = _span(
+    left, width, beyond_x, (low_x, high_x) = _span(
         crop.left, crop.width, painted.shape[1], original.width, output.width
     )
-    top, height, y, (low_y, high_y) = _span(
+    top, height, beyond_y, (low_y, high_y) = _span(
         crop.top, crop.height, painted.shape[0], original.height, output.height
     )
     place = Box(left, top, width, height)
-    beyond = Image.fromarray(np.pad(painted, ((y, y), (x, x), (0, 0)), mode="edge"))
+    extended = np.pad(painted, ((beyond_y, beyond_y), (beyond_x, beyond_x), (0, 0)), mode="edge")
     source = (low_x, low_y, high_x, high_y)
-    return place, np.asarray(beyond.resize(place.size, Image.Resampling.LANCZOS, box=source))
+    resized = Image.fromarray(extended).resize(place.size, Image.Resampling.LANCZOS, box=source)
+    return place, np.asarray(resized)
 
 
 def _span(
     first: int, length: int, painted: int, original: int, output: int
 ) -> tuple[int, int, int, tuple[float, float]]:
-    """One axis: start and length in the output, and the same span in the painted picture.
-
-    Before that span is by how many pixels the painted picture goes on at both ends.
-    """
+    """One axis: start and length in the output, pixels that extend the painted picture at both ends, and its span."""
     scale = output / original
     margin = ceil(max(1.0, scale))  # the reach of the linear filter of `resize_alpha`
     start = max(0, floor(first * scale) - margin)
