@@ -25,7 +25,7 @@ from giornata.planning.costs import COMPUTE
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
-from giornata_prepost.images.inspection import PixelLimits, inspect
+from giornata_prepost.images.stages import PixelLimits, inspect
 from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.stack import Stack
 from giornata_tools.loadgen.charts import Chart, Drawn, Points, distribution

@@ -23,10 +23,9 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
 from giornata_prepost.families.flux.images import InpaintImages
 from giornata_prepost.images import pictures
-from giornata_prepost.images.finishing import finish
 from giornata_prepost.images.geometry import Box, Size
-from giornata_prepost.images.inspection import PixelLimits, inspect
 from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.stages import PixelLimits, finish, inspect
 from giornata_tools.model.random.build import build
 
 NATIVE = 64

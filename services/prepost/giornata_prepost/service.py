@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Final, TypeVar
 
 import structlog
@@ -32,21 +33,16 @@ from giornata.wire.messages import (
     question,
 )
 from giornata.wire.requests import EditParameters, Reuse
-from giornata.wire.templates import TemplateInputs, TemplateRecord
+from giornata.wire.templates import TemplateInputs
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import ImageModel, rehearse
-from giornata_prepost.images.finishing import finish
 from giornata_prepost.images.geometry import Box, Size
-from giornata_prepost.images.inspection import Inspected, PixelLimits, inspect, inspect_template
-from giornata_prepost.work.model_thread import ModelThread, Precedence
-from giornata_prepost.work.pool import ImagePool
+from giornata_prepost.images.stages import Inspected, PixelLimits, finish, inspect, inspect_template
+from giornata_prepost.work import ImagePool, ModelThread, Precedence
 
 Q = TypeVar("Q", bound=Question)
 R = TypeVar("R", bound=BaseModel)
-
-EDITS_PER_PROCESS: Final = 2
-"""Edits whose pictures are in memory, per process: one is computed while the next one's arrives."""
 
 TEMPLATE_INPUTS_TTL_S: Final = 600
 """How long the inputs of a template run are kept; a worker reads them when it is asked to record."""
@@ -60,12 +56,11 @@ class Prepost:
     """One instance with one model."""
 
     def __init__(self, config: PrepostConfig, blobs: BlobStore, pool: ImagePool, model: ImageModel) -> None:
-        self._config = config
-        self._blobs = blobs
-        self._pool = pool
-        self._model = model
+        self._config, self._blobs = config, blobs
+        self._pool, self._model = pool, model
         self._limits = PixelLimits(config.max_pixels, config.model_pixels)
-        self._held = asyncio.Semaphore(EDITS_PER_PROCESS * config.image_processes)
+        # of two edits a process has in memory, one is computed while the other's pictures arrive
+        self._held = asyncio.Semaphore(2 * config.image_processes)
         self._thread = ModelThread()
         self._answering: dict[asyncio.Timeout, str] = {}
         """Questions in progress, by their time limit."""
@@ -159,35 +154,32 @@ class Prepost:
             found, compute_ms = await self._pool.timed(
                 inspect_template, *edit, limit_s=self._config.image_timeout_s
             )
-        row, _ = await self._thread.timed(Precedence.BEGIN, self._encode_template, found.prepared)
-        prepared = await self._keep_input(template, "prepared", found.prepared)
+        # the row's noise is not read: all edits share another
+        encode = partial(self._encode_rows, found.prepared, seeds=(0,), sampled=False)
+        (row,), _ = await self._thread.timed(Precedence.BEGIN, encode)
+        keep = partial(self._store, template.template_id, ttl_s=TEMPLATE_INPUTS_TTL_S)
         return TemplateInputs(
-            inspection=_inspection(found, prepared, None, compute_ms),
+            inspection=_inspection(found, await keep("prepared", found.prepared), None, compute_ms),
             empty_text=await self._keep_empty_text(),
-            conditioning=await self._keep_input(template, "row", row),
+            conditioning=await keep("row", row),
         )
-
-    async def _keep_input(self, template: TemplateRecord, name: str, data: bytes) -> BlobRef:
-        return await self._store(template.template_id, name, data, TEMPLATE_INPUTS_TTL_S)
-
-    def _encode_template(self, prepared: bytes) -> bytes:
-        """Safetensors of the one row, in the model's thread. Its noise is not read: all edits share another."""
-        pixels = tensors.unpack(prepared)
-        rows = self._model.encode_rows(pixels["image"].numpy(), pixels["mask"].numpy(), (0,), sampled=False)
-        return tensors.pack(next(rows))
 
     def _encode(self, job: Job, prepared: bytes) -> tuple[bytes, int, list[bytes]]:
         """Safetensors of the text and of each row, in the model's thread."""
         parameters = job.parameters
         if parameters.seed is None:
             raise ValueError("encoding needs resolved parameters")
-        pixels = tensors.unpack(prepared)
         text = self._model.encode_text(parameters.prompt, parameters.negative_prompt)
         seeds = range(parameters.seed, parameters.seed + parameters.n)
+        rows = self._encode_rows(prepared, seeds, sampled=parameters.reuse is Reuse.OFF)
+        return tensors.pack(text), self._model.text_tokens(text), rows
+
+    def _encode_rows(self, prepared: bytes, seeds: Sequence[int], *, sampled: bool) -> list[bytes]:
+        pixels = tensors.unpack(prepared)
         rows = self._model.encode_rows(
-            pixels["image"].numpy(), pixels["mask"].numpy(), seeds, sampled=parameters.reuse is Reuse.OFF
+            pixels["image"].numpy(), pixels["mask"].numpy(), seeds, sampled=sampled
         )
-        return tensors.pack(text), self._model.text_tokens(text), [tensors.pack(row) for row in rows]
+        return [tensors.pack(row) for row in rows]
 
     async def _keep_empty_text(self) -> BlobRef:
         """The empty prompt's conditioning, encoded once and kept for all jobs."""
@@ -234,8 +226,7 @@ class Prepost:
     async def _store(self, owner: str, name: str, data: bytes, ttl_s: int) -> BlobRef:
         """Keep a result of a job or template under a key that no other call has.
 
-        A stage that is tried again elsewhere may differ in the last digit. It must not replace the bytes of an earlier
-        claim check.
+        A stage that is tried again may differ in the last digit, and an earlier claim check keeps its bytes.
         """
         return await self._blobs.put(f"{owner}/{name}-{secrets.token_hex(4)}", data, ttl_s)
 
@@ -250,9 +241,8 @@ class Prepost:
 
 def _inspection(found: Inspected, prepared: BlobRef, alpha: BlobRef | None, compute_ms: float) -> Inspection:
     """The measures for the router, with claim checks instead of blobs."""
-    return Inspection.model_validate(
-        {**vars(found), "prepared": prepared, "alpha": alpha, "compute_ms": compute_ms}
-    )
+    stored = {"prepared": prepared, "alpha": alpha, "compute_ms": compute_ms}
+    return Inspection.model_validate(vars(found) | stored)
 
 
 def _latents(data: bytes, request: FinishRequest) -> torch.Tensor:

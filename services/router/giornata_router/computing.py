@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import nats.errors
 import structlog
 
-from giornata.deadlines import Deadline
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Claim
 from giornata.wire import subjects
@@ -25,7 +24,6 @@ from giornata.wire.messages import CancelRows, RunAnswer, RunReply, RunRequest
 from giornata_router.dispatch import NoReport, Outcome
 from giornata_router.live_record import EndedError, LiveRecord, heed_cancel
 from giornata_router.rules import transitions
-from giornata_router.time_sheet import TimeSheet
 from giornata_router.tools import RUN_REPLY_S, Tools
 
 log = structlog.get_logger(__name__)
@@ -38,20 +36,11 @@ class Computing:
     """
 
     def __init__(
-        self,
-        tools: Tools,
-        live: LiveRecord,
-        sheet: TimeSheet,
-        deadline: Deadline,
-        *,
-        inspection: Inspection,
-        encoding: Encoding,
-        fetching: str | None = None,
+        self, tools: Tools, live: LiveRecord, inspection: Inspection, encoding: Encoding, fetching: str | None
     ) -> None:
         self._tools, self._dispatch = tools, tools.dispatch
-        self._live, self._sheet, self._deadline = live, sheet, deadline
+        self._live, self._sheet, self._job = live, live.sheet, live.job
         self._inspection, self._encoding, self._fetching = inspection, encoding, fetching
-        self._job = live.job
         self._numbers = itertools.count(live.record.attempt + 1)
         self._tasks = asyncio.TaskGroup()
 
@@ -69,40 +58,38 @@ class Computing:
                 raise _foremost(group) from None
         await self._live.reread()
 
-    def _resume_or_place(self, rows: Iterable[RowRecord]) -> None:
+    def _resume_or_place(self, rows: Sequence[RowRecord]) -> None:
         """Ask the workers that have rows whether they do, and place the other rows."""
-        by_index = {row.index: row for row in rows}
-        for assignment in assignments(by_index.values()):
+        for assignment in assignments(rows):
             # they may not have been sent yet, or be done: the router that assigned them may have died at any moment
-            held = [by_index[index] for index in assignment.rows]
+            held = [row for row in rows if row.index in assignment.rows]
             self._tasks.create_task(self._attempt(assignment, held, adopted=True), name="attempt")
-        free = [row for row in by_index.values() if row.worker is None]
+        free = [row for row in rows if row.worker is None]
         if free:
             self._tasks.create_task(self._place(free), name="place")
 
     async def _place(self, rows: Sequence[RowRecord]) -> None:
         """Find workers for `rows`, and write the assignments down before the rows are sent."""
-        error = transitions.exhausted(rows, self._live.record.causes, self._tools.config.max_failures)
-        if error is not None:
-            raise error
+        transitions.check_failures(rows, self._live.record.causes, self._tools.config.max_failures)
         job, demand = self._job, self._demand(rows)
         claim = Claim(job.priority, job.tenant, job.weight, self._denoised_by_s(demand))
         indices = [row.index for row in rows]
         self._live.doing = "waiting for a worker with room"
         async with self._dispatch.in_line(
-            job.job_id, indices, demand, claim, number=lambda: next(self._numbers), fetching=self._fetching
+            job.job_id, indices, demand, claim, numbers=self._numbers, fetching=self._fetching
         ) as pending:
             while pending.left or pending.placed:
                 await self._assign(await pending.assignments())
 
     async def _assign(self, given: Sequence[Assignment]) -> None:
         begun: list[Assignment] = []
+
+        def assigned(record: JobRecord) -> JobRecord:
+            times = self._sheet.times()
+            return transitions.assigned(record, given, self._inspection, self._encoding, times)
+
         try:
-            record = await self._live.change(
-                lambda r: transitions.assigned(
-                    r, given, self._inspection, self._encoding, self._sheet.times()
-                )
-            )
+            record = await self._live.change(assigned)
             for assignment in given:
                 if assignment in record.assignments:
                     begun.append(assignment)
@@ -124,10 +111,10 @@ class Computing:
 
     async def _attempt(self, assignment: Assignment, rows: Sequence[RowRecord], *, adopted: bool) -> None:
         """Send `rows` to their worker, which may have them already, and wait for what becomes of them."""
-        job_id = self._job.job_id
-        async with self._dispatch.expecting(job_id, assignment.attempt) as report:
+        job_id, attempt, worker = self._job.job_id, assignment.attempt, assignment.worker
+        async with self._dispatch.expecting(job_id, attempt) as report:
             if adopted:
-                self._dispatch.adopt(job_id, assignment, self._demand(rows))
+                self._dispatch.placement.assign(job_id, attempt, worker, self._demand(rows), time.monotonic())
             record = await self._offered(assignment, rows, adopted=adopted)
             if record is None:
                 record = await self._settled(assignment, await report)
@@ -147,9 +134,9 @@ class Computing:
             inspection=self._inspection,
             encoding=self._encoding,
             rows=tuple(rows),
-            remaining_ms=self._deadline.remaining_ms(),
+            remaining_ms=self._live.deadline.remaining_ms(),
         )
-        limit = self._deadline.at_most(RUN_REPLY_S)
+        limit = self._live.deadline.at_most(RUN_REPLY_S)
         try:
             reply = await self._tools.bus.call(subjects.worker(worker, "run"), request, RunReply, limit)
         except (Overloaded, DeadlineExceeded, InternalError) as error:
@@ -213,8 +200,5 @@ def _pending(record: JobRecord, rows: Sequence[int]) -> tuple[RowRecord, ...]:
 def _foremost(group: ExceptionGroup) -> Exception:
     """The error that says what becomes of the job, where several attempts failed at once."""
     kinds = (EndedError, JobCancelled, GiornataError, nats.errors.Error, Exception)
-    found = []
-    for error in group.exceptions:
-        single = _foremost(error) if isinstance(error, ExceptionGroup) else error
-        found.append((next(i for i, kind in enumerate(kinds) if isinstance(single, kind)), single))
-    return min(found, key=lambda pair: pair[0])[1]
+    found = [_foremost(error) if isinstance(error, ExceptionGroup) else error for error in group.exceptions]
+    return min(found, key=lambda error: [isinstance(error, kind) for kind in kinds].index(True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from enum import Enum
@@ -12,8 +12,8 @@ from enum import Enum
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Claim, Key, Line
 from giornata.scheduling.occupancy import Attempt
-from giornata.scheduling.placement import Booking, Placement
-from giornata.scheduling.scheduler import Decision, Scheduler
+from giornata.scheduling.placement import Placement
+from giornata.scheduling.scheduler import Scheduler
 from giornata.wire.events import DenoisedEvent
 from giornata.wire.jobs import Assignment
 from giornata.wire.workers import ServiceState
@@ -33,24 +33,19 @@ Outcome = DenoisedEvent | NoReport
 
 
 class PendingRows:
-    """Rows of one job in the line, and the assignments that the job has not taken yet.
+    """Rows of one job in the line, and the assignments that the job has not taken yet."""
 
-    Args:
-        rows: their indices.
-        number: numbers the job's attempts.
-    """
-
-    def __init__(self, rows: Sequence[int], number: Callable[[], int]) -> None:
+    def __init__(self, rows: Sequence[int], numbers: Iterator[int]) -> None:
         self.left = list(rows)
         """Rows that have no worker."""
         self.placed: list[Assignment] = []
         """Assignments that the job has not taken."""
-        self._number = number
+        self._numbers = numbers
         self._news = asyncio.Event()
 
     def give(self, worker: str, rows: Sequence[int]) -> Assignment:
         """Assign `rows` to `worker`, as an attempt of their own."""
-        given = Assignment(self._number(), worker, tuple(rows))
+        given = Assignment(next(self._numbers), worker, tuple(rows))
         self.left = [row for row in self.left if row not in rows]
         self.placed.append(given)
         self._news.set()
@@ -67,11 +62,7 @@ class PendingRows:
 class Dispatch:
     """Applies the scheduler's decisions, and tells each job what becomes of its attempts.
 
-    Args:
-        scheduler: decides.
-        placement: of rows on workers.
-        line: of rows that wait.
-        connected: whether telemetry could be heard now.
+    `connected` says whether telemetry could be heard now.
     """
 
     def __init__(
@@ -120,23 +111,18 @@ class Dispatch:
         demand: Demand,
         claim: Claim,
         *,
-        number: Callable[[], int],
+        numbers: Iterator[int],
         fetching: str | None = None,
     ) -> AsyncIterator[PendingRows]:
         """Wait for workers with room inside; what is placed counts as assigned from that moment.
 
-        Args:
-            job_id: whose rows they are.
-            rows: their indices.
-            demand: of these rows.
-            claim: decides when their turn comes.
-            number: numbers the job's attempts.
-            fetching: a worker that has been told to read their template from disk.
+        `rows` are indices of the job's rows, and `numbers` those of its next attempts; `fetching` is a worker that has
+        been told to read their template from disk.
         """
         if claim.finish_by_s is not None:
             claim = replace(claim, takes_s=self.placement.least_ms(demand.piece()) / 1e3)
         key = self.line.join(job_id, demand, claim, time.monotonic(), rows=rows, fetching=fetching).key
-        pending = self._pending[key] = PendingRows(rows, number)
+        pending = self._pending[key] = PendingRows(rows, numbers)
         self._decide()
         try:
             yield pending
@@ -145,10 +131,6 @@ class Dispatch:
             del self._pending[key]
             for assignment in pending.placed:
                 self.release(job_id, assignment.attempt)
-
-    def adopt(self, job_id: str, assignment: Assignment, demand: Demand) -> None:
-        """Take over an assignment that another router made."""
-        self.placement.assign(job_id, assignment.attempt, assignment.worker, demand, time.monotonic())
 
     def release(self, job_id: str, attempt: int) -> None:
         """The rows of an attempt are on no worker any more; rows that wait may have the room."""
@@ -174,13 +156,14 @@ class Dispatch:
         if not self._connected():
             self.placement.listen(now)
             return
-        self._give_up(self.placement.expire(now), NoReport.LOST)
-        self._give_up(self.placement.unlisted(), NoReport.UNLISTED)
-        self._give_up(self.placement.stalled(), NoReport.STALLED)
-
-    def _give_up(self, bookings: Sequence[Booking], why: NoReport) -> None:
-        for booking in bookings:
-            self._resolve(booking.key, why)
+        given_up = {
+            NoReport.LOST: self.placement.expire(now),
+            NoReport.UNLISTED: self.placement.unlisted(),
+            NoReport.STALLED: self.placement.stalled(),
+        }
+        for why, bookings in given_up.items():
+            for booking in bookings:
+                self._resolve(booking.key, why)
 
     def _resolve(self, attempt: Attempt, outcome: Outcome) -> None:
         future = self._reports.get(attempt)
@@ -194,15 +177,12 @@ class Dispatch:
             self._wake = None
         now = time.monotonic()
         decision = self._scheduler.decide(self.line, self.placement, now)
-        self._apply(decision, now)
-        if decision.wake_at is not None:
-            loop = asyncio.get_running_loop()
-            self._wake = loop.call_later(decision.wake_at - now, self._decide)
-
-    def _apply(self, decision: Decision, now: float) -> None:
         for key, worker, rows, passes in decision.placements:
             given = self._pending[key].give(worker, rows)
             demand = self.line.serve(key, rows, now, passes)
             self.placement.assign(key[0], given.attempt, worker, demand, now)
         for attempt in decision.preemptions:
             self._resolve(attempt, NoReport.PREEMPTED)
+        if decision.wake_at is not None:
+            loop = asyncio.get_running_loop()
+            self._wake = loop.call_later(decision.wake_at - now, self._decide)

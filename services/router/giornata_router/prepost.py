@@ -6,7 +6,11 @@ an unexpected error prepost is asked a few times more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -15,6 +19,7 @@ from tenacity import RetryCallState
 from giornata import retries
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
+from giornata.fleet import Fleet, Heard
 from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, GiornataError, Overloaded
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
@@ -28,10 +33,62 @@ from giornata.wire.messages import (
     question,
 )
 from giornata.wire.templates import TemplateInputs, TemplateRecord
+from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
-from giornata_router.questions import Questions
 
 R = TypeVar("R", bound=BaseModel)
+
+
+class Questions:
+    """The open questions to prepost. What no living instance says to have is lost, with its instance or its message.
+
+    `connected` says whether telemetry could be heard now.
+    """
+
+    def __init__(self, fleet: Fleet, connected: Callable[[], bool] = lambda: True) -> None:
+        self._fleet, self._connected = fleet, connected
+        self._heard = Heard[asyncio.Timeout]()
+        """When a question was asked, or an instance last said to have it."""
+        self._names: dict[asyncio.Timeout, str] = {}
+
+    @asynccontextmanager
+    async def asked(self, name: str) -> AsyncIterator[None]:
+        """Ask and wait for the answer inside.
+
+        Raises:
+            DeadlineExceeded: no instance has the question, so that no answer will come.
+        """
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._heard.hear(scope, time.monotonic())
+                self._names[scope] = name
+                yield
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            raise DeadlineExceeded("The question, or its answer, was lost.", received=name) from error
+        finally:
+            self._heard.forget(scope)
+            self._names.pop(scope, None)
+
+    def observe(self, state: ServiceState, now: float) -> None:
+        """Take in telemetry: the questions that an instance has."""
+        for scope, name in self._names.items():
+            if name in (state.answering or ()):
+                self._heard.hear(scope, now)
+
+    def look(self, now: float) -> None:
+        """End the waiting for answers that will not come.
+
+        Without a connection no instance is heard, and an instance of an older version does not tell its questions.
+        """
+        prepost = (state for state in self._fleet.all() if state.service is ServiceName.PREPOST)
+        if not self._connected() or any(state.answering is None for state in prepost):
+            self._heard.listen(now)
+        for scope in self._heard.silent(now):
+            if not scope.expired():
+                scope.reschedule(asyncio.get_running_loop().time())
 
 
 class PrepostClient:
@@ -42,42 +99,35 @@ class PrepostClient:
 
     async def inspect(self, job: Job, deadline: Deadline) -> Inspection:
         """Decode and measure the job's pictures."""
-        limit_s = self._config.inspect_s
-        request = InspectRequest(job=job, remaining_ms=deadline.at_most(limit_s).remaining_ms())
-        return await self._ask(subjects.prepost("inspect", job.model), request, Inspection, limit_s, deadline)
+        make = partial(InspectRequest, job=job)
+        subject = subjects.prepost("inspect", job.model)
+        return await self._ask(subject, make, Inspection, self._config.inspect_s, deadline)
 
     async def encode(self, job: Job, inspection: Inspection, deadline: Deadline) -> Encoding:
         """Make the conditioning of all rows."""
-        limit_s = self._config.encode_s
-        remaining_ms = deadline.at_most(limit_s).remaining_ms()
-        request = EncodeRequest(job=job, inspection=inspection, remaining_ms=remaining_ms)
-        return await self._ask(subjects.prepost("encode", job.model), request, Encoding, limit_s, deadline)
+        make = partial(EncodeRequest, job=job, inspection=inspection)
+        subject = subjects.prepost("encode", job.model)
+        return await self._ask(subject, make, Encoding, self._config.encode_s, deadline)
 
     async def finish(
         self, job: Job, inspection: Inspection, index: int, latents: BlobRef, deadline: Deadline
     ) -> FinishReply:
         """Decode and paste one picture."""
-        limit_s = self._config.finish_s
-        request = FinishRequest(
-            job=job,
-            inspection=inspection,
-            index=index,
-            latents=latents,
-            remaining_ms=deadline.at_most(limit_s).remaining_ms(),
-        )
-        return await self._ask(subjects.prepost("finish", job.model), request, FinishReply, limit_s, deadline)
+        make = partial(FinishRequest, job=job, inspection=inspection, index=index, latents=latents)
+        subject = subjects.prepost("finish", job.model)
+        return await self._ask(subject, make, FinishReply, self._config.finish_s, deadline)
 
     async def template(self, template: TemplateRecord, deadline: Deadline) -> TemplateInputs:
         """Decode and encode a template's picture, from which its run begins."""
-        limit_s = self._config.encode_s
-        request = TemplateRequest(template=template, remaining_ms=deadline.at_most(limit_s).remaining_ms())
-        return await self._ask(
-            subjects.prepost("template", template.model), request, TemplateInputs, limit_s, deadline
-        )
+        make = partial(TemplateRequest, template=template)
+        subject = subjects.prepost("template", template.model)
+        return await self._ask(subject, make, TemplateInputs, self._config.encode_s, deadline)
 
     async def _ask(
-        self, subject: str, request: Question, reply: type[R], limit_s: float, deadline: Deadline
+        self, subject: str, make: Callable[..., Question], reply: type[R], limit_s: float, deadline: Deadline
     ) -> R:
+        request = make(remaining_ms=deadline.at_most(limit_s).remaining_ms())
+
         async def ask_once() -> R:
             async with self._questions.asked(question(request)):
                 return await self._bus.call(subject, request, reply, deadline.at_most(limit_s))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from dataclasses import dataclass
 
 import nats.errors
@@ -17,7 +16,7 @@ from nats.js.errors import APIError
 from giornata.bus import streams
 from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable
-from giornata.wire.jobs import Job, JobRecord, Priority
+from giornata.wire.jobs import Job, Priority
 from giornata.wire.messages import Accepted, CancelRows, Forecast, ForecastRequest, SubmitRequest
 from giornata_router.rules import transitions
 from giornata_router.tools import Tools
@@ -44,28 +43,28 @@ class _CarriedJob:
     cancelled: bool = False
     """A cancel was heard before there was a walk."""
 
+    def cancel(self) -> None:
+        """Stop the walk, or the one that will be."""
+        self.cancelled = True
+        if self.walk is not None:
+            self.walk.cancel()
+
 
 class Queue:
     """The active router's work, from taking the lease to giving it up. `walks` owns the jobs that are carried."""
 
     def __init__(self, tools: Tools, walks: asyncio.TaskGroup) -> None:
-        self._tools = tools
-        self._walks = walks
+        self._tools, self._walks = tools, walks
         self._accepted: dict[str, tuple[Job, float]] = {}
         """Jobs that were not pulled from the queue yet, by id, and when they were accepted."""
         self._carried: dict[str, _CarriedJob] = {}
-        self._limits: dict[Priority, int] = {}
-        self._in_hand: Counter[Priority] = Counter()
+        self._room: dict[Priority, int] = {}
+        """How many jobs more may be carried."""
 
     @property
     def full(self) -> bool:
         """Whether jobs of a priority are carried up to their limit, so that more may wait in the queue."""
-        return any(self._in_hand[priority] >= limit for priority, limit in self._limits.items())
-
-    @property
-    def carried(self) -> int:
-        """Jobs being carried out here."""
-        return len(self._carried)
+        return not all(self._room.values())
 
     async def submit(self, request: SubmitRequest) -> Accepted:
         """Make a job durable; the reply means that it will end in a picture or a clear error.
@@ -76,8 +75,7 @@ class Queue:
             ServiceUnavailable: JetStream does not answer; the same job may be submitted again.
         """
         job = request.job
-        known = job.job_id in self._accepted or job.job_id in self._carried
-        if not known:
+        if job.job_id not in self._accepted and job.job_id not in self._carried:
             self._tools.forecasting.admit(job, self._unplaced())
         try:
             stored = await self._tools.bus.jetstream.publish(
@@ -106,38 +104,32 @@ class Queue:
     def _unplaced(self) -> list[Job]:
         """Accepted jobs that neither wait for a worker nor have one."""
         line, placement = self._tools.dispatch.line, self._tools.dispatch.placement
-        carried = [c.job for c in self._carried.values() if c.walk is None or c.walk.preparing]
-        waiting = [job for job, _ in self._accepted.values()]
-        return [
-            job
-            for job in (*carried, *waiting)
-            if job.job_id not in line and not placement.assigned(job.job_id)
-        ]
+        jobs = [c.job for c in self._carried.values() if c.walk is None or c.walk.preparing]
+        jobs += (job for job, _ in self._accepted.values())
+        return [job for job in jobs if job.job_id not in line and not placement.assigned(job.job_id)]
 
     def cancel(self, request: CancelRows) -> None:
         """End a job, carried or not: a cancel was broadcast."""
         carried = self._carried.get(request.job_id)
         if carried is None:
-            self._walks.create_task(self._cancel_waiting(request.job_id), name="cancel")
-            return
-        carried.cancelled = True
-        if carried.walk is not None:
-            carried.walk.cancel()
+            self._walks.create_task(self._end_if_cancelled(request.job_id), name="cancel")
+        else:
+            carried.cancel()
 
     def recheck(self) -> None:
         """Look at the record of every carried job: the connection is back and cancels may have been missed."""
         for job_id in self._carried:
-            self._walks.create_task(self._check_cancel(job_id), name="recheck")
+            self._walks.create_task(self._end_if_cancelled(job_id), name="recheck")
 
     async def consume(self, priority: Priority, limit: int) -> None:
         """Take jobs of one priority, at most `limit` at a time; runs for ever."""
         slots = asyncio.Semaphore(limit)
 
         def given_back(_: asyncio.Task[None]) -> None:
-            self._in_hand[priority] -= 1
+            self._room[priority] += 1
             slots.release()
 
-        self._limits[priority] = limit
+        self._room[priority] = limit
         consumer = await streams.queue_consumer(self._tools.bus.jetstream, priority, max_in_flight=limit)
         try:
             while True:
@@ -147,7 +139,7 @@ class Queue:
                     slots.release()
                     continue
                 task = self._walks.create_task(self._carry(message), name="walk")
-                self._in_hand[priority] += 1
+                self._room[priority] -= 1
                 task.add_done_callback(given_back)
         finally:
             with contextlib.suppress(nats.errors.Error):  # without a connection there is nothing to end
@@ -185,9 +177,7 @@ class Queue:
         except nats.errors.Error as error:
             log.warning("walk_interrupted", job=job.job_id, error=repr(error))
             await _hand_back(carried.message, RETRY_S)
-        except (
-            Exception
-        ):  # the task's edge: a job that cannot even be closed is logged and tried again, alone
+        except Exception:  # a job that cannot even be closed is logged and tried again, alone
             log.exception("job_not_carried", job=job.job_id)
             await _hand_back(carried.message, RETRY_S)
         finally:
@@ -196,7 +186,12 @@ class Queue:
     async def _walk(self, job: Job, carried: _CarriedJob) -> None:
         now = time.monotonic()
         _, since_s = self._accepted.pop(job.job_id, (job, now))
-        carried.walk = Walk(self._tools, await self._record(job), (now - since_s) * 1e3)
+        record = transitions.accepted(job)
+        if not await self._tools.records.create(
+            record
+        ):  # else the router that accepted it died before it wrote it
+            record = await self._tools.records.get(job.job_id)
+        carried.walk = Walk(self._tools, record, (now - since_s) * 1e3)
         if carried.cancelled:
             carried.walk.cancel()
         record = await carried.walk.to_the_end()
@@ -210,32 +205,18 @@ class Queue:
             spent_ms=record.spent_ms,
         )
 
-    async def _cancel_waiting(self, job_id: str) -> None:
-        """End a job that waits in the queue; its message goes when it is pulled and found to be ended."""
+    async def _end_if_cancelled(self, job_id: str) -> None:
+        """End a job whose record says so; if it waits in the queue, its message goes when it is pulled."""
         try:
             record = await self._tools.records.get(job_id)
-            if record.cancel and not record.state.terminal and job_id not in self._carried:
+            if record.cancel and job_id in self._carried:
+                self._carried[job_id].cancel()
+            elif record.cancel and not record.state.terminal:
                 await Walk(self._tools, record, 0.0).to_the_end()
         except JobNotFound:
             log.info("cancel_of_unknown_job", job=job_id)
         except (GiornataError, nats.errors.Error) as error:  # it is cancelled when it is pulled
             log.warning("cancel_put_off", job=job_id, error=repr(error))
-
-    async def _check_cancel(self, job_id: str) -> None:
-        try:
-            record = await self._tools.records.get(job_id)
-        except (GiornataError, nats.errors.Error) as error:
-            log.warning("recheck_failed", job=job_id, error=repr(error))
-            return
-        if record.cancel:
-            self.cancel(CancelRows(job_id=job_id, attempt=0))
-
-    async def _record(self, job: Job) -> JobRecord:
-        """The job's record; the queue is ahead of it when a router died between the two."""
-        record = transitions.accepted(job)
-        if await self._tools.records.create(record):
-            return record
-        return await self._tools.records.get(job.job_id)
 
 
 async def _next(consumer: JetStreamContext.PullSubscription) -> Msg | None:

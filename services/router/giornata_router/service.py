@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from contextlib import suppress
+from functools import partial
 
 import nats.errors
 import structlog
+from nats.js.kv import KeyValue
 
 from giornata.bus import streams
 from giornata.bus.bus import Bus, Endpoint
@@ -21,14 +24,13 @@ from giornata.wire import subjects
 from giornata.wire.events import DenoisedEvent, EventKind
 from giornata.wire.jobs import Priority
 from giornata.wire.messages import CancelRows, ForecastRequest, SubmitRequest, TemplateRequest
+from giornata.wire.stores import LEASES
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
-from giornata_router.lease import Lease
-from giornata_router.prepost import PrepostClient
-from giornata_router.questions import Questions
+from giornata_router.prepost import PrepostClient, Questions
 from giornata_router.queue import Queue
-from giornata_router.registrar import Registrar
+from giornata_router.registrar import register
 from giornata_router.rules.forecasting import Forecasting
 from giornata_router.tools import Tools
 
@@ -38,38 +40,63 @@ RENEW_S = streams.LEASE_TTL_S / 3
 LOOK_S = 0.25
 """How often silence is looked for; a timer, since silence raises no event."""
 
+LEASE = "router"
+
 log = structlog.get_logger(__name__)
+
+
+class Lease:
+    """The key in `bucket` that makes one router active; it expires unless its holder renews it."""
+
+    def __init__(self, bucket: KeyValue, holder: str) -> None:
+        self._bucket, self._holder = bucket, holder.encode()
+        self._revision: int | None = None
+
+    async def acquire(self) -> bool:
+        """Take the lease if no router holds it."""
+        try:
+            self._revision = await self._bucket.create(LEASE, self._holder)
+        except nats.errors.Error:
+            return False
+        return True
+
+    async def renew(self) -> bool:
+        """Hold on for another time to live; False if that is not certain."""
+        try:
+            self._revision = await self._bucket.update(LEASE, self._holder, last=self._revision)
+        except nats.errors.Error as error:
+            log.warning("lease_not_renewed", error=repr(error))
+            return False
+        return True
+
+    async def release(self) -> None:
+        """Give the lease up, so that the next router takes over at once instead of after the time to live."""
+        try:
+            await self._bucket.delete(LEASE, last=self._revision)
+        except nats.errors.Error as error:
+            log.warning("lease_not_released", error=repr(error))
 
 
 class Router:
     """One router instance: active or standing by."""
 
     def __init__(self, bus: Bus, records: Records, quarantine: Quarantine, config: RouterConfig) -> None:
-        self._bus = bus
-        self._config = config
-        patience = Patience(config.stall_factor, config.stall_s * 1e3)
-        placement = Placement(patience)
+        self._bus, self._config = bus, config
+        placement = Placement(Patience(config.stall_factor, config.stall_s * 1e3))
         line = Line(by_deadline=config.policy is PolicyName.DEADLINE_AWARE, ageing_s=config.ageing_s)
         self._questions = Questions(placement.fleet, lambda: bus.client.is_connected)
         self._dispatch = Dispatch(SCHEDULERS[config.policy], placement, line, lambda: bus.client.is_connected)
-        self._tools = Tools(
-            bus,
-            records,
-            PrepostClient(bus, self._questions, config),
-            self._dispatch,
-            Forecasting(placement, line, config.max_wait_s or math.inf),
-            quarantine,
-            config,
-        )
-        self._active = False
+        prepost = PrepostClient(bus, self._questions, config)
+        forecasting = Forecasting(placement, line, config.max_wait_s or math.inf)
+        self._tools = Tools(bus, records, prepost, self._dispatch, forecasting, quarantine, config)
         self._queue: Queue | None = None
+        """What is led; None on a standby."""
         bus.on_reconnect.append(self._dispatch.recheck)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Stand by, lead when the lease is free, until `stop`."""
-        lease = await Lease.open(
-            self._bus.client.jetstream(timeout=streams.LEASE_TTL_S / 2), self._config.instance
-        )
+        jetstream = self._bus.client.jetstream(timeout=streams.LEASE_TTL_S / 2)
+        lease = Lease(await jetstream.key_value(LEASES), self._config.instance)
         async with (
             self._bus.listen(subjects.ALL_TELEMETRY, ServiceState, self._hear),
             telemetry(self._bus, self._config.telemetry_hz, self._report),
@@ -104,7 +131,6 @@ class Router:
         except* nats.errors.Error as group:
             log.warning("leading_interrupted", error=repr(group.exceptions))
         finally:
-            self._active = False
             self._queue = None
             await lease.release()
             log.info("stepped_down")
@@ -113,24 +139,26 @@ class Router:
         """Lead; then, in this order, take no more jobs, hand unfinished ones back to the queue, and stop answering."""
         walks = asyncio.TaskGroup()
         queue = Queue(self._tools, walks)
-        submit = Endpoint(subjects.SUBMIT, SubmitRequest, queue.submit)
-        registrar = Registrar(self._tools, await TemplateRecords.open(self._bus.jetstream))
-        forecast = Endpoint(subjects.FORECAST, ForecastRequest, queue.forecast)
-        template = Endpoint(subjects.TEMPLATE, TemplateRequest, registrar.record)
+        template = partial(register, self._tools, await TemplateRecords.open(self._bus.jetstream))
+        endpoints = (
+            Endpoint(subjects.SUBMIT, SubmitRequest, queue.submit),
+            Endpoint(subjects.FORECAST, ForecastRequest, queue.forecast),
+            Endpoint(subjects.TEMPLATE, TemplateRequest, template),
+        )
         denoised = subjects.events_of_kind(EventKind.DENOISED)
+        limits = {Priority.INTERACTIVE: self._config.max_interactive, Priority.BATCH: self._config.max_batch}
         async with (
             self._bus.listen(denoised, DenoisedEvent, self._dispatch.report),
-            self._bus.answer(submit, forecast, template),
+            self._bus.answer(*endpoints),
             walks,
             self._bus.listen(subjects.ALL_CANCELS, CancelRows, queue.cancel),
             asyncio.TaskGroup() as pulls,
         ):
             pulls.create_task(queue.renew(), name="renew")
-            for priority, limit in self._limits().items():
+            for priority, limit in limits.items():
                 pulls.create_task(queue.consume(priority, limit), name=f"consume-{priority}")
             self._bus.on_reconnect.append(queue.recheck)
             try:
-                self._active = True
                 self._queue = queue
                 while not stop.is_set() and await lease.renew():
                     await _wait(stop, RENEW_S)
@@ -138,12 +166,9 @@ class Router:
                 self._bus.on_reconnect.remove(queue.recheck)
             raise _StepDownError  # a task group has no other way to cancel its tasks
 
-    def _limits(self) -> dict[Priority, int]:
-        return {Priority.INTERACTIVE: self._config.max_interactive, Priority.BATCH: self._config.max_batch}
-
     def _report(self) -> ServiceState:
-        queue = None if self._queue is None else self._tools.forecasting.queue(full=self._queue.full)
-        return state_of(ServiceName.ROUTER, self._config.instance, active=self._active, queue=queue)
+        queue = self._queue and self._tools.forecasting.queue(full=self._queue.full)
+        return state_of(ServiceName.ROUTER, self._config.instance, active=queue is not None, queue=queue)
 
 
 class _StepDownError(Exception):
@@ -152,8 +177,6 @@ class _StepDownError(Exception):
 
 async def _wait(stop: asyncio.Event, seconds: float) -> None:
     """Until `stop` is set, at most `seconds`."""
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await stop.wait()
-    except TimeoutError:
-        return

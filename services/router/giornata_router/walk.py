@@ -8,7 +8,6 @@ import time
 import nats.errors
 import structlog
 
-from giornata.deadlines import Deadline
 from giornata.scheduling.demand import Demand
 from giornata.wire import subjects
 from giornata.wire.errors import (
@@ -24,7 +23,6 @@ from giornata.wire.requests import Reuse
 from giornata_router.computing import Computing, drop
 from giornata_router.live_record import EndedError, LiveRecord
 from giornata_router.rules import transitions
-from giornata_router.time_sheet import TimeSheet
 from giornata_router.tools import Tools
 
 log = structlog.get_logger(__name__)
@@ -34,11 +32,9 @@ class Walk:
     """Carries one job: make it with the present record, then await :meth:`to_the_end` once."""
 
     def __init__(self, tools: Tools, record: JobRecord, waited_ms: float) -> None:
-        self._tools = tools
-        self._job = record.job
-        self._live = LiveRecord(tools.bus, tools.records, record)
-        self._sheet = TimeSheet(record, waited_ms)
-        self._deadline = Deadline.after_ms(record.job.budget_ms - record.spent_ms - waited_ms)
+        self._tools, self._job = tools, record.job
+        self._live = LiveRecord(tools.bus, tools.records, record, waited_ms)
+        self._sheet, self._deadline = self._live.sheet, self._live.deadline
         self._scope: asyncio.Timeout | None = None
         self._cancelled = False
 
@@ -68,8 +64,7 @@ class Walk:
 
     async def _try(self) -> GiornataError | None:
         """The walk itself; the error that ends the job, if any."""
-        limit_s = 0.0 if self._cancelled else self._deadline.remaining_s()
-        scope = asyncio.timeout(limit_s)
+        scope = asyncio.timeout(0.0 if self._cancelled else self._deadline.remaining_s())
         try:
             async with scope:
                 self._scope = scope
@@ -103,10 +98,8 @@ class Walk:
         if live.record.state is JobState.QUEUED:
             await self._enter(JobState.PREPARING)
         inspection = live.record.inspection or await self._inspect()
-        demand = transitions.demand(live.record, inspection, live.record.pending_rows, None)
-        self._tools.forecasting.learn(demand)
         if live.record.pending_rows:
-            await self._denoise(inspection, demand)
+            await self._denoise(inspection)
         await self._enter(JobState.FINISHING)
         rows = await self._finish(inspection)
         await live.end(lambda record: transitions.ended(record, rows, self._sheet.times()))
@@ -127,20 +120,15 @@ class Walk:
         self._tools.forecasting.stages.prepared(self._job.model_digest, inspection.tokens, prepare_ms)
         return encoding
 
-    async def _denoise(self, inspection: Inspection, demand: Demand) -> None:
-        encoding, likely = self._live.record.encoding, None
+    async def _denoise(self, inspection: Inspection) -> None:
+        record = self._live.record
+        demand = transitions.demand(record, inspection, record.pending_rows, None)
+        self._tools.forecasting.learn(demand)
+        encoding, likely = record.encoding, None
         if encoding is None:
             likely = await self._prefetch(inspection, demand)
             encoding = await self._encode(inspection)
-        await Computing(
-            self._tools,
-            self._live,
-            self._sheet,
-            self._deadline,
-            inspection=inspection,
-            encoding=encoding,
-            fetching=likely,
-        ).run()
+        await Computing(self._tools, self._live, inspection, encoding, likely).run()
 
     async def _prefetch(self, inspection: Inspection, demand: Demand) -> str | None:
         """Tell the worker that probably gets a row to read the template from disk while the rows are encoded."""
@@ -154,18 +142,18 @@ class Walk:
 
     async def _finish(self, inspection: Inspection) -> tuple[RowRecord, ...]:
         self._live.doing = "finishing"
-        job, times, rows = self._job, self._tools.forecasting.stages, self._live.record.rows
-        times.begin_finish(job.job_id, job.model_digest, inspection.tokens * len(rows), time.monotonic())
-        found: tuple[RowRecord, ...] = ()
+        job, stages, rows = self._job, self._tools.forecasting.stages, self._live.record.rows
+        stages.begin_finish(job.job_id, job.model_digest, inspection.tokens * len(rows), time.monotonic())
+        completed = False
         try:
             with self._sheet.timing("finish"):
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(self._finish_row(row, inspection)) for row in rows]
             found = tuple(task.result() for task in tasks)
+            completed = all(row.image for row in found)
+            return found
         finally:
-            completed = bool(found) and all(row.image for row in found)
-            times.end_finish(job.job_id, time.monotonic(), completed=completed)
-        return found
+            stages.end_finish(job.job_id, time.monotonic(), completed=completed)
 
     async def _finish_row(self, row: RowRecord, inspection: Inspection) -> RowRecord:
         """The row with its picture or its error; a row that fails does not hold back the others."""
@@ -194,10 +182,9 @@ class Walk:
         for assignment in held:
             await drop(self._tools, self._job.job_id, assignment)
         if isinstance(error, AttemptsExhausted):
-            record = self._live.record
-            log.error("job_quarantined", job=self._job.job_id, causes=record.causes)
-            await self._tools.quarantine.put(record)
+            log.error("job_quarantined", job=self._job.job_id, causes=self._live.record.causes)
+            await self._tools.quarantine.put(self._live.record)
 
     async def _enter(self, state: JobState) -> None:
-        await self._live.change(lambda record: transitions.entered(record, state, self._sheet.times()))
-        await self._live.tell(state)
+        record = await self._live.change(lambda r: transitions.entered(r, state, self._sheet.times()))
+        await self._live.tell(state, record.attempt)

@@ -25,7 +25,7 @@ from giornata.wire.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import ImageModel
 from giornata_prepost.service import Prepost
-from giornata_prepost.work.pool import ImagePool
+from giornata_prepost.work import ImagePool
 
 SCENE = np.random.default_rng(3).integers(0, 256, (70, 100, 3), np.uint8)
 MASK = np.zeros(SCENE.shape[:2], np.uint8)

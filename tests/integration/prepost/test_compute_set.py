@@ -15,8 +15,8 @@ from safetensors.numpy import load
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata_prepost.families.protocol import ImageModel
-from giornata_prepost.images.inspection import PixelLimits, inspect
 from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.stages import PixelLimits, inspect
 
 LIMITS = PixelLimits(max_pixels=100_000, budget_pixels=96 * 96)
 SCENE = np.random.default_rng(2).integers(0, 256, (120, 168, 3), np.uint8)

@@ -16,7 +16,7 @@ from giornata_prepost import checkpoint
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.flux.images import Condition, FillImages
 from giornata_prepost.families.protocol import rehearse
-from giornata_prepost.images.inspection import PixelLimits, inspect
+from giornata_prepost.images.stages import PixelLimits, inspect
 from giornata_tools.model.random.build import build
 from tests.integration.prepost.asking import MASK, SCENE, png
 

@@ -17,8 +17,8 @@ from giornata.wire.events import DoneEvent
 from giornata.wire.jobs import Job, JobState, Priority
 from giornata.wire.messages import CancelRows
 from giornata.wire.requests import Reuse
-from giornata.wire.stores import RECORDS
-from giornata_router.lease import Lease
+from giornata.wire.stores import LEASES, RECORDS
+from giornata_router.service import Lease
 from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.unit.scheduling.test_placement import worker
@@ -33,7 +33,7 @@ async def cancel(bench: Bench, job: Job) -> None:
 async def test_the_lease_has_one_holder_and_goes_on_when_given_up_or_let_go(private_nats: NatsServer) -> None:
     async with buses.connect(private_nats.url, "leases") as bus:
         await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
-        first, second = [await Lease.open(bus.jetstream, name) for name in ("a", "b")]
+        first, second = [Lease(await bus.jetstream.key_value(LEASES), name) for name in ("a", "b")]
         assert await first.acquire()
         assert not await second.acquire()
         for _ in range(4):

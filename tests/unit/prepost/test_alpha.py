@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from giornata_prepost.images.alpha import pack, unpack
-from giornata_prepost.images.masks import Alpha, effective_alpha
+from giornata_prepost.images.masks import Alpha, effective_alpha, pack, unpack
 
 
 @given(

@@ -16,10 +16,9 @@ from giornata.families import Family
 from giornata.wire.errors import MaskEmpty, SizeMismatch, TooManyPixels
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
-from giornata_prepost.images.finishing import finish
 from giornata_prepost.images.geometry import Box
-from giornata_prepost.images.inspection import Inspected, PixelLimits, inspect, read_edit
 from giornata_prepost.images.pictures import Pixels, flatten
+from giornata_prepost.images.stages import Inspected, PixelLimits, finish, inspect, read_edit
 
 LIMITS = PixelLimits(max_pixels=500_000, budget_pixels=128 * 128)
 SCENE = np.random.default_rng(3).integers(0, 256, (160, 240, 3), np.uint8)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from giornata_prepost.work.model_thread import ModelThread, Precedence
+from giornata_prepost.work import ModelThread, Precedence
 
 WAIT_S = 20.0
 

@@ -56,7 +56,7 @@ async def acquired(
     numbers, found = itertools.count(1), list[Assignment]()
     rows = range(demand.rows)
     async with dispatch.in_line(
-        job, rows, demand, Claim(priority), number=lambda: next(numbers), fetching=fetching
+        job, rows, demand, Claim(priority), numbers=numbers, fetching=fetching
     ) as waiting:
         while waiting.left or waiting.placed:
             found += await waiting.assignments()
@@ -113,9 +113,7 @@ async def test_pictures_of_one_job_go_to_whoever_has_room_and_the_rest_waits() -
     for name in ("d1", "d2"):
         dispatch.observe(worker(name, capacity=2))
     numbers, demand = itertools.count(3), replace(DEMAND, shapes=(SHAPE,) * 5)
-    async with dispatch.in_line(
-        "j", (0, 1, 3, 4, 6), demand, Claim(), number=lambda: next(numbers)
-    ) as waiting:
+    async with dispatch.in_line("j", (0, 1, 3, 4, 6), demand, Claim(), numbers=numbers) as waiting:
         given = sorted(await waiting.assignments())
         assert [(a.attempt, len(a.rows)) for a in given] == [(3, 2), (4, 2)], "one attempt a worker"
         assert sorted(row for a in given for row in a.rows) == [0, 1, 3, 4]
@@ -132,7 +130,7 @@ async def test_what_nobody_has_asked_for_is_released_with_who_leaves_the_line() 
     dispatch = dispatching()
     dispatch.observe(worker("d1", capacity=1))
     with contextlib.suppress(RuntimeError):
-        async with dispatch.in_line("j", (0, 1), TWO, Claim(), number=lambda: 1) as waiting:
+        async with dispatch.in_line("j", (0, 1), TWO, Claim(), numbers=itertools.count(1)) as waiting:
             assert len(waiting.placed) == 1
             raise RuntimeError
     assert dispatch.placement.has_room(DEMAND)
@@ -217,7 +215,7 @@ async def test_a_report_of_an_older_attempt_is_not_heard_and_one_of_this_only_on
     dispatch = dispatching()
     dispatch.observe(worker("d1"))
     async with dispatch.expecting("a", 2) as report:
-        dispatch.adopt("a", Assignment(2, "d1", (0,)), DEMAND)
+        dispatch.placement.assign("a", 2, "d1", DEMAND, time.monotonic())
         dispatch.report(denoised("a", 1))
         dispatch.report(denoised("a", 2).model_copy(update={"worker": "d0"}))
         assert not report.done()
@@ -234,7 +232,7 @@ async def test_silence_means_death_only_while_one_could_hear(connected: bool) ->
     dispatch.observe(worker("d1"))
     now = time.monotonic()
     async with dispatch.expecting("a", 1) as report:
-        dispatch.adopt("a", FIRST, DEMAND)
+        dispatch.placement.assign("a", 1, "d1", DEMAND, time.monotonic())
         dispatch.look(now + SILENCE_S + 1)
         assert report.done() is connected
         if connected:
@@ -246,12 +244,12 @@ async def test_after_a_reconnect_everybody_has_time_to_be_heard() -> None:
     dispatch.observe(worker("d1"))
     dispatch.placement.listen(-60)
     async with dispatch.expecting("a", 1) as report:
-        dispatch.adopt("a", FIRST, DEMAND)
+        dispatch.placement.assign("a", 1, "d1", DEMAND, time.monotonic())
         dispatch.recheck()
         assert report.result() is NoReport.RECHECK
     now = time.monotonic()
     async with dispatch.expecting("a", 1) as report:
-        dispatch.adopt("a", FIRST, DEMAND)
+        dispatch.placement.assign("a", 1, "d1", DEMAND, time.monotonic())
         dispatch.look(now + SILENCE_S - 0.1)
         assert not report.done()
         dispatch.observe(worker("d1"))

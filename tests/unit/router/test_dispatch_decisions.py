@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -10,7 +11,6 @@ from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.scheduler import Decision, Scheduler
 from giornata_router.dispatch import Dispatch, NoReport
-from tests.unit.router.test_dispatch import FIRST
 from tests.unit.scheduling.test_placement import DEMAND, worker
 
 
@@ -50,7 +50,7 @@ async def test_a_preempted_attempt_is_waited_for_no_longer() -> None:
     dispatch = scripted(Scripted(Decision(), Decision(preemptions=(("a", 1), ("unknown", 7)))))
     dispatch.observe(worker("d1"))
     async with dispatch.expecting("a", 1) as report, dispatch.expecting("b", 1) as other:
-        dispatch.adopt("a", FIRST, DEMAND)
+        dispatch.placement.assign("a", 1, "d1", DEMAND, time.monotonic())
         dispatch.observe(worker("d1"))
         assert report.result() is NoReport.PREEMPTED
         assert not other.done()

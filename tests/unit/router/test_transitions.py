@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.demand import Demand
-from giornata.wire.errors import DeadlineExceeded, InternalError, JobCancelled
+from giornata.wire.errors import AttemptsExhausted, DeadlineExceeded, InternalError, JobCancelled
 from giornata.wire.jobs import Assignment, JobRecord, JobState, RowRecord, RowState
 from giornata.wire.requests import Reuse
 from giornata.wire.values import ComputeTimes, StageTimes
+from giornata_router.live_record import TimeSheet
 from giornata_router.rules import transitions
 from giornata_router.rules.transitions import Times
-from giornata_router.time_sheet import TimeSheet
 from tests.contract.messages import ENCODING, INSPECTION, JOB, REF
 
 WHY = "the worker fell silent"
@@ -151,10 +151,9 @@ def test_a_demand_counts_the_compute_set_that_inspection_carries() -> None:
 
 def test_losses_up_to_the_limit_are_borne_by_each_picture() -> None:
     rows = failed_rows(2)
-    assert transitions.exhausted((*rows, *rows), (), 3) is None
-    error = transitions.exhausted((*rows, *failed_rows(3)), (), 3)
-    assert error is not None
-    assert "3 workers" in error.message
+    transitions.check_failures((*rows, *rows), (), 3)
+    with pytest.raises(AttemptsExhausted, match="3 workers"):
+        transitions.check_failures((*rows, *failed_rows(3)), (), 3)
 
 
 def test_a_ledger_adds_to_what_others_have_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +205,7 @@ def test_whoever_loses_too_many_attempts_is_told_how() -> None:
         after = lost(record, record.attempt, worker)
         assert after is not None
         record = after
-    assert transitions.exhausted(record.rows, record.causes, 3) is None
-    error = transitions.exhausted(record.rows, record.causes, 2)
-    assert error is not None
-    assert error.received == f"attempt 1 on d1: {WHY}; attempt 2 on d2: {WHY}"
+    transitions.check_failures(record.rows, record.causes, 3)
+    with pytest.raises(AttemptsExhausted) as caught:
+        transitions.check_failures(record.rows, record.causes, 2)
+    assert caught.value.received == f"attempt 1 on d1: {WHY}; attempt 2 on d2: {WHY}"

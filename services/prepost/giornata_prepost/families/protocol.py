@@ -17,9 +17,6 @@ from giornata_prepost.images.pictures import Pixels
 Tensors: TypeAlias = dict[str, torch.Tensor]
 """Tensors on the CPU, of the loaded dtype, by the names under which the denoiser reads them."""
 
-REHEARSAL_TOKENS = 16
-"""A side of the rehearsal's picture: 256 pixels for Flux."""
-
 
 class ImageModel(Protocol):
     """Autoencoder and text encoders of one checkpoint. Used from one thread at a time."""
@@ -37,27 +34,17 @@ class ImageModel(Protocol):
     def encode_rows(
         self, image: Pixels, mask: npt.NDArray[np.uint8], seeds: Sequence[int], *, sampled: bool = True
     ) -> Iterator[Tensors]:
-        """Conditioning of each row of a job, in the order of the seeds; the picture is encoded once.
+        """Conditioning of each row of a job, one a seed; the picture is encoded once.
 
-        Args:
-            image: (height, width, 3) uint8 at the model's size.
-            mask: (height, width) uint8, 255 = edit, 0 = keep.
-            seeds: one a row.
-            sampled: whether latents are drawn from their posteriors, as the pipeline does, or are the modes.
-
-        Yields:
-            (tokens, channels) each, row-major; `noise` and `image_latents` are among them.
+        `image` is (height, width, 3) uint8 at the model's size; `mask` is (height, width) uint8, 255 = edit, 0 = keep.
+        Latents are `sampled` from their posteriors, as the pipeline does, or are the modes. Each tensor is (tokens,
+        channels), row-major; `noise` and `image_latents` are among them.
         """
 
     def decode(self, latents: torch.Tensor, size: Size) -> Pixels:
-        """The picture of one row's final latents, as the pipeline decodes and rounds it.
+        """The picture of one row's final latents, as the pipeline decodes and rounds it: (height, width, 3) uint8.
 
-        Args:
-            latents: (tokens, channels), as `image_latents`.
-            size: of the model's picture.
-
-        Returns:
-            (height, width, 3) uint8.
+        `latents` are (tokens, channels), as `image_latents`; `size` is the picture's.
 
         Raises:
             RowPoisoned: latents or picture are not finite.
@@ -70,7 +57,7 @@ def rehearse(model: ImageModel) -> None:
     Raises:
         Failed: this model does not decode what it has encoded.
     """
-    side = REHEARSAL_TOKENS * model.card.pixel_multiple
+    side = 16 * model.card.pixel_multiple  # 256 pixels for Flux
     model.encode_text("")
     (row,) = model.encode_rows(np.zeros((side, side, 3), np.uint8), np.full((side, side), 255, np.uint8), [0])
     try:

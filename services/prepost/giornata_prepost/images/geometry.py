@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from math import isqrt
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from giornata.wire.errors import SizeMismatch, TooManyPixels
 
@@ -19,6 +22,11 @@ class Size(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.width}x{self.height}"
+
+    @classmethod
+    def of(cls, pixels: npt.NDArray[np.generic]) -> Self:
+        """The size of an array (height, width, ...)."""
+        return cls(pixels.shape[1], pixels.shape[0])
 
     @property
     def pixels(self) -> int:
@@ -52,17 +60,11 @@ def same_aspect(one: Size, other: Size) -> bool:
 
 
 def model_size(picture: Size, budget_pixels: int, multiple: int) -> Size:
-    """Size of the picture that enters the autoencoder.
+    """Size of the picture that enters the autoencoder; `multiple` is the pixels of one token's side (16 for Flux).
 
-    Scaled down to `budget_pixels` where the picture is larger, each side then cut to a multiple. Never
-    scaled up, except that no side is below one multiple. The aspect ratio may change by less than one
-    multiple a side; the painted picture is resized back by the same factors, so that nothing is distorted in
-    the output.
-
-    Args:
-        picture: the upright original.
-        budget_pixels: most pixels the model computes, at least ``multiple ** 2``.
-        multiple: pixels of one token's side (16 for Flux).
+    A larger picture is scaled down to `budget_pixels`, which is at least ``multiple ** 2``. Each side is then cut to a
+    multiple. Nothing is scaled up, except that no side is below one multiple. The aspect ratio may change by less than
+    one multiple a side; the painted picture is resized back by the same factors, so the output is not distorted.
     """
     scaled = _of_area(picture, budget_pixels) if picture.pixels > budget_pixels else picture
     return _in_multiples(scaled, budget_pixels, multiple)
@@ -72,12 +74,8 @@ def crop_box(marked: Box, picture: Size) -> Box:
     """The box that `padding_mask_crop` cuts out: the mask's with its padding, made square where there is room.
 
     The shorter side grows on both ends, and inward only where the picture ends; this is
-    `VaeImageProcessor.get_crop_region` of diffusers for a square. A square, because it is what every checkpoint was
-    trained on, and because what it adds around a long mask is context.
-
-    Args:
-        marked: lies in the picture.
-        picture: the upright original.
+    `VaeImageProcessor.get_crop_region` of diffusers for a square. Every checkpoint was trained on squares, and what a
+    square adds around a long mask is context.
     """
     side = max(marked.size)
     left, width = _grown(marked.left, marked.width, side, picture.width)
@@ -86,17 +84,11 @@ def crop_box(marked: Box, picture: Size) -> Box:
 
 
 def crop_size(cut_out: Size, native: int, budget_pixels: int, multiple: int) -> Size:
-    """Size at which the model computes what was cut out: up to `native` squared pixels, scaled up or down.
+    """Size at which the model computes what :func:`crop_box` cut out: up to `native` squared pixels, scaled up or down.
 
     A square box becomes the native square. Where the picture had no room for a square, the box's own shape is kept,
     within less than one multiple a side, and not padded to a square as diffusers does (`resize_mode="fill"`): smeared
     borders would be computed and thrown away, and the model would see them.
-
-    Args:
-        cut_out: size of the box of :func:`crop_box`.
-        native: pixels a side of the model's own pictures.
-        budget_pixels: most pixels the model computes, at least ``multiple ** 2``.
-        multiple: pixels of one token's side (16 for Flux).
     """
     pixels = max(min(native**2, budget_pixels), multiple**2)
     return _in_multiples(_of_area(cut_out, pixels), pixels, multiple)
@@ -123,7 +115,7 @@ def _in_multiples(size: Size, budget_pixels: int, multiple: int) -> Size:
     return Size(width, height)
 
 
-def output_size(picture: Size, requested: Size | None, max_pixels: int) -> Size:
+def output_size(picture: Size, requested: tuple[int, int] | None, max_pixels: int) -> Size:
     """Size of the answer: the picture's own, or the requested one where its aspect ratio is the picture's.
 
     Raises:
@@ -132,21 +124,22 @@ def output_size(picture: Size, requested: Size | None, max_pixels: int) -> Size:
     """
     if requested is None:
         return picture
-    if not same_aspect(requested, picture):
+    size = Size(*requested)
+    if not same_aspect(size, picture):
         raise SizeMismatch(
             f"The picture is {picture} and the output is to have the same aspect ratio.",
             field="size",
-            received=requested,
-            accepted=f"auto, {' or '.join(_nearest(picture, requested))}",
+            received=size,
+            accepted=f"auto, {' or '.join(_nearest(picture, size))}",
         )
-    if requested.pixels > max_pixels:
+    if size.pixels > max_pixels:
         raise TooManyPixels(
             "The requested output has more pixels than this server makes.",
             field="size",
-            received=f"{requested}, that is {requested.pixels} pixels",
+            received=f"{size}, that is {size.pixels} pixels",
             accepted=f"at most {max_pixels} pixels",
         )
-    return requested
+    return size
 
 
 def _nearest(picture: Size, requested: Size) -> list[str]:

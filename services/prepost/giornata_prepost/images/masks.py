@@ -6,11 +6,14 @@ The order: mask → edited region (binary, at the image's size) → grown → fe
 
 from __future__ import annotations
 
+import zlib
 from math import ceil, log, sqrt
 from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
+from safetensors.numpy import load, save
 from scipy.ndimage import distance_transform_edt, maximum_filter
 
 from giornata.wire.errors import MaskEmpty, MaskRejected, MaskSizeMismatch
@@ -41,22 +44,23 @@ def edited_region(image: Pixels, mask: Pixels | None, mode: MaskMode) -> Region:
     Without a mask, modes `auto` and `alpha` read the image's own transparency; `auto` edits the whole of an
     opaque image.
 
-    Args:
-        image: (height, width, 3 or 4) uint8, upright.
-        mask: (height, width, 3 or 4) uint8, or None.
-        mode: which pixels mean edit.
-
     Raises:
         MaskRejected: the mode needs a mask or an alpha channel that is not there.
         MaskSizeMismatch: the aspect ratio is not the image's.
         MaskEmpty: nothing is marked.
     """
-    size = Size(image.shape[1], image.shape[0])
+    size = Size.of(image)
     if mask is None:
         region = _own_transparency(image, mode)
-    else:
-        _check_aspect(size, Size(mask.shape[1], mask.shape[0]))
+    elif same_aspect(size, Size.of(mask)):
         region = nearest(_marked(mask, mode), size)
+    else:
+        raise MaskSizeMismatch(
+            "The mask must have the image's aspect ratio.",
+            field="mask",
+            received=Size.of(mask),
+            accepted=f"{size}, best of the same size",
+        )
     if not region.any():
         raise MaskEmpty(
             field="image" if mask is None else "mask",
@@ -67,15 +71,10 @@ def edited_region(image: Pixels, mask: Pixels | None, mode: MaskMode) -> Region:
 
 
 def effective_alpha(region: Region, grow_px: int, blur_px: float) -> Alpha:
-    """Share of the painted picture: 1 on the region grown by a disc, then a Gaussian of the distance to it.
+    """1 on the region grown by a disc of radius `grow_px`, then a Gaussian (sigma `blur_px`) of the distance to it.
 
     The feather goes outward only. Blurring the mask itself would leave half of the old picture at the very
     edge that the caller painted over; this profile leaves 1 with a slope of 0 and so shows no seam.
-
-    Args:
-        region: (height, width) bool.
-        grow_px: radius of the disc, in pixels.
-        blur_px: sigma of the Gaussian, in pixels; 0 for a hard edge.
     """
     reach = grow_px + REACH_PER_SIGMA * blur_px
     if reach < 1 or not region.any():
@@ -93,17 +92,11 @@ def effective_alpha(region: Region, grow_px: int, blur_px: float) -> Alpha:
 
 
 def model_mask(alpha: Alpha, size: Size, grain: int = 1) -> Region:
-    """Every model pixel whose area has an alpha above 0, then every whole cell of `grain` pixels touched.
+    """Every pixel of the model's picture with an alpha above 0 in its area, then whole cells of `grain` pixels.
 
-    Args:
-        alpha: (height, width) at the image's size.
-        size: the model's picture, sides multiples of `grain`.
-        grain: pixels a side of the cells in which the family can tell edited from kept. FluxInpaintPipeline
-            samples its mask at one pixel per latent; without whole cells, a painted strip narrower than a
-            latent would be lost.
-
-    Returns:
-        (size.height, size.width) bool.
+    The family tells edited from kept in cells of `grain` pixels a side, which divides the picture's sides.
+    FluxInpaintPipeline samples its mask at one pixel per latent; without whole cells, a painted strip narrower than a
+    latent would be lost.
     """
     touched = np.ascontiguousarray(_touched(_touched(alpha > 0, size.height).T, size.width).T)
     if grain == 1:
@@ -114,10 +107,8 @@ def model_mask(alpha: Alpha, size: Size, grain: int = 1) -> Region:
 def compute_set(touched: Region, halo: int) -> CellMap | None:
     """The cells that an edit computes where it reuses the others; None where reuse gains nothing.
 
-    Args:
-        touched: (height, width) bool, the cells that the model's mask touches.
-        halo: cells around them, in both directions and diagonally, that are computed too. FlashPS has none; a halo
-            costs little, and most of what reuse loses is lost there.
+    These are the cells that the model's mask touches, and `halo` cells around them, diagonally too. FlashPS has no
+    halo; it costs little, and most of what reuse loses is lost there.
     """
     grown = maximum_filter(touched, 2 * halo + 1, mode="constant")
     if grown.all() or not grown.any():
@@ -136,13 +127,43 @@ def cells(mask: Region, cell_px: int) -> Region:
 
 def nearest(region: Region, size: Size) -> Region:
     """Resized to the nearest pixel (centres aligned)."""
-    height, width = region.shape
-    if (width, height) == size:
+    if Size.of(region) == size:
         return region
+    height, width = region.shape
     rows = (2 * np.arange(size.height) + 1) * height // (2 * size.height)
     columns = (2 * np.arange(size.width) + 1) * width // (2 * size.width)
     resized: Region = region[rows[:, None], columns]
     return resized
+
+
+def bounds(region: Region, margin: int) -> Box:
+    """The smallest box that holds a region, which is not empty, and `margin` pixels around it within the picture."""
+    first, last = [], []
+    for axis, length in ((0, region.shape[1]), (1, region.shape[0])):
+        hits = np.flatnonzero(region.any(axis=axis))
+        first.append(max(0, int(hits[0]) - margin))
+        last.append(min(length, int(hits[-1]) + margin + 1))
+    return Box(first[0], first[1], last[0] - first[0], last[1] - first[1])
+
+
+def pack(alpha: Alpha) -> bytes:
+    """`alpha` without loss, as a blob: the part that is above 0, compressed.
+
+    The inspection computes it once; the finishing of every row reads it.
+    """
+    box = bounds(alpha > 0, 0) if alpha.any() else Box(0, 0, 0, 0)
+    place = np.array([*alpha.shape, *box], np.int64)
+    # an alpha is 0 or 1 nearly everywhere and shrinks more than thirtyfold at any level
+    return zlib.compress(save({"place": place, "alpha": np.ascontiguousarray(alpha[box.window])}), level=1)
+
+
+def unpack(data: bytes) -> Alpha:
+    """What :func:`pack` was given."""
+    tensors = load(zlib.decompress(data))
+    height, width, *box = tensors["place"].tolist()
+    alpha = np.zeros((height, width), np.float32)
+    alpha[Box(*box).window] = tensors["alpha"]
+    return alpha
 
 
 _MEANING: Final = {
@@ -183,7 +204,7 @@ def _marked(mask: Pixels, mode: MaskMode) -> Region:
         )
     if mode is MaskMode.ALPHA or (mode is MaskMode.AUTO and _is_transparent(mask)):
         return mask[..., 3] < 128
-    white = _luma(mask) >= 128
+    white = np.asarray(Image.fromarray(mask).convert("L")) >= 128
     if mode is MaskMode.BLACK:
         white = ~white
     return white & (mask[..., 3] >= 128) if mask.shape[2] == 4 else white
@@ -191,33 +212,6 @@ def _marked(mask: Pixels, mode: MaskMode) -> Region:
 
 def _is_transparent(pixels: Pixels) -> bool:
     return pixels.shape[2] == 4 and bool((pixels[..., 3] < 255).any())
-
-
-def _luma(pixels: Pixels) -> npt.NDArray[np.uint32]:
-    """Rec. 601 in Pillow's integer arithmetic: (height, width), 0..255."""
-    red, green, blue = (pixels[..., c].astype(np.uint32) for c in range(3))
-    luma: npt.NDArray[np.uint32] = np.right_shift(19595 * red + 38470 * green + 7471 * blue + 0x8000, 16)
-    return luma
-
-
-def _check_aspect(image: Size, mask: Size) -> None:
-    if not same_aspect(image, mask):
-        raise MaskSizeMismatch(
-            "The mask must have the image's aspect ratio.",
-            field="mask",
-            received=mask,
-            accepted=f"{image}, best of the same size",
-        )
-
-
-def bounds(region: Region, margin: int) -> Box:
-    """The smallest box that holds a region, which is not empty, and `margin` pixels around it within the picture."""
-    first, last = [], []
-    for axis, length in ((0, region.shape[1]), (1, region.shape[0])):
-        hits = np.flatnonzero(region.any(axis=axis))
-        first.append(max(0, int(hits[0]) - margin))
-        last.append(min(length, int(hits[-1]) + margin + 1))
-    return Box(first[0], first[1], last[0] - first[0], last[1] - first[1])
 
 
 def _touched(region: Region, length: int) -> Region:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import ceil, floor
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,17 +22,11 @@ def paste(
     picture, opaque. Between, Porter and Duff's *over*, so that colours hidden under transparent pixels do
     not shine through.
 
-    Args:
-        original: (height, width, 3 or 4) uint8, upright.
-        alpha: (height, width) float32, 0..1.
-        painted: (h, w, 3) uint8, the model's picture; resized to the output (Lanczos).
-        size: of the output; default the original's. With another size original and alpha are resized first.
-        crop: the part of the original that the painted picture shows; alpha is 0 elsewhere. Default all of it.
-
-    Returns:
-        (size.height, size.width, channels of the original) uint8.
+    The output has the original's channels, and its size unless `size` says otherwise: then original and alpha are
+    resized first. The painted picture, (h, w, 3) at the model's size, shows `crop` of the original, or all of it; alpha
+    is 0 elsewhere. It is resized to the output (Lanczos).
     """
-    own = Size(original.shape[1], original.shape[0])
+    own = Size.of(original)
     size = size or own
     output = resize(original, size).copy()
     place, painted = placed(painted, crop or Box(0, 0, *own), own, size)
@@ -48,64 +41,52 @@ def paste(
 
 
 def placed(painted: Pixels, crop: Box, original: Size, output: Size) -> tuple[Box, Pixels]:
-    """The painted picture at the output's scale, and the box of the output that it covers.
+    """The box of the output that the painted picture, which shows `crop` of the original, covers, and its pixels there.
 
     Where the output has another size than the original, the crop's edges fall between pixels of the output, and
     resized alpha reaches a little beyond them: the box is a margin larger, and the painted picture's border goes on
     there. Positions stay exact.
-
-    Args:
-        painted: (h, w, 3) uint8.
-        crop: the part of the original that it shows.
-        original: size of the upright original.
-        output: size of the output.
-
-    Returns:
-        The box, and its pixels (box.height, box.width, 3) uint8.
     """
-    if crop == (0, 0, *original) or output == original:
-        place = Box(0, 0, *output) if output != original else crop
-        return place, resize(painted, place.size)
-    x = _span(crop.left, crop.width, painted.shape[1], original.width, output.width)
-    y = _span(crop.top, crop.height, painted.shape[0], original.height, output.height)
-    beyond = np.pad(painted, ((y.beyond, y.beyond), (x.beyond, x.beyond), (0, 0)), mode="edge")
-    place = Box(x.start, y.start, x.length, y.length)
-    source = (x.source[0], y.source[0], x.source[1], y.source[1])
-    resized = Image.fromarray(beyond).resize(place.size, Image.Resampling.LANCZOS, box=source)
+    if output == original:
+        return crop, resize(painted, crop.size)
+    if crop == (0, 0, *original):
+        return Box(0, 0, *output), resize(painted, output)
+    left, width, beyond_x, (low_x, high_x) = _span(
+        crop.left, crop.width, painted.shape[1], original.width, output.width
+    )
+    top, height, beyond_y, (low_y, high_y) = _span(
+        crop.top, crop.height, painted.shape[0], original.height, output.height
+    )
+    place = Box(left, top, width, height)
+    extended = np.pad(painted, ((beyond_y, beyond_y), (beyond_x, beyond_x), (0, 0)), mode="edge")
+    source = (low_x, low_y, high_x, high_y)
+    resized = Image.fromarray(extended).resize(place.size, Image.Resampling.LANCZOS, box=source)
     return place, np.asarray(resized)
 
 
-class _Span(NamedTuple):
-    """One axis of a placement."""
-
-    start: int
-    """In the output."""
-    length: int
-    source: tuple[float, float]
-    """The same span in the painted picture, which goes on by `beyond` pixels at both ends."""
-    beyond: int
-
-
-def _span(first: int, length: int, painted: int, original: int, output: int) -> _Span:
+def _span(
+    first: int, length: int, painted: int, original: int, output: int
+) -> tuple[int, int, int, tuple[float, float]]:
+    """One axis: start and length in the output, pixels that extend the painted picture at both ends, and its span."""
     scale = output / original
     margin = ceil(max(1.0, scale))  # the reach of the linear filter of `resize_alpha`
     start = max(0, floor(first * scale) - margin)
     end = min(output, ceil((first + length) * scale) + margin)
     low, high = ((edge / scale - first) * painted / length for edge in (start, end))
     beyond = ceil(max(0.0, -low, high - painted))
-    return _Span(start, end - start, (low + beyond, min(high + beyond, painted + 2 * beyond)), beyond)
+    return start, end - start, beyond, (low + beyond, min(high + beyond, painted + 2 * beyond))
 
 
 def resize(pixels: Pixels, size: Size) -> Pixels:
     """Lanczos; colours are weighted with their alpha. The pixels themselves where the size is theirs."""
-    if (pixels.shape[1], pixels.shape[0]) == size:
+    if Size.of(pixels) == size:
         return pixels
     return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS))
 
 
 def resize_alpha(alpha: Alpha, size: Size) -> Alpha:
     """Linear interpolation, averaging where it shrinks; what cannot change an 8-bit value is 0."""
-    if (alpha.shape[1], alpha.shape[0]) == size:
+    if Size.of(alpha) == size:
         return alpha
     resized = np.asarray(Image.fromarray(alpha).resize(size, Image.Resampling.BILINEAR))
     return np.where(resized < MIN_ALPHA, np.float32(0), np.minimum(resized, np.float32(1)))

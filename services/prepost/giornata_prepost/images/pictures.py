@@ -16,14 +16,14 @@ from __future__ import annotations
 import struct
 import warnings
 import zlib
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, ImageOps
 
 from giornata.wire.errors import (
     ImageUnreadable,
@@ -33,28 +33,16 @@ from giornata.wire.errors import (
     UnsupportedImageFormat,
 )
 from giornata.wire.requests import OutputFormat
+from giornata_prepost.images.geometry import Size
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 """(height, width, 3 or 4) uint8: RGB, or RGB and straight alpha."""
 
-ORIENTATION_TAG: Final = 0x0112
-DEFAULT_QUALITY: Final = 95
 PNG_LEVEL: Final = 3
 """zlib level: 2.5 times as fast as the usual 6 on photographs, for about 12 % more bytes."""
 MAX_ICC_BYTES: Final = 4 << 20
 MAX_SIDE: Final = {OutputFormat.PNG: 2**31 - 1, OutputFormat.JPEG: 65_500, OutputFormat.WEBP: 16_383}
 ACCEPTED: Final = "PNG, JPEG, WebP"
-
-_UPRIGHT: Final[dict[int, Callable[[Pixels], Pixels]]] = {
-    2: lambda a: a[:, ::-1],
-    3: lambda a: a[::-1, ::-1],
-    4: lambda a: a[::-1],
-    5: lambda a: a.swapaxes(0, 1),
-    6: lambda a: np.rot90(a, -1),
-    7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
-    8: lambda a: np.rot90(a, 1),
-}
-"""EXIF orientation → what makes the picture upright (EXIF 2.32, tag 274)."""
 
 _OTHERS: Final = (
     (b"GIF8", "GIF"),
@@ -80,30 +68,12 @@ class DecodedPicture:
     icc_profile: bytes | None = None
     """What the numbers mean, where the file said so and they are RGB."""
 
-    @property
-    def width(self) -> int:
-        """In pixels."""
-        return int(self.pixels.shape[1])
-
-    @property
-    def height(self) -> int:
-        """In pixels."""
-        return int(self.pixels.shape[0])
-
-    @property
-    def has_alpha(self) -> bool:
-        """Whether there is an alpha channel, opaque or not."""
-        return int(self.pixels.shape[2]) == 4
-
 
 def decode(data: bytes, max_pixels: int, field: str = "image") -> DecodedPicture:
-    """Decode an untrusted file.
+    """Decode an untrusted file, which the request has in `field`.
 
-    Args:
-        data: the file.
-        max_pixels: limit on width times height, read from the header before anything is decoded. (Pillow has
-            a limit of its own, 179 million.)
-        field: the request's field, for errors.
+    Its header says that it has at most `max_pixels`, before anything is decoded. (Pillow has a limit of its own, 179
+    million.)
 
     Raises:
         UnsupportedImageFormat: not PNG, JPEG or WebP by content, or an animation.
@@ -113,11 +83,14 @@ def decode(data: bytes, max_pixels: int, field: str = "image") -> DecodedPicture
     form = _sniff(data, field)
     try:
         # Pillow warns of large pictures and odd metadata; both are decided here.
-        with warnings.catch_warnings(action="ignore"), _open(data, form, field) as image:
+        with warnings.catch_warnings(action="ignore"), Image.open(BytesIO(data), formats=(form,)) as image:
             _check_header(image, max_pixels, field)
             image.load()
-            pixels = _to_pixels(image, data)
-            return DecodedPicture(_turn(image, pixels), _icc_profile(image))
+            with suppress(Exception):  # a damaged EXIF block breaks Pillow in many ways and counts as none
+                ImageOps.exif_transpose(image, in_place=True)
+            return DecodedPicture(_to_pixels(image, data), _icc_profile(image))
+    except Image.DecompressionBombError as error:
+        raise TooManyPixels(field=field, received=error) from error
     except _DECODER_ERRORS as error:
         raise ImageUnreadable(
             f"The {field} looks like {form} but cannot be decoded; it may be truncated or damaged.",
@@ -128,16 +101,11 @@ def decode(data: bytes, max_pixels: int, field: str = "image") -> DecodedPicture
 
 
 def encode(picture: DecodedPicture, form: OutputFormat, compression: int | None = None) -> bytes:
-    """Encode a picture.
+    """Encode a picture and its ICC profile.
 
     PNG is lossless. JPEG has no alpha: it is flattened over white; from quality 90 on colour is not
-    subsampled. WebP is lossless at 100.
-
-    Args:
-        picture: what to encode; its ICC profile is kept.
-        form: PNG, JPEG or WebP.
-        compression: OpenAI's `output_compression`, the quality of JPEG and WebP, 0..100, default 95; none
-            for PNG.
+    subsampled. WebP is lossless at 100. `compression` is OpenAI's `output_compression`, the quality of JPEG and WebP,
+    default 95.
 
     Raises:
         InvalidField: `compression` with PNG, or out of range.
@@ -147,14 +115,15 @@ def encode(picture: DecodedPicture, form: OutputFormat, compression: int | None 
         raise InvalidField(
             field="output_compression", received=compression, accepted="0 to 100, with jpeg or webp"
         )
-    if max(picture.width, picture.height) > MAX_SIDE[form]:
+    size = Size.of(picture.pixels)
+    if max(size) > MAX_SIDE[form]:
         raise SizeMismatch(
             f"{form} cannot hold a picture of this size.",
             field="output_format",
-            received=f"{picture.width}x{picture.height}",
+            received=size,
             accepted=f"sides up to {MAX_SIDE[form]} pixels, or png",
         )
-    quality = DEFAULT_QUALITY if compression is None else compression
+    quality = 95 if compression is None else compression
     options: dict[OutputFormat, dict[str, Any]] = {
         OutputFormat.PNG: {"compress_level": PNG_LEVEL},
         OutputFormat.JPEG: {"quality": quality, "subsampling": 0 if quality >= 90 else 2},
@@ -196,19 +165,13 @@ def _sniff(data: bytes, field: str) -> str:
     )
 
 
-def _open(data: bytes, form: str, field: str) -> Image.Image:
-    try:
-        return Image.open(BytesIO(data), formats=(form,))
-    except Image.DecompressionBombError as error:
-        raise TooManyPixels(field=field, received=error) from error
-
-
 def _check_header(image: Image.Image, max_pixels: int, field: str) -> None:
-    if image.width * image.height > max_pixels:
+    size = Size(image.width, image.height)
+    if size.pixels > max_pixels:
         raise TooManyPixels(
             f"The {field} has more pixels than this server accepts.",
             field=field,
-            received=f"{image.width}x{image.height}, that is {image.width * image.height} pixels",
+            received=f"{size}, that is {size.pixels} pixels",
             accepted=f"at most {max_pixels} pixels",
         )
     has_preview = image.format == "MPO"  # a phone's JPEG with a second picture or a depth map behind it
@@ -229,22 +192,19 @@ def _to_pixels(image: Image.Image, data: bytes) -> Pixels:
     if image.mode in ("LA", "PA", "La", "RGBa"):
         return np.array(image.convert("RGBA"))
     if image.mode in ("RGB", "RGBA"):
-        return _with_key(np.array(image), np.array(image), image, data)
+        pixels = np.array(image)
+        return _with_key(pixels, pixels, image, data)
     if image.mode.startswith("I"):
-        deep = np.array(image).astype(np.uint16)
-        return _with_key(_grey((deep >> 8).astype(np.uint8)), deep[..., None], image, data)
+        deep = np.array(image).astype(np.uint16)[..., None]
+        return _with_key((deep >> 8).astype(np.uint8).repeat(3, axis=2), deep, image, data)
     if image.mode in ("1", "L"):
-        grey = np.array(image.convert("L"))
-        return _with_key(_grey(grey), grey[..., None], image, data)
+        grey = np.array(image.convert("L"))[..., None]
+        return _with_key(grey.repeat(3, axis=2), grey, image, data)
     return np.array(image.convert("RGB"))  # CMYK, YCbCr
 
 
-def _grey(values: Pixels) -> Pixels:
-    return np.repeat(values[..., None], 3, axis=2)
-
-
 def _with_key(pixels: Pixels, stored: npt.NDArray[np.generic], image: Image.Image, data: bytes) -> Pixels:
-    """Precedence a PNG's transparent colour (tRNS of a picture without palette) into an alpha channel.
+    """Turn a PNG's transparent colour (tRNS of a picture without palette) into an alpha channel.
 
     Pillow leaves the colour in the file's own depth while it widens or narrows the samples.
     """
@@ -259,15 +219,6 @@ def _with_key(pixels: Pixels, stored: npt.NDArray[np.generic], image: Image.Imag
         colour = colour >> 8
     clear = (stored == colour).all(axis=2)
     return np.dstack([pixels, np.where(clear, 0, 255).astype(np.uint8)])
-
-
-def _turn(image: Image.Image, pixels: Pixels) -> Pixels:
-    try:
-        orientation = image.getexif().get(ORIENTATION_TAG)
-    except _DECODER_ERRORS:
-        orientation = None
-    turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
-    return np.ascontiguousarray(pixels if turn is None else turn(pixels))
 
 
 def _icc_profile(image: Image.Image) -> bytes | None:

@@ -21,10 +21,7 @@ from giornata.wire.workers import QueueState, ServiceName
 class Forecasting:
     """Tells when jobs end; a job whose pictures were not inspected counts as the latest one of its model.
 
-    Args:
-        placement: of rows on workers.
-        line: of rows that wait for a worker.
-        max_wait_s: longest wait that a job is accepted for.
+    `max_wait_s` is the longest wait that a job is accepted for.
     """
 
     def __init__(self, placement: Placement, line: Line, max_wait_s: float = math.inf) -> None:
@@ -35,8 +32,7 @@ class Forecasting:
 
     def learn(self, demand: Demand) -> None:
         """Remember what a job asks for whose pictures were inspected."""
-        if demand.shapes:
-            self._latest[demand.model_digest] = demand
+        self._latest[demand.model_digest] = demand
 
     def queue(self, *, full: bool) -> QueueState:
         """The line as telemetry tells it; `full` where more jobs may wait to be carried at all."""
@@ -98,7 +94,7 @@ class Forecasting:
             found = self._computed(order[index].demand, order[:index])
             position = 0 if demands else index
             demands.append(order[index].demand)
-            computed_ms = max(found.finish_ms, computed_ms or 0.0) if found is not None else None
+            computed_ms = found and max(found.finish_ms, computed_ms or 0.0)
         if computed_ms is None:
             return None
         return Forecast(position=position, finish_ms=computed_ms + sum(map(self.finish_ms, demands)))
@@ -114,9 +110,8 @@ class Forecasting:
             return None
         [card] = served.values()
         latest = self._latest.get(card.digest)
-        return self._wait_ms(
-            Demand(card.name, card.digest, latest.shapes[:1] if latest else (ROW,)), list(self._line)
-        )
+        demand = Demand(card.name, card.digest, latest.shapes[:1] if latest else (ROW,))
+        return self._wait_ms(demand, list(self._line))
 
     def _wait_ms(self, demand: Demand, ahead: Collection[QueuedRows], jobs: int = 0) -> float | None:
         """How long `demand` would wait behind others and so many jobs like it; None while it is unknown."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import NamedTuple
 
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.wire.errors import AttemptsExhausted, GiornataError, InternalError, JobCancelled
@@ -13,21 +12,13 @@ from giornata.wire.requests import Reuse
 from giornata.wire.templates import picture_id
 from giornata.wire.values import ComputeTimes, StageTimes
 
-TOKENS: Final = 1
-"""The grain at which rows are counted: cells of it are a transformer's tokens."""
 
-
-@dataclass(frozen=True)
-class Times:
-    """Where a job's time went so far."""
+class Times(NamedTuple):
+    """Where a job's time went so far: the record's fields of the same names."""
 
     stage_ms: StageTimes
     compute_ms: ComputeTimes
     spent_ms: int
-
-    def fields(self) -> dict[str, Any]:
-        """The record's fields of the same names."""
-        return {"stage_ms": self.stage_ms, "compute_ms": self.compute_ms, "spent_ms": self.spent_ms}
 
 
 def accepted(job: Job) -> JobRecord:
@@ -39,7 +30,7 @@ def accepted(job: Job) -> JobRecord:
 
 def entered(record: JobRecord, state: JobState, times: Times) -> JobRecord:
     """The job is now in a state that is not terminal."""
-    return record.model_copy(update={"state": state, **times.fields()})
+    return record.model_copy(update={"state": state, **times._asdict()})
 
 
 def assigned(
@@ -53,11 +44,11 @@ def assigned(
 
     Rows that have a worker, or need none any more, stay as they are: another router may have been faster.
     """
-    given = {row: assignment for assignment in assignments for row in assignment.rows}
     free = {row.index for row in record.pending_rows if row.worker is None}
+    given = {index: found for found in assignments for index in found.rows if index in free}
     rows = tuple(
         row.model_copy(update={"attempt": given[row.index].attempt, "worker": given[row.index].worker})
-        if row.index in given and row.index in free
+        if row.index in given
         else row
         for row in record.rows
     )
@@ -68,7 +59,7 @@ def assigned(
             "rows": rows,
             "inspection": inspection,
             "encoding": encoding,
-            **times.fields(),
+            **times._asdict(),
         }
     )
 
@@ -77,10 +68,8 @@ def lost(record: JobRecord, assignment: Assignment, why: str) -> JobRecord | Non
     """The worker of an attempt is gone; None if no row belongs to the attempt any more."""
     attempt, worker, _ = assignment
     freed = record.freed(attempt, worker, lambda row: {"failures": row.failures + 1})
-    if freed is None:
-        return None
     cause = f"attempt {attempt} on {worker}: {why}"
-    return freed.model_copy(update={"causes": (*record.causes, cause)})
+    return freed and freed.model_copy(update={"causes": (*record.causes, cause)})
 
 
 def taken_back(record: JobRecord, assignment: Assignment) -> JobRecord | None:
@@ -90,39 +79,27 @@ def taken_back(record: JobRecord, assignment: Assignment) -> JobRecord | None:
 
 def ended(record: JobRecord, rows: tuple[RowRecord, ...], times: Times) -> JobRecord:
     """Every row has a picture or an error: completed if there is at least one picture, else failed."""
-    rows = _free(rows)
-    images = [row for row in rows if row.image is not None]
-    errors = [row.error for row in rows if row.error is not None]
-    error = (
-        None
-        if images
-        else (errors[0] if errors else InternalError("The job ended without a picture.").body())
-    )
-    return record.model_copy(
-        update={
-            "state": JobState.COMPLETED if images else JobState.FAILED,
-            "rows": rows,
-            "error": error,
-            **times.fields(),
-        }
-    )
+    fields = {"rows": _free(rows), **times._asdict()}
+    if any(row.image for row in rows):
+        return record.model_copy(update={"state": JobState.COMPLETED, "error": None, **fields})
+    errors = [row.error for row in rows if row.error]
+    error = errors[0] if errors else InternalError("The job ended without a picture.").body()
+    return record.model_copy(update={"state": JobState.FAILED, "error": error, **fields})
 
 
 def closed(record: JobRecord, error: GiornataError, times: Times) -> JobRecord:
     """The job as a whole failed, or was cancelled."""
     state = JobState.CANCELLED if isinstance(error, JobCancelled) else JobState.FAILED
-    fields = {"state": state, "rows": _free(record.rows), "error": error.body(), **times.fields()}
+    fields = {"state": state, "rows": _free(record.rows), "error": error.body(), **times._asdict()}
     return record.model_copy(update=fields)
 
 
-def exhausted(rows: Sequence[RowRecord], causes: Sequence[str], limit: int) -> AttemptsExhausted | None:
-    """The error that ends a job if one of its `rows` has lost too many attempts; else None."""
-    failures = max((row.failures for row in rows), default=0)
-    if failures < limit:
-        return None
-    return AttemptsExhausted(
-        f"{failures} workers were lost while computing this edit.", received="; ".join(causes)
-    )
+def check_failures(rows: Sequence[RowRecord], causes: Sequence[str], limit: int) -> None:
+    """Raise AttemptsExhausted if one of a job's `rows` has lost too many attempts."""
+    failures = max(row.failures for row in rows)
+    if failures >= limit:
+        message = f"{failures} workers were lost while computing this edit."
+        raise AttemptsExhausted(message, received="; ".join(causes))
 
 
 def demand(
@@ -141,7 +118,8 @@ def demand(
     """
     job, asked = record.job, record.job.parameters
     reuses = asked.reuse is not Reuse.OFF
-    region = inspection.compute_set[TOKENS] if reuses and inspection.compute_set else None
+    # at a grain of 1, cells are a transformer's tokens
+    region = inspection.compute_set[1] if reuses and inspection.compute_set else None
     shapes = tuple(
         RowShape(
             text=encoding.text_tokens if encoding else 0,

@@ -12,10 +12,10 @@ from giornata.checkpoints import checkpoint_folder
 from giornata.families import read_model_card
 from giornata.wire.requests import EditParameters
 from giornata_prepost.images.geometry import Box, Size
-from giornata_prepost.images.inspection import computed_size, cut_out, template
 from giornata_prepost.images.masks import Alpha, model_mask
-from giornata_prepost.images.paste import paste
-from giornata_prepost.images.pictures import DecodedPicture, Pixels
+from giornata_prepost.images.paste import paste, resize
+from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.stages import visible
 from giornata_tools.baseline.pipeline import Alike, Pipeline, PipelineRow
 
 
@@ -41,14 +41,12 @@ class Oracle:
             alpha: (height, width) float32, the effective alpha.
             parameters: with seed and steps; those of the crop are read, and what diffusers is told.
         """
-        whole = Size(original.shape[1], original.shape[0])
-        crop = cut_out(alpha, parameters.padding_mask_crop)
-        size = computed_size(whole, crop, self._card, self._budget_pixels)
-        window = (crop or Box(0, 0, *whole)).window
+        crop, size = visible(alpha, parameters.padding_mask_crop, self._card, self._budget_pixels)
+        window = (crop or Box(0, 0, *Size.of(alpha))).window
         mask = model_mask(alpha[window], size, self._card.mask_grain)
         row = PipelineRow(
             prompt=parameters.prompt,
-            image=Image.fromarray(template(DecodedPicture(original[window]), size)),
+            image=Image.fromarray(resize(original[window], size)),
             mask=Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0))),
             seed=parameters.seed or 0,
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +30,6 @@ from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 
-SAMPLED: Final = "sample"
-MODE: Final = "argmax"
-"""How `retrieve_latents` takes latents from a posterior."""
-
 Condition = Callable[[torch.Generator], Tensors]
 """Makes what a pipeline adds to a row, batched by one; draws from the row's generator, after the noise."""
 
@@ -48,10 +44,8 @@ class FluxImages:
         pipeline = self.kind.from_pretrained(
             folder, transformer=None, dtype=dtype, use_safetensors=True, local_files_only=True
         )
-        self.card = card
+        self.card, self.device, self.dtype = card, device, dtype
         self.pipeline = pipeline.to(device)
-        self.device = device
-        self.dtype = dtype
 
     @torch.no_grad()
     def encode_text(self, prompt: str, negative_prompt: str | None = None) -> Tensors:
@@ -79,7 +73,7 @@ class FluxImages:
         holes = self.pipeline.mask_processor.preprocess(Image.fromarray(mask), height=height, width=width)
         picture = picture.to(torch.float32)
         config = self.pipeline.vae.config
-        how = SAMPLED if sampled else MODE
+        how = "sample" if sampled else "argmax"
         posterior = self._posterior(picture)
         condition = self._condition(picture, holes, how)
         for seed in seeds:
@@ -112,10 +106,8 @@ class FluxImages:
     def _condition(self, picture: torch.Tensor, holes: torch.Tensor, how: str) -> Condition:
         """What the pipeline adds to every row of a job.
 
-        Args:
-            picture: (1, 3, height, width) float32 in -1..1.
-            holes: (1, 1, height, width) float32, 1 = edit.
-            how: :data:`SAMPLED` or :data:`MODE`.
+        `picture` is (1, 3, height, width) float32 in -1..1; `holes` is (1, 1, height, width) float32, 1 = edit; `how`
+        is the `sample_mode` by which `retrieve_latents` takes latents from a posterior.
         """
 
     def _encode_prompt(self, prompt: str, prefix: str) -> Tensors:
@@ -141,11 +133,7 @@ class FluxImages:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The pipeline's `prepare_mask_latents`, batched by one: packed mask and packed masked picture.
 
-        Args:
-            holes: (1, 1, height, width) float32, 1 = edit.
-            masked: (1, 3, height, width) pixels, or latents of the masked picture that are not yet
-                normalised.
-            generator: of the row.
+        `masked` is (1, 3, height, width) pixels, or latents of the masked picture that are not yet normalised.
         """
         height, width = holes.shape[-2:]
         mask, masked_latents = self.pipeline.prepare_mask_latents(

@@ -1,20 +1,25 @@
-"""The processes in which untrusted pictures are decoded: a limit on time each, and no torch in them.
+"""Where the work runs: pictures in a pool of processes, the model in one thread. The event loop stays free.
 
-A file that keeps a decoder busy costs one process, which is replaced, and one task, which gets an error. A file that
-crashes a decoder costs two processes: a process may also die of another cause, so its work gets one more try.
+The processes decode untrusted files, each with a limit on time, and without torch. A file that keeps a decoder busy
+costs one process, which is replaced, and one task, which gets an error. A file that crashes a decoder costs two
+processes: a process may also die of another cause, so its work gets one more try.
 """
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar, TypeVarTuple
+from enum import IntEnum
+from functools import partial
+from itertools import count
+from queue import PriorityQueue
+from typing import Any, Self, TypeVar, TypeVarTuple
 
 import structlog
 from pebble import ProcessExpired, ProcessPool
@@ -23,15 +28,6 @@ from giornata.wire.errors import GiornataError, ImageTimeout, ImageUnreadable, I
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
-
-PRELOADED: Final = [
-    "giornata_prepost.images.inspection",
-    "giornata_prepost.images.finishing",
-    "PIL.JpegImagePlugin",
-    "PIL.PngImagePlugin",
-    "PIL.WebPImagePlugin",
-]
-"""Modules that the fork server imports once, so that a replacement starts in milliseconds."""
 
 _log = structlog.get_logger(__name__)
 
@@ -49,39 +45,29 @@ class ImagePool:
     """
 
     def __init__(self, processes: int) -> None:
-        self._processes = processes
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(PRELOADED)
+        context = multiprocessing.get_context("forkserver")
+        # the fork server imports these once, so that a replacement starts in milliseconds
+        plugins = ["PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin"]
+        context.set_forkserver_preload(["giornata_prepost.images.stages", *plugins])
+        self._new_pool = partial(ProcessPool, max_workers=processes, context=context)
         self._pool = self._new_pool()
         self._running: set[Future[Any]] = set()
 
     async def __aenter__(self) -> Self:
-        await self.run(_nothing, limit_s=60.0)
+        await self.timed(os.getpid, limit_s=60.0)  # it returns when the processes are up
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for future in tuple(self._running):
             future.cancel()
         await _end(self._pool)
-
-    async def run(
-        self, function: Callable[[*Arguments], Result], *args: *Arguments, limit_s: float
-    ) -> Result:
-        """The result of :meth:`timed`."""
-        result, _ = await self.timed(function, *args, limit_s=limit_s)
-        return result
 
     async def timed(
         self, function: Callable[[*Arguments], Result], *args: *Arguments, limit_s: float
     ) -> tuple[Result, float]:
         """`function(*args)` in one of the processes, and the milliseconds it took there. Cancelling ends its process.
 
-        Args:
-            function: a module-level function.
-            args: values that pickle.
-            limit_s: time for the work itself; waiting for a free process is not counted.
+        `limit_s` is the time for the work itself; waiting for a free process is not counted.
 
         Raises:
             GiornataError: raised by the function, with every field intact.
@@ -116,7 +102,7 @@ class ImagePool:
             _log.warning("image_pool_replaced")
             await _end(broken)
         future: Future[tuple[Result, float]] = self._pool.schedule(
-            _guarded, args=(function, args), timeout=limit_s
+            _guarded, args=(function, *args), timeout=limit_s
         )
         self._running.add(future)
         try:
@@ -124,8 +110,48 @@ class ImagePool:
         finally:
             self._running.discard(future)
 
-    def _new_pool(self) -> ProcessPool:
-        return ProcessPool(max_workers=self._processes, context=self._context)
+
+class Precedence(IntEnum):
+    """Which waiting call goes first; equals in order of arrival.
+
+    No call starves: at most as many edits finish as have begun.
+    """
+
+    FINISH = 0
+    BEGIN = 1
+
+
+class ModelThread:
+    """Runs functions in a thread of its own, one at a time. Used from one event loop."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._waiting: PriorityQueue[tuple[Precedence, int, Future[Any], Callable[[], Any]]] = PriorityQueue()
+        self._tickets = count()
+
+    async def timed(
+        self, turn: Precedence, function: Callable[[*Arguments], Result], *args: *Arguments
+    ) -> tuple[Result, float]:
+        """`function(*args)` in the thread, and the milliseconds it took there.
+
+        A call that is cancelled while it waits never runs.
+        """
+        future: Future[tuple[Result, float]] = Future()
+        self._waiting.put((turn, next(self._tickets), future, partial(_timed, function, *args)))
+        self._executor.submit(self._run_first)
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Wait for the running call."""
+        self._executor.shutdown()
+
+    def _run_first(self) -> None:
+        *_, future, call = self._waiting.get_nowait()
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except Exception as error:  # noqa: BLE001 - the call's edge: raised where it is awaited
+                future.set_exception(error)
 
 
 async def _end(pool: ProcessPool) -> None:
@@ -133,16 +159,16 @@ async def _end(pool: ProcessPool) -> None:
     await asyncio.to_thread(pool.join)
 
 
-def _guarded(function: Callable[..., Result], args: tuple[Any, ...]) -> tuple[Result, float]:
+def _guarded(function: Callable[[*Arguments], Result], *args: *Arguments) -> tuple[Result, float]:
     """The task's edge in the process: every exception becomes one that pickles."""
-    begin = time.perf_counter()
     try:
-        return function(*args), (time.perf_counter() - begin) * 1e3
+        return _timed(function, *args)
     except GiornataError:
         raise
     except Exception:  # noqa: BLE001 - the task's edge: logged and answered on the other side
         raise WorkFailed(traceback.format_exc()) from None
 
 
-def _nothing() -> None:
-    """The first task: it returns when the processes are up."""
+def _timed(function: Callable[[*Arguments], Result], *args: *Arguments) -> tuple[Result, float]:
+    began_s = time.perf_counter()
+    return function(*args), (time.perf_counter() - began_s) * 1e3

@@ -1,0 +1,170 @@
+"""The two stages of image work: inspection, before any model runs, and finishing, after the last one."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+from safetensors.numpy import save
+
+from giornata.wire.models import ModelCard
+from giornata.wire.requests import EditParameters
+from giornata.wire.values import CellMap
+from giornata_prepost.images import masks
+from giornata_prepost.images.geometry import Box, Size, crop_box, crop_size, model_size, output_size
+from giornata_prepost.images.masks import Alpha
+from giornata_prepost.images.paste import paste, resize
+from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, encode, flatten
+
+
+@dataclass(frozen=True)
+class PixelLimits:
+    """The largest pictures, in pixels (width times height)."""
+
+    max_pixels: int
+    """Limit of an image, a mask and an output."""
+    budget_pixels: int
+    """Limit of the picture that the model computes."""
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """Measures of one edit, which :class:`giornata.wire.jobs.Inspection` explains, and the blobs to be stored."""
+
+    width: int
+    height: int
+    has_alpha: bool
+    model_width: int
+    model_height: int
+    output_width: int
+    output_height: int
+    tokens: int
+    compute_tokens: int
+    mask_ratio: float
+    compute_set: dict[int, CellMap] | None
+    pixel_ratio: float
+    """Share of the original's pixels with an effective alpha above 0."""
+    template_key: str
+    crop: Box | None
+    prepared: bytes
+    alpha: bytes
+    """The effective alpha, by :func:`giornata_prepost.images.masks.pack`."""
+
+
+def inspect(
+    image: bytes, mask: bytes | None, parameters: EditParameters, card: ModelCard, limits: PixelLimits
+) -> Inspected:
+    """Measure an edit that `card` will compute; `image` and `mask` are files as they were sent.
+
+    Raises:
+        BadRequest: one of the leaves that :func:`~giornata_prepost.images.pictures.decode`,
+            :func:`~giornata_prepost.images.masks.edited_region` and
+            :func:`~giornata_prepost.images.geometry.output_size` name.
+    """
+    original, alpha = read_edit(image, mask, parameters, limits)
+    return _measured(original, alpha, parameters, card, limits)
+
+
+def inspect_template(
+    image: bytes, parameters: EditParameters, card: ModelCard, limits: PixelLimits
+) -> Inspected:
+    """Measure a template: the picture as its edits see it, with an empty mask. Of `parameters`, `size` is read.
+
+    Raises:
+        BadRequest: as :func:`inspect`.
+    """
+    original = decode(image, limits.max_pixels)
+    nothing = np.zeros(original.pixels.shape[:2], np.float32)
+    return _measured(original, nothing, parameters, card, limits)
+
+
+def finish(  # noqa: PLR0917 - the pool passes by position
+    image: bytes,
+    alpha: bytes,
+    parameters: EditParameters,
+    limits: PixelLimits,
+    painted: Pixels,
+    crop: Box | None = None,
+) -> bytes:
+    """The finished file: `painted`, the decoded picture at the model's size, pasted into the original file.
+
+    `alpha` and `crop` are what the inspection found, with the same limits.
+    """
+    original = decode(image, limits.max_pixels)
+    size = output_size(Size.of(original.pixels), parameters.output_size, limits.max_pixels)
+    pixels = paste(original.pixels, masks.unpack(alpha), painted, size, crop)
+    return encode(
+        DecodedPicture(pixels, original.icc_profile), parameters.output_format, parameters.output_compression
+    )
+
+
+def read_edit(
+    image: bytes, mask: bytes | None, parameters: EditParameters, limits: PixelLimits
+) -> tuple[DecodedPicture, Alpha]:
+    """The upright original and the effective alpha at its size; raises as :func:`inspect`."""
+    original = decode(image, limits.max_pixels)
+    marks = None if mask is None else decode(mask, limits.max_pixels, "mask").pixels
+    region = masks.edited_region(original.pixels, marks, parameters.mask_mode)
+    return original, masks.effective_alpha(region, parameters.grow_mask, parameters.mask_blur)
+
+
+def visible(
+    alpha: Alpha, padding: int | None, card: ModelCard, budget_pixels: int
+) -> tuple[Box | None, Size]:
+    """The part of the picture that `card` computes, None for all of it, and the size at which it does.
+
+    With the `padding` of `padding_mask_crop`, the part is a box around the mask after grow and blur: outside of it the
+    alpha, which is somewhere above 0, is 0.
+    """
+    if padding is None:
+        return None, model_size(Size.of(alpha), budget_pixels, card.pixel_multiple)
+    crop = crop_box(masks.bounds(alpha > 0, padding), Size.of(alpha))
+    return crop, crop_size(crop.size, card.native_size, budget_pixels, card.pixel_multiple)
+
+
+def _measured(
+    original: DecodedPicture, alpha: Alpha, parameters: EditParameters, card: ModelCard, limits: PixelLimits
+) -> Inspected:
+    """Measures of an edit, or of a template, whose alpha is 0 everywhere."""
+    size = Size.of(original.pixels)
+    output = output_size(size, parameters.output_size, limits.max_pixels)
+    crop, model = visible(alpha, parameters.padding_mask_crop, card, limits.budget_pixels)
+    window = (crop or Box(0, 0, *size)).window
+    seen = resize(flatten(original.pixels[window]), model)
+    edited = masks.model_mask(alpha[window], model, card.mask_grain)
+    tokens = model.pixels // card.pixel_multiple**2
+    touched = masks.cells(edited, card.pixel_multiple)
+    compute_tokens = int(np.count_nonzero(touched))
+    computed = masks.compute_set(touched, parameters.halo)
+    return Inspected(
+        width=size.width,
+        height=size.height,
+        has_alpha=original.pixels.shape[2] == 4,
+        model_width=model.width,
+        model_height=model.height,
+        output_width=output.width,
+        output_height=output.height,
+        tokens=tokens,
+        compute_tokens=compute_tokens,
+        mask_ratio=compute_tokens / tokens,
+        compute_set=None if computed is None else {1: computed},
+        pixel_ratio=float(np.count_nonzero(alpha) / alpha.size),
+        template_key=_template_key(seen, card),
+        crop=crop,
+        prepared=save({"image": np.ascontiguousarray(seen), "mask": edited.astype(np.uint8) * np.uint8(255)}),
+        alpha=masks.pack(alpha),
+    )
+
+
+def _template_key(pixels: Pixels, card: ModelCard) -> str:
+    """sha-256 (hex) of the model's digest and family and of the pixels that enter the autoencoder.
+
+    All edits of one picture have the same key, with any mask, prompt, seed and output.
+    """
+    key = hashlib.sha256(b"giornata template 1\0")
+    key.update(f"{card.digest}\0{card.family}\0".encode())
+    key.update(struct.pack("<II", pixels.shape[1], pixels.shape[0]))
+    key.update(np.ascontiguousarray(pixels).data)
+    return key.hexdigest()
