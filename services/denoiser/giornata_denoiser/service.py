@@ -36,13 +36,13 @@ from giornata.wire.messages import (
     RunReply,
     RunRequest,
 )
-from giornata.wire.workers import ServiceName, ServiceState, WorkerState
+from giornata.wire.workers import ServiceName, ServiceState
 from giornata_denoiser.attempts.carrying import Carrier
 from giornata_denoiser.attempts.inputs import rows_of
 from giornata_denoiser.attempts.outcomes import Outcomes
 from giornata_denoiser.attempts.previews import preview_event
 from giornata_denoiser.attempts.reporting import Reporter
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
@@ -101,11 +101,10 @@ class Denoiser:
         config, bus = self._config, self._bus
         registrations = Registrations(await TemplateRecords.open(bus.jetstream), config.instance)
         async with AsyncExitStack() as stack:
-            told = self._reporter.loaded
-            engine = stack.enter_context(
-                engine_of(config, self._checkpoint, self._profile, self._costs, told=told)
+            engine = engine_of(
+                config, self._checkpoint, self._profile, self._costs, told=self._reporter.loaded
             )
-            self._engine = stack.enter_context(self._engine_loop(engine, stop))
+            self._engine = stack.enter_context(self._engine_loop(stack.enter_context(engine), stop))
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self._make_templates(registrations, tasks)
             stack.callback(self._runs.close)
@@ -120,10 +119,14 @@ class Denoiser:
 
     async def _hear(self, stack: AsyncExitStack) -> None:
         """Subscribe to cancels first, so that accepted rows can be cancelled."""
-        bus, instance = self._bus, self._config.instance
+        bus, instance, carrier = self._bus, self._config.instance, self._carrier
         for listening in (
-            bus.listen(subjects.worker_cancel(instance), CancelRows, self._drop),
-            bus.listen(subjects.ALL_CANCELS, CancelRows, self._drop_job),
+            bus.listen(
+                subjects.worker_cancel(instance),
+                CancelRows,
+                lambda one: carrier.drop((one.job_id, one.attempt)),
+            ),
+            bus.listen(subjects.ALL_CANCELS, CancelRows, lambda every: carrier.drop_job(every.job_id)),
             bus.listen(subjects.worker_prefetch(instance), PrefetchTemplate, self._lookup.prefetch),
             bus.listen(subjects.TEMPLATE_REMOVED, RemoveTemplate, self._runs.remove),
             bus.answer(
@@ -201,14 +204,6 @@ class Denoiser:
         await self._runs.record(request)
         return RunReply(answer=RunAnswer.ACCEPTED)
 
-    def _drop(self, message: CancelRows) -> None:
-        """Subscription ``giornata.worker.<worker>.cancel``: one attempt."""
-        self._carrier.drop((message.job_id, message.attempt))
-
-    def _drop_job(self, message: CancelRows) -> None:
-        """Subscription ``giornata.cancel.<job>``: every attempt."""
-        self._carrier.drop_job(message.job_id)
-
     async def _relay(self) -> None:
         """Tell what the engine did, in order; runs until it is cancelled."""
         while True:
@@ -249,20 +244,18 @@ class Denoiser:
         log.info("drained")
 
     def _state(self) -> ServiceState:
-        return telemetry.state_of(
-            ServiceName.DENOISER,
-            self._config.instance,
-            draining=self._draining,
-            models=(self._checkpoint.card,),
-            worker=self._worker_state(),
-        )
-
-    def _worker_state(self) -> WorkerState:
         engine = self._engine.state()
-        return self._reporter.state(
+        worker = self._reporter.state(
             [row.key for row in engine.running],
             [row for attempt in self._carrier.attempts for row in attempt.progress()],
             stepping_ms=0.0 if engine.began_s is None else (time.perf_counter() - engine.began_s) * 1e3,
             templates=self._runs.counters(),
             resident=self._store.resident(),
+        )
+        return telemetry.state_of(
+            ServiceName.DENOISER,
+            self._config.instance,
+            draining=self._draining,
+            models=(self._checkpoint.card,),
+            worker=worker,
         )

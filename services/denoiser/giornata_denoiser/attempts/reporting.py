@@ -18,7 +18,7 @@ from giornata.wire.workers import (
     Tier,
     WorkerState,
 )
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.template import Form

@@ -62,7 +62,7 @@ class Assembly:
     """Each row's (computed,) int64, the tokens of its region; None for all of its picture."""
     row_of_computed: Tensor
     """(computed_tokens,) int64: batch index of each one's row."""
-    computed_lengths: tuple[int, ...]
+    computed_lengths: list[int]
     """Computed tokens of each row."""
     guided: Guided | None
 
@@ -72,20 +72,15 @@ def assemble(
 ) -> Assembly:
     """Pack `rows`. What changes from step to step (latents, noise levels) is not in it.
 
-    Args:
-        family: that computes them.
-        rows: of the batch.
-        placed: their inputs, in the same order; by default they are placed now.
+    `placed` are their inputs, in the same order; by default they are placed now.
     """
     device = family.device
     placed = [place(row, device) for row in rows] if placed is None else placed
     guided_rows = [index for index, row in enumerate(rows) if len(row.prompts) > 1]
-    lengths = tuple(row.computed_tokens for row in rows)
+    lengths = [row.computed_tokens for row in rows]
     row_of_computed = segment_index(lengths)
-    regions = tuple(
-        None if region is None else region.computed
-        for region in (each.sequences[0].region for each in placed)
-    )
+    found = [each.sequences[0].region for each in placed]
+    regions = tuple(None if region is None else region.computed for region in found)
     return Assembly(
         batch=family.network.assemble(
             [each.sequences[0] for each in placed] + [placed[index].sequences[1] for index in guided_rows]
@@ -103,11 +98,12 @@ def _computed(rows: Sequence[Row], regions: Sequence[Tensor | None], device: tor
     if all(region is None for region in regions):
         return None
     spans = bounds([row.image_tokens for row in rows])
-    parts = [
-        torch.arange(*span, device=device) if region is None else region + span[0]
-        for span, region in zip(spans, regions, strict=True)
-    ]
-    return torch.cat(parts)
+    return torch.cat(
+        [
+            torch.arange(start, end, device=device) if region is None else region + start
+            for (start, end), region in zip(spans, regions, strict=True)
+        ]
+    )
 
 
 def _guided(rows: Sequence[Row], indices: list[int], row_of_computed: Tensor, device: torch.device) -> Guided:

@@ -10,10 +10,8 @@ from giornata.packed.region import Region
 from giornata.scheduling.batch import RowKey
 from giornata.wire.errors import SchemaMismatch
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.prompt import Prompt
-from giornata_denoiser.rows.row import RecordingSpec, Row, Snapshot
+from giornata_denoiser.rows.row import Prompt, RecordingSpec, Row, Snapshot, Track
 from giornata_denoiser.rows.template import Recording
-from giornata_denoiser.rows.track import Track
 
 NEGATIVE = "negative_"
 """Prefix of the tensors of a negative prompt's encoding."""

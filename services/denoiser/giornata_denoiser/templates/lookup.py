@@ -13,7 +13,7 @@ from giornata.planning.costs import StepCosts
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import PrefetchTemplate, RunRequest
 from giornata.wire.requests import Reuse
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.identity import ANYWHERE, Wanted, wanted

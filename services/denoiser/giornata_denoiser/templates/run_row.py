@@ -12,11 +12,11 @@ from giornata import tensors
 from giornata.blobs import BlobStore
 from giornata.scheduling.batch import RowKey
 from giornata.wire.jobs import BlobRef, Inspection
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.noise import template_noise
 from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.template import template_noise
 from giornata_denoiser.templates.identity import Wanted
 
 

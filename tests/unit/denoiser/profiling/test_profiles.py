@@ -11,7 +11,7 @@ import torch
 from giornata.planning.profile import Profile
 from giornata.planning.regression import Fit
 from giornata.wire.errors import Failed
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.profiling.profiles import device_name, read_profile, write_profile
 from tests.fakes import tiny_flux

@@ -14,12 +14,12 @@ from giornata_denoiser.families.protocol import ModelFamily
 
 
 def load_inpaint(folder: Path, dtype: torch.dtype, device: torch.device) -> ModelFamily:
-    """The family `flux-inpaint` of a checkpoint; raises as :func:`giornata_denoiser.checkpoints.checkpoint.load`."""
+    """The family `flux-inpaint` of a checkpoint; raises as :func:`giornata_denoiser.checkpoint.load`."""
     return _family(folder, FluxInpaint(_transformer(folder, dtype, device)))
 
 
 def load_fill(folder: Path, dtype: torch.dtype, device: torch.device) -> ModelFamily:
-    """The family `flux-fill` of a checkpoint; raises as :func:`giornata_denoiser.checkpoints.checkpoint.load`."""
+    """The family `flux-fill` of a checkpoint; raises as :func:`giornata_denoiser.checkpoint.load`."""
     return _family(folder, FluxFill(_transformer(folder, dtype, device)))
 
 

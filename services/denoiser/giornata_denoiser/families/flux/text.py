@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class FluxPrompt:
-    """One sequence's prompt; satisfies :class:`giornata_denoiser.rows.prompt.Prompt`."""
+    """One sequence's prompt; satisfies :class:`giornata_denoiser.rows.row.Prompt`."""
 
     embeds: Tensor
     """(text_tokens, joint_dim)"""
