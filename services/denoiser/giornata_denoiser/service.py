@@ -80,10 +80,7 @@ class Denoiser:
         *,
         profile: Profile,
     ) -> None:
-        self._config = config
-        self._bus = bus
-        self._blobs = blobs
-        self._checkpoint = checkpoint
+        self._config, self._bus, self._blobs, self._checkpoint = config, bus, blobs, checkpoint
         self._profile, self._costs = profile, CostModel.of(profile)
         self._outcomes = Outcomes(blobs, records, config.instance)
         self._reports: asyncio.Queue[StepReport] = asyncio.Queue()
@@ -106,9 +103,8 @@ class Denoiser:
             )
             self._engine = stack.enter_context(self._engine_loop(stack.enter_context(engine), stop))
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            self._make_templates(registrations, tasks)
+            self._make_rooms(registrations, tasks)
             stack.callback(self._runs.close)
-            self._carrier = self._make_carrier(tasks)
             stack.callback(tasks.create_task(self._relay(), name="relay").cancel)
             stack.callback(tasks.create_task(self._show(), name="show").cancel)
             await self._hear(stack)
@@ -119,14 +115,10 @@ class Denoiser:
 
     async def _hear(self, stack: AsyncExitStack) -> None:
         """Subscribe to cancels first, so that accepted rows can be cancelled."""
-        bus, instance, carrier = self._bus, self._config.instance, self._carrier
+        bus, instance, drop = self._bus, self._config.instance, self._carrier.drop
         for listening in (
-            bus.listen(
-                subjects.worker_cancel(instance),
-                CancelRows,
-                lambda one: carrier.drop((one.job_id, one.attempt)),
-            ),
-            bus.listen(subjects.ALL_CANCELS, CancelRows, lambda every: carrier.drop_job(every.job_id)),
+            bus.listen(subjects.worker_cancel(instance), CancelRows, lambda m: drop((m.job_id, m.attempt))),
+            bus.listen(subjects.ALL_CANCELS, CancelRows, lambda m: self._carrier.drop_job(m.job_id)),
             bus.listen(subjects.worker_prefetch(instance), PrefetchTemplate, self._lookup.prefetch),
             bus.listen(subjects.TEMPLATE_REMOVED, RemoveTemplate, self._runs.remove),
             bus.answer(
@@ -149,7 +141,7 @@ class Denoiser:
             on_crash=lambda error: loop.call_soon_threadsafe(crashed, error),
         )
 
-    def _make_templates(self, registrations: Registrations, tasks: asyncio.TaskGroup) -> None:
+    def _make_rooms(self, registrations: Registrations, tasks: asyncio.TaskGroup) -> None:
         config, checkpoint = self._config, self._checkpoint
         self._store = RecordingStore(
             config.template_memory_mb << 20,
@@ -174,22 +166,20 @@ class Denoiser:
             costs=lambda: self._costs.costs,
             tasks=tasks,
         )
-
-    def _make_carrier(self, tasks: asyncio.TaskGroup) -> Carrier:
-        @asynccontextmanager
-        async def fetch(request: RunRequest) -> AsyncIterator[tuple[Row, ...]]:
-            async with self._lookup.held(request) as reusing:
-                yield await rows_of(request, self._checkpoint, self._blobs, reusing)
-
-        return Carrier(
-            self._config.instance,
-            capacity_rows=self._config.capacity_rows,
+        self._carrier = Carrier(
+            config.instance,
+            capacity_rows=config.capacity_rows,
             engine=self._engine,
-            fetch=fetch,
+            fetch=self._fetch,
             outcomes=self._outcomes,
             publish=self._publish,
             tasks=tasks,
         )
+
+    @asynccontextmanager
+    async def _fetch(self, request: RunRequest) -> AsyncIterator[tuple[Row, ...]]:
+        async with self._lookup.held(request) as reusing:
+            yield await rows_of(request, self._checkpoint, self._blobs, reusing)
 
     async def _run_rows(self, request: RunRequest) -> RunReply:
         """Endpoint ``giornata.worker.<worker>.run``."""

@@ -24,7 +24,6 @@ from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.engine.weighing import Budget
 from giornata_denoiser.trace import Trace
 
-MIB: Final = 20
 SPARED: Final = 0.9
 """Share of a GPU's free memory that rows may fill where no budget is configured."""
 
@@ -56,8 +55,8 @@ def engine_of(
                 loader=loader,
                 model=model,
                 planner=PLANNERS[config.planner],
-                device=device_for(device, config.template_device_mb << MIB),
-                ahead_bytes=config.template_ahead_mb << MIB,
+                device=device_for(device, config.template_device_mb << 20),
+                ahead_bytes=config.template_ahead_mb << 20,
                 correction_bits=config.template_bits if config.template_correction else None,
             )
             yield Engine(
@@ -87,8 +86,8 @@ def budget_of(config: DenoiserConfig, profile: Profile, device: torch.device) ->
 
 def _memory_bytes(config: DenoiserConfig, device: torch.device) -> float:
     if config.memory_mb is not None:
-        return config.memory_mb << MIB
+        return config.memory_mb << 20
     if device.type != "cuda":
         return math.inf
     free, _ = torch.cuda.mem_get_info(device)
-    return max(0.0, SPARED * free - (config.template_device_mb << MIB))
+    return max(0.0, SPARED * free - (config.template_device_mb << 20))

@@ -18,8 +18,6 @@ from giornata_denoiser.rows.row import Row
 
 GRID: Final = (16, 16)
 """Height and width of the picture in tokens."""
-STEPS: Final = 2
-GUIDED_SCALE: Final = 2.0
 
 
 def rehearse(checkpoint: Checkpoint) -> None:
@@ -52,7 +50,7 @@ def practice_row(
         family,
         key,
         grid=grid,
-        track=family.schedule.track(steps=STEPS, strength=1.0, cells=tokens),
+        track=family.schedule.track(steps=2, strength=1.0, cells=tokens),
         text={
             f"{sign}{name}": values(*shape)
             for sign in (("", NEGATIVE) if guided else ("",))
@@ -62,6 +60,6 @@ def practice_row(
             name: values(tokens, channels) for name, channels in family.network.conditioning.items()
         },
         guidance_scale=checkpoint.card.default_guidance_scale,
-        true_cfg_scale=GUIDED_SCALE if guided else 1.0,
+        true_cfg_scale=2.0 if guided else 1.0,
         region=region,
     )

@@ -205,10 +205,7 @@ class Sources:
 
 
 def _loads(rows: Sequence[Running], blocks: int) -> Iterator[SlabLoad]:
-    """Loads in the order of their use: this step's, what it did without and the next step can use, later ones.
-
-    Each of the three in the order in which `blocks` ask for them.
-    """
+    """Loads in the order of their use: this step's, what it did without and the next step can use, later ones."""
     now = [each.served for each in rows if each.served is not None]
     missed = [
         replace(each.served, modes=each.served.entry.modes)

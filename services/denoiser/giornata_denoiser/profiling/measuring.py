@@ -88,7 +88,7 @@ class Meter:
 
     def load_ms(self, size: RowSize) -> float:
         """The median of the blocks' slabs, each until it has arrived; what goes wrong with a load is raised."""
-        slabs = self._slabs_of(size)
+        slabs = self._slabs(size, size.tokens)
         # Asking for a slab loads it and lets the current stream wait for it: its events then tell when it is there.
         ask: Callable[[int], object] = slabs.keys_values if size.modes[0] is Mode.KV else slabs.hidden
         with torch.inference_mode():
@@ -96,7 +96,7 @@ class Meter:
 
     def load_bytes(self, size: RowSize) -> int:
         """What has to move for the first block's slab."""
-        return self._slabs_of(size).load_bytes(0, size.modes[0])
+        return self._slabs(size, size.tokens).load_bytes(0, size.modes[0])
 
     def _prepared(self, mixture: Mixture) -> Callable[[], object]:
         rows = [self._row(size, index) for index, size in enumerate(mixture.rows)]
@@ -115,19 +115,15 @@ class Meter:
 
     def _uses(self, size: RowSize, row: Row) -> tuple[Use, ...]:
         """What each sequence takes in its modes."""
-        where = row.region
-        if where is None:
+        if row.region is None:
             return (Use(),) * len(row.prompts)
-        return tuple(Use(Taken(size.modes, self._slabs(size, where, own))) for own in row.own_tokens)
+        return tuple(Use(Taken(size.modes, self._slabs(size, own))) for own in row.own_tokens)
 
-    def _slabs_of(self, size: RowSize) -> Slabs:
+    def _slabs(self, size: RowSize, own: int) -> Slabs:
+        """Slabs of a sequence that computes `own` tokens; nothing is loaded yet."""
         where = _region(size)
         if where is None:
             raise ValueError(f"received {size}, which loads nothing")
-        return self._slabs(size, where, size.tokens)
-
-    def _slabs(self, size: RowSize, where: Region, own: int) -> Slabs:
-        """Slabs of a sequence that computes `own` tokens; nothing is loaded yet."""
         return Slabs(self._entry(size), where, own, self._family, device=self._device)
 
     def _entry(self, size: RowSize) -> Entry:

@@ -17,9 +17,6 @@ from giornata_denoiser.rows.stored import Stored
 
 FILE_BYTES: Final = 512
 """Most that a template's file takes for one tensor of a block beside its bytes."""
-SEED: Final = 0
-NOISES: Final = 8
-"""Sizes whose noise is kept: 1 MiB for 1024x1024 pixels of Flux."""
 
 
 class Form(StrEnum):
@@ -119,10 +116,10 @@ class Recording:
         return None if nearest is None or abs(nearest.level - level) > tolerance else nearest
 
 
-@lru_cache(maxsize=NOISES)
+@lru_cache(maxsize=8)  # 1 MiB each for 1024x1024 pixels of Flux
 def template_noise(tokens: int, channels: int) -> Tensor:
     """(tokens, channels) float32 on the CPU, always the same: what a template run begins with. Not to be changed."""
-    return torch.randn(tokens, channels, generator=torch.Generator("cpu").manual_seed(SEED))
+    return torch.randn(tokens, channels, generator=torch.Generator("cpu").manual_seed(0))
 
 
 def shared_noise(own: Tensor, where: Region) -> Tensor:
