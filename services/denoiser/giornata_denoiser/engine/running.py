@@ -137,6 +137,8 @@ class Running:
         """What serves the present step; None computes everything."""
         self.next: Served | None = None
         """What is loaded ahead: the next entry that is not the present one."""
+        self.shapes = row.shapes
+        """Of its sequences; the same in all steps."""
         self._make_slabs, self._correction_bits = make_slabs, correction_bits
         self._entries = _entries(row)
         self._corrections: tuple[Correction, ...] | None = None
@@ -188,7 +190,7 @@ class Running:
             self._make_slabs(row, entry, own, correction)
             for own, correction in zip(row.own_tokens, corrections, strict=True)
         )
-        return Served(entry, slabs, row.shapes, entry.modes)
+        return Served(entry, slabs, self.shapes, entry.modes)
 
     def uses(self, blocks: int) -> tuple[Use, ...]:
         """What each of the row's sequences does in a forward of so many `blocks`."""

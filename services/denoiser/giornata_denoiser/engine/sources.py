@@ -157,7 +157,7 @@ class Sources:
         work = Work()
         for each in rows:
             modes = full if each.served is None else each.served.computed
-            work += step_work(each.row.shapes, [modes] * len(each.row.prompts))
+            work += step_work(each.shapes, [modes] * len(each.shapes))
         return work
 
     def _sample(

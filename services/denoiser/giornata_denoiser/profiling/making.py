@@ -18,7 +18,7 @@ from giornata.planning.profile import BatchCap, Profile
 from giornata.planning.regression import Array, Fit, fit, graded
 from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.profiling.measuring import Meter, Track, medians
+from giornata_denoiser.profiling.measuring import Meter, ProgressBar, medians
 from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, masked_sizes, mixtures
 from giornata_denoiser.profiling.profiles import device_name, dtype_name, versions
 
@@ -76,12 +76,12 @@ class Measurements:
         return [Sample(mixture.work.features, ms) for mixture, ms in self.steps]
 
 
-def measure(meter: Meter, extent: Extent, track: Track = iter) -> Measurements:
+def measure(meter: Meter, extent: Extent, bar: ProgressBar = iter) -> Measurements:
     """Everything within `extent`."""
     rounds = QUICK_ROUNDS if extent.quick else ROUNDS
     steps, loads = mixtures(extent, SEED), masked_sizes(extent)
-    step_ms = medians(steps, meter.step_ms, rounds=rounds, seed=SEED, track=track)
-    load_ms = medians(loads, meter.load_ms, rounds=rounds, seed=SEED, track=track)
+    step_ms = medians(steps, meter.step_ms, rounds=rounds, seed=SEED, bar=bar)
+    load_ms = medians(loads, meter.load_ms, rounds=rounds, seed=SEED, bar=bar)
     return Measurements(
         tuple(map(StepTime, steps, step_ms)),
         tuple(map(Sample.of_load, map(meter.load_bytes, loads), load_ms)),

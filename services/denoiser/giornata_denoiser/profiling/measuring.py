@@ -32,18 +32,18 @@ from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Entry, Form
 
 T = TypeVar("T")
-Track = Callable[[Sequence[int]], Iterable[int]]
+ProgressBar = Callable[[Sequence[int]], Iterable[int]]
 """Passes on what it is given, one by one, and may show how far it is."""
 
 
 def medians(
-    things: Sequence[T], measure: Callable[[T], float], *, rounds: int, seed: int, track: Track = iter
+    things: Sequence[T], measure: Callable[[T], float], *, rounds: int, seed: int, bar: ProgressBar = iter
 ) -> list[float]:
     """The median time of every thing, in ms; each round takes all of them in an order of its own."""
     chance = random.Random(seed)  # noqa: S311 - an order, not a secret
     order = [index for _ in range(rounds) for index in chance.sample(range(len(things)), len(things))]
     times: list[list[float]] = [[] for _ in things]
-    for index in track(order):
+    for index in bar(order):
         times[index].append(measure(things[index]))
     return [statistics.median(of_one) for of_one in times]
 
