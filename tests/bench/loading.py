@@ -28,6 +28,7 @@ from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.template import Entry, Form
 from tests.bench.compute import block_costs, loading_engine
 from tests.bench.compute.loading_engine import Took
@@ -101,10 +102,10 @@ def _scene(rows: Rows, options: SimpleNamespace) -> Scene:
     """A masked row, and the entries of a run of its template over its own noise levels."""
     edit = Edit(0, 0, options.mask, 0.5, 0.5, options.steps)
     row = rows.row(replace(edit, ratio=1.0), reuse=False)
-    forms = [Form(name) for name in options.forms]
+    recording = RecordingSpec(frozenset(map(Form, options.forms)), DEFAULT.bits)
     entries = []
     for _ in range(options.steps):
-        recorder = EntryRecorder(row.level, rows.family.depth, forms, DEFAULT.bits)
+        recorder = EntryRecorder(row.level, rows.family.depth, recording)
         use = Use(recorder=recorder)
         (latent,) = denoise_step(rows.family, assemble(rows.family, [row]), [row], [use]).latents
         entries.append(recorder.entry())

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from giornata_denoiser.engine.options import ReuseOptions
+from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Form, Recording
 from giornata_prepost.images.pictures import Pixels

@@ -19,10 +19,9 @@ from giornata.packed.uses import Taken, Use
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
-from giornata_denoiser.engine.served import preferred
+from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.stepping import denoise_step
-from giornata_denoiser.loading.accelerator import device_for
-from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Form, Recording
 from tests.bench.compute.models import described
 from tests.bench.compute.rows import Rows
@@ -62,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         FULL: lambda: denoise_step(family, assembly, [whole])
     }
     for form in Form:
-        recorder = EntryRecorder(whole.level, family.depth, [form], options.bits)
+        recorder = EntryRecorder(whole.level, family.depth, RecordingSpec(frozenset({form}), options.bits))
         denoise_step(family, assembly, [whole], [Use(recorder=recorder)])
         template = Recording(form, whole.grid, (recorder.entry(),))
         for ratio in RATIOS:
@@ -90,7 +89,7 @@ def _prepared(rows: Rows, row: Row) -> Callable[[], object]:
         raise ValueError("the row takes from no template")
     (entry,) = row.template.entries
     slabs = Slabs(entry, row.region, row.own_tokens[0], family, device=device_for(family.device, 0))
-    use = Use(Taken(preferred(entry), slabs))
+    use = Use(Taken(entry.modes, slabs))
     assembly = assemble(family, [row])
     return lambda: denoise_step(family, assembly, [row], [use])
 

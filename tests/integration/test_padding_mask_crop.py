@@ -18,7 +18,7 @@ from giornata.families import Family, read_model_card
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, resolve
-from giornata_denoiser.checkpoints.checkpoint import load
+from giornata_denoiser.checkpoint import load
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
 from giornata_prepost.families.flux.images import InpaintImages

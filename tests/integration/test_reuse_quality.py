@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from giornata_denoiser.engine.options import ReuseOptions
+from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_tools.quality import cases, metrics
 from tests.bench.compute.bench_model import BenchModel, Request, box_of

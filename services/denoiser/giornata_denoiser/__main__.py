@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
-from datetime import UTC, datetime
 
 from giornata import runtime
 from giornata.blobs import RedisBlobs
@@ -13,10 +11,9 @@ from giornata.bus import bus, streams
 from giornata.planning.costing import Profile
 from giornata.records import Records
 from giornata.wire.workers import ServiceName
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.rehearsal import rehearse
-from giornata_denoiser.loading.accelerator import device_for
 from giornata_denoiser.profiling.calibration import calibrate
 from giornata_denoiser.profiling.profiles import read_profile
 from giornata_denoiser.service import Denoiser
@@ -44,9 +41,7 @@ def profile_of(config: DenoiserConfig, checkpoint: Checkpoint) -> Profile:
     """
     if config.profile is not None:
         return read_profile(config.profile, checkpoint)
-    today = datetime.now(UTC).date().isoformat()
-    device = device_for(checkpoint.family.device, budget_bytes=0)  # so that every load is one
-    return calibrate(checkpoint, config.template_bits, device, time.perf_counter, today)
+    return calibrate(checkpoint, config.template_bits)
 
 
 if __name__ == "__main__":

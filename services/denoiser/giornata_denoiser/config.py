@@ -26,8 +26,8 @@ class TemplatePolicy(StrEnum):
     """The edit computes everything; what there is serves, and what is registered is recorded."""
 
 
-class TemplateConfig(ModelConfig):
-    """What is recorded, where it is kept and how it is taken from."""
+class DenoiserConfig(ModelConfig):
+    """Configuration of a denoiser."""
 
     template_policy: TemplatePolicy = Field(
         TemplatePolicy.BACKGROUND, description="What happens where an edit's template has not been recorded."
@@ -66,16 +66,6 @@ class TemplateConfig(ModelConfig):
         description="An edit's first step computes everything and corrects what the later ones take from the template.",
     )
 
-    @model_validator(mode="after")
-    def _bits_are_known(self) -> Self:
-        if self.template_bits not in BITS:
-            raise ValueError(f"template_bits must be one of {', '.join(map(str, BITS))}")
-        return self
-
-
-class DenoiserConfig(TemplateConfig):
-    """Configuration of a denoiser."""
-
     capacity_rows: int = Field(
         8, ge=1, le=1024, description="Most rows of one step, and of what is accepted."
     )
@@ -109,3 +99,9 @@ class DenoiserConfig(TemplateConfig):
     capacity_tokens: int = Field(
         65_536, ge=1, description="Most text and image tokens of one step; a larger row runs alone."
     )
+
+    @model_validator(mode="after")
+    def _bits_are_known(self) -> Self:
+        if self.template_bits not in BITS:
+            raise ValueError(f"template_bits must be one of {', '.join(map(str, BITS))}")
+        return self

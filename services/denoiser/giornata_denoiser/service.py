@@ -34,13 +34,13 @@ from giornata.wire.messages import (
     RunReply,
     RunRequest,
 )
-from giornata.wire.workers import ServiceName, ServiceState, WorkerState
+from giornata.wire.workers import ServiceName, ServiceState
 from giornata_denoiser.attempts.carrying import Carrier
 from giornata_denoiser.attempts.inputs import rows_of
 from giornata_denoiser.attempts.outcomes import Outcomes
 from giornata_denoiser.attempts.previews import preview_event
 from giornata_denoiser.attempts.reporting import Reporter
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
@@ -77,10 +77,7 @@ class Denoiser:
         *,
         profile: Profile,
     ) -> None:
-        self._config = config
-        self._bus = bus
-        self._blobs = blobs
-        self._checkpoint = checkpoint
+        self._config, self._bus, self._blobs, self._checkpoint = config, bus, blobs, checkpoint
         self._profile, self._costs = profile, CostModel.of(profile)
         self._outcomes = Outcomes(blobs, records, config.instance)
         self._reports: asyncio.Queue[StepReport] = asyncio.Queue()
@@ -98,15 +95,13 @@ class Denoiser:
         config, bus = self._config, self._bus
         registrations = Registrations(await TemplateRecords.open(bus.jetstream), config.instance)
         async with AsyncExitStack() as stack:
-            told = self._reporter.loaded
-            engine = stack.enter_context(
-                engine_of(config, self._checkpoint, self._profile, self._costs, told=told)
+            engine = engine_of(
+                config, self._checkpoint, self._profile, self._costs, told=self._reporter.loaded
             )
-            self._engine = stack.enter_context(self._engine_loop(engine, stop))
+            self._engine = stack.enter_context(self._engine_loop(stack.enter_context(engine), stop))
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            self._make_templates(registrations, tasks)
+            self._make_rooms(registrations, tasks)
             stack.callback(self._runs.close)
-            self._carrier = self._make_carrier(tasks)
             stack.callback(tasks.create_task(self._relay(), name="relay").cancel)
             stack.callback(tasks.create_task(self._show(), name="show").cancel)
             await self._hear(stack)
@@ -117,10 +112,12 @@ class Denoiser:
 
     async def _hear(self, stack: AsyncExitStack) -> None:
         """Subscribe to cancels first, so that accepted rows can be cancelled."""
-        bus, instance = self._bus, self._config.instance
+        bus, instance, drop = self._bus, self._config.instance, self._carrier.drop
         for listening in (
-            bus.listen(subjects.worker(instance, "cancel"), CancelRows, self._drop),
-            bus.listen(subjects.ALL_CANCELS, CancelRows, self._drop_job),
+            bus.listen(
+                subjects.worker(instance, "cancel"), CancelRows, lambda m: drop((m.job_id, m.attempt))
+            ),
+            bus.listen(subjects.ALL_CANCELS, CancelRows, lambda m: self._carrier.drop_job(m.job_id)),
             bus.listen(subjects.worker(instance, "prefetch"), PrefetchTemplate, self._lookup.prefetch),
             bus.listen(subjects.TEMPLATE_REMOVED, RemoveTemplate, self._runs.remove),
             bus.answer(
@@ -143,7 +140,7 @@ class Denoiser:
             on_crash=lambda error: loop.call_soon_threadsafe(crashed, error),
         )
 
-    def _make_templates(self, registrations: Registrations, tasks: asyncio.TaskGroup) -> None:
+    def _make_rooms(self, registrations: Registrations, tasks: asyncio.TaskGroup) -> None:
         config, checkpoint = self._config, self._checkpoint
         self._store = RecordingStore(
             config.template_memory_mb << 20,
@@ -170,22 +167,20 @@ class Denoiser:
             costs=lambda: self._costs.costs,
             tasks=tasks,
         )
-
-    def _make_carrier(self, tasks: asyncio.TaskGroup) -> Carrier:
-        @asynccontextmanager
-        async def fetch(request: RunRequest) -> AsyncIterator[tuple[Row, ...]]:
-            async with self._lookup.held(request) as reusing:
-                yield await rows_of(request, self._checkpoint, self._blobs, reusing)
-
-        return Carrier(
-            self._config.instance,
-            capacity_rows=self._config.capacity_rows,
+        self._carrier = Carrier(
+            config.instance,
+            capacity_rows=config.capacity_rows,
             engine=self._engine,
-            fetch=fetch,
+            fetch=self._fetch,
             outcomes=self._outcomes,
             publish=self._publish,
             tasks=tasks,
         )
+
+    @asynccontextmanager
+    async def _fetch(self, request: RunRequest) -> AsyncIterator[tuple[Row, ...]]:
+        async with self._lookup.held(request) as reusing:
+            yield await rows_of(request, self._checkpoint, self._blobs, reusing)
 
     async def _run_rows(self, request: RunRequest) -> RunReply:
         """Endpoint ``giornata.worker.<worker>.run``."""
@@ -199,14 +194,6 @@ class Denoiser:
             return RunReply(answer=RunAnswer.DRAINING)
         await self._runs.record(request)
         return RunReply(answer=RunAnswer.ACCEPTED)
-
-    def _drop(self, message: CancelRows) -> None:
-        """Subscription ``giornata.worker.<worker>.cancel``: one attempt."""
-        self._carrier.drop((message.job_id, message.attempt))
-
-    def _drop_job(self, message: CancelRows) -> None:
-        """Subscription ``giornata.cancel.<job>``: every attempt."""
-        self._carrier.drop_job(message.job_id)
 
     async def _relay(self) -> None:
         """Tell what the engine did, in order; runs until it is cancelled."""
@@ -248,20 +235,18 @@ class Denoiser:
         log.info("drained")
 
     def _state(self) -> ServiceState:
-        return telemetry.state_of(
-            ServiceName.DENOISER,
-            self._config.instance,
-            draining=self._draining,
-            models=(self._checkpoint.card,),
-            worker=self._worker_state(),
-        )
-
-    def _worker_state(self) -> WorkerState:
         engine = self._engine.state()
-        return self._reporter.state(
+        worker = self._reporter.state(
             [row.key for row in engine.running],
             [row for attempt in self._carrier.attempts for row in attempt.progress()],
             stepping_ms=0.0 if engine.began_s is None else (time.perf_counter() - engine.began_s) * 1e3,
             templates=self._runs.counters(),
             resident=self._store.resident(),
+        )
+        return telemetry.state_of(
+            ServiceName.DENOISER,
+            self._config.instance,
+            draining=self._draining,
+            models=(self._checkpoint.card,),
+            worker=worker,
         )

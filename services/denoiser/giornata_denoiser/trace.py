@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,30 +26,14 @@ Mark = Callable[[], float]
 """A moment in seconds, known once the device has reached it."""
 
 
-@dataclass(frozen=True, eq=False)
-class TracedSpan:
-    """What took time on a lane."""
-
-    lane: Lane
-    name: str
-    began: Mark
-    ended: Mark
-    arguments: dict[str, object]
-
-
 class Trace:
-    """The spans of the engine's and the loader's thread, which may both add some.
-
-    Args:
-        device: whose streams are looked at.
-        clock: monotonic seconds.
-    """
+    """The spans of the engine's and the loader's thread, which may both add some, by the streams of `device`."""
 
     def __init__(
         self, device: torch.device | str = "cpu", clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._lock = threading.Lock()
-        self._spans: deque[TracedSpan] = deque(maxlen=EVENTS)
+        self._spans: deque[tuple[Lane, str, Mark, Mark, dict[str, object]]] = deque(maxlen=EVENTS)
         self._clock = clock
         self._on_device = torch.device(device).type == "cuda"
         self._mark = _DeviceClock(clock).mark if self._on_device else self._host_mark
@@ -62,7 +45,7 @@ class Trace:
         try:
             yield
         finally:
-            span = TracedSpan(lane, name, began, self._mark(), arguments)
+            span = (lane, name, began, self._mark(), arguments)
             with self._lock:
                 self._spans.append(span)
 
@@ -72,7 +55,7 @@ class Trace:
             spans = list(self._spans)
         if self._on_device:
             torch.cuda.synchronize()
-        found = [(span.lane, span.name, span.began(), span.ended(), span.arguments) for span in spans]
+        found = [(lane, name, began(), ended(), arguments) for lane, name, began, ended, arguments in spans]
         return sorted(found, key=lambda span: span[2])
 
     def chrome(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,17 +15,14 @@ from giornata.planning.batch import PLANNERS
 from giornata.planning.costing import CostModel, Profile
 from giornata.scheduling.batch import Capacity
 from giornata.wire.workers import LoadSample, Tier
-from giornata_denoiser.blocks.loads import Loaded
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.options import ReuseOptions
+from giornata_denoiser.engine.loading import Loaded, Loader, device_for
+from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.engine.weighing import Budget
-from giornata_denoiser.loading.accelerator import device_for
-from giornata_denoiser.loading.loader import Loader
 from giornata_denoiser.trace import Trace
 
-MIB: Final = 20
 SPARED: Final = 0.9
 """Share of a GPU's free memory that rows may fill where no budget is configured."""
 
@@ -47,12 +45,19 @@ def engine_of(
     def loaded(load: Loaded) -> None:
         # On a GPU the loader's thread only gives orders; the profile tells how long they take.
         if device.type == "cpu" and load.size_bytes:
-            load_ms = (load.ended_s - load.began_s) * 1e3
-            model.observe_load(load.size_bytes, load_ms)
-            told(LoadSample(tier=Tier.MEMORY, size_bytes=load.size_bytes, load_ms=load_ms))
+            model.observe_load(load.size_bytes, load.ms)
+            told(LoadSample(tier=Tier.MEMORY, size_bytes=load.size_bytes, load_ms=load.ms))
 
     try:
         with Loader(on_loaded=loaded) as loader:
+            reusing = ReuseOptions(
+                loader=loader,
+                model=model,
+                planner=PLANNERS[config.planner],
+                device=device_for(device, config.template_device_mb << 20),
+                ahead_bytes=config.template_ahead_mb << 20,
+                correction_bits=config.template_bits if config.template_correction else None,
+            )
             yield Engine(
                 checkpoint.family,
                 Capacity(config.capacity_rows, config.capacity_tokens),
@@ -60,7 +65,7 @@ def engine_of(
                 checkpoint.preview_map,
                 budget=budget_of(config, profile, device),
                 joining=config.batching,
-                reusing=reusing_of(config, model, loader, device),
+                reusing=reusing,
                 trace=trace or UNTRACED,
             )
     finally:
@@ -70,33 +75,18 @@ def engine_of(
 
 def budget_of(config: DenoiserConfig, profile: Profile, device: torch.device) -> Budget:
     """The limits of one step, by time and memory; call it once the model is on the device."""
-    unlimited = Budget()
     return Budget(
-        step_ms=config.step_limit_ms or unlimited.step_ms,
+        step_ms=config.step_limit_ms or math.inf,
         memory_bytes=_memory_bytes(config, device),
         activation_bytes=profile.activation_bytes,
         caps=profile.caps if config.batch_caps else (),
     )
 
 
-def reusing_of(
-    config: DenoiserConfig, model: CostModel, loader: Loader, device: torch.device
-) -> ReuseOptions:
-    """How rows take from templates."""
-    return ReuseOptions(
-        loader=loader,
-        model=model,
-        planner=PLANNERS[config.planner],
-        device=device_for(device, config.template_device_mb << MIB),
-        ahead_bytes=config.template_ahead_mb << MIB,
-        correction_bits=config.template_bits if config.template_correction else None,
-    )
-
-
 def _memory_bytes(config: DenoiserConfig, device: torch.device) -> float:
     if config.memory_mb is not None:
-        return config.memory_mb << MIB
+        return config.memory_mb << 20
     if device.type != "cuda":
-        return Budget().memory_bytes
+        return math.inf
     free, _ = torch.cuda.mem_get_info(device)
-    return max(0.0, SPARED * free - (config.template_device_mb << MIB))
+    return max(0.0, SPARED * free - (config.template_device_mb << 20))

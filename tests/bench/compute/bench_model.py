@@ -14,13 +14,12 @@ from torch import Tensor
 from giornata.families import read_model_card
 from giornata.packed.region import Region, region
 from giornata.scheduling.batch import Capacity, RowKey
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint, load
+from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.options import ReuseOptions
+from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.noise import shared_noise, template_noise
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import Recording, shared_noise, template_noise
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.masks import effective_alpha, model_mask

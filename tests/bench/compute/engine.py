@@ -14,7 +14,7 @@ import torch
 from giornata.packed.region import region
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.batch import Capacity, RowKey
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint, load
+from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.engine.assembly import Assembly, assemble
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.sources import StepPlan

@@ -10,10 +10,9 @@ from dataclasses import replace
 from giornata.planning.batch import PLANNERS, PlannerName
 from giornata.scheduling.batch import Capacity, Joining, RowKey
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.options import CostFollower, ReuseOptions
+from giornata_denoiser.engine.loading import Loader, device_for
+from giornata_denoiser.engine.sources import CostFollower, ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.loading.accelerator import device_for
-from giornata_denoiser.loading.loader import Loader
 from giornata_denoiser.rows.row import Row
 from tests.bench.compute.setting import DEFAULT, Setting
 

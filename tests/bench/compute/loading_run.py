@@ -10,12 +10,10 @@ from functools import cached_property
 from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.blocks.loads import SlabLoad
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.engine.loading import Loader, SlabLoad, device_for
 from giornata_denoiser.engine.stepping import denoise_step
-from giornata_denoiser.loading.accelerator import device_for
-from giornata_denoiser.loading.loader import Loader
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Entry
 from tests.bench.compute.rows import Rows

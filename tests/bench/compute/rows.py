@@ -12,9 +12,8 @@ from giornata.packed.region import region
 from giornata.scheduling.batch import RowKey
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row, text_shapes
-from giornata_denoiser.rows.noise import shared_noise, template_noise
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import Recording, shared_noise, template_noise
 from tests.bench.compute import engines
 from tests.bench.compute.models import CHANNELS
 from tests.bench.compute.setting import DEFAULT, Setting

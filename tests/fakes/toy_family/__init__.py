@@ -16,7 +16,7 @@ from torch import Tensor
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.flux.schedule import FlowMatching, scheduler_config
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.track import Track
+from giornata_denoiser.rows.row import Track
 from tests.fakes import tiny_flux
 
 LATENT: Final = tiny_flux.LATENT

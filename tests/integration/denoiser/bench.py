@@ -26,7 +26,7 @@ from giornata.wire.messages import RunAnswer, RunReply, RunRequest
 from giornata.wire.requests import EditParameters, resolve
 from giornata.wire.values import CellMap
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.rows import text_shapes

@@ -13,7 +13,7 @@ from giornata.bus import bus, streams
 from giornata.families import Family
 from giornata.records import Records
 from giornata.wire.events import DenoisedEvent, PreviewEvent, StepEvent
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_tools.model.random.build import build
 from tests.integration.denoiser.bench import Bench

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import pack, unpack
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint, load
+from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,11 @@ from giornata.planning.costs import Work
 from giornata.wire.errors import Failed
 from giornata.wire.values import Mode
 from giornata_denoiser.__main__ import profile_of
-from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint, load
+from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.profiling.__main__ import ProfilerConfig, run
 from giornata_denoiser.profiling.measuring import Meter
 from giornata_denoiser.profiling.mixtures import Mixture, RowSize
-from giornata_denoiser.profiling.rows import Workpieces
 from giornata_tools.model.random.build import build
 
 
@@ -57,7 +54,7 @@ def test_a_profile_predicts_and_measures_what_it_has_not_seen(
         for mode, ratio in ((Mode.FULL, 1.0), (Mode.KV, 0.2))
     )
     assert 0 < profile.costs.step_ms(masked.work) <= profile.costs.step_ms(full.work)
-    meter = Meter(Workpieces(checkpoint, 8, Device()), time.perf_counter)
+    meter = Meter(checkpoint, 8)
     assert all(meter.step_ms(mixture) > 0 for mixture in (full, masked))
     assert config.out.with_suffix(".svg").read_text().rstrip().endswith("</svg>")
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from giornata.families import Family as FamilyName
 from giornata.packed.region import region
 from giornata.scheduling.batch import Capacity, RowKey
-from giornata_denoiser.checkpoints import checkpoint as checkpoints
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser import checkpoint as checkpoints
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.assembly import place
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.engine.rehearsal import rehearse
+from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import RecordingSpec, Row, Snapshot
 from giornata_denoiser.rows.stored import EXACT

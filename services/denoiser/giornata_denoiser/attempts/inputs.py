@@ -17,12 +17,12 @@ from giornata.scheduling.batch import RowKey
 from giornata.wire import jobs
 from giornata.wire.errors import InputLost, SchemaMismatch
 from giornata.wire.messages import RunRequest
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.weighing import profits
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.noise import shared_noise
 from giornata_denoiser.rows.row import MEMORY, Row, Snapshot
+from giornata_denoiser.rows.template import shared_noise
 from giornata_denoiser.templates.lookup import Reusing
 
 log = structlog.get_logger(__name__)

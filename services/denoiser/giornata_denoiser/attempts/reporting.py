@@ -10,7 +10,7 @@ from giornata.planning.costing import CostModel, Profile
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
 from giornata.wire.workers import LoadSample, RowProgress, StepSample, TemplateCounters, Tier, WorkerState
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.template import Form

@@ -1,6 +1,6 @@
 """How what a template keeps gets to the engine's device.
 
-On a CPU nothing moves: templates are in its memory. :mod:`giornata_denoiser.loading.accelerator` has the other way.
+On a CPU nothing moves: templates are in its memory. :mod:`giornata_denoiser.engine.loading` has the other way.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ class Arrival:
 class Device:
     """Where slabs are gathered: a CPU, unless a subclass says otherwise."""
 
-    @property
-    def shares(self) -> bool:
-        """Whether what was brought stays for other rows: rows of one entry move it once."""
-        return False
+    shares = False
+    """Whether what was brought stays for other rows: rows of one entry move it once."""
 
     def bring(self, stored: Stored) -> Stored:
         """`stored` on the device; called within :meth:`loading`."""

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 class TierLedger:
     """Names and their sizes, in the order of last use.
 
-    Args:
-        budget_bytes: what unpinned names may fill; pinned ones may exceed it, since they cannot go.
+    Unpinned names may fill `budget_bytes`; pinned ones may exceed it, since they cannot go.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -33,9 +32,6 @@ class TierLedger:
     def size_of(self, name: str) -> int | None:
         """Bytes of a name; None where it is not here."""
         return self._sizes.get(name)
-
-    def __len__(self) -> int:
-        return len(self._sizes)
 
     def add(self, name: str, size_bytes: int) -> tuple[str, ...]:
         """Enter `name` as the last used; returns the names that have to go for it, oldest first.

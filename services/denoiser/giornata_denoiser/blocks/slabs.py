@@ -1,11 +1,10 @@
-"""Slabs: what sequences take from one entry, gathered to their outside tokens on the engine's device."""
+"""Slabs: what sequences take from one entry, gathered to their outside tokens on the engine's device, and corrected."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,32 +15,17 @@ from giornata.packed.tracing import UNTRACED, Lane, Tracing
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Arrival, Device
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.stored import Stored
+from giornata_denoiser.rows.stored import Stored, store
 from giornata_denoiser.rows.template import Entry
 
 Slab = Outside | Tensor
 
 
-class Corrector(Protocol):
-    """What is added to what a template kept."""
-
-    def of(self, block: int, part: str) -> Stored | None:
-        """What is added to a block's `key`, `value` or `hidden`, (outside, channels)."""
-
-
 class Waits:
-    """Adds up how long a step has waited for loads.
-
-    Args:
-        clock: monotonic seconds.
-    """
+    """Adds up how long a step has waited for loads, by a clock of monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.total_s = 0.0
-
-    def reset(self) -> None:
-        """Begin a step."""
         self.total_s = 0.0
 
     @contextmanager
@@ -62,15 +46,8 @@ class Slabs:
     A block that asks for an expected slab waits until the loader has loaded it; any other slab is loaded by the asking
     thread.
 
-    Args:
-        entry: of the template.
-        region: of the rows.
-        own: tokens that a sequence computes where it takes keys and values: text, and the region's.
-        family: gives the slabs their heads, dtype and device.
-        device: how they get there.
-        waits: told how long blocks had to wait.
-        trace: told of every load.
-        correction: of the sequence, where a step of it has been computed in full.
+    `own` are the tokens that a sequence computes where it takes keys and values: text, and the region's. A `correction`
+    belongs to a sequence of which a step has been computed in full.
     """
 
     def __init__(
@@ -83,7 +60,7 @@ class Slabs:
         device: Device | None = None,
         waits: Waits | None = None,
         trace: Tracing = UNTRACED,
-        correction: Corrector | None = None,
+        correction: Correction | None = None,
     ) -> None:
         self.entry = entry
         self._correction = correction
@@ -175,8 +152,9 @@ class Slabs:
         kept = self.entry.blocks[block]
         if mode is Mode.HIDDEN:
             return self._gathered(block, "hidden", kept.hidden, 0)
+        tokens, heads = self._own + len(self._index), self._family.specs[block].heads
         key, value = (
-            _heads(self._gathered(block, name, part, self._own), self._family.specs[block].heads)
+            self._gathered(block, name, part, self._own).view(tokens, heads, -1)
             for name, part in (("key", kept.key), ("value", kept.value))
         )
         return Outside(key, value, self._own)
@@ -195,6 +173,40 @@ class Slabs:
         return slab
 
 
-def _heads(slab: Tensor, heads: int) -> Tensor:
-    """(tokens, heads * head_dim) → (tokens, heads, head_dim)."""
-    return slab.view(len(slab), heads, -1)
+class Correction:
+    """What an edit changes outside of its region, seen at one step and carried to all later ones.
+
+    The keys and values of outside tokens depend on the edit too: they attend to its prompt and to what is being
+    painted. A row therefore computes its first step in full; by how much its outside tokens differ there from the
+    template's is added to every entry that serves it later. FlashPS has no such step; decision record 0009 has the
+    measurements. It is an `ActivationRecorder` of one sequence for that step.
+
+    `slabs` are the sequence's, of the entry that serves that step; they hold its own values afterwards. The differences
+    are kept in `bits`; see :mod:`giornata_denoiser.rows.stored`.
+    """
+
+    def __init__(self, slabs: Slabs, region: Region, bits: int) -> None:
+        self._slabs, self._region, self._bits = slabs, region, bits
+        self._deltas: dict[tuple[int, str], Stored] = {}
+
+    def hidden(self, block: int, hidden: Tensor) -> None:
+        """(tokens, inner_dim): the input of `block`."""
+        if self._slabs.entry.blocks[block].hidden is not None:
+            self._take(block, "hidden", hidden, self._slabs.hidden(block))
+
+    def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
+        """(tokens, heads, head_dim) each."""
+        if self._slabs.entry.blocks[block].key is not None:
+            slab = self._slabs.keys_values(block)
+            self._take(block, "key", key.flatten(1), slab.key[slab.room :].flatten(1))
+            self._take(block, "value", value.flatten(1), slab.value[slab.room :].flatten(1))
+
+    def of(self, block: int, part: str) -> Stored | None:
+        """What is added to a block's `key`, `value` or `hidden`, (outside, channels), of another entry."""
+        return self._deltas.get((block, part))
+
+    def _take(self, block: int, part: str, own: Tensor, template: Tensor) -> None:
+        """Keep own - template; `template` (outside, channels) becomes the own one."""
+        own = own.index_select(0, self._region.on(own.device).outside)
+        self._deltas[block, part] = store(own - template, self._bits)
+        template.copy_(own)

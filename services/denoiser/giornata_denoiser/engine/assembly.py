@@ -62,7 +62,7 @@ class Assembly:
     """Each row's (computed,) int64, the tokens of its region; None for all of its picture."""
     row_of_computed: Tensor
     """(computed_tokens,) int64: batch index of each one's row."""
-    computed_lengths: tuple[int, ...]
+    computed_lengths: list[int]
     """Computed tokens of each row."""
     guided: Guided | None
 
@@ -72,10 +72,7 @@ def assemble(
 ) -> Assembly:
     """Pack `rows`. What changes from step to step (latents, noise levels) is not in it.
 
-    Args:
-        family: that computes them.
-        rows: of the batch.
-        placed: their inputs, in the same order; by default they are placed now.
+    `placed` are their inputs, in the same order; by default they are placed now.
     """
     device = family.device
     placed = [place(row, device) for row in rows] if placed is None else placed
@@ -94,7 +91,7 @@ def assemble(
         computed=_computed(rows, regions, device),
         regions=regions,
         row_of_computed=row_of_computed.to(device),
-        computed_lengths=lengths,
+        computed_lengths=list(lengths),
         guided=_guided(rows, guided_rows, row_of_computed, device) if guided_rows else None,
     )
 

@@ -14,44 +14,33 @@ import torch
 from torch import Tensor
 
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
+from giornata.packed.uses import Use
 from giornata.scheduling.batch import Batch, Capacity, Joining, RowKey
 from giornata.wire.errors import GiornataError, InternalError, RowPoisoned
-from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Waits
 from giornata_denoiser.engine.assembly import Assembly, DeviceInputs, assemble, place
-from giornata_denoiser.engine.options import ReuseOptions
 from giornata_denoiser.engine.protocol import FailedRow, RowPreview, StepReport
-from giornata_denoiser.engine.sources import Sources, StepPlan
-from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.engine.sources import ReuseOptions, Sources
+from giornata_denoiser.engine.stepping import Stepped, denoise_step
 from giornata_denoiser.engine.weighing import Budget, fits
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 
-Clock = Callable[[], float]
-"""Monotonic seconds."""
-
 
 class Engine:
     """Continuous batching over one checkpoint. Not thread-safe; :mod:`giornata_denoiser.engine.loop` makes it so.
 
-    Args:
-        family: computes the rows.
-        capacity: of one step, by counts.
-        clock: monotonic seconds.
-        preview_map: makes pictures of latents; without it no row is shown.
-        budget: of one step, by predicted time and memory.
-        joining: when waiting rows may join.
-        reusing: how templates are taken from.
-        trace: told of steps, blocks and loads.
+    `capacity` limits a step by counts, `budget` by predicted time and memory; `clock` gives monotonic seconds. Rows are
+    shown where there is a preview map.
     """
 
     def __init__(
         self,
         family: ModelFamily,
         capacity: Capacity,
-        clock: Clock,
+        clock: Callable[[], float],
         preview_map: PreviewMap | None = None,
         *,
         budget: Budget | None = None,
@@ -97,14 +86,17 @@ class Engine:
             torch.AcceleratorError: the device itself is lost, and no row can be blamed.
         """
         began = self._clock()
-        outcome = self._attempt(rows)
-        if isinstance(outcome, StepReport):
-            return outcome
-        if len(rows) == 1 and rows[0].template is not None:  # a template is never the reason of a failure
+        try:
+            with self._trace.span(Lane.STEP, f"{len(rows)} rows"):
+                return self._forward(rows)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a row's edge: the row is answered with it, and the service logs it
+            if len(rows) == 1 and rows[0].template is None:
+                return StepReport(began, self._clock(), failed=(FailedRow(rows[0], _row_error(error)),))
+        # Outside of the handler, since the traceback keeps the tensors of the failed step alive.
+        if len(rows) == 1:  # a template is never the reason of a failure
             return self.compute((replace(rows[0], template=None),))
-        if len(rows) == 1:
-            return StepReport(began, self._clock(), failed=(FailedRow(rows[0], _row_error(outcome)),))
-        del outcome  # its traceback keeps the tensors of the failed step alive
         parts = [self.compute((row,)) for row in rows]
         return StepReport(
             began,
@@ -124,60 +116,39 @@ class Engine:
         previews = tuple(preview for preview in report.previews if preview.key in alive)
         return replace(report, advanced=advanced, failed=failed, previews=previews)
 
-    def _attempt(self, rows: tuple[Row, ...]) -> StepReport | Exception:
-        try:
-            with self._trace.span(Lane.STEP, f"{len(rows)} rows"):
-                return self._forward(rows)
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:  # noqa: BLE001 - a row's edge: the row is answered with it, and the service logs it
-            return error
-
     def _forward(self, rows: tuple[Row, ...]) -> StepReport:
         began = self._clock()
+        show, network = self._preview_map, self.family.network
         with torch.inference_mode():
             assembly = self._assembly_of(rows)
             assembled = self._clock()
             plan = self._sources.step(rows)
-            self._waits.reset()
+            self._waits.total_s = 0.0
             stepped = denoise_step(self.family, assembly, rows, plan.uses, self._trace)
-            pictures = self._pictures(rows, stepped.clean)
-            finite = torch.stack(
-                [latent.isfinite().all() for latent in stepped.latents]
-            ).tolist()  # waits for the device
+            # (height, width, 3) uint8 on the device, of the rows that are shown after this step.
+            pictures = [
+                None if clean is None or show is None else show(network.unpacked(clean, row.grid))
+                for row, clean in zip(rows, stepped.clean, strict=True)
+            ]
+            # This waits for the device.
+            finite = torch.stack([latent.isfinite().all() for latent in stepped.latents]).tolist()
         ended = self._clock()
-        uses = plan.uses[: len(rows)]
-        entries = [use.recorder.entry() if isinstance(use.recorder, EntryRecorder) else None for use in uses]
-        advanced = [
-            row.advanced(latent, entry, memory)
-            for row, latent, entry, memory, good in zip(
-                rows, stepped.latents, entries, stepped.memory, finite, strict=True
-            )
-            if good
-        ]
-        poisoned = [FailedRow(row, RowPoisoned()) for row, good in zip(rows, finite, strict=True) if not good]
-        previews = [
-            _preview(row, picture) for row, picture in zip(rows, pictures, strict=True) if picture is not None
-        ]
-        if not plan.missing_bytes:  # else part of it was waiting
-            self._model.observe_step(plan.work, (ended - began) * 1e3)
-        sample = step_sample(
-            rows,
-            plan,
-            self.family.depth,
-            assemble_ms=(assembled - began) * 1e3,
-            step_ms=(ended - began) * 1e3,
-            waited_ms=self._waits.total_s * 1e3,
+        step_ms = (ended - began) * 1e3
+        if not plan.sample.loaded_bytes:  # else part of it was waiting
+            self._model.observe_step(plan.work, step_ms)
+        measured = {
+            "assemble_ms": (assembled - began) * 1e3,
+            "step_ms": step_ms,
+            "waited_ms": self._waits.total_s * 1e3,
+        }
+        return StepReport(
+            began,
+            ended,
+            _advanced(rows, plan.uses, stepped, finite),
+            tuple(FailedRow(row, RowPoisoned()) for row, good in zip(rows, finite, strict=True) if not good),
+            plan.sample.model_copy(update=measured),
+            _previews(rows, pictures),
         )
-        return StepReport(began, ended, tuple(advanced), tuple(poisoned), sample, tuple(previews))
-
-    def _pictures(self, rows: tuple[Row, ...], clean: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        """(height, width, 3) uint8 on the device, of the rows that are shown after this step."""
-        show = self._preview_map
-        return [
-            None if latent is None or show is None else show(self.family.network.unpacked(latent, row.grid))
-            for row, latent in zip(rows, clean, strict=True)
-        ]
 
     def _assembly_of(self, rows: tuple[Row, ...]) -> Assembly:
         """The assembly of `rows`: that of the last step while no row joined or left."""
@@ -196,34 +167,22 @@ class Engine:
         return placed
 
 
-def _preview(row: Row, picture: Tensor) -> RowPreview:
-    """What `row`, as it was before the step, is shown as after it."""
-    index = row.next_preview
-    if index is None:
-        raise ValueError(f"no preview follows step {row.step + 1} of {row.key}")
-    return RowPreview(row.key, row.step + 1, row.steps, index, picture.cpu().numpy())
+def _advanced(
+    rows: Sequence[Row], uses: Sequence[Use], stepped: Stepped, finite: Sequence[bool]
+) -> tuple[Row, ...]:
+    """The rows after the step, but for those whose latent is not finite."""
+    recorders = [use.recorder for use in uses[: len(rows)]]
+    entries = [recorder.entry() if isinstance(recorder, EntryRecorder) else None for recorder in recorders]
+    made = zip(rows, stepped.latents, entries, stepped.memory, finite, strict=True)
+    return tuple(row.advanced(latent, entry, memory) for row, latent, entry, memory, good in made if good)
 
 
-def step_sample(
-    rows: Sequence[Row], plan: StepPlan, blocks: int, *, assemble_ms: float, step_ms: float, waited_ms: float
-) -> StepSample:
-    """What a step of `rows` computed, for the router's regressions; tokens and pairs are means over its blocks."""
-    work = plan.work
-    text_tokens = sum(row.text_tokens for row in rows)
-    return StepSample(
-        rows=len(rows),
-        sequences=round(work.sequences / blocks),
-        image_tokens=round(work.tokens / blocks) - text_tokens,
-        text_tokens=text_tokens,
-        projected_tokens=round(work.projected / blocks),
-        attention_pairs=round(work.pairs / blocks),
-        loaded_bytes=plan.missing_bytes,
-        assemble_ms=assemble_ms,
-        step_ms=step_ms,
-        waited_ms=waited_ms,
-        predicted_ms=plan.predicted_ms,
-        reusing_ms=plan.reusing_ms,
-        excess_ms=plan.excess_ms,
+def _previews(rows: Sequence[Row], pictures: Sequence[Tensor | None]) -> tuple[RowPreview, ...]:
+    """What `rows`, as they were before the step, are shown as after it."""
+    return tuple(
+        RowPreview(row.key, row.step + 1, row.steps, index, picture.cpu().numpy())
+        for row, picture in zip(rows, pictures, strict=True)
+        if picture is not None and (index := row.next_preview) is not None
     )
 
 
@@ -236,9 +195,8 @@ def _same_inputs(before: Sequence[Row], after: Sequence[Row]) -> bool:
 
 def _row_error(cause: Exception) -> GiornataError:
     """How a row that raised when it was computed alone is answered."""
-    error: GiornataError
     if isinstance(cause, torch.OutOfMemoryError):
-        error = InternalError("The denoiser ran out of memory on this picture.")
+        error: GiornataError = InternalError("The denoiser ran out of memory on this picture.")
     else:
         error = RowPoisoned("The denoiser could not compute this picture.")
     error.__cause__ = cause

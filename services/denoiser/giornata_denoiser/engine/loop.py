@@ -9,42 +9,29 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Self
 
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.protocol import EngineState, OnReport
+from giornata_denoiser.engine.protocol import EngineState, StepReport
 from giornata_denoiser.rows.row import Row
-
-Clock = Callable[[], float]
-"""Monotonic seconds."""
 
 
 class EngineLoop:
     """Runs an :class:`Engine` in a thread of its own from entering to leaving the context.
 
-    Satisfies :class:`giornata_denoiser.engine.protocol.RowEngine`.
-
-    Args:
-        engine: not to be touched by others from now on.
-        on_report: told of every step.
-        clock: monotonic seconds.
-        on_crash: told that the engine cannot go on (its device is lost), in the engine's thread; its rows can
-            still be taken.
+    Satisfies :class:`giornata_denoiser.engine.protocol.RowEngine`. Nothing else may touch the engine from now on. In
+    its thread, `on_report` is told of every step, and `on_crash` that the engine has lost its device and cannot go on;
+    its rows can still be taken.
     """
 
     def __init__(
         self,
         engine: Engine,
-        on_report: OnReport,
+        on_report: Callable[[StepReport], object],
         on_crash: Callable[[Exception], object],
-        clock: Clock = time.perf_counter,
     ) -> None:
-        self._clock = clock
+        self._engine, self._on_report, self._on_crash = engine, on_report, on_crash
         self._began_s: float | None = None
-        self._engine = engine
-        self._on_report = on_report
-        self._on_crash = on_crash
         self._condition = threading.Condition()
         self._accepting = True
         self._stopping = False
@@ -54,9 +41,7 @@ class EngineLoop:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Let the running step end, then stop; rows that are left can still be taken."""
         with self._condition:
             self._accepting = False
@@ -108,5 +93,5 @@ class EngineLoop:
             self._condition.wait_for(lambda: self._stopping or len(self._engine.batch) > 0)
             if self._stopping:
                 return ()
-            self._began_s = self._clock()
+            self._began_s = time.perf_counter()
             return self._engine.plan()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,11 +49,6 @@ class StepReport:
     sample: StepSample | None = None
     """None for a step that had to be taken apart, whose times say nothing."""
     previews: tuple[RowPreview, ...] = ()
-    """Previews of the rows that are shown after this step."""
-
-
-OnReport = Callable[[StepReport], object]
-"""Takes a report; called in the engine's own thread, in the order of the steps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +62,7 @@ class EngineState:
 
 
 class RowEngine(Protocol):
-    """Computes rows step by step, and tells of every step by an :data:`OnReport`.
+    """Computes rows step by step, and tells of every step in order, in a thread of its own.
 
     Every method may be called from any thread and answers at once, also while a step runs. Rows are values: a row that
     is dropped while a step runs is missing from that step's report.

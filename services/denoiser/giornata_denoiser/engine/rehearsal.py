@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import torch
+from torch import Tensor
 
+from giornata.packed.region import Region
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire.errors import Failed
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.families.rows import build_row, text_shapes
+from giornata_denoiser.families.rows import NEGATIVE, build_row, text_shapes
 from giornata_denoiser.rows.row import Row
 
 GRID: Final = (16, 16)
@@ -24,25 +28,39 @@ def rehearse(checkpoint: Checkpoint) -> None:
         Failed: the step raised, or its result is not finite.
     """
     engine = Engine(checkpoint.family, Capacity(rows=1, tokens=1), lambda: 0.0)  # its times are not read
-    engine.batch.submit([_empty_row(checkpoint)])
+    key, text_tokens = RowKey("rehearsal", 0, 0), checkpoint.card.max_text_tokens
+    engine.batch.submit([practice_row(checkpoint, key, GRID, text_tokens, torch.zeros)])
     report = engine.step()
     for failure in report.failed if report else ():
         raise Failed("The model cannot compute a picture; is its dtype right?") from failure.error
 
 
-def _empty_row(checkpoint: Checkpoint) -> Row:
-    family, tokens = checkpoint.family, GRID[0] * GRID[1]
-    return build_row(
+def practice_row(
+    checkpoint: Checkpoint,
+    key: RowKey,
+    grid: tuple[int, int],
+    text_tokens: int,
+    values: Callable[..., Tensor],
+    *,
+    guided: bool = False,
+    region: Region | None = None,
+) -> Row:
+    """A row whose sizes matter and whose values do not: `values` makes a tensor of a shape."""
+    family, tokens = checkpoint.family, grid[0] * grid[1]
+    row = build_row(
         family,
-        RowKey("rehearsal", 0, 0),
-        grid=GRID,
-        track=family.schedule.track(steps=1, strength=1.0, cells=tokens),
+        key,
+        grid=grid,
+        track=family.schedule.track(steps=2, strength=1.0, cells=tokens),
         text={
-            name: torch.zeros(shape)
-            for name, shape in text_shapes(family, checkpoint.card.max_text_tokens).items()
+            f"{sign}{name}": values(*shape)
+            for sign in (("", NEGATIVE) if guided else ("",))
+            for name, shape in text_shapes(family, text_tokens).items()
         },
         conditioning={
-            name: torch.zeros(tokens, channels) for name, channels in family.network.conditioning.items()
+            name: values(tokens, channels) for name, channels in family.network.conditioning.items()
         },
         guidance_scale=checkpoint.card.default_guidance_scale,
+        true_cfg_scale=2.0 if guided else 1.0,
     )
+    return replace(row, region=region)

@@ -1,15 +1,19 @@
-"""A running row at the planner: which entry serves each of its steps, and what it keeps between them."""
+"""A running row at the planner: which entry serves its steps, what of it is loaded, and in which modes blocks run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from giornata.packed.uses import Use
-from giornata_denoiser.blocks.correction import Correction
+from giornata.packed.uses import Taken, Use
+from giornata.planning.batch import BatchPlanner, BatchRow
+from giornata.planning.blocks import Link
+from giornata.planning.costs import SLABS, Loads, Shape, StepCosts, row_blocks, slab_unit
+from giornata.wire.values import Mode
 from giornata_denoiser.blocks.recording import EntryRecorder
-from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.engine.served import Served, preferred
+from giornata_denoiser.blocks.slabs import Correction, Slabs
+from giornata_denoiser.engine.loading import SlabLoad
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Entry
 
@@ -17,14 +21,114 @@ MakeSlabs = Callable[[Row, Entry, int, Correction | None], Slabs]
 """Makes the slabs of a row's entry for a sequence that computes so many tokens, corrected or not."""
 
 
-class Running:
-    """All that one row has at the planner, from the step in which it joins until it leaves.
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A row that takes from one entry: the slabs and shapes of its sequences, and its modes."""
 
-    Args:
-        row: as it joins.
-        make_slabs: makes its slabs.
-        correction_bits: bits of its correction; None corrects nothing.
+    entry: Entry
+    slabs: tuple[Slabs, ...]
+    shapes: tuple[Shape, ...]
+    modes: tuple[Mode, ...]
+    """The mode of every block; until they are planned, the cheapest of what the block kept."""
+    final: bool = False
+    """Nothing that is still to be loaded would change the modes."""
+    corrections: tuple[Correction, ...] = ()
+    """One of each sequence, in a step that is computed in full to learn them."""
+    step: int = 0
+    """The row's step when it was last served."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all slabs that the modes take."""
+        return sum(slabs.size_bytes(block, mode) for slabs, block, mode in self._taken())
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that have to move for the modes."""
+        return sum(slabs.load_bytes(block, mode) for slabs, block, mode in self._taken())
+
+    @property
+    def computed(self) -> tuple[Mode, ...]:
+        """What the step computes."""
+        return (Mode.FULL,) * len(self.modes) if self.corrections else self.modes
+
+    def uses(self) -> tuple[Use, ...]:
+        """One of each sequence."""
+        if self.corrections:
+            return tuple(Use(recorder=correction) for correction in self.corrections)
+        return tuple(Use(Taken(self.modes, slabs)) for slabs in self.slabs)
+
+    def loads(self) -> tuple[Loads, ...]:
+        """What every block's modes would have to move."""
+        return tuple(
+            Loads(
+                hidden_bytes=sum(each.load_bytes(block, Mode.HIDDEN) for each in self._distinct),
+                kv_bytes=sum(each.load_bytes(block, Mode.KV) for each in self._distinct),
+                hidden_kept=kept.hidden is not None,
+                kv_kept=kept.key is not None,
+            )
+            for block, kept in enumerate(self.entry.blocks)
+        )
+
+    def load(self, block: int) -> Iterator[SlabLoad]:
+        """What the block's mode takes, whether it is here or not."""
+        if self.modes[block] is not Mode.FULL:
+            yield from (SlabLoad(slabs, block, self.modes[block]) for slabs in self._distinct)
+
+    @cached_property
+    def _distinct(self) -> tuple[Slabs, ...]:
+        """Each once, where sequences share them."""
+        return tuple(dict.fromkeys(self.slabs))
+
+    def _taken(self) -> Iterator[tuple[Slabs, int, Mode]]:
+        return ((slabs, block, mode) for slabs in self._distinct for block, mode in enumerate(self.modes))
+
+
+def planned(
+    now: Sequence[Served],
+    following: Sequence[Served | None],
+    costs: StepCosts,
+    planner: BatchPlanner,
+    *,
+    beside_ms: float,
+    busy_ms: float,
+    shared: bool,
+) -> tuple[list[Served], float]:
+    """The rows with the modes of this step, and its predicted end in ms, its fixed costs not counted.
+
+    Plans across the step boundary: a load that this step could wait for may be the next step's delay. `following` is,
+    for each row of `now`, what serves it in the next step, where that is another entry. A block takes `beside_ms`
+    besides these rows, and the loader begins after `busy_ms`. Where loads are `shared`, rows of one entry load it once.
     """
+    blocks = len(now[0].modes)
+    # Loads of the next step, if the plan looks that far.
+    none = (Loads(),) * (blocks if any(following) else 0)
+    loads = [row.loads() for row in now]
+    windows = [
+        own + (none if after is None else after.loads()) for own, after in zip(loads, following, strict=True)
+    ]
+    unit = slab_unit(load for window in windows for load in window)
+    link = Link(costs.load[0] / SLABS + costs.load[1] * unit, busy_ms)
+    loaded_once = [id(row.entry) if shared else id(row.slabs[0]) for row in now]
+    works = [
+        row_blocks(costs, served.shapes, window, unit, blocks)
+        for served, window in zip(now, windows, strict=True)
+    ]
+    plan = planner(list(map(BatchRow, works, loaded_once)), link, beside_ms)
+    chosen = [
+        _with_modes(row, modes[:blocks], own) for row, modes, own in zip(now, plan.modes, loads, strict=True)
+    ]
+    return chosen, plan.timeline.ended_ms[blocks - 1]
+
+
+def _with_modes(served: Served, modes: tuple[Mode, ...], loads: Sequence[Loads]) -> Served:
+    """Final, if the modes are those of a row that has loaded everything."""
+    moves = any(load.hidden_bytes + load.kv_bytes for load in loads)
+    return replace(served, modes=modes, final=modes == served.entry.modes or not moves)
+
+
+class Running:
+    """All that one row has at the planner, from the step in which it joins until it leaves."""
 
     def __init__(self, row: Row, make_slabs: MakeSlabs, correction_bits: int | None) -> None:
         self.row = row
@@ -33,6 +137,8 @@ class Running:
         """What serves the present step; None computes everything."""
         self.next: Served | None = None
         """What is loaded ahead: the next entry that is not the present one."""
+        self.shapes = row.shapes
+        """Of its sequences; the same in all steps."""
         self._make_slabs, self._correction_bits = make_slabs, correction_bits
         self._entries = _entries(row)
         self._corrections: tuple[Correction, ...] | None = None
@@ -50,19 +156,19 @@ class Running:
     @property
     def changes(self) -> bool:
         """Whether another entry than the present one serves the next step."""
-        return self._entry(self.row.step + 1) is not self._entry(self.row.step)
+        return self._entries[self.row.step + 1] is not self._entries[self.row.step]
 
     @property
     def following(self) -> Entry | None:
         """The next entry that is not the present one; None while the correction of the row is not known."""
         if self.served is not None and self.served.corrections:
             return None
-        now = self._entry(self.row.step)
-        return next((entry for entry in self._entries[self.row.step + 1 :] if entry not in (None, now)), None)
+        now, *later = self._entries[self.row.step :]
+        return next((entry for entry in later if entry not in (None, now)), None)
 
     def advance(self, row: Row) -> None:
         """Choose what serves the next step of `row`; slabs that are here already stay."""
-        entry, served = self._entry(row.step), self.served
+        entry, served = self._entries[row.step], self.served
         self.row, self.served = row, None
         if entry is None:
             return
@@ -84,18 +190,13 @@ class Running:
             self._make_slabs(row, entry, own, correction)
             for own, correction in zip(row.own_tokens, corrections, strict=True)
         )
-        return Served(entry, slabs, row.shapes, preferred(entry))
+        return Served(entry, slabs, self.shapes, entry.modes)
 
     def uses(self, blocks: int) -> tuple[Use, ...]:
         """What each of the row's sequences does in a forward of so many `blocks`."""
-        what = self.row.records
-        if what is not None:
-            recorder = EntryRecorder(self.row.level, blocks, what.forms, what.bits, what.first_block)
-            return (Use(recorder=recorder),)
+        if self.row.records is not None:
+            return (Use(recorder=EntryRecorder(self.row.level, blocks, self.row.records)),)
         return (Use(),) * len(self.row.prompts) if self.served is None else self.served.uses()
-
-    def _entry(self, step: int) -> Entry | None:
-        return self._entries[step] if step < len(self._entries) else None
 
     def _correcting(self, served: Served) -> Served | None:
         """The first step is computed in full and teaches the correction; None where no later step needs one."""
@@ -109,8 +210,11 @@ class Running:
 
 
 def _entries(row: Row) -> tuple[Entry | None, ...]:
-    """The entry of each step by its noise level; a template run takes nothing, nor does a row without a region."""
+    """The entry of each step by its noise level, and None after the last one.
+
+    A template run takes nothing, nor does a row without a region.
+    """
     if row.template is None or row.region is None or row.records is not None:
-        return (None,) * row.steps
+        return (None,) * (row.steps + 1)
     levels = row.track.levels[: row.steps].tolist()
-    return tuple(row.template.at(level, row.tolerance) for level in levels)
+    return (*(row.template.at(level, row.tolerance) for level in levels), None)

@@ -3,24 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
 from giornata.packed.tracing import Tracing
 from giornata.packed.uses import Use, by_sequence
-from giornata.planning.costs import Shape, StepCosts, Work, step_work
+from giornata.planning.batch import BatchPlanner, plan_batch
+from giornata.planning.costs import StepCosts, Work, step_work
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.correction import Correction
-from giornata_denoiser.blocks.loads import SlabLoad
-from giornata_denoiser.blocks.slabs import Slabs, Waits
-from giornata_denoiser.engine.options import ReuseOptions
-from giornata_denoiser.engine.running import Running
-from giornata_denoiser.engine.served import Served, planned, preferred
+from giornata.wire.workers import StepSample
+from giornata_denoiser.blocks.device import Device
+from giornata_denoiser.blocks.slabs import Correction, Slabs, Waits
+from giornata_denoiser.engine.loading import Loader, SlabLoad
+from giornata_denoiser.engine.running import Running, Served, planned
 from giornata_denoiser.engine.weighing import predicted_ms, reuses
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Entry
+
+
+class CostFollower(Protocol):
+    """Tells what steps cost on this machine, and learns from steps."""
+
+    @property
+    def costs(self) -> StepCosts:
+        """The costs as they are known now."""
+
+    def observe_step(self, work: Work, step_ms: float) -> object:
+        """Take in a step that computed `work` in `step_ms` and had nothing to load."""
+
+
+class Guess:
+    """The costs of a machine that is not measured: computing counts tokens, loading nothing."""
+
+    costs: Final = StepCosts((0.0, 0.0, 1.0, 0.3, 0.0))
+
+    def observe_step(self, work: Work, step_ms: float) -> None:
+        """Learn nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReuseOptions:
+    """How an engine reuses templates, and by which costs it decides; the benchmarks' baselines are other values."""
+
+    loader: Loader | None = None
+    """Loads ahead what rows take; without it a block's load is waited for when the block begins."""
+    model: CostFollower = field(default_factory=Guess)
+    planner: BatchPlanner = plan_batch
+    device: Device | None = None
+    """How loads get to the engine's device; None where it is the CPU."""
+    ahead_bytes: int = 1 << 30
+    """Most slabs that are loaded for later steps."""
+    correction_bits: int | None = 8
+    """Bits of corrections: a row computes its first step in full and corrects by it what it takes later. None corrects
+    nothing, as FlashPS does.
+    """
 
 
 @dataclass(frozen=True)
@@ -31,24 +70,12 @@ class StepPlan:
     """The use of each sequence of the batch; positive sequences come first."""
     work: Work
     """What the step computes, over all blocks."""
-    predicted_ms: float
-    reusing_ms: float
-    """The part of it that rows which take from templates compute at least."""
-    excess_ms: float
-    """The part of it beyond the least of all rows."""
-    missing_bytes: int
-    """What the step takes and had not been loaded when it began."""
+    sample: StepSample
+    """The same for the router's regressions, with what is predicted; its times are 0 until they are measured."""
 
 
 class Sources:
-    """Plans steps over the running rows, and has their slabs loaded.
-
-    Args:
-        family: computes the rows.
-        options: how rows take from templates.
-        waits: told how long blocks wait for slabs.
-        trace: told of every load.
-    """
+    """Plans steps over the running rows, and has their slabs loaded; `waits` hears how long blocks wait for slabs."""
 
     def __init__(self, family: ModelFamily, options: ReuseOptions, waits: Waits, trace: Tracing) -> None:
         self._family, self._options, self._waits, self._trace = family, options, waits, trace
@@ -63,24 +90,16 @@ class Sources:
     def step(self, rows: Sequence[Row]) -> StepPlan:
         """Plan the next step of the batch of `rows`, and begin to load what it takes."""
         running = [self._advanced(row) for row in rows]
-        costs = self._options.model.costs
-        if self._options.loader is not None:
+        costs, loader = self._options.model.costs, self._options.loader
+        if loader is not None:
             self._look_ahead(running)
         planned_ms = self._plan(running, costs)
-        work = step_work(*self._computed(running))
+        work = self._work(running)
         missing = sum(each.served.missing_bytes for each in running if each.served is not None)
-        if self._options.loader is not None:
-            self._options.loader.schedule(_loads(running))
-        expected_ms = max(planned_ms, costs.step_ms(work))
-        least_ms, reusing_ms = self._least(rows, costs)
-        return StepPlan(
-            by_sequence([each.uses(self._family.depth) for each in running]),
-            work,
-            expected_ms,
-            reusing_ms,
-            max(0.0, expected_ms - least_ms),
-            missing,
-        )
+        if loader is not None:
+            loader.schedule(_loads(running, self._family.depth))
+        sample = self._sample(rows, work, costs, missing, max(planned_ms, costs.step_ms(work)))
+        return StepPlan(by_sequence([each.uses(self._family.depth) for each in running]), work, sample)
 
     def _advanced(self, row: Row) -> Running:
         running = self._running.get(row.key)
@@ -110,7 +129,7 @@ class Sources:
             return 0.0
         now = [served for _, served in open_]
         device = self._options.device
-        beside = step_work(*self._computed(each for each in rows if each.plannable is None))
+        beside = self._work(each for each in rows if each.plannable is None)
         chosen, ended_ms = planned(
             now,
             [each.next if each.changes else None for each, _ in open_],
@@ -132,30 +151,43 @@ class Sources:
             return 0
         return load.slabs.load_bytes(load.block, load.mode)
 
-    def _computed(self, rows: Iterable[Running]) -> tuple[list[Shape], list[tuple[Mode, ...]]]:
-        """The shapes of all sequences of `rows` and the modes of their blocks."""
+    def _work(self, rows: Iterable[Running]) -> Work:
+        """What a step of `rows` computes, over all blocks."""
         full = (Mode.FULL,) * self._family.depth
-        computed = [
-            (shape, full if each.served is None else each.served.computed)
-            for each in rows
-            for shape in each.row.shapes
-        ]
-        return [shape for shape, _ in computed], [modes for _, modes in computed]
+        work = Work()
+        for each in rows:
+            modes = full if each.served is None else each.served.computed
+            work += step_work(each.shapes, [modes] * len(each.shapes))
+        return work
 
-    def _least(self, rows: Sequence[Row], costs: StepCosts) -> tuple[float, float]:
-        """Milliseconds of a step of `rows` that waits for no load; the part of rows that take from templates."""
-        base_ms = costs.compute[0]
-        each_ms = [predicted_ms([row], costs, self._family.depth) - base_ms for row in rows]
-        reusing_ms = sum(ms for row, ms in zip(rows, each_ms, strict=True) if reuses(row))
-        return base_ms + sum(each_ms), reusing_ms
+    def _sample(
+        self, rows: Sequence[Row], work: Work, costs: StepCosts, missing_bytes: int, expected_ms: float
+    ) -> StepSample:
+        blocks, base_ms = self._family.depth, costs.compute[0]
+        text_tokens = sum(row.text_tokens for row in rows)
+        # What each row computes at least, in a step that waits for no load.
+        least_ms = [predicted_ms([row], costs, blocks) - base_ms for row in rows]
+        return StepSample(
+            rows=len(rows),
+            sequences=round(work.sequences / blocks),
+            image_tokens=round(work.tokens / blocks) - text_tokens,
+            text_tokens=text_tokens,
+            projected_tokens=round(work.projected / blocks),
+            attention_pairs=round(work.pairs / blocks),
+            loaded_bytes=missing_bytes,
+            assemble_ms=0.0,
+            step_ms=0.0,
+            predicted_ms=expected_ms,
+            reusing_ms=sum(ms for row, ms in zip(rows, least_ms, strict=True) if reuses(row)),
+            excess_ms=max(0.0, expected_ms - base_ms - sum(least_ms)),
+        )
 
     def _slabs(self, row: Row, entry: Entry, own: int, correction: Correction | None) -> Slabs:
         """The slabs of another sequence, if nothing of them is the row's own: neither now nor once it is corrected."""
         if row.region is None:
             raise ValueError(f"row {row.key} computes everything")
         key = id(entry), row.region.digest, own
-        shareable = self._options.correction_bits is None
-        found = self._shared.get(key) if shareable else None
+        found = self._shared.get(key)
         if found is None:
             found = Slabs(
                 entry,
@@ -167,26 +199,21 @@ class Sources:
                 trace=self._trace,
                 correction=correction,
             )
-            if shareable:
+            if self._options.correction_bits is None:
                 self._shared[key] = found
         return found
 
 
-def _loads(rows: Sequence[Running]) -> Iterator[SlabLoad]:
+def _loads(rows: Sequence[Running], blocks: int) -> Iterator[SlabLoad]:
     """Loads in the order of their use: this step's, what it did without and the next step can use, later ones."""
     now = [each.served for each in rows if each.served is not None]
-    yield from _in_order(now)
-    yield from _in_order(
-        replace(each.served, modes=preferred(each.served.entry))
+    missed = [
+        replace(each.served, modes=each.served.entry.modes)
         for each in rows
         if each.served is not None and not (each.served.final or each.changes)
-    )
-    yield from _in_order(each.next for each in rows if each.next is not None)
-
-
-def _in_order(served: Iterable[Served]) -> Iterator[SlabLoad]:
-    """Loads in the order in which blocks ask for them."""
-    every = list(served)
-    for block in range(max((len(each.modes) for each in every), default=0)):
-        for each in every:
-            yield from each.load(block)
+    ]
+    ahead = [each.next for each in rows if each.next is not None]
+    for group in (now, missed, ahead):
+        for block in range(blocks):
+            for served in group:
+                yield from served.load(block)

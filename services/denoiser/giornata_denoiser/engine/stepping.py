@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,23 +33,15 @@ def denoise_step(
     uses: Sequence[Use] = (),
     trace: Tracing = UNTRACED,
 ) -> Stepped:
-    """Every row's latent after its next step.
+    """Every row's latent after its next step: outside its region the template's at the row's noise level.
 
-    Outside a row's region the latent is the template's at the row's noise level.
-
-    Args:
-        family: the checkpoint's.
-        assembly: of the same rows, in the same order.
-        rows: none of them done.
-        uses: what each sequence does with a template; see :meth:`Network.predict`.
-        trace: told of every block.
+    The assembly is of the same rows, none of them done; for `uses` see :meth:`Network.predict`.
     """
-    schedule, lengths = family.schedule, list(assembly.computed_lengths)
+    schedule, lengths = family.schedule, assembly.computed_lengths
     times, numbers = _numbers(rows, family.device)
     latents = [row.latent.to(family.device) for row in rows]  # only rows that join have theirs elsewhere
     seen = [schedule.scaled(latent, now) for latent, now in zip(latents, numbers[:, 0], strict=True)]
-    predict = partial(family.network.predict, uses=uses, trace=trace)
-    output = _output(assembly, torch.cat(seen), times, family.network, predict)
+    output = _output(family.network, assembly, torch.cat(seen), times, uses=uses, trace=trace)
     computed = _taken(assembly, latents)
     now, then = numbers.index_select(0, assembly.row_of_computed).unbind(1)
     stepped, memory = schedule.step(computed, output, _memory(family, assembly, rows), now, then)
@@ -74,12 +65,7 @@ def _numbers(rows: Sequence[Row], device: torch.device) -> tuple[Tensor, Tensor]
     Returns:
         Times, (rows,), and the schedule's numbers before and after the step, (rows, 2, n); float32.
     """
-    packed = torch.stack(
-        [
-            torch.cat((row.track.times[row.step, None], row.track.numbers[row.step : row.step + 2].flatten()))
-            for row in rows
-        ]
-    ).to(device)
+    packed = torch.stack([row.track.by_step[row.step] for row in rows]).to(device)
     return packed[:, 0], packed[:, 1:].reshape(len(rows), 2, -1)
 
 
@@ -92,12 +78,7 @@ def _taken(assembly: Assembly, whole: Sequence[Tensor]) -> Tensor:
 def _completed(family: ModelFamily, assembly: Assembly, index: int, computed: Tensor, at: Tensor) -> Tensor:
     """A row's whole latent, (tokens, channels), from what was computed of it.
 
-    Args:
-        family: the checkpoint's.
-        assembly: of the batch.
-        index: of the row.
-        computed: (computed, channels), the tokens of its region.
-        at: (n,), the schedule's numbers of the noise level that `computed` has.
+    `computed` is (computed, channels), the tokens of its region; `at` is (n,), the numbers of their noise level.
     """
     region, conditioning = assembly.regions[index], assembly.conditioning[index]
     if region is None and not family.network.blends:
@@ -113,10 +94,7 @@ def _completed(family: ModelFamily, assembly: Assembly, index: int, computed: Te
 def blend(latent: Tensor, outside: Tensor, mask: Tensor) -> Tensor:
     """Put the noised picture where the mask is 0, as inpainting pipelines of diffusers do after each step.
 
-    Args:
-        latent: (tokens, channels), the result of the step.
-        outside: as `latent`, the picture at the noise level of `latent`.
-        mask: as `latent`, 1 where the picture is repainted.
+    All are (tokens, channels): the result of the step, the picture at its noise level, and 1 where it is repainted.
     """
     return (1 - mask) * outside + mask * latent
 
@@ -132,7 +110,7 @@ def _remembered(
     assembly: Assembly, rows: Sequence[Row], memory: tuple[Tensor, ...]
 ) -> tuple[tuple[Tensor, ...], ...]:
     """`memory`, (computed_tokens, channels) each, by row and with 0 outside of its region."""
-    parts = [torch.split(packed, list(assembly.computed_lengths)) for packed in memory]
+    parts = [torch.split(packed, assembly.computed_lengths) for packed in memory]
     return tuple(
         tuple(_scattered(part[index], assembly.regions[index], row.image_tokens) for part in parts)
         for index, row in enumerate(rows)
@@ -144,26 +122,25 @@ def _scattered(part: Tensor, region: Tensor | None, tokens: int) -> Tensor:
 
 
 def _output(
-    assembly: Assembly, latents: Tensor, times: Tensor, network: Network, predict: Callable[..., Tensor]
+    network: Network,
+    assembly: Assembly,
+    latents: Tensor,
+    times: Tensor,
+    *,
+    uses: Sequence[Use],
+    trace: Tracing,
 ) -> Tensor:
     """The network's output at every row's region, (computed_tokens, channels), guidance included.
 
-    Args:
-        assembly: of the batch.
-        latents: (row_tokens, channels), packed by row.
-        times: (rows,) float32.
-        network: that predicts.
-        predict: its method, told what sequences do with templates.
+    `latents` are (row_tokens, channels), packed by row; `times` are (rows,) float32.
     """
     guided = assembly.guided
+    if guided is not None:
+        latents = torch.cat((latents, latents.index_select(0, guided.tokens)))
+        times = torch.cat((times, times.index_select(0, guided.rows)))
+    output = network.predict(assembly.batch, latents, assembly.conditioning, times, uses=uses, trace=trace)
     if guided is None:
-        return predict(assembly.batch, latents, assembly.conditioning, times)
-    output = predict(
-        assembly.batch,
-        torch.cat((latents, latents.index_select(0, guided.tokens))),
-        assembly.conditioning,
-        torch.cat((times, times.index_select(0, guided.rows))),
-    )
+        return output
     positive, negative = torch.split(output, [len(output) - len(guided.computed), len(guided.computed)])
     combined = network.guided(positive.index_select(0, guided.computed), negative, guided.scale)
     return positive.index_copy(0, guided.computed, combined)

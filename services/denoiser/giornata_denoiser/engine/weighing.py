@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from giornata.planning.costing import BatchCap
-from giornata.planning.costs import Shape, StepCosts, step_work, worth_reusing
+from giornata.planning.costs import StepCosts, Work, step_work, worth_reusing
 from giornata.planning.specs import recording_bytes
 from giornata.wire.values import Mode
-from giornata_denoiser.engine.served import preferred
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 
@@ -32,14 +31,7 @@ class Budget:
 
 
 def fits(rows: Sequence[Row], budget: Budget, costs: StepCosts, family: ModelFamily) -> bool:
-    """Whether `rows` may share a step.
-
-    Args:
-        rows: all of the step's.
-        budget: of the step.
-        costs: of the machine.
-        family: that computes them.
-    """
+    """Whether `rows` may share a step."""
     return (
         predicted_ms(rows, costs, family.depth) <= budget.step_ms
         and step_bytes(rows, budget.activation_bytes, family) <= budget.memory_bytes
@@ -49,12 +41,12 @@ def fits(rows: Sequence[Row], budget: Budget, costs: StepCosts, family: ModelFam
 
 def predicted_ms(rows: Sequence[Row], costs: StepCosts, blocks: int) -> float:
     """Predicted time of a step of `blocks` blocks that waits for no load."""
-    shapes: list[Shape] = []
-    modes: list[tuple[Mode, ...]] = []
+    work = Work()
     for row in rows:
-        shapes += row.shapes
-        modes += [_modes(row, blocks)] * len(row.shapes)
-    return costs.step_ms(step_work(shapes, modes))
+        template = row.template if reuses(row) else None
+        modes = (Mode.FULL,) * blocks if template is None else template.entries[0].modes
+        work += step_work(row.shapes, [modes] * len(row.prompts))
+    return costs.step_ms(work)
 
 
 def reuses(row: Row) -> bool:
@@ -84,7 +76,7 @@ def slab_bytes(row: Row, itemsize: int) -> int:
         return 0
     entry, outside = row.template.entries[0], len(row.region.outside)
     channels = dict.fromkeys(Mode, 0)
-    for kept, mode in zip(entry.blocks, preferred(entry), strict=True):
+    for kept, mode in zip(entry.blocks, entry.modes, strict=True):
         channels[mode] += sum(part.shape[1] for part in kept.taken(mode))
     return itemsize * sum(
         channels[Mode.KV] * (own + outside) + channels[Mode.HIDDEN] * outside for own in row.own_tokens
@@ -111,19 +103,10 @@ def profits(row: Row, costs: StepCosts, family: ModelFamily) -> bool:
         return False
     entries = min(len(row.template.entries), row.steps)
     bytes_a_step = slab_bytes(row, family.dtype.itemsize) * entries / row.steps
-    return worth_reusing(costs, row.shapes, preferred(row.template.entries[0]), bytes_a_step)
+    return worth_reusing(costs, row.shapes, row.template.entries[0].modes, bytes_a_step)
 
 
 def share(tokens: int, caps: Sequence[BatchCap]) -> float:
     """The share of a full batch that a row of so many tokens takes: 1 / rows of the next larger size in the profile."""
-    larger = [cap for cap in caps if cap.tokens >= tokens]
-    nearest = min(
-        larger, key=lambda cap: cap.tokens, default=max(caps, key=lambda cap: cap.tokens, default=None)
-    )
+    nearest = min(caps, key=lambda cap: (cap.tokens < tokens, abs(cap.tokens - tokens)), default=None)
     return 0.0 if nearest is None else 1.0 / nearest.rows
-
-
-def _modes(row: Row, blocks: int) -> tuple[Mode, ...]:
-    if row.template is None or not reuses(row):
-        return (Mode.FULL,) * blocks
-    return preferred(row.template.entries[0])

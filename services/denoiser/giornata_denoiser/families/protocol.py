@@ -14,8 +14,7 @@ from giornata.packed.region import Region
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
 from giornata.planning.specs import BlockSpec, each
-from giornata_denoiser.rows.prompt import Prompt
-from giornata_denoiser.rows.track import Track
+from giornata_denoiser.rows.row import Prompt, Track
 
 
 class Text(Protocol):
@@ -35,7 +34,7 @@ class Text(Protocol):
 class Schedule(Protocol):
     """A row's way through the noise levels, and the rule of one step.
 
-    The rules read `numbers`, a schedule's own: :attr:`giornata_denoiser.rows.track.Track.numbers` before a step (`now`)
+    The rules read `numbers`, a schedule's own: :attr:`giornata_denoiser.rows.row.Track.numbers` before a step (`now`)
     and after it (`then`). Everything that samplers of diffusers differ in has its place: a factor on the network's
     input in :meth:`scaled`; ε, v or velocity as output in :meth:`step` and :meth:`clean`; solvers of several steps in
     `memory`; what is not a straight line between picture and noise in :meth:`noised`.

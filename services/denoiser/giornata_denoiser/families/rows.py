@@ -9,9 +9,7 @@ from torch import Tensor
 from giornata.scheduling.batch import RowKey
 from giornata.wire.errors import SchemaMismatch
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.prompt import Prompt
-from giornata_denoiser.rows.row import Row, Snapshot
-from giornata_denoiser.rows.track import Track
+from giornata_denoiser.rows.row import Prompt, Row, Snapshot, Track
 
 NEGATIVE = "negative_"
 """Prefix of the tensors of a negative prompt's encoding."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,17 +14,16 @@ from rich.progress import Progress
 
 from giornata.config import load
 from giornata.planning.costing import Profile
+from giornata.planning.costs import COMPUTE, LOAD
 from giornata.wire.errors import Failed
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.rehearsal import rehearse
-from giornata_denoiser.loading.accelerator import device_for
-from giornata_denoiser.profiling import fitting, making
+from giornata_denoiser.profiling import making
 from giornata_denoiser.profiling.measuring import Meter
 from giornata_denoiser.profiling.mixtures import Extent
 from giornata_denoiser.profiling.profiles import write_profile
-from giornata_denoiser.profiling.report import report
-from giornata_denoiser.profiling.rows import Workpieces
+from giornata_denoiser.profiling.report import report, scatter
 
 
 class ProfilerConfig(DenoiserConfig):
@@ -55,19 +53,16 @@ def run(config: ProfilerConfig, checkpoint: Checkpoint) -> None:
     extent = Extent(
         checkpoint.card, checkpoint.family.depth, config.capacity_rows, config.capacity_tokens, config.quick
     )
-    device = device_for(checkpoint.family.device, budget_bytes=0)
-    meter = Meter(Workpieces(checkpoint, config.template_bits, device), time.perf_counter)
+    meter = Meter(checkpoint, config.template_bits)
     # Drawn between measurements, by no thread of its own: nothing else runs while a step is measured.
     with Progress(console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
-        bar = progress.add_task("Measuring", total=making.count(extent))
-        measured = making.measure(meter, extent, lambda: progress.update(bar, advance=1, refresh=True))
+        measured = making.measure(meter, extent, partial(progress.track, description="Measuring"))
     profile = making.profile(
         checkpoint,
-        compute=fitting.compute_fit(measured.step_samples),
-        load=fitting.load_fit(measured.load_samples),
+        compute=making.fitted(COMPUTE, measured.step_samples),
+        load=making.fitted(LOAD, measured.load_samples),
         activation=measured.activation_bytes,
         caps=making.batch_caps(measured.steps),
-        measured_on=datetime.now(UTC).date().isoformat(),
     )
     write_profile(config.out, profile)
     sys.stdout.write(
@@ -79,10 +74,8 @@ def _plotted(out: Path, profile: Profile, measured: making.Measurements) -> str:
     """Draw the fit beside `out`, if that is possible; what to tell of it."""
     if find_spec("matplotlib") is None:
         return ", without a plot: the extra giornata-denoiser[bench] is not installed"
-    from giornata_denoiser.profiling.scatter import scatter  # noqa: PLC0415 - matplotlib is an extra
-
     plot = out.with_suffix(".svg")
-    points = fitting.predictions(profile.compute, measured.step_samples)
+    points = making.predictions(profile.compute, measured.step_samples)
     scatter(plot, f"Steps of {profile.model}, R² {profile.compute.r2:.4f}", points)
     return f" and {plot}"
 

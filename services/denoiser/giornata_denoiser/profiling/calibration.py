@@ -6,64 +6,55 @@ operation, a sequence and a step cost is fitted. Step samples correct it while t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+import time
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from giornata.planning.costing import Array, Fit, Profile, fit, graded
-from giornata.planning.costs import COMPUTE
+from giornata.planning.costs import COMPUTE, LOAD
 from giornata.planning.specs import BlockSpec, mean_operations
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
-from giornata_denoiser.profiling import fitting
-from giornata_denoiser.profiling.making import activation_bytes, profile
-from giornata_denoiser.profiling.measuring import Clock, Meter
-from giornata_denoiser.profiling.mixtures import Mixture, RowSize, SlabSize
-from giornata_denoiser.profiling.rows import Workpieces
+from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.profiling.making import Sample, activation_bytes, fitted, profile
+from giornata_denoiser.profiling.measuring import Meter
+from giornata_denoiser.profiling.mixtures import Mixture, RowSize
 
 LIMIT_S: Final = 1.0
 """No step begins later than this after the first one; a slow model is calibrated on fewer."""
 REPEATS: Final = 2
+"""Of each measurement, the least counts: nothing makes a step faster than it is, and few are measured."""
 RATIO: Final = 0.2
 SIDES: Final = (8, 16)
 """Sides of pictures in tokens."""
-T = TypeVar("T")
 
 
-def calibrate(checkpoint: Checkpoint, bits: int, device: Device, clock: Clock, measured_on: str) -> Profile:
-    """Costs from a few steps and loads, without batch caps.
-
-    Args:
-        checkpoint: to be served.
-        bits: of recorded templates.
-        device: as loads get there; see :class:`giornata_denoiser.profiling.rows.Workpieces`.
-        clock: monotonic seconds.
-        measured_on: date, ISO 8601.
-    """
-    family = checkpoint.family
-    workpieces = Workpieces(checkpoint, bits, device)
-    meter = Meter(workpieces, clock)
-    text = checkpoint.card.max_text_tokens
+def calibrate(checkpoint: Checkpoint, bits: int) -> Profile:
+    """Costs from a few steps and loads, without batch caps; `bits` are those of recorded templates."""
+    family, text = checkpoint.family, checkpoint.card.max_text_tokens
+    meter = Meter(checkpoint, bits)
     steps = _steps(family.depth, text)
-    step_samples = [
-        fitting.Sample(mixture.work.features, ms)
-        for mixture, ms in _within(LIMIT_S, clock, steps, lambda step: _least(meter.step_ms, step))
+    step_samples, end_s = list[Sample](), time.perf_counter() + LIMIT_S
+    for step in steps:
+        if not step_samples or time.perf_counter() < end_s:
+            step_ms = min(meter.step_ms(step) for _ in range(REPEATS))
+            step_samples.append(Sample(step.work.features, step_ms))
+    sizes = [
+        RowSize(side, side, text, (mode,) * family.depth, RATIO)
+        for side in SIDES
+        for mode in (Mode.HIDDEN, Mode.KV)
     ]
-    load_samples = [
-        fitting.Sample.of_load(meter.load_bytes(size), _least(meter.load_ms, size))
-        for size in (
-            SlabSize(side, side, text, RATIO, mode) for side in SIDES for mode in (Mode.HIDDEN, Mode.KV)
-        )
+    loads = [
+        Sample.of_load(meter.load_bytes(size), min(meter.load_ms(size) for _ in range(REPEATS)))
+        for size in sizes
     ]
     return profile(
         checkpoint,
         compute=proportional(step_samples, operations(family.network.blocks)),
-        load=fitting.load_fit(load_samples),
+        load=fitted(LOAD, loads),
         activation=activation_bytes(meter, steps[:1], family.depth),
         caps=(),
-        measured_on=measured_on,
     )
 
 
@@ -72,12 +63,10 @@ def operations(blocks: Sequence[BlockSpec]) -> Array:
     return np.array([0.0, 0.0, *mean_operations(blocks)])
 
 
-def proportional(samples: Sequence[fitting.Sample], per_unit: Array) -> Fit:
+def proportional(samples: Sequence[Sample], per_unit: Array) -> Fit:
     """A fit that knows the features' ratios: so much an operation, so much a step, so much a sequence and block.
 
-    Args:
-        samples: at least one; three tell all three costs apart, fewer only the first ones.
-        per_unit: operations by feature, (features,).
+    Three samples tell all three costs apart, fewer only the first ones. `per_unit` is (features,), operations of each.
     """
     features = np.array([sample.features for sample in samples])
     times = np.array([sample.ms for sample in samples])
@@ -104,16 +93,3 @@ def _steps(blocks: int, text: int) -> tuple[Mixture, ...]:
         Mixture((whole, whole)),
         Mixture((whole, masked, whole, masked)),
     )
-
-
-def _within(
-    limit_s: float, clock: Clock, steps: Sequence[Mixture], measure: Callable[[Mixture], float]
-) -> list[tuple[Mixture, float]]:
-    """The times of the first of `steps`, as many as begin in time; of one at least."""
-    end = clock() + limit_s
-    return [(step, measure(step)) for index, step in enumerate(steps) if index == 0 or clock() < end]
-
-
-def _least(measure: Callable[[T], float], thing: T) -> float:
-    """The least of a few: nothing makes a step faster than it is, and few are measured."""
-    return min(measure(thing) for _ in range(REPEATS))

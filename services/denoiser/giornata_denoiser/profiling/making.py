@@ -1,22 +1,63 @@
-"""A profile from measurements."""
+"""A profile from measurements: from times to weights and caps.
+
+Residuals are relative: an absolute fit is one to the largest batches alone, whose residuals outweigh all others, and
+misses a single small row, which is most of what is served, by more than it takes.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
 
-from giornata.planning.costing import BatchCap, Fit, Profile
+import numpy as np
+
+from giornata.planning.costing import Array, BatchCap, Fit, Profile, fit, graded
 from giornata.wire.values import Mode
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
-from giornata_denoiser.profiling import fitting
-from giornata_denoiser.profiling.measuring import LoadTime, Meter, StepTime, medians
-from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, mixtures, slab_sizes
+from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.profiling.measuring import Meter, ProgressBar, medians
+from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, masked_sizes, mixtures
 from giornata_denoiser.profiling.profiles import device_name, dtype_name, versions
 
-QUICK_ROUNDS = 2
-ROUNDS = 3
-SEED = 0
+QUICK_ROUNDS: Final = 2
+ROUNDS: Final = 3
+SEED: Final = 0
+ENOUGH: Final = 0.95
+"""A batch cap reaches this share of the best throughput."""
+FOLDS: Final = 5
+
+
+class StepTime(NamedTuple):
+    """What a step took."""
+
+    mixture: Mixture
+    ms: float
+
+
+class Sample(NamedTuple):
+    """One thing measured, for a fit."""
+
+    features: tuple[float, ...]
+    ms: float
+
+    @classmethod
+    def of_load(cls, size_bytes: int, ms: float) -> Sample:
+        """A load that moved `size_bytes`."""
+        return cls((1.0, float(size_bytes)), ms)
+
+
+class Predicted(NamedTuple):
+    """One thing measured, beside what a fit says."""
+
+    predicted_ms: float
+    measured_ms: float
+
+    @property
+    def error(self) -> float:
+        """The error as a share of the measured time; positive where the fit says more."""
+        return self.predicted_ms / self.measured_ms - 1
 
 
 @dataclass(frozen=True)
@@ -24,36 +65,25 @@ class Measurements:
     """All that was measured."""
 
     steps: tuple[StepTime, ...]
-    loads: tuple[LoadTime, ...]
+    load_samples: tuple[Sample, ...]
     activation_bytes: float
     """Per computed token."""
 
     @property
-    def step_samples(self) -> list[fitting.Sample]:
+    def step_samples(self) -> list[Sample]:
         """Steps, for a fit."""
-        return [fitting.Sample(one.mixture.work.features, one.ms) for one in self.steps]
-
-    @property
-    def load_samples(self) -> list[fitting.Sample]:
-        """Loads, for a fit."""
-        return [fitting.Sample.of_load(one.size_bytes, one.ms) for one in self.loads]
+        return [Sample(mixture.work.features, ms) for mixture, ms in self.steps]
 
 
-def count(extent: Extent) -> int:
-    """How many measurements :func:`measure` takes, each told."""
+def measure(meter: Meter, extent: Extent, bar: ProgressBar = iter) -> Measurements:
+    """Everything within `extent`."""
     rounds = QUICK_ROUNDS if extent.quick else ROUNDS
-    return rounds * (len(mixtures(extent, SEED)) + len(slab_sizes(extent)))
-
-
-def measure(meter: Meter, extent: Extent, told: Callable[[], object]) -> Measurements:
-    """Everything within `extent`; `told` is called after every measurement."""
-    rounds = QUICK_ROUNDS if extent.quick else ROUNDS
-    steps, loads = mixtures(extent, SEED), slab_sizes(extent)
-    step_ms = medians(steps, meter.step_ms, rounds=rounds, seed=SEED, told=told)
-    load_ms = medians(loads, meter.load_ms, rounds=rounds, seed=SEED, told=told)
+    steps, loads = mixtures(extent, SEED), masked_sizes(extent)
+    step_ms = medians(steps, meter.step_ms, rounds=rounds, seed=SEED, bar=bar)
+    load_ms = medians(loads, meter.load_ms, rounds=rounds, seed=SEED, bar=bar)
     return Measurements(
         tuple(map(StepTime, steps, step_ms)),
-        tuple(map(LoadTime, map(meter.load_bytes, loads), load_ms)),
+        tuple(map(Sample.of_load, map(meter.load_bytes, loads), load_ms)),
         activation_bytes(meter, steps, extent.blocks),
     )
 
@@ -66,32 +96,59 @@ def activation_bytes(meter: Meter, steps: Iterable[Mixture], blocks: int) -> flo
     return max(meter.step_bytes(mixture) / (mixture.work.tokens / blocks) for mixture in alone)
 
 
-def profile(
-    checkpoint: Checkpoint,
-    *,
-    compute: Fit,
-    load: Fit,
-    activation: float,
-    caps: tuple[BatchCap, ...],
-    measured_on: str,
-) -> Profile:
-    """What was fitted, with where and of what.
+def fitted(names: Sequence[str], samples: Sequence[Sample]) -> Fit:
+    """Over :data:`giornata.planning.costs.COMPUTE` or `LOAD`; ValueError where samples are fewer than features."""
+    return fit(names, *_arrays(samples), relative=True)
 
-    Args:
-        checkpoint: that was measured.
-        compute: over :data:`giornata.planning.costs.COMPUTE`.
-        load: over :data:`giornata.planning.costs.LOAD`.
-        activation: bytes per computed token.
-        caps: by size.
-        measured_on: date, ISO 8601.
+
+def predictions(found: Fit, samples: Iterable[Sample]) -> list[Predicted]:
+    """What a fit says of `samples`, in their order."""
+    return [Predicted(found.predict(sample.features), sample.ms) for sample in samples]
+
+
+def unseen(names: Sequence[str], samples: Sequence[Sample]) -> Fit:
+    """How good fits are on samples that they have not seen: each fifth is predicted by a fit to the others.
+
+    Raises:
+        ValueError: four fifths of the samples are fewer than features.
     """
+    features, times = _arrays(samples)
+    fold = np.arange(len(times)) % FOLDS
+    said = np.zeros(len(times))
+    for one in range(min(FOLDS, len(times))):
+        others = fit(names, features[fold != one], times[fold != one], relative=True)
+        said[fold == one] = features[fold == one] @ np.asarray(others.weights)
+    return graded(("predicted",), np.ones(1), said[:, None], times)
+
+
+def batch_caps(steps: Sequence[StepTime]) -> tuple[BatchCap, ...]:
+    """The smallest batch whose throughput reaches :data:`ENOUGH` of the best.
+
+    Of every size of row that was measured in growing numbers, by the tokens that it computes.
+    """
+    sweeps: dict[RowSize, dict[int, float]] = defaultdict(dict)
+    for mixture, ms in steps:
+        if len(set(mixture.rows)) == 1:
+            sweeps[mixture.rows[0]][len(mixture.rows)] = len(mixture.rows) / ms
+    throughput: dict[int, dict[int, float]] = defaultdict(dict)
+    for size, paces in sweeps.items():
+        if len(paces) > 1:
+            known = throughput[size.tokens]
+            known |= {rows: max(pace, known.get(rows, 0.0)) for rows, pace in paces.items()}
+    return tuple(BatchCap(tokens=tokens, rows=_knee(paces)) for tokens, paces in sorted(throughput.items()))
+
+
+def profile(
+    checkpoint: Checkpoint, *, compute: Fit, load: Fit, activation: float, caps: tuple[BatchCap, ...]
+) -> Profile:
+    """What was fitted, with today's date, where and of what; `activation` is in bytes per computed token."""
     return Profile(
         model=checkpoint.card.name,
         model_digest=checkpoint.card.digest,
         device=device_name(checkpoint.family.device),
         dtype=dtype_name(checkpoint.family.dtype),
         versions=versions(),
-        measured_on=measured_on,
+        measured_on=datetime.now(UTC).date().isoformat(),
         blocks=checkpoint.family.depth,
         compute=compute,
         load=load,
@@ -100,15 +157,11 @@ def profile(
     )
 
 
-def batch_caps(steps: Sequence[StepTime]) -> tuple[BatchCap, ...]:
-    """Caps of the sizes that were measured in growing numbers."""
-    sweeps: dict[RowSize, dict[int, float]] = defaultdict(dict)
-    for mixture, ms in steps:
-        if mixture.alike:
-            sweeps[mixture.rows[0]][len(mixture.rows)] = ms
-    return fitting.caps(
-        (size.tokens, rows, ms)
-        for size, by_rows in sweeps.items()
-        if len(by_rows) > 1
-        for rows, ms in by_rows.items()
-    )
+def _arrays(samples: Sequence[Sample]) -> tuple[Array, Array]:
+    """(samples, features) and (samples,)."""
+    return np.array([sample.features for sample in samples]), np.array([sample.ms for sample in samples])
+
+
+def _knee(paces: dict[int, float]) -> int:
+    enough = ENOUGH * max(paces.values())
+    return min(rows for rows, pace in paces.items() if pace >= enough)

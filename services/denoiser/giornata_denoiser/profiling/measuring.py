@@ -4,71 +4,73 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
+from giornata.packed.region import Region, region
+from giornata.packed.uses import Taken, Use, by_sequence
+from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
+from giornata_denoiser.blocks.device import Device
+from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.engine.loading import device_for
+from giornata_denoiser.engine.rehearsal import practice_row
 from giornata_denoiser.engine.stepping import denoise_step
-from giornata_denoiser.profiling.memory import peak_bytes
-from giornata_denoiser.profiling.mixtures import Mixture, RowSize, SlabSize
-from giornata_denoiser.profiling.rows import Workpieces
+from giornata_denoiser.profiling.mixtures import Mixture, RowSize
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.template import Entry, Form
 
-Clock = Callable[[], float]
-"""Monotonic seconds."""
 T = TypeVar("T")
-
-
-class StepTime(NamedTuple):
-    """What a step took."""
-
-    mixture: Mixture
-    ms: float
-
-
-class LoadTime(NamedTuple):
-    """What loading one slab took."""
-
-    size_bytes: int
-    """That had to move for it."""
-    ms: float
+ProgressBar = Callable[[Sequence[int]], Iterable[int]]
+"""Passes on what it is given, one by one, and may show how far it is."""
 
 
 def medians(
-    things: Sequence[T], measure: Callable[[T], float], *, rounds: int, seed: int, told: Callable[[], object]
+    things: Sequence[T], measure: Callable[[T], float], *, rounds: int, seed: int, bar: ProgressBar = iter
 ) -> list[float]:
-    """The median time of every thing, in ms; each round takes all of them in an order of its own.
-
-    Args:
-        things: to be measured.
-        measure: one of them once, in ms.
-        rounds: how often.
-        seed: of the orders.
-        told: called after every measurement.
-    """
+    """The median time of every thing, in ms; each round takes all of them in an order of its own."""
     chance = random.Random(seed)  # noqa: S311 - an order, not a secret
+    order = [index for _ in range(rounds) for index in chance.sample(range(len(things)), len(things))]
     times: list[list[float]] = [[] for _ in things]
-    for _ in range(rounds):
-        for index in chance.sample(range(len(things)), len(things)):
-            times[index].append(measure(things[index]))
-            told()
+    for index in bar(order):
+        times[index].append(measure(things[index]))
     return [statistics.median(of_one) for of_one in times]
 
 
 class Meter:
-    """Measures one thing at a time.
+    """Measures one thing at a time, with rows and templates whose sizes matter and whose values do not.
 
     Args:
-        workpieces: to measure with.
+        checkpoint: whose rows they are; a template's entry is recorded for every picture size.
+        bits: of what is recorded.
+        device: how loads get to the checkpoint's; by default it keeps nothing, so that every load moves all of it.
         clock: monotonic seconds; on a GPU its own events tell a step's time.
     """
 
-    def __init__(self, workpieces: Workpieces, clock: Clock) -> None:
-        self._workpieces, self._clock = workpieces, clock
-        self._family = workpieces.checkpoint.family
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        bits: int,
+        device: Device | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._checkpoint, self._family = checkpoint, checkpoint.family
+        self._recording = RecordingSpec(frozenset(Form), bits)
+        self._device = device or device_for(checkpoint.family.device, budget_bytes=0)
+        self._clock = clock
+        self._entries: dict[tuple[int, int], Entry] = {}
+        self._random = torch.Generator().manual_seed(0)
 
     def step_ms(self, mixture: Mixture) -> float:
         """One step of `mixture`, after another one that is not measured. Slabs are loaded before."""
@@ -82,38 +84,61 @@ class Meter:
         step = self._prepared(mixture)
         with torch.inference_mode():
             step()
-            return peak_bytes(self._family.device, step)
+            return _peak_bytes(self._family.device, step)
 
-    def load_ms(self, size: SlabSize) -> float:
+    def load_ms(self, size: RowSize) -> float:
         """The median of the blocks' slabs, each until it has arrived; what goes wrong with a load is raised."""
-        slabs = self._slabs(size)
+        slabs = self._slabs(size, size.tokens)
+        # Asking for a slab loads it and lets the current stream wait for it: its events then tell when it is there.
+        ask: Callable[[int], object] = slabs.keys_values if size.modes[0] is Mode.KV else slabs.hidden
         with torch.inference_mode():
-            times = [self._timed_load(slabs, block, size) for block in range(self._family.depth)]
-        return statistics.median(times)
+            return statistics.median(self._timed(partial(ask, block)) for block in range(self._family.depth))
 
-    def load_bytes(self, size: SlabSize) -> int:
-        """What has to move for one block's slab."""
-        return self._slabs(size).load_bytes(0, size.mode)
+    def load_bytes(self, size: RowSize) -> int:
+        """What has to move for the first block's slab."""
+        return self._slabs(size, size.tokens).load_bytes(0, size.modes[0])
 
     def _prepared(self, mixture: Mixture) -> Callable[[], object]:
-        rows = tuple(self._workpieces.row(size, index) for index, size in enumerate(mixture.rows))
-        uses = self._workpieces.uses(mixture.rows, rows)
+        rows = [self._row(size, index) for index, size in enumerate(mixture.rows)]
+        uses = by_sequence([self._uses(size, row) for size, row in zip(mixture.rows, rows, strict=True)])
         with torch.inference_mode():
             assembly = assemble(self._family, rows)
         return lambda: denoise_step(self._family, assembly, rows, uses)
 
-    def _timed_load(self, slabs: Slabs, block: int, size: SlabSize) -> float:
-        # Asking for a slab loads it and lets the current stream wait for it: its events then tell when it is there.
-        ask = slabs.keys_values if size.mode is Mode.KV else slabs.hidden
-        return self._timed(lambda: ask(block))
+    def _row(self, size: RowSize, index: int) -> Row:
+        """The `index`-th row of a batch, of noise."""
+        key, grid = RowKey("profile", 0, index), (size.height, size.width)
+        where = _region(size)
+        return practice_row(
+            self._checkpoint, key, grid, size.text, self._noise, guided=size.guided, region=where
+        )
 
-    def _slabs(self, size: SlabSize) -> Slabs:
-        row = RowSize(size.height, size.width, size.text, (size.mode,) * self._family.depth, size.ratio)
-        where = self._workpieces.region(row)
+    def _uses(self, size: RowSize, row: Row) -> tuple[Use, ...]:
+        """What each sequence takes in its modes."""
+        if row.region is None:
+            return (Use(),) * len(row.prompts)
+        return tuple(Use(Taken(size.modes, self._slabs(size, own))) for own in row.own_tokens)
+
+    def _slabs(self, size: RowSize, own: int) -> Slabs:
+        """Slabs of a sequence that computes `own` tokens; nothing is loaded yet."""
+        where = _region(size)
         if where is None:
             raise ValueError(f"received {size}, which loads nothing")
-        entry = self._workpieces.entry(size.height, size.width, size.text)
-        return self._workpieces.slabs(entry, where, row.tokens)
+        return Slabs(self._entry(size), where, own, self._family, device=self._device)
+
+    def _entry(self, size: RowSize) -> Entry:
+        """What a template run over such a picture leaves, in both forms, in the host's memory."""
+        grid, family = (size.height, size.width), self._family
+        if grid not in self._entries:
+            row = self._row(RowSize(*grid, size.text, (Mode.FULL,) * family.depth), 0)
+            recorder = EntryRecorder(row.level, family.depth, self._recording)
+            with torch.inference_mode():
+                denoise_step(family, assemble(family, [row]), [row], [Use(recorder=recorder)])
+            self._entries[grid] = recorder.entry()
+        return self._entries[grid]
+
+    def _noise(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self._random)
 
     def _timed(self, compute: Callable[[], object]) -> float:
         device = self._family.device
@@ -129,3 +154,66 @@ class Meter:
         ended_event.record()
         torch.cuda.synchronize(device)
         return float(began_event.elapsed_time(ended_event))
+
+
+def _region(size: RowSize) -> Region | None:
+    """A box in the picture's upper left corner; None where all is computed."""
+    height, width = size.box
+    touched = torch.zeros(size.height, size.width, dtype=torch.bool)
+    touched[:height, :width] = True
+    return region(touched)
+
+
+def _peak_bytes(device: torch.device, compute: Callable[[], object]) -> int:
+    """Most memory that `compute` holds at a time beyond what was there before.
+
+    On a GPU as torch's allocator counts it. A processor's allocator keeps no count: there, the tensors alive between
+    operations are added up, and what a kernel allocates for itself is not seen.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        compute()
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device)) - before
+    with _LiveTensors() as live:
+        compute()
+    return int(live.peak)
+
+
+class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is without types
+    """Adds up the storages that operations make, from when they are made until they are freed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's is without types
+        self.peak = 0
+        self._live = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = {id(one.untyped_storage()) for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)}
+        made = func(*args, **(kwargs or {}))
+        for one in tree_iter(made):
+            if isinstance(one, Tensor):
+                self._take(one.untyped_storage(), given)
+        return made
+
+    def _take(self, storage: torch.UntypedStorage, given: set[int]) -> None:
+        """Count `storage` unless it is counted already or came from outside, as a view's does."""
+        if id(storage) in given or id(storage) in self._known:
+            return
+        self._known.add(id(storage))
+        self._live += storage.nbytes()
+        self.peak = max(self.peak, self._live)
+        weakref.finalize(storage, self._drop, id(storage), storage.nbytes())
+
+    def _drop(self, key: int, size_bytes: int) -> None:
+        self._known.discard(key)
+        self._live -= size_bytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -72,13 +71,7 @@ class Mixture:
     @property
     def work(self) -> Work:
         """Work of the whole step."""
-        shapes = [(shape, row.modes) for row in self.rows for shape in row.shapes]
-        return step_work([shape for shape, _ in shapes], [modes for _, modes in shapes])
-
-    @property
-    def alike(self) -> bool:
-        """Whether all rows are of one size."""
-        return len(set(self.rows)) == 1
+        return sum((step_work(row.shapes, [row.modes] * len(row.shapes)) for row in self.rows), Work())
 
     @property
     def length(self) -> int:
@@ -142,20 +135,24 @@ def mixtures(extent: Extent, seed: int) -> tuple[Mixture, ...]:
         for modes, share in ((full, 1.0), (kv, ratio))
         for count in extent.counts
     ]
-    single = [
-        Mixture((RowSize(height, width, text, (mode,) * extent.blocks, share),))
-        for height, width in extent.grids
-        for share in extent.ratios
-        for mode in (Mode.HIDDEN, Mode.KV)
+    single = [Mixture((size,)) for size in masked_sizes(extent)]
+    chance = random.Random(seed)  # noqa: S311 - a design, not a secret
+    drawn = [
+        Mixture(tuple(_row(extent, chance) for _ in range(chance.randint(1, extent.counts[-1]))))
+        for _ in range(QUICK_RANDOM if extent.quick else RANDOM)
     ]
-    drawn = _drawn(extent, random.Random(seed))  # noqa: S311 - a design, not a secret
     every = dict.fromkeys((*swept, *single, *drawn))
     return tuple(one for one in every if len(one.rows) == 1 or one.length <= extent.most_tokens)
 
 
-def _drawn(extent: Extent, chance: random.Random) -> Iterator[Mixture]:
-    for _ in range(QUICK_RANDOM if extent.quick else RANDOM):
-        yield Mixture(tuple(_row(extent, chance) for _ in range(chance.randint(1, extent.counts[-1]))))
+def masked_sizes(extent: Extent) -> tuple[RowSize, ...]:
+    """Rows of every picture and mask that take one form in all blocks; slabs of both kinds are loaded for them."""
+    return tuple(
+        RowSize(height, width, extent.texts[-1], (mode,) * extent.blocks, ratio)
+        for height, width in extent.grids
+        for ratio in extent.ratios
+        for mode in (Mode.HIDDEN, Mode.KV)
+    )
 
 
 def _row(extent: Extent, chance: random.Random) -> RowSize:
@@ -167,24 +164,3 @@ def _row(extent: Extent, chance: random.Random) -> RowSize:
     guided = extent.card.takes_true_cfg and chance.random() < 0.25
     ratio = 1.0 if whole else chance.choice(extent.ratios)
     return RowSize(height, width, chance.choice(extent.texts), modes, ratio, guided)
-
-
-@dataclass(frozen=True)
-class SlabSize:
-    """All that a load's cost depends on."""
-
-    height: int
-    width: int
-    text: int
-    ratio: float
-    mode: Mode
-
-
-def slab_sizes(extent: Extent) -> Sequence[SlabSize]:
-    """Slabs of both kinds, of every picture and mask."""
-    return tuple(
-        SlabSize(height, width, extent.texts[-1], ratio, mode)
-        for height, width in extent.grids
-        for ratio in extent.ratios
-        for mode in (Mode.HIDDEN, Mode.KV)
-    )

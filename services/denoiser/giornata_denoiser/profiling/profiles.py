@@ -12,10 +12,8 @@ from pydantic import ValidationError
 
 from giornata.planning.costing import Profile
 from giornata.wire.errors import Failed
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.checkpoint import Checkpoint
 
-PACKAGES: Final = ("giornata-denoiser", "torch", "diffusers")
-"""Packages whose versions a profile tells."""
 AGAIN: Final = "measure it again with `giornata profile`, or leave it out"
 
 
@@ -61,7 +59,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of what decides how long a step takes."""
-    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+    packages = ("giornata-denoiser", "torch", "diffusers")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
 def _facts(profile: Profile, checkpoint: Checkpoint) -> list[tuple[str, object, str]]:

@@ -1,15 +1,16 @@
-"""What a profile's maker is told: weights with their units, how good they are, and the worst prediction. Pure."""
+"""What a profile's maker is told: weights with their units, how good they are, the worst prediction, and a plot."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 from giornata.planning.costing import Fit, Profile
 from giornata.planning.costs import COMPUTE, LOAD
-from giornata_denoiser.profiling import fitting
-from giornata_denoiser.profiling.making import Measurements
-from giornata_denoiser.profiling.mixtures import Mixture
+from giornata_denoiser.profiling import making
+from giornata_denoiser.profiling.mixtures import RowSize
 
 UNITS: Final = {
     "step": "ms a step",
@@ -22,23 +23,24 @@ UNITS: Final = {
 }
 
 
-def report(profile: Profile, measured: Measurements) -> str:
+def report(profile: Profile, measured: making.Measurements) -> str:
     """Lines for a terminal."""
     return "\n".join(_lines(profile, measured)) + "\n"
 
 
-def _lines(profile: Profile, measured: Measurements) -> Iterator[str]:
+def _lines(profile: Profile, measured: making.Measurements) -> Iterator[str]:
     yield f"{profile.model} ({profile.model_digest[:12]}, {profile.dtype}) on {profile.device}"
     yield ""
-    yield from _table("Computing", profile.compute, fitting.unseen(COMPUTE, measured.step_samples))
+    yield from _table("Computing", profile.compute, making.unseen(COMPUTE, measured.step_samples))
     worst = max(
-        zip(measured.steps, fitting.predictions(profile.compute, measured.step_samples), strict=True),
+        zip(measured.steps, making.predictions(profile.compute, measured.step_samples), strict=True),
         key=lambda pair: abs(pair[1].error),
     )
-    yield f"  worst: {_told(worst[1])} for {_mixture(worst[0].mixture)}"
+    counted = Counter(map(_row_text, worst[0].mixture.rows))
+    yield f"  worst: {_told(worst[1])} for {'; '.join(f'{count} x {text}' for text, count in counted.items())}"
     yield ""
-    yield from _table("Loading", profile.load, fitting.unseen(LOAD, measured.load_samples))
-    off = max(fitting.predictions(profile.load, measured.load_samples), key=lambda one: abs(one.error))
+    yield from _table("Loading", profile.load, making.unseen(LOAD, measured.load_samples))
+    off = max(making.predictions(profile.load, measured.load_samples), key=lambda one: abs(one.error))
     yield f"  worst: {_told(off)}"
     yield ""
     yield f"Memory: {profile.activation_bytes / 1024:.1f} KiB a computed token"
@@ -59,21 +61,30 @@ def _table(title: str, fit: Fit, unseen: Fit) -> Iterator[str]:
     )
 
 
-def _told(one: fitting.Predicted) -> str:
+def _told(one: making.Predicted) -> str:
     return f"{one.predicted_ms:.3f} ms predicted, {one.measured_ms:.3f} ms measured ({one.error:+.0%})"
 
 
-def _mixture(mixture: Mixture) -> str:
-    return "; ".join(_counted([_row_text(mixture, index) for index in range(len(mixture.rows))]))
-
-
-def _row_text(mixture: Mixture, index: int) -> str:
-    row = mixture.rows[index]
+def _row_text(row: RowSize) -> str:
     modes = row.modes[0] if len(set(row.modes)) == 1 else "mixed"
     mask = "" if row.ratio == 1 else f", mask {row.ratio:g}"
     return f"{row.height}x{row.width} tokens, {modes}{mask}{', guided' if row.guided else ''}"
 
 
-def _counted(texts: Sequence[str]) -> Iterator[str]:
-    for text in dict.fromkeys(texts):
-        yield f"{texts.count(text)} x {text}"
+def scatter(path: Path, title: str, points: Sequence[making.Predicted]) -> None:
+    """Write an SVG file with logarithmic axes in ms; predictions are exact on the dashed line.
+
+    Needs matplotlib, the extra `bench`.
+    """
+    from matplotlib import rc_context  # noqa: PLC0415 - an extra
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+
+    figure = Figure(figsize=(5, 5), layout="constrained")
+    axes = figure.add_subplot(title=title, xlabel="measured, ms", ylabel="predicted, ms", aspect="equal")
+    axes.loglog(
+        [p.measured_ms for p in points], [p.predicted_ms for p in points], "o", gid="samples", alpha=0.6
+    )
+    axes.axline((1, 1), (10, 10), linestyle="--", color="grey")
+    axes.grid(visible=True)
+    with rc_context({"svg.fonttype": "none"}):
+        figure.savefig(path, format="svg")

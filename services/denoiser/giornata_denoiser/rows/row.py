@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import cached_property
+from typing import Final, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -12,12 +13,47 @@ from torch import Tensor
 from giornata.packed.region import Region
 from giornata.planning.costs import Shape
 from giornata.scheduling.batch import RowKey
-from giornata_denoiser.rows.prompt import Prompt
 from giornata_denoiser.rows.template import Entry, Form, Recording
-from giornata_denoiser.rows.track import Track, preview_steps
 
 MEMORY: Final = "memory-"
 """Prefix of the names of a solver's tensors where a row's state travels."""
+
+
+class Prompt(Protocol):
+    """What one sequence of a row takes from its text; its family knows what is in it."""
+
+    @property
+    def joint_tokens(self) -> int:
+        """Text tokens that pass the network's blocks beside the picture's; 0 where they only are attended to."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its tensors."""
+
+    def to(self, device: torch.device) -> Self:
+        """The same prompt on `device`; itself where it is there already."""
+
+
+@dataclass(frozen=True, eq=False)
+class Track:
+    """A row's way through the noise levels, made once by its family's schedule; float32 tensors on the CPU."""
+
+    times: Tensor
+    """(steps,): what the network is told before each step."""
+    levels: Tensor
+    """(steps + 1,): the noise level before each step and after the last one, falling from at most 1 to 0."""
+    numbers: Tensor
+    """(steps + 1, n): what the schedule's own rules read at each level; only the schedule knows their meaning."""
+
+    @property
+    def steps(self) -> int:
+        """Steps that are computed."""
+        return len(self.times)
+
+    @cached_property
+    def by_step(self) -> Tensor:
+        """(steps, 1 + 2 n): the time of each step, and the numbers before and after it."""
+        return torch.cat((self.times.unsqueeze(1), self.numbers[:-1], self.numbers[1:]), dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,9 +176,8 @@ class Row:
     @property
     def shapes(self) -> tuple[Shape, ...]:
         """The sequences' shapes, for the cost model."""
-        return tuple(
-            Shape(prompt.joint_tokens, self.image_tokens, self.computed_tokens) for prompt in self.prompts
-        )
+        computed = self.computed_tokens
+        return tuple(Shape(prompt.joint_tokens, self.image_tokens, computed) for prompt in self.prompts)
 
     @property
     def tokens(self) -> int:
@@ -157,9 +192,17 @@ class Row:
 
     def export(self) -> Snapshot:
         """The row's state as a value: with the same inputs it makes an equal row elsewhere."""
-        latent, *memory = (_on_host(tensor) for tensor in (self.latent, *self.memory))
+        latent, *memory = (
+            tensor.detach().to("cpu", torch.float32, copy=True) for tensor in (self.latent, *self.memory)
+        )
         return Snapshot(self.step, latent, tuple(memory))
 
 
-def _on_host(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", torch.float32, copy=True)
+def preview_steps(steps: int, count: int) -> tuple[int, ...]:
+    """After how many of `steps` a row is shown: `count` times, evenly spread, fewer where there are fewer steps.
+
+    Never after the last step, since the picture itself follows, and never twice after one.
+    """
+    shown = min(count, steps - 1)
+    parts = shown + 1
+    return tuple((2 * i * steps + parts) // (2 * parts) for i in range(1, parts))

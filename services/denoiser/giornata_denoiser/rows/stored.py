@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,30 +67,27 @@ class Stored:
     def gather(self, index: Tensor, out: Tensor) -> None:
         """Write the tokens `index` (n,), int64, into `out` (n, channels); all on this tensor's device."""
         chosen = self.data.index_select(0, index)
-        if self.scale is None or self.low is None:
+        if self.scale is None:
             out.copy_(chosen)
-            return
-        scale, low = (part.to(out.dtype) for part in (self.scale, self.low))
-        half = chosen.shape[1]
-        for levels, channels in _levels(chosen, self.bits):
-            part = slice(channels * half, (channels + 1) * half)
-            torch.addcmul(low[part], levels.to(out.dtype), scale[part], out=out[:, part])
+        for part, levels, scale, low in self._quantised(chosen, out.dtype):
+            torch.addcmul(low, levels, scale, out=out[:, part])
 
     def add_to(self, out: Tensor) -> None:
         """Add all tokens to `out`, (tokens, channels) on this tensor's device."""
-        if self.scale is None or self.low is None:
+        if self.scale is None:
             out += self.data
+        for part, levels, scale, low in self._quantised(self.data, out.dtype):
+            out[:, part].addcmul_(levels, scale).add_(low)
+
+    def _quantised(self, data: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Channels, levels, scale and low of what `data` packs: all channels in 8 bits, one half and the other in 4."""
+        if self.scale is None or self.low is None:
             return
-        scale, low = (part.to(out.dtype) for part in (self.scale, self.low))
-        half = self.data.shape[1]
-        for levels, channels in _levels(self.data, self.bits):
-            part = slice(channels * half, (channels + 1) * half)
-            out[:, part].addcmul_(levels.to(out.dtype), scale[part]).add_(low[part])
-
-
-def _levels(data: Tensor, bits: int) -> tuple[tuple[Tensor, int], ...]:
-    """Levels, each with the number of the half of the channels that it holds; 8 bits hold all channels in one."""
-    return ((data, 0),) if bits == 8 else ((data & 15, 0), (data >> 4, 1))
+        scale, low = self.scale.to(dtype), self.low.to(dtype)
+        width = data.shape[1]
+        for half, levels in enumerate((data,) if self.bits == 8 else (data & 15, data >> 4)):
+            part = slice(half * width, (half + 1) * width)
+            yield part, levels.to(dtype), scale[part], low[part]
 
 
 def store(tensor: Tensor, bits: int) -> Stored:

@@ -1,12 +1,17 @@
-"""What a template run left behind: entries by noise level, each with what its blocks kept. Pure."""
+"""What a template run begins with and leaves behind: entries by noise level, each with what its blocks kept. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property, lru_cache
 from typing import Final
 
+import torch
+from torch import Tensor
+
+from giornata.packed.region import Region
 from giornata.wire.values import Mode
 from giornata_denoiser.rows.stored import Stored
 
@@ -48,6 +53,13 @@ class Kept:
         """The parts that were kept."""
         return (part for part in (self.key, self.value, self.hidden) if part is not None)
 
+    @property
+    def cheapest(self) -> Mode:
+        """The mode that computes least of what was kept."""
+        if self.key is not None:
+            return Mode.KV
+        return Mode.FULL if self.hidden is None else Mode.HIDDEN
+
 
 @dataclass(frozen=True, eq=False)
 class Entry:
@@ -55,6 +67,19 @@ class Entry:
 
     level: float
     blocks: tuple[Kept, ...]
+
+    @cached_property
+    def modes(self) -> tuple[Mode, ...]:
+        """The modes that compute least, if everything that was kept is here.
+
+        A block that kept nothing computes in full; where the outside tokens' hidden state is gone by then, so must all
+        blocks before it, back to one that kept their input.
+        """
+        modes = [kept.cheapest for kept in self.blocks]
+        for block in range(len(modes) - 1, 0, -1):
+            if modes[block] is Mode.FULL and self.blocks[block].hidden is None:
+                modes[block - 1] = Mode.FULL
+        return tuple(modes)
 
     def pinned(self) -> Entry:
         """The same in pinned host memory."""
@@ -89,3 +114,16 @@ class Recording:
         """The entry of the nearest noise level; None if none lies within `tolerance`."""
         nearest = min(self.entries, key=lambda entry: abs(entry.level - level), default=None)
         return None if nearest is None or abs(nearest.level - level) > tolerance else nearest
+
+
+@lru_cache(maxsize=8)  # 1 MiB each for 1024x1024 pixels of Flux
+def template_noise(tokens: int, channels: int) -> Tensor:
+    """(tokens, channels) float32 on the CPU, always the same: what a template run begins with. Not to be changed."""
+    return torch.randn(tokens, channels, generator=torch.Generator("cpu").manual_seed(0))
+
+
+def shared_noise(own: Tensor, where: Region) -> Tensor:
+    """A row's noise: its own (tokens, channels) in its region, the template's outside of it, so that entries fit."""
+    noise = template_noise(*own.shape).to(own.device, own.dtype, copy=True)
+    noise[where.computed] = own[where.computed]
+    return noise

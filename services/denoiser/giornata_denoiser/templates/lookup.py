@@ -14,7 +14,7 @@ from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import PrefetchTemplate, RunRequest
 from giornata.wire.requests import Reuse
 from giornata.wire.templates import TemplateInputs
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.identity import ANYWHERE, Wanted, wanted

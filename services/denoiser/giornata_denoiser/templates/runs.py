@@ -17,13 +17,12 @@ from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailabl
 from giornata.wire.messages import RecordRequest, RemoveTemplate
 from giornata.wire.templates import TemplateInputs, picture_id
 from giornata.wire.workers import TemplateCounters
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, TemplatePolicy
 from giornata_denoiser.engine.protocol import RowEngine, StepReport
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.noise import template_noise
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import Recording, template_noise
 from giornata_denoiser.templates.identity import Wanted, wanted
 from giornata_denoiser.templates.registered import Registered, Registrations
 from giornata_denoiser.templates.store import RecordingStore

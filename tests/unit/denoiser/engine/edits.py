@@ -15,7 +15,7 @@ from giornata.planning.costs import StepCosts, Work
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import Mode
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.options import ReuseOptions
+from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.engine.weighing import Budget
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row

@@ -19,9 +19,8 @@ from giornata.planning.blocks import Link
 from giornata.planning.costs import Work
 from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
-from giornata_denoiser.blocks.loads import SlabLoad
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.loading.loader import Loader
+from giornata_denoiser.engine.loading import Loader, SlabLoad
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Entry, Form, Kept, Recording
 from giornata_denoiser.trace import Trace

@@ -11,13 +11,12 @@ import torch
 from giornata.packed.region import region
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.loads import Loaded, SlabLoad
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.options import ReuseOptions
+from giornata_denoiser.engine.loading import Loaded, Loader, SlabLoad
+from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.loading.loader import Loader
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Entry, Form, Recording
 from tests.fakes import tiny_flux
@@ -27,7 +26,7 @@ BLOCKS = 4
 
 
 def entry(level: float = 0.5, blocks: int = BLOCKS) -> Entry:
-    recorder = EntryRecorder(level, blocks, [Form.KV], 8)
+    recorder = EntryRecorder(level, blocks, RecordingSpec(frozenset({Form.KV}), 8))
     for block in range(blocks):
         recorder.keys_values(block, torch.randn(6, 4, 16), torch.randn(6, 4, 16))
     return recorder.entry()

@@ -8,7 +8,7 @@ import torch
 from giornata import families
 from giornata.wire.errors import Failed, RowPoisoned
 from giornata.wire.models import ModelCard
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.preview_map import PreviewMap

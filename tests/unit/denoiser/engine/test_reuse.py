@@ -13,6 +13,7 @@ from giornata.packed.region import region, region_of
 from giornata.wire.values import CellMap
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.stored import BITS, store
 from giornata_denoiser.rows.template import Entry, Form, Recording
 from tests.fakes import tiny_flux
@@ -97,7 +98,7 @@ def test_the_nearest_noise_level_serves_within_the_tolerance() -> None:
 
 @pytest.mark.parametrize("bits", BITS)
 def test_slabs_are_the_recorded_tokens_behind_room_for_the_others(bits: int) -> None:
-    recorder = EntryRecorder(0.5, 2, list(Form), bits)
+    recorder = EntryRecorder(0.5, 2, RecordingSpec(frozenset(Form), bits))
     heads, hidden = torch.randn(2, 2, 6, 4, 3), torch.randn(2, 6, 12)
     for block in range(2):
         recorder.hidden(block, hidden[block])
@@ -116,7 +117,7 @@ def test_slabs_are_the_recorded_tokens_behind_room_for_the_others(bits: int) -> 
 
 
 def test_what_was_not_recorded_is_not_made_up() -> None:
-    recorder = EntryRecorder(0.5, 1, [Form.HIDDEN], 0)
+    recorder = EntryRecorder(0.5, 1, RecordingSpec(frozenset({Form.HIDDEN}), 0))
     recorder.hidden(0, torch.zeros(2, 4))
     recorder.keys_values(0, torch.zeros(2, 4, 1), torch.zeros(2, 4, 1))
     where = region(torch.tensor([[True, False]]))

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
-from giornata_denoiser.loading.loader import Loader
 from giornata_denoiser.rows.template import Entry, Recording
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec

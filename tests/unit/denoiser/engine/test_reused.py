@@ -17,9 +17,8 @@ from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.values import CellMap
 from giornata_denoiser.attempts import inputs, outcomes
 from giornata_denoiser.attempts.inputs import reused, rows_of
-from giornata_denoiser.rows.noise import template_noise
 from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import Entry, Kept, Recording
+from giornata_denoiser.rows.template import Entry, Kept, Recording, template_noise
 from giornata_denoiser.templates import identity, lookup
 from giornata_denoiser.templates.lookup import Reusing
 from tests.fakes import tiny_flux

@@ -10,7 +10,7 @@ import torch
 
 from giornata.planning.costing import Fit, Profile
 from giornata.wire.errors import Failed
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.profiling.profiles import device_name, read_profile, write_profile
 from tests.fakes import tiny_flux

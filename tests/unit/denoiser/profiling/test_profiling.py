@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,18 +13,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.costs import StepCosts
+from giornata.planning.costs import COMPUTE, LOAD, StepCosts
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.checkpoints.checkpoint import Checkpoint
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.families.preview_map import PreviewMap
-from giornata_denoiser.profiling import fitting, making
+from giornata_denoiser.profiling import making
 from giornata_denoiser.profiling.calibration import operations, proportional
-from giornata_denoiser.profiling.measuring import Meter, StepTime, medians
-from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, SlabSize, mixtures
-from giornata_denoiser.profiling.report import report
-from giornata_denoiser.profiling.rows import Workpieces
-from giornata_denoiser.profiling.scatter import scatter
+from giornata_denoiser.profiling.making import StepTime
+from giornata_denoiser.profiling.measuring import Meter, medians
+from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, mixtures
+from giornata_denoiser.profiling.report import report, scatter
 from giornata_denoiser.rows.stored import Stored
 from tests.fakes import tiny_flux
 from tests.unit.denoiser.engine.test_rehearsal import CARD
@@ -51,11 +50,11 @@ class KnownMachine(Meter):
     def step_bytes(self, mixture: Mixture) -> int:
         return round(1000 * mixture.work.tokens / BLOCKS)
 
-    def load_ms(self, size: SlabSize) -> float:
+    def load_ms(self, size: RowSize) -> float:
         return self._disturb(TRUE.load_ms(self.load_bytes(size)))
 
-    def load_bytes(self, size: SlabSize) -> int:
-        return int(size.height * size.width * (1 - size.ratio)) * (2 if size.mode is Mode.KV else 1) * 256
+    def load_bytes(self, size: RowSize) -> int:
+        return int(size.height * size.width * (1 - size.ratio)) * (2 if size.modes[0] is Mode.KV else 1) * 256
 
 
 class Far(Device):
@@ -78,14 +77,14 @@ class Far(Device):
 def meter_with(device: Device) -> Meter:
     checkpoint = Checkpoint(CARD, tiny_flux.family(), PREVIEW_MAP)
     ticks = iter(range(1000))
-    return Meter(Workpieces(checkpoint, 8, device), lambda: float(next(ticks)))
+    return Meter(checkpoint, 8, device, lambda: float(next(ticks)))
 
 
 @pytest.mark.parametrize("mode", [Mode.KV, Mode.HIDDEN])
 def test_loads_are_fitted_to_the_bytes_that_an_engine_counts(mode: Mode) -> None:
     device = Far()
     meter = meter_with(device)
-    size = SlabSize(4, 6, 5, 0.3, mode)
+    size = RowSize(4, 6, 5, (mode,) * BLOCKS, 0.3)
     bytes_moved = meter.load_bytes(size)
     for _ in range(2):  # nothing is left of the first load
         device.brought.clear()
@@ -96,7 +95,7 @@ def test_loads_are_fitted_to_the_bytes_that_an_engine_counts(mode: Mode) -> None
 def test_a_load_that_fails_is_no_measurement() -> None:
     meter = meter_with(Far(broken=True))
     with pytest.raises(RuntimeError, match="out of memory"):
-        meter.load_ms(SlabSize(4, 6, 5, 0.3, Mode.KV))
+        meter.load_ms(RowSize(4, 6, 5, (Mode.KV,) * BLOCKS, 0.3))
 
 
 def test_steps_are_measured_with_slabs_of_the_models_device() -> None:
@@ -107,25 +106,25 @@ def test_steps_are_measured_with_slabs_of_the_models_device() -> None:
 
 
 def measured(machine: KnownMachine, *, quick: bool) -> making.Measurements:
-    return making.measure(machine, replace(EXTENT, quick=quick), lambda: None)
+    return making.measure(machine, replace(EXTENT, quick=quick))
 
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_what_is_measured_tells_all_weights_apart(quick: bool) -> None:
     found = measured(KnownMachine(), quick=quick)
-    np.testing.assert_allclose(fitting.compute_fit(found.step_samples).weights, TRUE.compute, rtol=1e-4)
-    np.testing.assert_allclose(fitting.load_fit(found.load_samples).weights, TRUE.load, rtol=1e-6)
+    np.testing.assert_allclose(making.fitted(COMPUTE, found.step_samples).weights, TRUE.compute, rtol=1e-4)
+    np.testing.assert_allclose(making.fitted(LOAD, found.load_samples).weights, TRUE.load, rtol=1e-6)
     assert found.activation_bytes == pytest.approx(1000, rel=0.01)
 
 
 def test_noise_moves_predictions_by_less_than_itself() -> None:
     chance = np.random.default_rng(0)
     found = measured(KnownMachine(lambda ms: ms * chance.uniform(0.9, 1.1)), quick=False)
-    fit = fitting.compute_fit(found.step_samples)
+    fit = making.fitted(COMPUTE, found.step_samples)
     for mixture in mixtures(EXTENT, seed=99):
         assert fit.predict(mixture.work.features) == pytest.approx(TRUE.step_ms(mixture.work), rel=0.1)
     assert fit.r2 > 0.98
-    unseen = fitting.unseen(fit.names, found.step_samples)
+    unseen = making.unseen(fit.names, found.step_samples)
     assert fit.error_p50 <= unseen.error_p50 < 0.1
 
 
@@ -134,7 +133,7 @@ def test_a_short_step_is_predicted_as_well_as_a_long_one() -> None:
     found = measured(KnownMachine(lambda ms: ms * (1 + 0.1 * math.log10(ms))), quick=False)
     samples = found.step_samples
     shortest = min(samples, key=lambda sample: sample.ms)
-    (said,) = fitting.predictions(fitting.compute_fit(samples), [shortest])
+    (said,) = making.predictions(making.fitted(COMPUTE, samples), [shortest])
     assert abs(said.error) < 0.15
 
 
@@ -142,16 +141,23 @@ def test_drift_does_not_follow_size() -> None:
     """Each measurement is slower than the one before: in order of size, large steps would look dearer than they are."""
     times = iter(range(10**6))
     sizes = list(range(200))
-    found = medians(sizes, lambda _: float(next(times)), rounds=5, seed=0, told=lambda: None)
+    found = medians(sizes, lambda _: float(next(times)), rounds=5, seed=0)
     assert abs(np.corrcoef(sizes, found)[0, 1]) < 0.2
     assert sorted(found) != found
 
 
 def test_every_measurement_is_told() -> None:
-    machine, told = KnownMachine(), []
+    machine, told = KnownMachine(), list[int]()
+
+    def track(order: Sequence[int]) -> Iterator[int]:
+        for index in order:
+            yield index
+            told.append(index)
+
     quick = replace(EXTENT, quick=True)
-    making.measure(machine, quick, lambda: told.append(1))
-    assert len(told) == making.count(quick)
+    found = making.measure(machine, quick, track)
+    assert len(told) == making.QUICK_ROUNDS * (len(found.steps) + len(found.load_samples))
+    assert machine.measured == making.QUICK_ROUNDS * len(found.steps)
 
 
 def test_mixtures_are_of_every_kind_and_within_the_extent() -> None:
@@ -177,13 +183,14 @@ def test_a_mask_leaves_something_out_and_computes_something(height: int, width: 
     assert size.tokens == 7 + shape.computed
 
 
-@given(st.dictionaries(st.integers(1, 64), st.floats(0.1, 1e4), min_size=1))
+@given(st.dictionaries(st.integers(1, 64), st.floats(0.1, 1e4), min_size=2))
 def test_a_cap_is_the_smallest_batch_that_is_nearly_the_best(by_rows: dict[int, float]) -> None:
-    (cap,) = fitting.caps((100, rows, ms) for rows, ms in by_rows.items())
+    size = RowSize(8, 8, 36, (Mode.FULL,))
+    (cap,) = making.batch_caps([StepTime(Mixture((size,) * rows), ms) for rows, ms in by_rows.items()])
     best = max(rows / ms for rows, ms in by_rows.items())
     assert cap.tokens == 100
-    assert cap.rows / by_rows[cap.rows] >= fitting.ENOUGH * best
-    assert all(rows / ms < fitting.ENOUGH * best for rows, ms in by_rows.items() if rows < cap.rows)
+    assert cap.rows / by_rows[cap.rows] >= making.ENOUGH * best
+    assert all(rows / ms < making.ENOUGH * best for rows, ms in by_rows.items() if rows < cap.rows)
 
 
 def test_caps_are_those_of_sizes_measured_in_growing_numbers() -> None:
@@ -201,7 +208,7 @@ def test_a_few_steps_and_the_number_of_operations_tell_the_costs() -> None:
     true = StepCosts((5.0, 0.3, *(2e-7 * per_unit[2:])))
     rows = [RowSize(side, side, 6, (Mode.FULL,) * BLOCKS) for side in (8, 12, 16)]
     steps = [Mixture((row,)) for row in rows] + [Mixture((rows[0],) * 3)]
-    samples = [fitting.Sample(step.work.features, true.step_ms(step.work)) for step in steps]
+    samples = [making.Sample(step.work.features, true.step_ms(step.work)) for step in steps]
     np.testing.assert_allclose(proportional(samples, per_unit).weights, true.compute, rtol=1e-5)
     (weight,) = {
         w / p for w, p in zip(proportional(samples[:1], per_unit).weights[2:], per_unit[2:], strict=True)
@@ -213,16 +220,15 @@ def test_the_report_names_weights_units_and_the_worst(tmp_path: Path) -> None:
     found = measured(KnownMachine(), quick=True)
     profile = making.profile(
         Checkpoint(CARD, tiny_flux.family(fill=True), PREVIEW_MAP),
-        compute=fitting.compute_fit(found.step_samples),
-        load=fitting.load_fit(found.load_samples),
+        compute=making.fitted(COMPUTE, found.step_samples),
+        load=making.fitted(LOAD, found.load_samples),
         activation=2048.0,
         caps=making.batch_caps(found.steps),
-        measured_on="2026-11-21",
     )
     text = report(profile, found)
     for part in ("Computing: R² 1.0000", "ms a token and block", "worst: ", "2.0 KiB", "Batch caps"):
         assert part in text
-    scatter(tmp_path / "fit.svg", "Steps", fitting.predictions(profile.compute, found.step_samples))
+    scatter(tmp_path / "fit.svg", "Steps", making.predictions(profile.compute, found.step_samples))
     picture = (tmp_path / "fit.svg").read_text()
     assert picture[picture.index('id="samples"') :].count("<use ") == len(found.steps)
     assert ">measured, ms</text>" in picture

@@ -71,7 +71,7 @@ class FluxFill(PackedFlux):
 def load(
     network: type[FluxInpaint | FluxFill], folder: Path, dtype: torch.dtype, device: torch.device
 ) -> ModelFamily:
-    """The family of a checkpoint; raises as :func:`giornata_denoiser.checkpoints.checkpoint.load`."""
+    """The family of a checkpoint; raises as :func:`giornata_denoiser.checkpoint.load`."""
     transformer = FluxTransformer2DModel.from_pretrained(
         folder, subfolder="transformer", torch_dtype=dtype, use_safetensors=True, local_files_only=True
     )

@@ -15,7 +15,7 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchE
 from torch import Tensor
 
 from giornata.wire.errors import InvalidField
-from giornata_denoiser.rows.track import Track
+from giornata_denoiser.rows.row import Track
 
 TRAIN_TIMESTEPS: Final = 1000
 """Timestep = sigma * this; the transformers are trained with it."""

@@ -10,9 +10,8 @@ from typing import Final
 
 import torch
 
-from giornata import families
 from giornata.checkpoints import checkpoint_folder
-from giornata.families import read_model_card
+from giornata.families import Family, read_model_card
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard
 from giornata_denoiser.config import DenoiserConfig
@@ -21,8 +20,8 @@ from giornata_denoiser.families.preview_map import PreviewMap, fit_autoencoder
 from giornata_denoiser.families.protocol import ModelFamily
 
 LOADERS: Final[Mapping[str, Callable[[Path, torch.dtype, torch.device], ModelFamily]]] = {
-    families.Family.FLUX_INPAINT: partial(flux.load, flux.FluxInpaint),
-    families.Family.FLUX_FILL: partial(flux.load, flux.FluxFill),
+    Family.FLUX_INPAINT: partial(flux.load, flux.FluxInpaint),
+    Family.FLUX_FILL: partial(flux.load, flux.FluxFill),
 }
 """What loads the family of a checkpoint's folder."""
 
@@ -44,21 +43,14 @@ def open_checkpoint(config: DenoiserConfig) -> Checkpoint:
         Failed: there is no such checkpoint, or none that is served.
     """
     try:
-        folder = checkpoint_folder(config.model)
-        device, dtype = config.torch_device(), config.torch_dtype()
-        return load(folder, dtype=dtype, device=device, name=config.served_name)
+        folder, dtype = checkpoint_folder(config.model), config.torch_dtype()
+        return load(folder, dtype=dtype, device=config.torch_device(), name=config.served_name)
     except (ValueError, OSError) as error:
         raise Failed(f"The model {config.model} cannot be loaded: {error}") from error
 
 
 def load(folder: Path, *, dtype: torch.dtype, device: torch.device, name: str | None = None) -> Checkpoint:
-    """Load the checkpoint in `folder`.
-
-    Args:
-        folder: a diffusers folder.
-        dtype: of the network's weights and of all its rows.
-        device: where it runs.
-        name: how requests call the model; default the folder's name.
+    """Load the checkpoint in `folder`, a diffusers folder; requests call it by `name`, default the folder's.
 
     Raises:
         ValueError: a family, a scheduler or a sampling rule that is not served; says what is.

@@ -1,1 +1,0 @@
-"""Checkpoints: which family a folder holds, and how it is loaded."""

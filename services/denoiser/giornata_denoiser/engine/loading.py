@@ -1,0 +1,191 @@
+"""Getting slabs to the engine's device before blocks ask for them: the loader's thread, and a GPU's copy stream."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from giornata.wire.values import Mode
+from giornata_denoiser.blocks.device import Arrival, Device
+from giornata_denoiser.blocks.ledger import TierLedger
+from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.rows.stored import Stored
+
+GIVEN: Final = 2
+"""Loads that a GPU's copy stream is given ahead: it never idles, and what becomes urgent waits for no more."""
+
+
+class SlabLoad(NamedTuple):
+    """One slab to be loaded."""
+
+    slabs: Slabs
+    block: int
+    mode: Mode
+
+
+class Loaded(NamedTuple):
+    """What a load took."""
+
+    load: SlabLoad
+    size_bytes: int
+    """Bytes that moved."""
+    ms: float
+
+
+class Loader:
+    """The thread that loads, from entering to leaving the context.
+
+    With `rate_bytes_s` it is no faster than a link of that width: the benchmarks of the planner throttle it. In this
+    thread, `on_loaded` is told of every slab.
+    """
+
+    def __init__(
+        self, rate_bytes_s: float | None = None, on_loaded: Callable[[Loaded], object] = lambda _: None
+    ) -> None:
+        self._rate, self._on_loaded = rate_bytes_s, on_loaded
+        self._queue: deque[SlabLoad] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self.under_way: SlabLoad | None = None
+        """The load that has begun and not ended."""
+        self._thread = threading.Thread(target=self._run, name="loader")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Load at once, in the calling thread, what is expected and not loaded: a block may wait for it."""
+        with self._changed:
+            self._stopping = True
+            left = list(self._queue)
+            self._queue.clear()
+            self._changed.notify()
+        self._thread.join()
+        for load in left:
+            load.slabs.load(load.block, load.mode)
+
+    def schedule(self, loads: Iterable[SlabLoad]) -> None:
+        """Expect these and load them in this order; what else was scheduled is dropped, unless it has begun."""
+        wanted = dict.fromkeys(loads)
+        with self._changed:
+            queued = set(self._queue)
+            for load in queued - wanted.keys():
+                load.slabs.drop(load.block, load.mode)
+            self._queue.clear()
+            for load in wanted:
+                if load not in queued:
+                    if load.slabs.has(load.block, load.mode):
+                        continue
+                    load.slabs.expect(load.block, load.mode)
+                self._queue.append(load)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        given: deque[Arrival] = deque()
+        while (load := self._next()) is not None:
+            self.under_way = load
+            began, size = time.perf_counter(), load.slabs.load_bytes(load.block, load.mode)
+            given.append(load.slabs.load(load.block, load.mode, partial(self._throttle, size, began)))
+            if len(given) > GIVEN:
+                given.popleft().finish()
+            self._on_loaded(Loaded(load, size, (time.perf_counter() - began) * 1e3))
+            self.under_way = None
+            del load  # whose slabs would otherwise stay while nothing is to be done
+
+    def _throttle(self, size_bytes: int, began_s: float) -> None:
+        """Wait until the link would have moved the slab, or the loader stops."""
+        if self._rate is not None:
+            left_s = began_s + size_bytes / self._rate - time.perf_counter()
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping, max(0.0, left_s))
+
+    def _next(self) -> SlabLoad | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or bool(self._queue))
+            return None if self._stopping else self._queue.popleft()
+
+
+class CopyArrival(Arrival):
+    """The arrival of what a copy stream has been given."""
+
+    def __init__(self) -> None:
+        self.event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's is not typed
+        """Recorded once the stream has been given everything."""
+
+    @property
+    def here(self) -> bool:
+        """Whether the stream has got that far."""
+        return bool(self.event.query())
+
+    def finish(self) -> None:
+        """Wait for this stream alone."""
+        self.event.synchronize()
+
+    def wait(self, *tensors: Tensor) -> None:
+        """No synchronisation with the host. The allocator is told of the second stream that uses the memory."""
+        stream = torch.cuda.current_stream(tensors[0].device)
+        stream.wait_event(self.event)
+        for tensor in tensors:
+            tensor.record_stream(stream)
+
+
+class Accelerator(Device):
+    """The device of an engine on a GPU.
+
+    Whole tensors are copied from pinned host memory, as they are stored, on a stream of their own beside the computing
+    one; rows of one template gather from the copy. Copies stay within `budget_bytes`, least recently used out first.
+    One thread loads at a time.
+    """
+
+    shares = True
+
+    def __init__(self, device: torch.device, budget_bytes: int) -> None:
+        self._device = device
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's is not typed
+        self._lock = threading.Lock()
+        self._ledger = TierLedger(budget_bytes)
+        self._here: dict[str, tuple[Stored, Stored]] = {}
+        """Tensors by name: on the host, which keeps the name its own, and on the device."""
+
+    def bring(self, stored: Stored) -> Stored:
+        """The tensor from the device's tier, or by an asynchronous copy into it."""
+        name = str(id(stored))
+        if name in self._here:
+            self._ledger.use(name)
+            return self._here[name][1]
+        copy = stored.to(self._device)
+        self._here[name] = stored, copy
+        for gone in self._ledger.add(name, copy.size_bytes):
+            del self._here[gone]
+        return copy
+
+    def moved_bytes(self, stored: Stored, slab_bytes: int) -> int:  # noqa: ARG002 - gathering there takes no time
+        """All of `stored`, or nothing where it is on the device."""
+        return 0 if str(id(stored)) in self._here else stored.size_bytes
+
+    def reads(self, *tensors: Tensor) -> None:
+        """The copy stream reads these."""
+        for tensor in tensors:
+            tensor.record_stream(self._stream)
+
+    @contextmanager
+    def loading(self) -> Iterator[Arrival]:
+        """What is done within runs on the copy stream."""
+        arrival = CopyArrival()
+        with self._lock, torch.cuda.stream(self._stream):
+            yield arrival
+            arrival.event.record(self._stream)
+
+
+def device_for(device: torch.device, budget_bytes: int) -> Device:
+    """How loads get to an engine's device, which keeps `budget_bytes` of them where it is a GPU."""
+    return Accelerator(device, budget_bytes) if device.type == "cuda" else Device()
