@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from typing import Any
@@ -42,6 +43,11 @@ def _logs_of_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     longest_first(items)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are processors: the longest groups wait for a live stack most of the time."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling | None:

@@ -31,7 +31,7 @@ PATCH: Final = 2
 
 @dataclass(frozen=True, eq=False)
 class FluxPrompt:
-    """One sequence's prompt; satisfies :class:`giornata_denoiser.rows.prompt.Prompt`."""
+    """One sequence's prompt; satisfies :class:`giornata_denoiser.rows.row.Prompt`."""
 
     embeds: Tensor
     """(text_tokens, joint_dim)"""
