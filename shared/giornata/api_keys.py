@@ -7,8 +7,9 @@ A key is random and long, so that its SHA-256 hash gives nothing away and needs 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -19,7 +20,6 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
 PREFIX: Final = "gio_"
 """Every key begins with it, so that secret scanners find a key in the wrong place."""
@@ -137,7 +137,7 @@ def _mistakes(error: ValidationError) -> str:
     return "; ".join(map(_mistake, error.errors(include_input=False)))
 
 
-def _mistake(detail: ErrorDetails) -> str:
+def _mistake(detail: Mapping[str, Any]) -> str:
     """One mistake. An unknown name is not shown: an operator who mixed up the columns wrote a key there."""
     known = [str(part) for part in detail["loc"] if isinstance(part, int) or part in _NAMES]
     text = "there is a field of another name" if detail["type"] == "extra_forbidden" else detail["msg"]

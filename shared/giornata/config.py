@@ -9,13 +9,12 @@ from __future__ import annotations
 import secrets
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
-from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ENV_PREFIX = "GIORNATA_"
@@ -109,7 +108,7 @@ def load(kind: type[C], service: str, argv: Sequence[str] | None = None) -> C:
     return config if config.instance else config.model_copy(update={"instance": new_instance(service)})
 
 
-def _mistake(detail: ErrorDetails) -> str:
+def _mistake(detail: Mapping[str, Any]) -> str:
     """One mistake, with the value received unless it may carry a secret."""
     name = str(detail["loc"][0]) if detail["loc"] else "configuration"
     secret = any(word in name for word in ("url", "key", "token", "password", "secret"))

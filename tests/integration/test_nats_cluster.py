@@ -57,7 +57,7 @@ def insisting(*more: type[Exception]) -> AsyncRetrying:
     """Again while there is no leader, as services do; or while what is asserted does not hold."""
     return AsyncRetrying(
         retry=retry_if_exception_type((nats.errors.Error, ServiceUnavailable, DeadlineExceeded, *more)),
-        stop=stop_after_delay(2 * LEADERLESS_S),  # tests share their machine
+        stop=stop_after_delay(4 * LEADERLESS_S),  # tests share their machine
         wait=wait_fixed(0.2),
         reraise=True,
     )

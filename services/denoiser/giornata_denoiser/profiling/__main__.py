@@ -23,7 +23,7 @@ from giornata_denoiser.profiling import making
 from giornata_denoiser.profiling.measuring import Meter
 from giornata_denoiser.profiling.mixtures import Extent
 from giornata_denoiser.profiling.profiles import write_profile
-from giornata_denoiser.profiling.report import report, scatter
+from giornata_denoiser.profiling.report import report
 
 
 class ProfilerConfig(DenoiserConfig):
@@ -74,6 +74,8 @@ def _plotted(out: Path, profile: Profile, measured: making.Measurements) -> str:
     """Draw the fit beside `out`, if that is possible; what to tell of it."""
     if find_spec("matplotlib") is None:
         return ", without a plot: the extra giornata-denoiser[bench] is not installed"
+    from giornata_denoiser.profiling.scatter import scatter  # noqa: PLC0415 - matplotlib is an extra
+
     plot = out.with_suffix(".svg")
     points = making.predictions(profile.compute, measured.step_samples)
     scatter(plot, f"Steps of {profile.model}, R² {profile.compute.r2:.4f}", points)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Final
 
 from giornata.planning.costing import Fit, Profile
@@ -69,22 +68,3 @@ def _row_text(row: RowSize) -> str:
     modes = row.modes[0] if len(set(row.modes)) == 1 else "mixed"
     mask = "" if row.ratio == 1 else f", mask {row.ratio:g}"
     return f"{row.height}x{row.width} tokens, {modes}{mask}{', guided' if row.guided else ''}"
-
-
-def scatter(path: Path, title: str, points: Sequence[making.Predicted]) -> None:
-    """Write an SVG file with logarithmic axes in ms; predictions are exact on the dashed line.
-
-    Needs matplotlib, the extra `bench`.
-    """
-    from matplotlib import rc_context  # noqa: PLC0415 - an extra
-    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
-
-    figure = Figure(figsize=(5, 5), layout="constrained")
-    axes = figure.add_subplot(title=title, xlabel="measured, ms", ylabel="predicted, ms", aspect="equal")
-    axes.loglog(
-        [p.measured_ms for p in points], [p.predicted_ms for p in points], "o", gid="samples", alpha=0.6
-    )
-    axes.axline((1, 1), (10, 10), linestyle="--", color="grey")
-    axes.grid(visible=True)
-    with rc_context({"svg.fonttype": "none"}):
-        figure.savefig(path, format="svg")

@@ -23,7 +23,8 @@ from giornata_denoiser.profiling.calibration import operations, proportional
 from giornata_denoiser.profiling.making import StepTime
 from giornata_denoiser.profiling.measuring import Meter, medians
 from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, mixtures
-from giornata_denoiser.profiling.report import report, scatter
+from giornata_denoiser.profiling.report import report
+from giornata_denoiser.profiling.scatter import scatter
 from giornata_denoiser.rows.stored import Stored
 from tests.fakes import tiny_flux
 from tests.unit.denoiser.engine.test_rehearsal import CARD
