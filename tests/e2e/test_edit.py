@@ -15,6 +15,7 @@ import pytest
 
 import giornata.client
 from giornata.wire.events import StepEvent
+from giornata.wire.requests import Reuse
 from tests.e2e.live import LiveStack
 from tests.e2e.pictures import box, edit_form, file, pixels, scene
 
@@ -217,10 +218,15 @@ async def test_openais_client_edits_plain_and_streamed(stack: LiveStack) -> None
 
 
 async def test_the_nats_door_gives_the_same_picture(stack: LiveStack, http: aiohttp.ClientSession) -> None:
-    over_http = pixels(base64.b64decode((await edited(http, edit_form()))["data"][0]["b64_json"])).astype(int)
+    over_http = pixels(base64.b64decode((await edited(http, edit_form(reuse="off")))["data"][0]["b64_json"])).astype(int)
     async with giornata.client.connect(stack.nats_url) as client:
         edit = await client.edit(
-            image=file(scene()), mask=file(box()), prompt="a red hat", num_inference_steps=4, seed=7
+            image=file(scene()),
+            mask=file(box()),
+            prompt="a red hat",
+            num_inference_steps=4,
+            seed=7,
+            reuse=Reuse.OFF,
         )
         steps = [progress.step async for progress in edit if isinstance(progress, StepEvent)]
         result = await edit.result()
