@@ -218,7 +218,8 @@ async def test_openais_client_edits_plain_and_streamed(stack: LiveStack) -> None
 
 
 async def test_the_nats_door_gives_the_same_picture(stack: LiveStack, http: aiohttp.ClientSession) -> None:
-    over_http = pixels(base64.b64decode((await edited(http, edit_form(reuse="off")))["data"][0]["b64_json"])).astype(int)
+    body = await edited(http, edit_form(reuse="off"))
+    over_http = pixels(base64.b64decode(body["data"][0]["b64_json"])).astype(int)
     async with giornata.client.connect(stack.nats_url) as client:
         edit = await client.edit(
             image=file(scene()),
