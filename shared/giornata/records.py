@@ -27,6 +27,10 @@ R = TypeVar("R", bound=BaseModel)
 
 Change = Callable[[R], R | None]
 """A pure function from the present record to the next, or None to leave it as it is."""
+UNHEARD_S: Final = 30.0
+"""A watcher's consumer ends this long after its client has left; until then it counts against the server's limit."""
+ASKED_AT_ONCE: Final = 64
+"""Records of a list that are read side by side."""
 MAX_CONFLICTS: Final = 50
 """Losing this many races in a row means that something is wrong, not that the record is busy."""
 
@@ -39,6 +43,8 @@ class RecordBucket(Generic[R]):
     been taken. Where a key has no record, `missing` is raised with the last token of the key.
     """
 
+    jetstream: JetStreamContext
+    name: str
     bucket: KeyValue
     kind: type[R]
     key_of: Callable[[R], str]
@@ -88,20 +94,30 @@ class RecordBucket(Generic[R]):
         await written(lambda: self.bucket.delete(key, last=revision))
 
     async def matching(self, pattern: str) -> list[R]:
-        """Every record whose key matches, in no order."""
+        """Every record whose key matches, in no order.
+
+        The stream is asked for the keys: a watcher of nats-py may say that it has shown all before it has shown any.
+        """
+        keys = f"$KV.{self.name}."
+        ask = partial(self.jetstream.stream_info, f"KV_{self.name}", subjects_filter=keys + pattern)
+        names = list((await repeated(ask)).state.subjects or ())
         found: list[R] = []
-        async with self._watching(pattern) as watcher:
-            async for entry in watcher:
-                if entry is None:  # the end of what there was
-                    break
-                if entry.operation is None and entry.value is not None:
-                    found.append(codec.decode(self.kind, entry.value))
+        for first in range(0, len(names), ASKED_AT_ONCE):
+            some = names[first : first + ASKED_AT_ONCE]
+            reads = (self._found(name.removeprefix(keys)) for name in some)
+            found += [record for record in await asyncio.gather(*reads) if record is not None]
         return found
+
+    async def _found(self, key: str) -> R | None:
+        try:
+            return await self.get(key)
+        except self.missing:  # it was deleted
+            return None
 
     @asynccontextmanager
     async def _watching(self, pattern: str) -> AsyncIterator[KeyValue.KeyWatcher]:
-        """Entries of matching keys: the present ones, None, then every change."""
-        watcher = await repeated(lambda: self.bucket.watch(pattern))
+        """Entries of matching keys: the present ones, then every change; None stands somewhere between them."""
+        watcher = await repeated(lambda: self.bucket.watch(pattern, inactive_threshold=UNHEARD_S))
         try:
             yield watcher
         finally:
@@ -134,7 +150,7 @@ class Records(RecordBucket[JobRecord]):
     @classmethod
     async def open(cls, jetstream: JetStreamContext) -> Records:
         """The bucket of a connection."""
-        return cls(await jetstream.key_value(RECORDS), JobRecord, _job_id, JobNotFound)
+        return cls(jetstream, RECORDS, await jetstream.key_value(RECORDS), JobRecord, _job_id, JobNotFound)
 
     async def change(self, key: str, change: Change[JobRecord]) -> JobRecord:
         """Change a record as in every bucket. A terminal record stays as it is, and `change` is not called."""
@@ -150,7 +166,9 @@ class Quarantine(RecordBucket[JobRecord]):
     @classmethod
     async def open(cls, jetstream: JetStreamContext) -> Quarantine:
         """The bucket of a connection."""
-        return cls(await jetstream.key_value(QUARANTINE), JobRecord, _job_id, JobNotFound)
+        return cls(
+            jetstream, QUARANTINE, await jetstream.key_value(QUARANTINE), JobRecord, _job_id, JobNotFound
+        )
 
     async def remove(self, job_id: str) -> JobRecord:
         """Forget a job; its record."""
@@ -177,7 +195,9 @@ class TemplateRecords:
     async def open(cls, jetstream: JetStreamContext) -> TemplateRecords:
         """The bucket of a connection."""
         bucket = await jetstream.key_value(TEMPLATES)
-        return cls(RecordBucket(bucket, TemplateRecord, _template_key, TemplateNotFound))
+        return cls(
+            RecordBucket(jetstream, TEMPLATES, bucket, TemplateRecord, _template_key, TemplateNotFound)
+        )
 
     async def get(self, tenant: str, template_id: str) -> TemplateRecord:
         """A tenant's template."""

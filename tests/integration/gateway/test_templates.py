@@ -12,7 +12,7 @@ import pytest
 
 from giornata.bus import bus
 from giornata.deadlines import Deadline
-from giornata.wire import subjects, templates
+from giornata.wire import stores, subjects, templates
 from giornata.wire.errors import ImageUnreadable, ServiceUnavailable, TemplateNotFound
 from giornata.wire.messages import EditMessage, EditReply, RemoveTemplate
 from giornata.wire.requests import EditParameters, Reuse
@@ -140,6 +140,15 @@ async def test_edits_that_do_not_fit_their_template_are_refused_by_name(stage: S
     )
     status, answer = await edit(stage)
     assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_field", "image")
+
+
+async def test_lists_are_whole_and_leave_no_consumer_behind(stage: Stage) -> None:
+    mine = {(await register(stage))[1]["id"] for _ in range(3)}
+    before = await stage.router.bus.jetstream.stream_info(f"KV_{stores.TEMPLATES}")
+    lists = await asyncio.gather(*(get(stage, "") for _ in range(20)))
+    assert all(mine <= {view["id"] for view in told["data"]} for _, told in lists)
+    after = await stage.router.bus.jetstream.stream_info(f"KV_{stores.TEMPLATES}")
+    assert after.state.consumer_count == before.state.consumer_count
 
 
 async def test_templates_are_their_tenants_own_at_both_doors(
