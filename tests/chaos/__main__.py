@@ -15,7 +15,7 @@ from giornata.families import Family
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.model import choose
 from giornata_tools.launcher.process import LaunchError
-from tests.chaos.plan import FULL
+from tests.chaos.plan import ALL
 from tests.chaos.report import OUT, Report
 from tests.chaos.run import Size, run
 
@@ -29,7 +29,7 @@ say = partial(print, flush=True)
     "--faults",
     type=int,
     default=60,
-    help=f"How many are inflicted; from {FULL} on every kind comes to every service and server.",
+    help=f"How many are inflicted; from {ALL} on every kind comes to every service and server that it can come to.",
 )
 @click.option("--seed", type=int, help="Draws the same edits and faults again; any by default.")
 @click.option("--nats-servers", type=click.Choice([1, 3]), default=1, help="How many are started.")

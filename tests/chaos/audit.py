@@ -11,6 +11,7 @@ from typing import Final
 from giornata.wire import stores
 from giornata.wire.events import DoneEvent
 from giornata.wire.jobs import TAKE_OVER_S, JobState
+from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.servers import NATS, VALKEY
 from tests.chaos.inflict import Inflicted
 from tests.chaos.look import Blob, Streams, Usage
@@ -30,6 +31,10 @@ SAMPLES: Final = 3
 """A process that was not seen so often has not lived long enough to leak."""
 SHARED: Final = "shared/"
 """Before the names of blobs that are of no job."""
+LOSING: Final = frozenset({Kind.KILL, Kind.FREEZE, Kind.DEAF, Kind.MUTE})
+"""Faults of a worker with which its attempts may be lost."""
+WORKER: Final = re.compile(r"attempt \d+ on (\S+):")
+"""The worker in one of a record's causes."""
 SURPRISES: Final = re.compile(
     r"nats_refused|answer_refused|walk_failed|job_not_carried|handler_failed|service_failed|never retrieved|"
     r"was never awaited|call_off_failed|preview_lost"
@@ -72,6 +77,7 @@ def violations(seen: Seen) -> list[str]:
     return [
         *([f"The stack has not recovered: {seen.broken}"] if seen.broken else []),
         *(sentence for outcome in seen.outcomes for sentence in _of_edit(outcome, seen)),
+        *_of_losses(seen),
         *_of_ends(seen.faults, seen.restarts),
         *_of_streams(seen),
         *_of_blobs(seen),
@@ -110,9 +116,23 @@ def _of_edit(outcome: Outcome, seen: Seen) -> Iterator[str]:
         yield f"{name}: its stream ended with {outcome.ends}, where it has {last.pictures} pictures."
 
 
+def _of_losses(seen: Seen) -> Iterator[str]:
+    """An attempt is lost only with a worker that was killed, frozen or cut off."""
+    guilty = {
+        name
+        for one in seen.faults
+        if one.fault.target is ServiceName.DENOISER and one.fault.kind in LOSING
+        for name in one.victims
+    }
+    for job, record in seen.finally_.items():
+        for cause in record.causes if record else ():
+            if guilty.isdisjoint(WORKER.findall(cause)):
+                yield f"Job {job} has lost an attempt without cause: {cause}"
+
+
 def _of_ends(faults: Sequence[Inflicted], restarts: Sequence[str]) -> Iterator[str]:
     """Who was told to drain has done so, and nobody has ended who was not made to."""
-    ended = [name for one in faults if one.fault.kind is not Kind.FREEZE for name in one.victims]
+    ended = [name for one in faults if one.fault.kind in {Kind.KILL, Kind.RESTART} for name in one.victims]
     for name, count in (Counter(restarts) - Counter(ended)).items():
         yield f"{name} ended {count} times by itself."
     for one in faults:

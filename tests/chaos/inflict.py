@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_tools.launcher.process import LaunchError, Process
+from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import NATS, VALKEY
 from giornata_tools.launcher.stack import Stack
+from tests.chaos.faults import Faults
 from tests.chaos.load import Pace
 from tests.chaos.look import Usage, usage
-from tests.chaos.plan import AT_ONCE, Fault, Kind, Round, Server
+from tests.chaos.plan import AT_ONCE, Fault, Round, Server
 
 WHOLE_S: Final = 180.0
 """Longest that a stack may take to be whole again; loading models on a busy machine takes its time."""
-ENDS_S: Final = 60.0
-"""Longest that a process may take to end after SIGTERM; then it is killed, and has not drained."""
 
 
 @dataclass
@@ -52,10 +50,10 @@ class Inflicted:
 
 
 class Chaos:
-    """Inflicts faults on `stack`, in step with the load's `pace`."""
+    """Inflicts `faults` on `stack`, in step with the load's `pace`."""
 
-    def __init__(self, stack: Stack, pace: Pace) -> None:
-        self._stack = stack
+    def __init__(self, stack: Stack, faults: Faults, pace: Pace) -> None:
+        self._stack, self._faults = stack, faults
         self._pace = pace
         self._servers = len(stack.servers)
         self.inflicted: list[Inflicted] = []
@@ -116,28 +114,5 @@ class Chaos:
         )
 
     async def _inflict(self, one: Inflicted) -> None:
-        await self._disturb(one)
+        one.statuses = await self._faults.inflict(one.fault, one.victims)
         one.over_s = time.monotonic()
-
-    async def _disturb(self, one: Inflicted) -> None:
-        processes = [self._stack.process(name) for name in one.victims]
-        if one.fault.kind is Kind.FREEZE:
-            try:
-                for process in processes:
-                    process.freeze()
-                await asyncio.sleep(one.fault.lasts_s)
-            finally:
-                for process in processes:
-                    process.thaw()
-            return
-        number = signal.SIGKILL if one.fault.kind is Kind.KILL else signal.SIGTERM
-        try:
-            async with asyncio.timeout(ENDS_S):
-                one.statuses = await _ended(processes, number)
-        except TimeoutError:
-            one.statuses = await _ended(processes, signal.SIGKILL)
-
-
-async def _ended(processes: Sequence[Process], number: signal.Signals) -> list[int]:
-    """Exit statuses after a signal."""
-    return await asyncio.gather(*(process.crash(number) for process in processes))

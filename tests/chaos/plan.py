@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -12,7 +12,7 @@ from giornata.wire.workers import ServiceName
 
 
 class Kind(StrEnum):
-    """What happens to a process."""
+    """What happens to a process, its network, its store or its clock."""
 
     KILL = "kill"
     """SIGKILL, as a crash; a successor is started."""
@@ -20,6 +20,22 @@ class Kind(StrEnum):
     """SIGSTOP to it and its children, SIGCONT after a while, as on a machine that stalls."""
     RESTART = "restart"
     """SIGTERM: it drains; a successor is started."""
+    DEAF = "deaf"
+    """Nothing that NATS sends reaches it for a while; then everything does, late."""
+    MUTE = "mute"
+    """Nothing that it sends reaches NATS for a while; then everything does, late."""
+    SLOW = "slow"
+    """Every message of every service to or from it takes a while."""
+    FULL = "full"
+    """Its store takes nothing more for a while."""
+    CLOCK = "clock"
+    """The wall clock jumps by up to an hour, for the service and its successors; later jumps start from this one."""
+
+
+SIGNALS: Final = frozenset({Kind.KILL, Kind.FREEZE, Kind.RESTART})
+"""Kinds that come to processes, of any target."""
+LASTING: Final = frozenset({Kind.FREEZE, Kind.DEAF, Kind.MUTE, Kind.SLOW, Kind.FULL})
+"""Kinds that end after a while by themselves."""
 
 
 class Server(StrEnum):
@@ -32,12 +48,19 @@ class Server(StrEnum):
 Target = ServiceName | Server
 TARGETS: Final[tuple[Target, ...]] = (*ServiceName, *Server)
 
-LASTS_S: Final[dict[Target, tuple[float, float]]] = {
-    ServiceName.DENOISER: (5.0, 8.0),  # beyond its silence and its stall limit
-    Server.NATS: (1.0, 6.0),
+LASTS_S: Final[dict[tuple[Kind, Target], tuple[float, float]]] = {
+    (Kind.FREEZE, ServiceName.DENOISER): (5.0, 8.0),  # beyond its silence and its stall limit
+    (Kind.FREEZE, ServiceName.ROUTER): (2.0, 10.0),  # less and more than its lease
+    (Kind.FREEZE, Server.NATS): (1.0, 6.0),
 }
-"""Between which seconds a freeze of a target lasts, where not :data:`ANY_S`."""
+"""Between which seconds a fault of a target lasts, where not :data:`ANY_S`."""
 ANY_S: Final = (0.5, 8.0)
+DELAY_S: Final = (0.02, 0.3)
+"""Between which seconds a message takes each way on a slow network."""
+JUMP_S: Final = 3600
+"""A clock jumps by at most so much, to and fro."""
+WIRED: Final = (ServiceName.GATEWAY, ServiceName.ROUTER, ServiceName.DENOISER, ServiceName.PREPOST)
+"""Services that every edit needs."""
 AT_ONCE: Final = 8
 """Edits that are in progress at a time, at most."""
 LEAST: Final = 3
@@ -57,7 +80,11 @@ class Fault:
     pick: float = 0.0
     """Which instance otherwise, 0..1: those that are at work come first."""
     lasts_s: float = 0.0
-    """Of a freeze."""
+    """Of one of :data:`LASTING`."""
+    delay_s: float = 0.0
+    """Of a slow network, each way."""
+    jump_s: int = 0
+    """Of a clock."""
 
 
 @dataclass(frozen=True)
@@ -75,31 +102,32 @@ _ESSENTIAL: Final[tuple[tuple[Kind, Target, bool], ...]] = (
     (Kind.KILL, Server.NATS, False),
     (Kind.KILL, Server.VALKEY, False),
     (Kind.FREEZE, ServiceName.DENOISER, False),
+    (Kind.FREEZE, ServiceName.ROUTER, False),
     (Kind.KILL, ServiceName.GATEWAY, False),
     (Kind.KILL, ServiceName.ROUTER, False),
     (Kind.KILL, ServiceName.DENOISER, False),
     (Kind.KILL, ServiceName.PREPOST, False),
     (Kind.RESTART, ServiceName.ROUTER, False),
 )
-"""What every plan of eight faults has."""
+"""What every plan of nine faults has."""
 _ALL: Final[tuple[tuple[Kind, Target, bool], ...]] = (
-    *((kind, target, False) for kind in Kind for target in TARGETS),
-    *(
-        (Kind.KILL, service, True)
-        for service in (ServiceName.GATEWAY, ServiceName.ROUTER, ServiceName.DENOISER, ServiceName.PREPOST)
-    ),
+    *((kind, target, False) for kind in Kind if kind in SIGNALS for target in TARGETS),
+    *((Kind.KILL, service, True) for service in WIRED),
+    *((kind, service, False) for kind in (Kind.DEAF, Kind.MUTE, Kind.CLOCK) for service in WIRED),
+    (Kind.SLOW, Server.NATS, False),
+    *((Kind.FULL, server, False) for server in Server),
 )
-FULL: Final = len(_ALL)
-"""A plan of so many faults has every kind on every target."""
+ALL: Final = len(_ALL)
+"""A plan of so many faults has every kind on every target that it can come to."""
 
 
-def draw(seed: int, *, edits: int, faults: int) -> tuple[Round, ...]:
-    """Rounds of `faults` faults in all, spread over `edits` edits.
+def draw(seed: int, *, edits: int, faults: int, without: Collection[Kind] = frozenset()) -> tuple[Round, ...]:
+    """Rounds of `faults` faults in all, spread over `edits` edits; kinds that cannot be had here are `without`.
 
     Every kind comes to every target before one comes again; the essential ones come first of all, in any order.
     """
     chance = random.Random(seed)  # noqa: S311 - a plan, no secret
-    drawn = _faults(chance)
+    drawn = (fault for fault in _faults(chance) if fault.kind not in without)
     grouped: list[list[Fault]] = []
     for _ in range(faults):
         fault = next(drawn)
@@ -122,8 +150,10 @@ def _faults(chance: random.Random) -> Iterator[Fault]:
     deck = first + _shuffled(chance, [card for card in _ALL if card not in first])
     while True:
         for kind, target, everyone in deck:
-            lasts = chance.uniform(*LASTS_S.get(target, ANY_S)) if kind is Kind.FREEZE else 0.0
-            yield Fault(kind, target, everyone, chance.random(), lasts)
+            lasts_s = chance.uniform(*LASTS_S.get((kind, target), ANY_S)) if kind in LASTING else 0.0
+            delay_s = chance.uniform(*DELAY_S) if kind is Kind.SLOW else 0.0
+            jump_s = chance.randint(-JUMP_S, JUMP_S) if kind is Kind.CLOCK else 0
+            yield Fault(kind, target, everyone, chance.random(), lasts_s, delay_s, jump_s)
         deck = _shuffled(chance, list(_ALL))
 
 

@@ -20,9 +20,12 @@ from giornata_tools.launcher.stack import Stack, running
 from tests.chaos import look, plan
 from tests.chaos.audit import Seen
 from tests.chaos.edits import VARIANTS, Door, Edit, edits, pixels, variants
+from tests.chaos.faults import Clocks, Faults
 from tests.chaos.inflict import Chaos
 from tests.chaos.load import BUDGET_S, Load
 from tests.chaos.outcomes import Outcome
+from tests.chaos.plan import Kind
+from tests.chaos.relay import Network, relayed
 from tests.chaos.report import Report
 from tests.chaos.rest import HEARTBEAT_S, RestClient
 
@@ -76,11 +79,17 @@ async def run(size: Size, model: Path, logs: Path, say: Callable[[str], None]) -
             restarts.append(sentence.split(maxsplit=1)[0])
             say(sentence)
 
-        async with running(_plan(Path(folder), logs, model, size.nats_servers), restarted) as stack:
-            await stack.bring_up()
-            stack.keep_up = True
-            say(f"{size.edits} edits and {size.faults} faults, seed {size.seed}.")
-            seen, seconds = await _disturbed(stack, size)
+        network, clocks, addresses = Network(), Clocks(Path(folder) / "clocks"), list[str]()
+        if not clocks.jump:
+            say("No clock jumps: the library libfaketime is not installed.")
+        async with relayed(lambda: addresses, size.nats_servers, network) as relays:
+            planned = _plan(Path(folder), logs, model, size.nats_servers, relays, clocks)
+            async with running(planned, restarted) as stack:
+                addresses += stack.nats_url.split(",")
+                await stack.bring_up()
+                stack.keep_up = True
+                say(f"{size.edits} edits and {size.faults} faults, seed {size.seed}.")
+                seen, seconds = await _disturbed(stack, size, network, clocks)
         seen = replace(
             seen,
             restarts=restarts,
@@ -91,7 +100,7 @@ async def run(size: Size, model: Path, logs: Path, say: Callable[[str], None]) -
     return Report.of(size.seed, seconds, seen)
 
 
-async def _disturbed(stack: Stack, size: Size) -> tuple[Seen, float]:
+async def _disturbed(stack: Stack, size: Size, network: Network, clocks: Clocks) -> tuple[Seen, float]:
     """What is left behind by the edits while the stack still stands, quiet again; and the seconds they took."""
     done: defaultdict[str, list[DoneEvent]] = defaultdict(list)
 
@@ -104,10 +113,11 @@ async def _disturbed(stack: Stack, size: Size) -> tuple[Seen, float]:
         giornata.client.connect(stack.nats_url) as nats,
     ):
         load = Load(variants(), rest, nats, records)
-        chaos = Chaos(stack, load.pace)
+        chaos = Chaos(stack, Faults(stack, records.jetstream, network, clocks), load.pace)
         quiet = await _quietly(load, size.seed)
         began_s = time.monotonic()
-        rounds = plan.draw(size.seed, edits=size.edits, faults=size.faults)
+        without = frozenset() if clocks.jump else {Kind.CLOCK}
+        rounds = plan.draw(size.seed, edits=size.edits, faults=size.faults, without=without)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(load.carry_out(edits(size.seed, size.edits)))
             tasks.create_task(chaos.carry_out(rounds, size.edits))
@@ -116,7 +126,7 @@ async def _disturbed(stack: Stack, size: Size) -> tuple[Seen, float]:
     return replace(seen, done=done), seconds
 
 
-def _plan(state: Path, logs: Path, model: Path, nats_servers: int) -> StackPlan:
+def _plan(state: Path, logs: Path, model: Path, nats_servers: int, relays: str, clocks: Clocks) -> StackPlan:
     return StackPlan(
         state=state,
         logs=logs,
@@ -125,7 +135,8 @@ def _plan(state: Path, logs: Path, model: Path, nats_servers: int) -> StackPlan:
         ready_s=READY_S,
         replicas=REPLICAS,
         nats_servers=nats_servers,
-        env=ENV,
+        env={**ENV, "GIORNATA_NATS_URL": relays},
+        env_of={service: clocks.env(service) for service in ServiceName},
     )
 
 

@@ -11,7 +11,7 @@ from tests.chaos.plan import Kind, Server
 from tests.chaos.run import Size, run
 
 EDITS = 48
-FAULTS = 8
+FAULTS = 9
 
 
 @pytest.mark.long
@@ -28,6 +28,7 @@ async def test_every_accepted_edit_ends_once_and_nothing_leaks_whatever_dies(
         (Kind.KILL, Server.NATS),
         (Kind.KILL, Server.VALKEY),
         (Kind.FREEZE, ServiceName.DENOISER),
+        (Kind.FREEZE, ServiceName.ROUTER),
     } <= inflicted
     assert sum(one.in_progress for one in report.seen.faults) >= FAULTS, "they came under load"
     assert report.counts["accepted"] == report.counts["edits"] >= EDITS

@@ -161,6 +161,32 @@ def test_every_broken_promise_is_said(run: Callable[[], Seen], what: str) -> Non
     assert any(what in sentence for sentence in violations(run()))
 
 
+def lost(worker: str) -> Recorded:
+    return replace(record(), causes=(f"attempt 1 on {worker}: the worker fell silent",))
+
+
+@pytest.mark.parametrize(
+    ("fault", "excused"),
+    [
+        (Fault(Kind.FREEZE, ServiceName.DENOISER, lasts_s=5), True),
+        (Fault(Kind.MUTE, ServiceName.DENOISER, lasts_s=5), True),
+        (Fault(Kind.FREEZE, ServiceName.ROUTER, lasts_s=5), False),
+        (Fault(Kind.RESTART, ServiceName.DENOISER), False),
+    ],
+)
+def test_only_a_disturbed_worker_excuses_the_loss_of_its_attempts(fault: Fault, *, excused: bool) -> None:
+    run = seen()
+    run.outcomes[0].record = lost("denoiser-1")
+    run = replace(
+        run,
+        finally_={**run.finally_, JOB: lost("denoiser-1")},
+        faults=[*run.faults, Inflicted(fault, ["denoiser-1"], 3, [], 1.0)],
+    )
+    assert (violations(run) == []) == excused
+    other = replace(run, finally_={**run.finally_, JOB: lost("denoiser-2")})
+    assert any("without cause: attempt 1 on denoiser-2" in sentence for sentence in violations(other))
+
+
 @given(st.sets(st.sampled_from([edit.number for edit in EDITS])))
 def test_an_edit_that_was_not_accepted_leaves_no_record(refused: set[int]) -> None:
     run = seen()

@@ -8,7 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire.workers import ServiceName
-from tests.chaos.plan import AT_ONCE, FULL, LEAST, TARGETS, Fault, Kind, Round, Server, draw
+from tests.chaos.plan import (
+    ALL,
+    AT_ONCE,
+    LASTING,
+    LEAST,
+    SIGNALS,
+    TARGETS,
+    WIRED,
+    Fault,
+    Kind,
+    Round,
+    Server,
+    draw,
+)
 
 seeds = st.integers(0, 2**32)
 sizes = {"edits": st.integers(20, 2000), "faults": st.integers(1, 80)}
@@ -36,8 +49,12 @@ def test_the_same_seed_draws_the_same_plan(seed: int, edits: int, faults: int) -
 
 @given(seeds)
 def test_a_full_plan_does_everything_to_everybody(seed: int) -> None:
-    faults = faults_of(draw(seed, edits=1000, faults=FULL))
-    assert {(f.kind, f.target) for f in faults} == {(kind, target) for kind in Kind for target in TARGETS}
+    faults = faults_of(draw(seed, edits=1000, faults=ALL))
+    inflicted = {(f.kind, f.target) for f in faults}
+    assert {pair for pair in inflicted if pair[0] in SIGNALS} == {(k, t) for k in SIGNALS for t in TARGETS}
+    assert {kind for kind, _ in inflicted} == set(Kind)
+    assert {t for kind, t in inflicted if kind in {Kind.DEAF, Kind.MUTE, Kind.CLOCK}} == set(WIRED)
+    assert {t for kind, t in inflicted if kind is Kind.FULL} == set(Server)
     everyone = {f.target for f in faults if f.everyone}
     assert everyone == {
         ServiceName.GATEWAY,
@@ -49,23 +66,31 @@ def test_a_full_plan_does_everything_to_everybody(seed: int) -> None:
 
 @given(seeds)
 def test_twice_as_many_faults_do_everything_twice(seed: int) -> None:
-    faults = faults_of(draw(seed, edits=1000, faults=2 * FULL))
+    faults = faults_of(draw(seed, edits=1000, faults=2 * ALL))
     assert set(Counter((f.kind, f.target, f.everyone) for f in faults).values()) == {2}
 
 
 @given(seeds)
 def test_a_short_plan_has_what_matters_most(seed: int) -> None:
-    faults = faults_of(draw(seed, edits=48, faults=8))
+    faults = faults_of(draw(seed, edits=48, faults=9))
     done = {(f.kind, f.target) for f in faults}
     assert {(Kind.KILL, Server.NATS), (Kind.KILL, Server.VALKEY)} <= done
-    frozen = next(f for f in faults if f.kind is Kind.FREEZE)
-    assert frozen.target is ServiceName.DENOISER
-    assert frozen.lasts_s >= 5, "longer than its stall limit, which runs set to 3 s"
+    frozen = {f.target: f for f in faults if f.kind is Kind.FREEZE}
+    assert frozen.keys() == {ServiceName.DENOISER, ServiceName.ROUTER}
+    assert frozen[ServiceName.DENOISER].lasts_s >= 5, "longer than its stall limit, which runs set to 3 s"
 
 
 @given(seeds, sizes["faults"])
-def test_faults_at_one_moment_are_of_different_targets_and_only_freezes_last(seed: int, faults: int) -> None:
+def test_faults_at_one_moment_are_of_different_targets_and_only_some_last(seed: int, faults: int) -> None:
     rounds = draw(seed, edits=1000, faults=faults)
     assert all(len({f.target for f in turn.faults}) == len(turn.faults) <= 2 for turn in rounds)
     assert all(LEAST <= turn.in_progress <= AT_ONCE for turn in rounds)
-    assert all((f.lasts_s > 0) == (f.kind is Kind.FREEZE) for f in faults_of(rounds))
+    assert all((f.lasts_s > 0) == (f.kind in LASTING) for f in faults_of(rounds))
+    assert all((f.delay_s > 0) == (f.kind is Kind.SLOW) for f in faults_of(rounds))
+
+
+@given(seeds, sizes["faults"])
+def test_what_cannot_be_had_is_left_out_and_the_rest_comes_instead(seed: int, faults: int) -> None:
+    drawn = faults_of(draw(seed, edits=1000, faults=faults, without={Kind.CLOCK}))
+    assert len(drawn) == faults
+    assert Kind.CLOCK not in {f.kind for f in drawn}
