@@ -85,14 +85,8 @@ class Chaos:
 
     def measure(self) -> None:
         """Note what every process takes now."""
-        for one in usage({name: self._stack.process(name).pid for name in self._names()}):
+        for one in usage({name: self._stack.process(name).pid for name in self._stack.names}):
             self.usage.setdefault(one.pid, []).append(one)
-
-    def _names(self) -> list[str]:
-        return [
-            *self._stack.servers,
-            *(name for service in ServiceName for name in self._stack.instances(service)),
-        ]
 
     def _choose(self, fault: Fault) -> Inflicted:
         target = fault.target

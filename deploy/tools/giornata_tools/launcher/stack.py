@@ -76,6 +76,11 @@ class Stack:
         """Names of the living processes of the embedded servers."""
         return [name for name in self._processes if name not in self._services]
 
+    @property
+    def names(self) -> list[str]:
+        """Names of all living processes: of the servers and of every instance, oldest first."""
+        return list(self._processes)
+
     def process(self, name: str) -> Process:
         """The living process of an instance or a server."""
         return self._processes[name]
