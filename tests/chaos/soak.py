@@ -136,9 +136,20 @@ async def _sample(stack: Stack, records: look.Records, at_s: float) -> Sample:
         values[f"stream {name} consumers"] = state.consumer_count
         values[f"stream {name} messages"] = state.messages
     kept = await look.blobs(stack.redis_url)
+    for folder in ("nats", "valkey"):
+        files = [path for path in (stack.plan.state / folder).rglob("*") if path.is_file()]
+        values[f"{folder} on disk, MiB"] = sum(map(_size, files)) / 2**20
     values["blobs"] = len(kept)
     values["blobs' size, MiB"] = sum(blob.size_bytes for blob in kept) / 2**20
     return Sample(at_s, values)
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file; 0 where its server has just removed it."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _wrong(outcomes: Sequence[Outcome]) -> list[str]:
