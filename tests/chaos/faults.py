@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,53 +26,38 @@ ENDS_S: Final = 60.0
 HEADROOM_BYTES: Final = 256 << 10
 FILLED: Final = 0.95
 """How full a store is at once: beyond what a door accepts, and running jobs can still end."""
-FAKETIME: Final = (
-    Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"),
-    Path("/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1"),
-    Path("/usr/lib/faketime/libfaketime.so.1"),
-)
-"""Where Debian's package `libfaketime` may have put its library."""
+CLOCK: Final = Path(__file__).with_name("clock")
+"""Folder of what services import at their start."""
 _DIRECTIONS: Final = {Kind.DEAF: Direction.IN, Kind.MUTE: Direction.OUT}
 
 
 class Clocks:
-    """The wall clocks of the services, one file each, which libfaketime reads; monotonic clocks stay."""
+    """The wall clocks of the services, by a file each in `folder`; monotonic clocks stay."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._library = next((str(path) for path in FAKETIME if path.exists()), None)
         self._ahead_s = dict.fromkeys(ServiceName, 0)
         folder.mkdir(parents=True, exist_ok=True)
         for service in ServiceName:
             self._write(service)
 
-    @property
-    def jump(self) -> bool:
-        """Whether clocks can be made to jump here."""
-        return self._library is not None and sys.platform == "linux"
-
     def env(self, service: ServiceName) -> Mapping[str, str]:
-        """The environment in which a service reads its clock."""
-        if self._library is None:
-            return {}
-        return {
-            "LD_PRELOAD": self._library,
-            "FAKETIME_TIMESTAMP_FILE": str(self._file(service)),
-            "FAKETIME_CACHE_DURATION": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_DONT_RESET": "1",
-        }
+        """The environment in which a service's clock can jump."""
+        path = os.pathsep.join(filter(None, (str(CLOCK), os.environ.get("PYTHONPATH"))))
+        return {"PYTHONPATH": path, "CHAOS_CLOCK": str(self._file(service))}
 
     def put_forward(self, service: ServiceName, seconds: int) -> None:
-        """Let the clock of a service jump."""
+        """Let the clock of a service jump, by less than 0 for back."""
         self._ahead_s[service] += seconds
         self._write(service)
 
     def _write(self, service: ServiceName) -> None:
-        self._file(service).write_text(f"{self._ahead_s[service]:+d}\n")
+        draft = self._file(service).with_suffix(".new")
+        draft.write_text(str(self._ahead_s[service]))
+        draft.replace(self._file(service))
 
     def _file(self, service: ServiceName) -> Path:
-        return self._folder / f"{service}.clock"
+        return self._folder / service
 
 
 class Faults:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -121,13 +121,13 @@ ALL: Final = len(_ALL)
 """A plan of so many faults has every kind on every target that it can come to."""
 
 
-def draw(seed: int, *, edits: int, faults: int, without: Collection[Kind] = frozenset()) -> tuple[Round, ...]:
-    """Rounds of `faults` faults in all, spread over `edits` edits; kinds that cannot be had here are `without`.
+def draw(seed: int, *, edits: int, faults: int) -> tuple[Round, ...]:
+    """Rounds of `faults` faults in all, spread over `edits` edits.
 
     Every kind comes to every target before one comes again; the essential ones come first of all, in any order.
     """
     chance = random.Random(seed)  # noqa: S311 - a plan, no secret
-    drawn = (fault for fault in _faults(chance) if fault.kind not in without)
+    drawn = _faults(chance)
     grouped: list[list[Fault]] = []
     for _ in range(faults):
         fault = next(drawn)

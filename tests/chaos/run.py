@@ -24,7 +24,6 @@ from tests.chaos.faults import Clocks, Faults
 from tests.chaos.inflict import Chaos
 from tests.chaos.load import BUDGET_S, Load
 from tests.chaos.outcomes import Outcome
-from tests.chaos.plan import Kind
 from tests.chaos.relay import Network, relayed
 from tests.chaos.report import Report
 from tests.chaos.rest import HEARTBEAT_S, RestClient
@@ -80,8 +79,6 @@ async def run(size: Size, model: Path, logs: Path, say: Callable[[str], None]) -
             say(sentence)
 
         network, clocks, addresses = Network(), Clocks(Path(folder) / "clocks"), list[str]()
-        if not clocks.jump:
-            say("No clock jumps: the library libfaketime is not installed.")
         async with relayed(lambda: addresses, size.nats_servers, network) as relays:
             planned = _plan(Path(folder), logs, model, size.nats_servers, relays, clocks)
             async with running(planned, restarted) as stack:
@@ -116,8 +113,7 @@ async def _disturbed(stack: Stack, size: Size, network: Network, clocks: Clocks)
         chaos = Chaos(stack, Faults(stack, records.jetstream, network, clocks), load.pace)
         quiet = await _quietly(load, size.seed)
         began_s = time.monotonic()
-        without = frozenset() if clocks.jump else {Kind.CLOCK}
-        rounds = plan.draw(size.seed, edits=size.edits, faults=size.faults, without=without)
+        rounds = plan.draw(size.seed, edits=size.edits, faults=size.faults)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(load.carry_out(edits(size.seed, size.edits)))
             tasks.create_task(chaos.carry_out(rounds, size.edits))

@@ -87,10 +87,3 @@ def test_faults_at_one_moment_are_of_different_targets_and_only_some_last(seed: 
     assert all(LEAST <= turn.in_progress <= AT_ONCE for turn in rounds)
     assert all((f.lasts_s > 0) == (f.kind in LASTING) for f in faults_of(rounds))
     assert all((f.delay_s > 0) == (f.kind is Kind.SLOW) for f in faults_of(rounds))
-
-
-@given(seeds, sizes["faults"])
-def test_what_cannot_be_had_is_left_out_and_the_rest_comes_instead(seed: int, faults: int) -> None:
-    drawn = faults_of(draw(seed, edits=1000, faults=faults, without={Kind.CLOCK}))
-    assert len(drawn) == faults
-    assert Kind.CLOCK not in {f.kind for f in drawn}
