@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from giornata.wire.stores import LEAST_STORE_BYTES, STORE_BYTES
+
 ENV_PREFIX = "GIORNATA_"
 
 
@@ -61,6 +63,12 @@ class ServiceConfig(BaseSettings):
     )
     replicas: Annotated[Literal[1, 3, 5], BeforeValidator(int)] = Field(
         1, description="JetStream replicas; 3 in a cluster of three servers."
+    )
+    nats_store_bytes: int = Field(
+        STORE_BYTES,
+        ge=LEAST_STORE_BYTES,
+        description="Bytes of the NATS servers' file store that the streams reserve together; the same for every "
+        "service.",
     )
     result_ttl_s: int = Field(3600, ge=1, le=7 * 86400, description="How long inputs and results are kept.")
 

@@ -6,19 +6,21 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Generic, TypeVar
 
 from nats.js import JetStreamContext
-from nats.js.errors import InvalidKeyError, KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.api import Header
+from nats.js.errors import APIError, InvalidKeyError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 from pydantic import BaseModel
 
+from giornata.bus.streams import LINGER_S
 from giornata.deadlines import Deadline
 from giornata.retries import repeated, written
 from giornata.wire import codec, subjects
-from giornata.wire.errors import GiornataError, InternalError, JobNotFound, TemplateNotFound
+from giornata.wire.errors import GiornataError, InternalError, JobNotFound, StoreFull, TemplateNotFound
 from giornata.wire.jobs import JobRecord
 from giornata.wire.stores import QUARANTINE, RECORDS, TEMPLATES
 from giornata.wire.templates import TemplateRecord
@@ -33,6 +35,10 @@ ASKED_AT_ONCE: Final = 64
 """Records of a list that are read side by side."""
 MAX_CONFLICTS: Final = 50
 """Losing this many races in a row means that something is wrong, not that the record is busy."""
+_STORE_FAILED: Final = 10077
+_WRONG_LAST: Final = {10071, 10164}
+"""JetStream's error codes: a stream's limit is reached; another writer was faster."""
+FULL_RETRY_S: Final = 30.0
 
 
 @dataclass(frozen=True)
@@ -65,11 +71,15 @@ class RecordBucket(Generic[R]):
         return (await self.read(key))[0]
 
     async def create(self, record: R) -> bool:
-        """Write the first revision; False if there is one already."""
+        """Write the first revision; False if there is one already. StoreFull if the bucket has no room."""
         try:
             await written(lambda: self.bucket.create(self.key_of(record), codec.encode(record)))
         except KeyWrongLastSequenceError:
             return False
+        except APIError as error:
+            if error.err_code != _STORE_FAILED:
+                raise
+            raise StoreFull(received=self.key_of(record), retry_after_s=FULL_RETRY_S) from error
         return True
 
     async def put(self, record: R) -> None:
@@ -84,10 +94,30 @@ class RecordBucket(Generic[R]):
             if following is None or following == record:
                 return record
             with contextlib.suppress(KeyWrongLastSequenceError):
-                data = codec.encode(following)
-                await written(partial(self.bucket.update, key, data, last=revision))
+                await self._write(key, following, revision)
                 return following
         raise InternalError(f"The record {key} is changed by too many at once.")
+
+    def life_s(self, _record: R) -> int | None:
+        """How long a revision is kept if no other follows; None: as long as the bucket keeps any."""
+        return None
+
+    async def _write(self, key: str, record: R, revision: int) -> None:
+        """Write the revision after `revision`, or raise KeyWrongLastSequenceError."""
+        data, life_s = codec.encode(record), self.life_s(record)
+        if life_s is None:
+            await written(partial(self.bucket.update, key, data, last=revision))
+            return
+        # nats-py gives a life to the first revision of a key alone
+        expected = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(revision)}
+        subject = f"$KV.{self.name}.{key}"
+        publish = partial(self.jetstream.publish, subject, data, headers=expected, msg_ttl=life_s)
+        try:
+            await written(publish)
+        except APIError as error:
+            if error.err_code in _WRONG_LAST:
+                raise KeyWrongLastSequenceError(description=error.description) from error
+            raise
 
     async def delete(self, key: str, revision: int | None = None) -> None:
         """Forget a record, if it still has `revision`; a record that is not there is no error."""
@@ -144,13 +174,24 @@ class RecordBucket(Generic[R]):
         return self.missing(received=key.rpartition(".")[2])
 
 
+@dataclass(frozen=True)
 class Records(RecordBucket[JobRecord]):
-    """The bucket of job records, by job id; an unknown id raises JobNotFound. Make it with :meth:`open`."""
+    """The bucket of job records, by job id; an unknown id raises JobNotFound. Make it with :meth:`open`.
+
+    The record of an ended job is kept as long as its results, and `linger_s` more.
+    """
+
+    linger_s: int = field(default=LINGER_S, kw_only=True)
 
     @classmethod
-    async def open(cls, jetstream: JetStreamContext) -> Records:
+    async def open(cls, jetstream: JetStreamContext, *, linger_s: int = LINGER_S) -> Records:
         """The bucket of a connection."""
-        return cls(jetstream, RECORDS, await jetstream.key_value(RECORDS), JobRecord, _job_id, JobNotFound)
+        bucket = await jetstream.key_value(RECORDS)
+        return cls(jetstream, RECORDS, bucket, JobRecord, _job_id, JobNotFound, linger_s=linger_s)
+
+    def life_s(self, record: JobRecord) -> int | None:
+        """An unfinished job's record lives as long as the bucket keeps any."""
+        return record.job.result_ttl_s + self.linger_s if record.state.terminal else None
 
     async def change(self, key: str, change: Change[JobRecord]) -> JobRecord:
         """Change a record as in every bucket. A terminal record stays as it is, and `change` is not called."""

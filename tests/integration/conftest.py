@@ -33,11 +33,13 @@ class NatsServer:
     Args:
         folder: of its configuration and its store.
         config: more of its configuration; includes are relative to `folder`.
+        max_file: of its store.
     """
 
-    def __init__(self, folder: Path, config: str = "") -> None:
+    def __init__(self, folder: Path, config: str = "", max_file: str = "8GB") -> None:
         self._folder = folder
         self._config = config
+        self._max_file = max_file
         self._port = -1
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
@@ -51,7 +53,7 @@ class NatsServer:
         config = self._folder / "nats.conf"
         config.write_text(
             f'listen: "127.0.0.1:{self._port}"\nmax_payload: {MAX_PAYLOAD_BYTES}\n'
-            f'jetstream {{ store_dir: "{self._folder}", max_mem: 512MB, max_file: 2GB }}\n'
+            f'jetstream {{ store_dir: "{self._folder}", max_mem: 512MB, max_file: {self._max_file} }}\n'
             f"{self._config}\n"
         )
         binary = Path(sys.executable).parent / "nats-server"

@@ -51,6 +51,7 @@ CODES = {
     "schema_mismatch",
     "service_unavailable",
     "size_mismatch",
+    "store_full",
     "template_limit",
     "template_mismatch",
     "template_not_found",

@@ -27,6 +27,8 @@ class Bucket:
         self.value = b""
         self.revision = 0
         self.writes = 0
+        self.lives_s: list[int] = []
+        """Lives that revisions were given."""
         self.meanwhile: Callable[[], None] = lambda: None
 
     async def get(self, key: str) -> KeyValue.Entry:
@@ -47,6 +49,11 @@ class Bucket:
         self.put(value)
         return self.revision
 
+    async def publish(self, _subject: str, value: bytes, *, headers: dict[str, str], msg_ttl: int) -> None:
+        """As the bucket's stream takes it."""
+        await self.update(_subject, value, last=int(headers["Nats-Expected-Last-Subject-Sequence"]))
+        self.lives_s.append(msg_ttl)
+
     def put(self, value: bytes) -> None:
         self.value, self.revision, self.writes = value, self.revision + 1, self.writes + 1
 
@@ -57,7 +64,7 @@ def bucket() -> Bucket:
 
 
 def kept_in(bucket: Bucket) -> Records:
-    fakes: tuple[Any, Any] = None, bucket  # nothing here lists records, which asks the stream
+    fakes: tuple[Any, Any] = bucket, bucket  # nothing here lists records, which asks the stream
     return Records(fakes[0], "jobs", fakes[1], JobRecord, lambda record: record.job.job_id, JobNotFound)
 
 
@@ -117,3 +124,10 @@ async def test_the_first_terminal_state_is_the_last(states: list[JobState]) -> N
         await records.change(JOB.job_id, entering(state))
     expected = next((state for state in states if state.terminal), states[-1])
     assert (await records.get(JOB.job_id)).state is expected
+
+
+async def test_an_ended_jobs_record_alone_has_a_life_of_its_own(bucket: Bucket, records: Records) -> None:
+    await records.change(JOB.job_id, entering(JobState.RUNNING))
+    assert bucket.lives_s == []
+    await records.change(JOB.job_id, entering(JobState.FAILED))
+    assert bucket.lives_s == [JOB.result_ttl_s + records.linger_s]

@@ -25,7 +25,12 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
         bus.connect_as(ServiceName.DENOISER, config) as connected,
         RedisBlobs.open(config.redis_url) as blobs,
     ):
-        await streams.ensure(connected.jetstream, replicas=config.replicas, events_ttl_s=config.result_ttl_s)
+        await streams.ensure(
+            connected.jetstream,
+            replicas=config.replicas,
+            events_ttl_s=config.result_ttl_s,
+            store_bytes=config.nats_store_bytes,
+        )
         records = await Records.open(connected.jetstream)
         checkpoint = await asyncio.to_thread(open_checkpoint, config)
         await asyncio.to_thread(rehearse, checkpoint)

@@ -20,7 +20,12 @@ async def run(config: GatewayConfig, stop: asyncio.Event) -> None:
     async with AsyncExitStack() as stack:
         connected = await stack.enter_async_context(bus.connect_as(ServiceName.GATEWAY, config))
         blobs = await stack.enter_async_context(RedisBlobs.open(config.redis_url))
-        await streams.ensure(connected.jetstream, replicas=config.replicas, events_ttl_s=config.result_ttl_s)
+        await streams.ensure(
+            connected.jetstream,
+            replicas=config.replicas,
+            events_ttl_s=config.result_ttl_s,
+            store_bytes=config.nats_store_bytes,
+        )
         records = await Records.open(connected.jetstream)
         await service.serve(config, connected, blobs, records, stop)
 

@@ -155,7 +155,12 @@ class Gateway:
     async def restore(self) -> None:
         """Make sure of the streams. The event stream lives in memory and is gone after a restart of NATS."""
         config = self.config
-        await streams.ensure(self.bus.jetstream, replicas=config.replicas, events_ttl_s=config.result_ttl_s)
+        await streams.ensure(
+            self.bus.jetstream,
+            replicas=config.replicas,
+            events_ttl_s=config.result_ttl_s,
+            store_bytes=config.nats_store_bytes,
+        )
 
     async def picture(self, ref: BlobRef) -> bytes:
         """A finished picture; ResultExpired where its time in the store is over."""

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from giornata.wire.events import DoneEvent
 from giornata.wire.workers import ServiceState
+from giornata_gateway.views.fleet import stores_of
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 """Upper bounds of the histograms' buckets."""
@@ -91,6 +92,16 @@ def router_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     yield from (jobs, rows, r2, residual)
 
 
+def store_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
+    """How full JetStream's streams are, as the active router has read it."""
+    used = _gauge("store_bytes", "Bytes in a stream.", "store")
+    limit = _gauge("store_limit_bytes", "Most bytes that the stream may hold.", "store")
+    for room in stores_of(states) or ():
+        used.add_metric([room.store], room.used_bytes)
+        limit.add_metric([room.store], room.limit_bytes)
+    yield from (used, limit)
+
+
 class Metrics(Collector):
     """This gateway's own registry, and the fleet's telemetry as it is at each scrape."""
 
@@ -151,6 +162,7 @@ class Metrics(Collector):
         yield from worker_metrics(states)
         yield from template_metrics(states)
         yield from router_metrics(states)
+        yield from store_metrics(states)
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""

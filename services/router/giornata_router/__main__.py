@@ -17,10 +17,18 @@ async def main(config: RouterConfig, stop: asyncio.Event) -> None:
     """Open NATS, make sure of the streams, route until `stop`."""
     async with bus.connect_as(ServiceName.ROUTER, config) as connected:
         jetstream = connected.jetstream
-        await streams.ensure(jetstream, replicas=config.replicas, events_ttl_s=config.result_ttl_s)
-        await streams.replicate(jetstream, replicas=config.replicas)
-        await streams.ensure_queue(jetstream, replicas=config.replicas, queue_limit=config.queue_limit)
-        records, quarantine = await Records.open(jetstream), await Quarantine.open(jetstream)
+        replicas, store_bytes = config.replicas, config.nats_store_bytes
+        await streams.ensure(
+            jetstream, replicas=replicas, events_ttl_s=config.result_ttl_s, store_bytes=store_bytes
+        )
+        await streams.replicate(jetstream, replicas=replicas)
+        ttl_s = streams.records_ttl_s(config.result_ttl_s, config.record_linger_s)
+        await streams.limit(jetstream, store_bytes=store_bytes, records_ttl_s=ttl_s)
+        await streams.ensure_queue(
+            jetstream, replicas=replicas, queue_limit=config.queue_limit, store_bytes=store_bytes
+        )
+        records = await Records.open(jetstream, linger_s=config.record_linger_s)
+        quarantine = await Quarantine.open(jetstream)
         await Router(connected, records, quarantine, config).run(stop)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from giornata.bus.streams import LINGER_S
 from giornata.config import ServiceConfig
 from giornata.scheduling.line import AGEING_S
 from giornata.scheduling.policies import PolicyName
@@ -33,6 +34,13 @@ class RouterConfig(ServiceConfig):
     stall_s: float = Field(10.0, gt=0, description="Least time after which a step is given up.")
     queue_limit: int = Field(
         10_000, ge=1, description="Jobs accepted and unfinished at a time; more are refused."
+    )
+    record_linger_s: int = Field(
+        LINGER_S,
+        ge=60,
+        le=30 * 86400,
+        description="How long the record of an ended job outlives its results: an expired result is then told from an "
+        "unknown job, and a repeated request from a new one.",
     )
     max_interactive: int = Field(512, ge=1, le=10_000, description="Interactive jobs carried out at a time.")
     max_batch: int = Field(256, ge=1, le=10_000, description="Batch jobs carried out at a time.")

@@ -15,7 +15,7 @@ from nats.js.errors import APIError
 
 from giornata.bus import streams
 from giornata.wire import codec, subjects
-from giornata.wire.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable
+from giornata.wire.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable, StoreFull
 from giornata.wire.jobs import Job, Priority
 from giornata.wire.messages import Accepted, CancelRows, Forecast, ForecastRequest, SubmitRequest
 from giornata_router.rules import transitions
@@ -72,11 +72,13 @@ class Queue:
         Raises:
             QueueTooLong: it would wait too long.
             QueueFull: as many jobs as may be are unfinished.
+            StoreFull: there is no room for its record.
             ServiceUnavailable: JetStream does not answer; the same job may be submitted again.
         """
         job = request.job
         if job.job_id not in self._accepted and job.job_id not in self._carried:
             self._tools.forecasting.admit(job, self._unplaced())
+            self._tools.room.take()
         try:
             stored = await self._tools.bus.jetstream.publish(
                 subjects.jobs(job.priority), codec.encode(job), headers={"Nats-Msg-Id": job.job_id}
@@ -174,7 +176,7 @@ class Queue:
         except asyncio.CancelledError:
             await _hand_back(carried.message)
             raise
-        except nats.errors.Error as error:
+        except (nats.errors.Error, StoreFull) as error:
             log.warning("walk_interrupted", job=job.job_id, error=repr(error))
             await _hand_back(carried.message, RETRY_S)
         except Exception:  # a job that cannot even be closed is logged and tried again, alone

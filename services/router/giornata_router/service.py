@@ -31,6 +31,7 @@ from giornata_router.dispatch import Dispatch
 from giornata_router.prepost import PrepostClient, Questions
 from giornata_router.queue import Queue
 from giornata_router.registrar import register
+from giornata_router.room import Room
 from giornata_router.rules.forecasting import Forecasting
 from giornata_router.tools import Tools
 
@@ -88,7 +89,10 @@ class Router:
         self._dispatch = Dispatch(SCHEDULERS[config.policy], placement, line, lambda: bus.client.is_connected)
         prepost = PrepostClient(bus, self._questions, config)
         forecasting = Forecasting(placement, line, config.max_wait_s or math.inf)
-        self._tools = Tools(bus, records, prepost, self._dispatch, forecasting, quarantine, config)
+        self._room = Room(bus.jetstream)
+        self._tools = Tools(
+            bus, records, prepost, self._dispatch, forecasting, quarantine, self._room, config
+        )
         self._queue: Queue | None = None
         """What is led; None on a standby."""
         bus.on_reconnect.append(self._dispatch.recheck)
@@ -155,6 +159,7 @@ class Router:
             asyncio.TaskGroup() as pulls,
         ):
             pulls.create_task(queue.renew(), name="renew")
+            pulls.create_task(self._room.watch(), name="room")
             for priority, limit in limits.items():
                 pulls.create_task(queue.consume(priority, limit), name=f"consume-{priority}")
             self._bus.on_reconnect.append(queue.recheck)
@@ -168,7 +173,9 @@ class Router:
 
     def _report(self) -> ServiceState:
         queue = self._queue and self._tools.forecasting.queue(full=self._queue.full)
-        return state_of(ServiceName.ROUTER, self._config.instance, active=queue is not None, queue=queue)
+        stores = None if queue is None else self._room.stores
+        name = self._config.instance
+        return state_of(ServiceName.ROUTER, name, active=queue is not None, queue=queue, stores=stores)
 
 
 class _StepDownError(Exception):

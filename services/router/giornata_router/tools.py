@@ -10,6 +10,7 @@ from giornata.records import Quarantine, Records
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
 from giornata_router.prepost import PrepostClient
+from giornata_router.room import Room
 from giornata_router.rules.forecasting import Forecasting
 
 RUN_REPLY_S: Final = 5.0
@@ -26,4 +27,5 @@ class Tools:
     dispatch: Dispatch
     forecasting: Forecasting
     quarantine: Quarantine
+    room: Room
     config: RouterConfig

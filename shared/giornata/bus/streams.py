@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -16,15 +17,16 @@ from nats.js.api import (
     StorageType,
     StreamConfig,
 )
-from nats.js.errors import BadRequestError
+from nats.js.errors import APIError, BadRequestError
 
 from giornata.retries import COMING_UP_S, repeated
 from giornata.wire import stores, subjects
+from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.jobs import Priority
 
 LEASE_TTL_S: Final = 3.0
 BUCKET_TTL_S: Final = {
-    stores.RECORDS: 24 * 3600,  # outlives results, so that an expired result is told from an unknown job
+    stores.RECORDS: 24 * 3600,  # at the least, see records_ttl_s
     stores.TEMPLATES: 31 * 24 * 3600,  # of an unused one; gateways may be configured for a shorter life
     stores.QUARANTINE: 7 * 24 * 3600,
     stores.LEASES: LEASE_TTL_S,
@@ -33,11 +35,20 @@ ACK_WAIT_S: Final = 6.0
 """A router renews its messages well within this time; after it, a dead router's jobs go to the next router."""
 _STREAM_NAME_IN_USE: Final = 10058
 """JetStream's error code."""
-EVENTS_MAX_BYTES: Final = 256 << 20
-"""Beyond it the oldest events go. Previews have a share per job: see `PreviewEvent`."""
+_NO_ROOM: Final = {10005, 10028, 10047}
+"""JetStream's error codes: no server, memory or file store has as much room as a stream would reserve."""
+LINGER_S: Final = 600
+"""How long the record of an ended job outlives its results by default."""
 
 
-async def ensure_queue(jetstream: JetStreamContext, *, replicas: int, queue_limit: int) -> None:
+def records_ttl_s(result_ttl_s: float, linger_s: float) -> float:
+    """Life of a record that is not written again; JetStream lets no single record live longer."""
+    return max(BUCKET_TTL_S[stores.RECORDS], result_ttl_s + linger_s)
+
+
+async def ensure_queue(
+    jetstream: JetStreamContext, *, replicas: int, queue_limit: int, store_bytes: int = stores.STORE_BYTES
+) -> None:
     """Create the work queue, or bring its limit of unfinished jobs up to date. Only routers do this."""
     config = StreamConfig(
         name=stores.JOBS,
@@ -46,27 +57,39 @@ async def ensure_queue(jetstream: JetStreamContext, *, replicas: int, queue_limi
         storage=StorageType.FILE,
         discard=DiscardPolicy.NEW,
         max_msgs=queue_limit,
+        max_bytes=stores.limits(store_bytes)[stores.JOBS],
         num_replicas=replicas,
     )
-    if not await _made(partial(jetstream.add_stream, config)):
-        await repeated(partial(jetstream.update_stream, config))
+    if not await _made(partial(jetstream.add_stream, config), stores.JOBS, store_bytes):
+        await _updated(jetstream, config, store_bytes)
 
 
-async def ensure(jetstream: JetStreamContext, *, replicas: int, events_ttl_s: float) -> None:
-    """Create the event stream, which keeps events for `events_ttl_s`, and the buckets that do not exist yet."""
+async def ensure(
+    jetstream: JetStreamContext, *, replicas: int, events_ttl_s: float, store_bytes: int = stores.STORE_BYTES
+) -> None:
+    """Create the event stream, which keeps events for `events_ttl_s`, and the buckets that do not exist yet.
+
+    ServiceUnavailable if the server has less room than they reserve: together `store_bytes` of its file store, with
+    the work queue.
+    """
+    limits = stores.limits(store_bytes)
     events = StreamConfig(
         name=stores.EVENTS,
         subjects=[subjects.ALL_EVENTS],
         storage=StorageType.MEMORY,
         discard=DiscardPolicy.OLD,
         max_age=events_ttl_s,
-        max_bytes=EVENTS_MAX_BYTES,
+        max_bytes=limits[stores.EVENTS],
         num_replicas=replicas,
     )
-    await _made(partial(jetstream.add_stream, events))
-    for bucket, ttl_s in BUCKET_TTL_S.items():
-        config = KeyValueConfig(bucket=bucket, ttl=ttl_s, history=1, replicas=replicas)
-        await _made(partial(jetstream.create_key_value, config))
+    await _made(partial(jetstream.add_stream, events), stores.EVENTS, store_bytes)
+    ttls_s = BUCKET_TTL_S | {stores.RECORDS: records_ttl_s(events_ttl_s, LINGER_S)}
+    for bucket, ttl_s in ttls_s.items():
+        stream = stores.bucket_stream(bucket)
+        config = KeyValueConfig(
+            bucket=bucket, ttl=ttl_s, history=1, max_bytes=limits[stream], replicas=replicas
+        )
+        await _made(partial(jetstream.create_key_value, config), stream, store_bytes)
 
 
 async def replicate(jetstream: JetStreamContext, *, replicas: int) -> None:
@@ -78,6 +101,23 @@ async def replicate(jetstream: JetStreamContext, *, replicas: int) -> None:
         info = await repeated(partial(jetstream.stream_info, name))
         if (info.config.num_replicas or 1) < replicas:
             await repeated(partial(jetstream.update_stream, info.config.evolve(num_replicas=replicas)))
+
+
+async def limit(jetstream: JetStreamContext, *, store_bytes: int, records_ttl_s: float) -> None:
+    """Bring the limits of existing streams up to date, and the life of job records. Only routers do this.
+
+    Earlier versions made streams without a limit. A stream that holds more than its limit keeps it, and takes nothing
+    new until enough has expired.
+    """
+    wanted = stores.limits(store_bytes)
+    found = [(await repeated(partial(jetstream.stream_info, name))).config for name in stores.STREAMS]
+    for config in sorted(found, key=lambda config: wanted[str(config.name)] - (config.max_bytes or 0)):
+        name = str(config.name)
+        changed = config.evolve(max_bytes=wanted[name])
+        if name == stores.bucket_stream(stores.RECORDS):  # its terminal records have a life of their own
+            changed = changed.evolve(max_age=records_ttl_s, allow_msg_ttl=True)
+        if changed != config:
+            await _updated(jetstream, changed, store_bytes)
 
 
 async def queue_consumer(
@@ -99,12 +139,35 @@ async def queue_consumer(
     return await jetstream.pull_subscribe_bind(durable=config.durable_name, stream=stores.JOBS)
 
 
-async def _made(make: Callable[[], Awaitable[object]]) -> bool:
+async def _made(make: Callable[[], Awaitable[object]], stream: str, store_bytes: int) -> bool:
     """Whether `make` succeeded, or would have made what exists; False if it exists with another configuration."""
     try:
-        await repeated(make, COMING_UP_S)
+        with _told_of_no_room(stream, store_bytes):
+            await repeated(make, COMING_UP_S)
     except BadRequestError as error:
         if error.err_code != _STREAM_NAME_IN_USE:
             raise
         return False
     return True
+
+
+async def _updated(jetstream: JetStreamContext, config: StreamConfig, store_bytes: int) -> None:
+    with _told_of_no_room(str(config.name), store_bytes):
+        await repeated(partial(jetstream.update_stream, config))
+
+
+@contextmanager
+def _told_of_no_room(stream: str, store_bytes: int) -> Iterator[None]:
+    """Raise ServiceUnavailable, with what to do, where JetStream refuses the room that a stream would reserve."""
+    try:
+        yield
+    except APIError as error:
+        if error.err_code not in _NO_ROOM:
+            raise
+        raise ServiceUnavailable(
+            f"The NATS server has no room for the stream {stream} ({error.description}). Raise its max_file_store, or "
+            "lower GIORNATA_NATS_STORE_BYTES, for all services alike; events take "
+            f"{stores.EVENTS_BYTES >> 20} MiB of its max_memory_store.",
+            received=f"a limit of {stores.limits(store_bytes)[stream]} bytes",
+            accepted=f"{store_bytes} bytes of file store for all streams",
+        ) from error

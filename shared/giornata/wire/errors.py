@@ -206,6 +206,10 @@ class BlobStoreFull(Overloaded, code="blob_store_full"):
     """The blob store is full; try again when results have expired."""
 
 
+class StoreFull(Overloaded, code="store_full"):
+    """There is no room for another record; try again when records of ended edits have expired."""
+
+
 class ServiceUnavailable(Overloaded, code="service_unavailable"):
     """A service that this needs does not answer."""
 

@@ -246,7 +246,7 @@ class JobRecord(Wire):
     @property
     def pending_rows(self) -> tuple[RowRecord, ...]:
         """Rows that a denoiser still has to compute."""
-        return tuple(row for row in self.rows if row.latents is None and row.error is None)
+        return tuple(row for row in self.rows if not (row.latents or row.image or row.error))
 
     @property
     def assignments(self) -> tuple[Assignment, ...]:

@@ -27,6 +27,30 @@ STREAMS: Final = (EVENTS, *map(bucket_stream, (RECORDS, TEMPLATES, QUARANTINE, L
 """Streams that :func:`giornata.bus.streams.ensure` makes; any service that keeps something may be the first."""
 
 
+STORE_BYTES: Final = 7 << 30
+"""Room that the streams on disk reserve together by default; deployed NATS servers have a file store of 8 GiB."""
+LEAST_STORE_BYTES: Final = 16 << 20
+LEASE_BYTES: Final = 1 << 20
+EVENTS_BYTES: Final = 256 << 20
+"""In memory. Beyond it the oldest events go. Previews have a share per job: see `PreviewEvent`."""
+_SIXTEENTHS: Final = {
+    bucket_stream(RECORDS): 12,
+    JOBS: 2,
+    bucket_stream(TEMPLATES): 1,
+    bucket_stream(QUARANTINE): 1,
+}
+
+
+def limits(store_bytes: int) -> dict[str, int]:
+    """Most bytes of every stream, where those on disk may take `store_bytes` together.
+
+    A server keeps this room free for each stream, so that a full one stops no other: above all not the lease.
+    """
+    sixteenth = (store_bytes - LEASE_BYTES) // 16
+    shares = {stream: sixteenth * share for stream, share in _SIXTEENTHS.items()}
+    return {**shares, bucket_stream(LEASES): LEASE_BYTES, EVENTS: EVENTS_BYTES}
+
+
 def queue_consumer_name(priority: Priority) -> str:
     """Name of the durable consumer of one priority of the work queue."""
     return f"router-{priority}"

@@ -185,6 +185,20 @@ class QueueState(Wire):
     costs: tuple[KindCosts, ...] = ()
 
 
+class StoreRoom(Wire):
+    """How full one of JetStream's streams is."""
+
+    store: str
+    """The stream's name."""
+    used_bytes: int
+    limit_bytes: int
+
+    @property
+    def nearly_full(self) -> bool:
+        """Whether an operator should look at it: it holds four fifths of what it may."""
+        return 5 * self.used_bytes >= 4 * self.limit_bytes
+
+
 class ServiceState(Wire):
     """Telemetry of any instance."""
 
@@ -201,6 +215,8 @@ class ServiceState(Wire):
     models: tuple[ModelCard, ...] = ()
     worker: WorkerState | None = None
     queue: QueueState | None = None
+    stores: tuple[StoreRoom, ...] | None = None
+    """Every stream with a limit, as the active router has read it; None from others, and before it has."""
     answering: tuple[str, ...] | None = None
     """Questions that a prepost works on (:func:`giornata.wire.messages.question`); None: the version does not tell."""
 
@@ -254,3 +270,5 @@ class FleetView(Wire):
     """Seconds until the denoising of one more picture would begin, as the router predicts it."""
     templates: TemplateCounters | None = None
     """What templates have done at all live denoisers, since the start of each."""
+    stores: tuple[StoreRoom, ...] | None = None
+    """How full the streams are that hold jobs, records and events; null while no router is active."""

@@ -22,7 +22,7 @@ async def test_ready_only_while_an_edit_could_be_done(stage: Stage) -> None:
     async with stage.http.get("/readyz") as response:
         assert (response.status, await response.json()) == (
             200,
-            {"ready": True, "missing": [], "models": ["tiny"]},
+            {"ready": True, "missing": [], "models": ["tiny"], "nearly_full": []},
         )
     stage.router.cards = ()
     await stage.router.announce()

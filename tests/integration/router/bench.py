@@ -24,6 +24,7 @@ from giornata.wire.jobs import BlobRef, Job, Priority
 from giornata.wire.messages import Accepted, SubmitRequest
 from giornata.wire.permissions import User
 from giornata.wire.requests import EditParameters, Reuse, resolve
+from giornata.wire.stores import STORE_BYTES
 from giornata.wire.workers import CostFit, WorkerCosts
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router
@@ -102,6 +103,8 @@ async def running_router(
     password_file: Path | None = None,
     policy: PolicyName = PolicyName.FINISH_TIME,
     ageing_s: float = AGEING_S,
+    store_bytes: int = STORE_BYTES,
+    linger_s: int = streams.LINGER_S,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """A router on a connection of its own; cancelling the task is its sudden death."""
     config = RouterConfig(
@@ -120,8 +123,11 @@ async def running_router(
 
     async def live() -> None:
         async with buses.connect(url, name, user=User.ROUTER, password_file=password_file) as bus:
-            await streams.ensure_queue(bus.jetstream, replicas=replicas, queue_limit=queue_limit)
-            records, quarantine = await Records.open(bus.jetstream), await Quarantine.open(bus.jetstream)
+            await streams.ensure_queue(
+                bus.jetstream, replicas=replicas, queue_limit=queue_limit, store_bytes=store_bytes
+            )
+            records = await Records.open(bus.jetstream, linger_s=linger_s)
+            quarantine = await Quarantine.open(bus.jetstream)
             await Router(bus, records, quarantine, config).run(stop)
 
     task = asyncio.create_task(live())

@@ -206,3 +206,10 @@ async def test_a_check_that_fails_itself_is_a_finding() -> None:
     found = await doctor._guarded(broken)
     assert found.verdict is Verdict.FAIL
     assert "RuntimeError" in found.sentence
+
+
+def test_a_gateway_whose_streams_are_nearly_full_is_a_warning() -> None:
+    ready = {"models": ["fresco"], "nearly_full": []}
+    assert servers.judge_gateway("http://g", ready).verdict is Verdict.OK
+    found = servers.judge_gateway("http://g", ready | {"nearly_full": ["KV_giornata-jobs"]})
+    assert (found.verdict, "KV_giornata-jobs" in found.sentence) == (Verdict.WARN, True)

@@ -10,6 +10,7 @@ from giornata.wire.workers import (
     RowProgress,
     ServiceName,
     ServiceState,
+    StoreRoom,
     TemplateCounters,
     WorkerState,
 )
@@ -85,3 +86,12 @@ def test_templates_of_all_workers_are_summed_up() -> None:
         "edits that could reuse: 12, 6 from memory, 2 from disk; templates: 6 MiB in memory, 0 MiB on disk"
     )
     assert len(sums(told(STATES)).splitlines()) == 2
+
+
+def test_a_stream_that_is_nearly_full_is_named() -> None:
+    rooms = [
+        StoreRoom(store=name, used_bytes=used << 20, limit_bytes=100 << 20)
+        for name, used in (("a", 79), ("b", 80))
+    ]
+    lines = sums(told([state(ServiceName.ROUTER, "r1", stores=rooms)])).splitlines()
+    assert lines[2:] == ["nearly full: b, 80 of 100 MiB"]

@@ -8,6 +8,7 @@ from giornata.wire.workers import (
     QueueState,
     ServiceName,
     ServiceState,
+    StoreRoom,
     WorkerCosts,
     WorkerState,
 )
@@ -54,3 +55,15 @@ def test_what_the_active_router_has_learnt_is_shown() -> None:
     assert "giornata_router_waiting_rows 5.0" in text
     assert 'giornata_router_cost_r2{device="H",model_digest="d",of="compute"} 0.97' in text
     assert 'giornata_router_cost_residual_ms{device="H",model_digest="d",of="load"} 2.5' in text
+
+
+def test_the_room_in_the_streams_is_the_active_routers_word() -> None:
+    room = StoreRoom(store="KV_giornata-jobs", used_bytes=90, limit_bytes=100)
+    active = ServiceState(
+        service=ServiceName.ROUTER, instance="r1", host="h", version="1", ready=True, stores=(room,)
+    )
+    old = room.model_copy(update={"used_bytes": 10})
+    standby = active.model_copy(update={"instance": "r2", "active": False, "stores": (old,)})
+    text = Metrics(lambda: [standby, active], lambda: 0).exposition().decode()
+    assert 'giornata_store_bytes{store="KV_giornata-jobs"} 90.0' in text
+    assert 'giornata_store_limit_bytes{store="KV_giornata-jobs"} 100.0' in text

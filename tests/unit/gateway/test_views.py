@@ -9,7 +9,7 @@ from giornata.wire.errors import InvalidField, JobCancelled, ModelNotFound, RowP
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, RowRecord
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, OutputFormat
-from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
+from giornata.wire.workers import RowProgress, ServiceName, ServiceState, StoreRoom, WorkerState
 from giornata_gateway.views.answers import background_of, error_detail, error_of, error_type, images_answer
 from giornata_gateway.views.catalog import choose_card, ready_view
 from giornata_gateway.views.jobs import job_view, steps_of
@@ -123,3 +123,9 @@ def test_readiness_names_what_is_missing() -> None:
     assert ready_view({"one": card_of("one")}, [], draining=False).ready
     assert ready_view({}, [ServiceName.ROUTER], draining=True).missing == ["router", "gateway"]
     assert ready_view({}, [], draining=False).missing == ["denoiser"]
+
+
+def test_readiness_names_streams_that_are_nearly_full() -> None:
+    rooms = [StoreRoom(store=f"s{used}", used_bytes=used, limit_bytes=100) for used in (79, 80)]
+    view = ready_view({"one": card_of("one")}, [], rooms, draining=False)
+    assert (view.ready, view.nearly_full) == (True, ["s80"])

@@ -101,7 +101,7 @@ def fleet_table(fleet: FleetView) -> RenderableType:
 
 
 def sums(fleet: FleetView) -> str:
-    """The whole fleet in two lines, or three where denoisers tell of templates."""
+    """The whole fleet in two lines, and more where denoisers tell of templates, or a stream is nearly full."""
     if not fleet.instances:
         return "No service tells of itself."
     jobs = UNKNOWN if fleet.queued_jobs is None else str(fleet.queued_jobs)
@@ -114,6 +114,9 @@ def sums(fleet: FleetView) -> str:
     )
     if fleet.templates:
         told += f"\n{_templates_line(fleet.templates)}"
+    for room in fleet.stores or ():
+        if room.nearly_full:
+            told += f"\nnearly full: {room.store}, {room.used_bytes >> 20} of {room.limit_bytes >> 20} MiB"
     return told
 
 

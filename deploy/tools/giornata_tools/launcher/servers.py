@@ -24,6 +24,8 @@ from giornata_tools.launcher.process import Command, LaunchError
 NATS: Final = "nats-server"
 VALKEY: Final = "valkey-server"
 MAX_PAYLOAD: Final = "8MB"
+MAX_FILE_STORE: Final = "8GB"
+"""As in ``deploy/nats.conf``: what the services reserve by default fits."""
 SOCKET_PATH_BYTES: Final = 100
 """A unix socket's path may have 103 bytes (macOS) or 107 (Linux)."""
 
@@ -100,7 +102,7 @@ def nats_config(server: NatsServer) -> str:
     lines = [
         f'listen: "127.0.0.1:{server.port}"',
         f"max_payload: {MAX_PAYLOAD}",
-        f'jetstream {{ store_dir: "{server.folder}" }}',
+        f'jetstream {{ store_dir: "{server.folder}", max_file_store: {MAX_FILE_STORE} }}',
         f'include "{users / USERS_CONF}"',
     ]
     if server.cluster_file:

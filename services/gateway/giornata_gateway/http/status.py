@@ -16,6 +16,7 @@ from giornata.wire.errors import GiornataError, ServiceUnavailable
 from giornata_gateway.http.body import EVENT_STREAM, frame, write
 from giornata_gateway.http.errors import GATEWAY, json_answer
 from giornata_gateway.views.catalog import HealthView, model_list, ready_view
+from giornata_gateway.views.fleet import stores_of
 
 CHECK_S: Final = 2.0
 """A dependency that takes longer to answer counts as gone."""
@@ -38,7 +39,8 @@ async def readyz(request: web.Request) -> web.Response:
     """200 while an edit would be carried out: router, prepost and a denoiser are ready; else 503."""
     gateway = request.app[GATEWAY]
     draining = gateway.departure.announced.is_set()
-    view = ready_view(gateway.fleet.cards(), gateway.fleet.missing(), draining=draining)
+    stores = stores_of(gateway.fleet.states()) or ()
+    view = ready_view(gateway.fleet.cards(), gateway.fleet.missing(), stores, draining=draining)
     return _answer(view, good=view.ready)
 
 

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from giornata.wire.errors import InvalidField, ModelNotFound, ServiceUnavailable
 from giornata.wire.models import ModelCard
-from giornata.wire.workers import ServiceName
+from giornata.wire.workers import ServiceName, StoreRoom
 from giornata_gateway.views.answers import View
 
 NEEDED: Final = (ServiceName.ROUTER, ServiceName.PREPOST, ServiceName.DENOISER)
@@ -86,6 +86,8 @@ class ReadyView(View):
     missing: list[str]
     """Services without a ready instance; `gateway` while this one is shutting down."""
     models: list[str]
+    nearly_full: list[str]
+    """JetStream streams that hold four fifths of what they may."""
 
 
 def model_list(cards: Mapping[str, ModelCard]) -> ModelList:
@@ -99,10 +101,19 @@ def _model(card: ModelCard) -> ModelView:
 
 
 def ready_view(
-    cards: Mapping[str, ModelCard], missing: Iterable[ServiceName], *, draining: bool
+    cards: Mapping[str, ModelCard],
+    missing: Iterable[ServiceName],
+    stores: Iterable[StoreRoom] = (),
+    *,
+    draining: bool,
 ) -> ReadyView:
-    """Whether an edit would be carried out now, and what it lacks."""
+    """Whether an edit would be carried out now, what it lacks, and which of the `stores` may soon be full."""
     lacking = [*missing, *([ServiceName.GATEWAY] if draining else [])]
     if not cards and not lacking:
         lacking = [ServiceName.DENOISER]  # all are ready, but no denoiser shares a model with a prepost
-    return ReadyView(ready=not lacking, missing=[str(name) for name in lacking], models=sorted(cards))
+    return ReadyView(
+        ready=not lacking,
+        missing=[str(name) for name in lacking],
+        models=sorted(cards),
+        nearly_full=[room.store for room in stores if room.nearly_full],
+    )

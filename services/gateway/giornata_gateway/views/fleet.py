@@ -7,12 +7,19 @@ shown as *unknown*.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from giornata.wire.workers import FleetView, InstanceView, ServiceState, TemplateCounters, WorkerView
+from giornata.wire.workers import (
+    FleetView,
+    InstanceView,
+    ServiceState,
+    StoreRoom,
+    TemplateCounters,
+    WorkerView,
+)
 
 WINDOW_S: Final = 5.0
 """Steps per second are counted over this long."""
@@ -89,7 +96,13 @@ def fleet_view(states: Sequence[ServiceState], rates: StepRates, now: float) -> 
         steps_per_s=sum(known) if paces and len(known) == len(paces) else None,
         predicted_wait_s=None if queue is None or queue.wait_ms is None else queue.wait_ms / 1e3,
         templates=_templates(states),
+        stores=stores_of(states),
     )
+
+
+def stores_of(states: Iterable[ServiceState]) -> tuple[StoreRoom, ...] | None:
+    """How full the streams are, as the active router tells."""
+    return next((state.stores for state in states if state.stores is not None and state.active), None)
 
 
 def _templates(states: Sequence[ServiceState]) -> TemplateCounters | None:

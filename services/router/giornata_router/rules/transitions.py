@@ -79,7 +79,7 @@ def taken_back(record: JobRecord, assignment: Assignment) -> JobRecord | None:
 
 def ended(record: JobRecord, rows: tuple[RowRecord, ...], times: Times) -> JobRecord:
     """Every row has a picture or an error: completed if there is at least one picture, else failed."""
-    fields = {"rows": _free(rows), **times._asdict()}
+    fields = _lean(record, rows) | times._asdict()
     if any(row.image for row in rows):
         return record.model_copy(update={"state": JobState.COMPLETED, "error": None, **fields})
     errors = [row.error for row in rows if row.error]
@@ -90,7 +90,7 @@ def ended(record: JobRecord, rows: tuple[RowRecord, ...], times: Times) -> JobRe
 def closed(record: JobRecord, error: GiornataError, times: Times) -> JobRecord:
     """The job as a whole failed, or was cancelled."""
     state = JobState.CANCELLED if isinstance(error, JobCancelled) else JobState.FAILED
-    fields = {"state": state, "rows": _free(record.rows), "error": error.body(), **times._asdict()}
+    fields = {"state": state, "error": error.body(), **_lean(record, record.rows), **times._asdict()}
     return record.model_copy(update=fields)
 
 
@@ -141,6 +141,16 @@ def demand(
     )
 
 
-def _free(rows: Sequence[RowRecord]) -> tuple[RowRecord, ...]:
-    """The rows without workers."""
-    return tuple(row.model_copy(update={"worker": None}) for row in rows)
+def _lean(record: JobRecord, rows: Sequence[RowRecord]) -> dict[str, object]:
+    """Fields of an ended job's record without what only an unfinished job needs: workers, bitmaps, claim checks.
+
+    A running job's end is then smaller than the revision before it, which a single full NATS server takes.
+    """
+    spent: dict[str, object] = {"worker": None, "resume": None}
+    kept = tuple(row.model_copy(update=spent | ({"latents": None} if row.image else {})) for row in rows)
+    found, made = record.inspection, record.encoding
+    return {
+        "rows": kept,
+        "inspection": found and found.model_copy(update={"compute_set": None, "alpha": None}),
+        "encoding": made and made.model_copy(update={"rows": (), "empty_text": None}),
+    }

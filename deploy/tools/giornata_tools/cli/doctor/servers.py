@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import nats.errors
 import nats.js.errors
@@ -121,5 +122,16 @@ async def gateway(url: str, *, named: bool) -> Finding:
         return fail(
             f"The gateway at {place} answers, but not ready: {missing}.",
             "See its logs, and `giornata status`.",
+        )
+    return judge_gateway(place, told)
+
+
+def judge_gateway(place: str, told: Mapping[str, Any]) -> Finding:
+    """The verdict on a gateway that is ready, by what it tells."""
+    if full := ", ".join(str(one) for one in told.get("nearly_full", ())):
+        return warn(
+            f"The gateway at {place} is ready, but JetStream's room is nearly used up: {full}.",
+            "Edits are refused with store_full when job records have none left. Raise GIORNATA_NATS_STORE_BYTES, or "
+            "lower GIORNATA_RESULT_TTL_S; see docs/deploy.md.",
         )
     return ok(f"{place} is ready and serves {', '.join(str(one) for one in told.get('models', ()))}")
