@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from itertools import accumulate
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.bus.listening import LOOK_S
+from giornata.bus.connection import LostError, TellingClient
+from giornata.bus.listening import LOOK_S, Listening, keep_looking
 from giornata.fleet import COUNTED_S, SILENCE_S, Heard, ListeningClock
 
 TELLS_S = 0.5
@@ -90,3 +92,36 @@ def test_an_overloaded_process_notices_a_death_later(lag_s: float) -> None:
     slowness = max(1.0, (LOOK_S + lag_s) / COUNTED_S)
     assert listener.lost["dead"] >= 10.0 + SILENCE_S - COUNTED_S - TELLS_S
     assert listener.lost["dead"] <= 10.0 + (SILENCE_S + 2 * COUNTED_S) * slowness + lag_s
+
+
+class Backlog(Listening):
+    """A subscription with messages that are not handled yet, or without a connection."""
+
+    def __init__(self) -> None:
+        super().__init__(TellingClient())
+        self.asked, self.handled_all, self.lost = asyncio.Event(), asyncio.Event(), False
+
+    async def caught_up(self) -> None:
+        self.asked.set()
+        await self.handled_all.wait()
+        if self.lost:
+            raise LostError
+
+
+async def test_nothing_is_judged_before_all_that_came_is_handled_and_nothing_counts_while_lost() -> None:
+    backlog, clock, looked = Backlog(), ListeningClock(), asyncio.Event()
+    task = asyncio.create_task(keep_looking(backlog, clock, looked.set))
+    await backlog.asked.wait()
+    await asyncio.sleep(0)
+    assert not looked.is_set()
+    backlog.handled_all.set()
+    for lost in (False, False, True, True):
+        looked.clear()
+        await looked.wait()
+        before, backlog.lost = clock.listened_s, lost
+    assert before > 0
+    looked.clear()
+    await looked.wait()
+    assert clock.listened_s == before
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
