@@ -1,4 +1,8 @@
-"""Who is alive and what they can do, known from telemetry alone. Pure: time is an argument, in seconds."""
+"""Who is alive and what they can do, known from telemetry alone. Pure: time is an argument, in seconds.
+
+Silence is counted in time over which this process listened (:class:`ListeningClock`), so that a process that stood
+still or fell behind takes no one for dead.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,33 @@ from giornata.wire.workers import ServiceName, ServiceState
 SILENCE_S: Final = 3.0
 """What telemetry, which comes 2-4 times a second, has not mentioned for this long is lost."""
 
+COUNTED_S: Final = 1.0
+"""What an interval between two ticks counts at most: less than telemetry may be late by, far less than silence."""
+
 K = TypeVar("K", bound=Hashable)
+
+
+class ListeningClock:
+    """Time over which this process has heard what there was to hear, in seconds. It goes on at its ticks only."""
+
+    def __init__(self) -> None:
+        self.listened_s = 0.0
+        self._ticked_s: float | None = None
+
+    def tick(self, now: float) -> None:
+        """Everything that was sent to this process before `now` has been handled.
+
+        The time since the last tick counts, but not all of a long interval: this process, or the whole machine with
+        the senders on it, may have stood still. An overloaded process ticks late each time; its clock goes on more
+        slowly, and never stops.
+        """
+        if self._ticked_s is not None:
+            self.listened_s += max(0.0, min(now - self._ticked_s, COUNTED_S))
+        self._ticked_s = now
+
+    def pause(self) -> None:
+        """Nothing can be heard: the time until the next tick does not count."""
+        self._ticked_s = None
 
 
 class Heard(Generic[K]):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from giornata.bus import bus as buses
-from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.bus import Bus, Endpoint, UnansweredError
 from giornata.bus.connection import LostError
 from giornata.deadlines import Deadline
 from giornata.wire import subjects
@@ -285,3 +285,43 @@ def test_a_text_of_a_user_never_becomes_a_subject() -> None:
         with pytest.raises(ValueError, match="an id must match"):
             subjects.cancel(text)
     assert subjects.telemetry(ServiceName.LORA_STORE, "i-1") == "giornata.telemetry.lora-store.i-1"
+
+
+async def test_a_listener_has_caught_up_when_all_that_was_sent_before_is_handled(
+    bus: Bus, nats_url: str
+) -> None:
+    heard: list[str] = []
+    subject = subjects.cancel("caught-up")
+    async with (
+        buses.connect(nats_url, "other") as other,
+        bus.listen(subject, CancelRows, lambda message: heard.append(message.job_id)) as listening,
+    ):
+        await listening.caught_up()
+        for count in range(1, 4):
+            for number in range(1000):
+                await other.publish(subject, CancelRows(job_id=str(number), attempt=1))
+            await other.client.publish(subject, b"not a message")
+            await other.client.flush()
+            await listening.caught_up()
+            assert len(heard) == count * 1000
+
+
+async def test_waiting_to_catch_up_ends_with_the_connection(private_nats: NatsServer) -> None:
+    async with (
+        buses.connect(private_nats.url, "one") as bus,
+        bus.listen(subjects.ALL_CANCELS, CancelRows, lambda _: None) as listening,
+    ):
+        await listening.caught_up()
+        private_nats.kill()
+        with pytest.raises(LostError):
+            await asyncio.wait_for(listening.caught_up(), 10)
+        private_nats.start()
+
+
+async def test_what_is_not_ours_to_answer_is_not_answered(bus: Bus) -> None:
+    async def handler(_request: CancelRows) -> Accepted:
+        raise UnansweredError
+
+    async with bus.answer(endpoint(handler)):
+        with pytest.raises(DeadlineExceeded):
+            await ask(bus, ms=200)

@@ -161,7 +161,7 @@ async def test_a_refused_subscription_ends_a_service_at_its_start(connect: Conne
     await _enter(prepost.listen(subjects.telemetry_of(ServiceName.PREPOST), ServiceState, lambda _: None))
 
 
-async def _enter(entered: AbstractAsyncContextManager[None]) -> None:
+async def _enter(entered: AbstractAsyncContextManager[object]) -> None:
     async with entered:
         pass
 

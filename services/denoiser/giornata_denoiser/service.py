@@ -36,6 +36,7 @@ from giornata.wire.messages import (
 )
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_denoiser.attempts.carrying import Carrier
+from giornata_denoiser.attempts.epochs import Epochs
 from giornata_denoiser.attempts.inputs import rows_of
 from giornata_denoiser.attempts.outcomes import Outcomes
 from giornata_denoiser.attempts.previews import preview_event
@@ -83,6 +84,7 @@ class Denoiser:
         self._reports: asyncio.Queue[StepReport] = asyncio.Queue()
         self._previews: asyncio.Queue[tuple[RunRequest, RowPreview]] = asyncio.Queue()
         self._reporter = Reporter(config, checkpoint, profile, self._costs)
+        self._epochs = Epochs()
         self._draining = False
         self._crash: Exception | None = None
 
@@ -112,13 +114,11 @@ class Denoiser:
 
     async def _hear(self, stack: AsyncExitStack) -> None:
         """Subscribe to cancels first, so that accepted rows can be cancelled."""
-        bus, instance, drop = self._bus, self._config.instance, self._carrier.drop
+        bus, instance = self._bus, self._config.instance
         for listening in (
-            bus.listen(
-                subjects.worker(instance, "cancel"), CancelRows, lambda m: drop((m.job_id, m.attempt))
-            ),
+            bus.listen(subjects.worker(instance, "cancel"), CancelRows, self._drop),
             bus.listen(subjects.ALL_CANCELS, CancelRows, lambda m: self._carrier.drop_job(m.job_id)),
-            bus.listen(subjects.worker(instance, "prefetch"), PrefetchTemplate, self._lookup.prefetch),
+            bus.listen(subjects.worker(instance, "prefetch"), PrefetchTemplate, self._prefetch),
             bus.listen(subjects.TEMPLATE_REMOVED, RemoveTemplate, self._runs.remove),
             bus.answer(
                 Endpoint(subjects.worker(instance, "run"), RunRequest, self._run_rows),
@@ -184,16 +184,36 @@ class Denoiser:
 
     async def _run_rows(self, request: RunRequest) -> RunReply:
         """Endpoint ``giornata.worker.<worker>.run``."""
+        if not self._obeys(request):
+            return RunReply(answer=RunAnswer.STALE)
         request.job.check_model(self._checkpoint.card)
         return RunReply(answer=self._carrier.take(request))
 
     async def _record(self, request: RecordRequest) -> RunReply:
         """Endpoint ``giornata.worker.<worker>.record``: a template run takes no place of an edit's."""
+        if not self._obeys(request):
+            return RunReply(answer=RunAnswer.STALE)
         request.template.check_model(self._checkpoint.card)
         if self._draining:
             return RunReply(answer=RunAnswer.DRAINING)
         await self._runs.record(request)
         return RunReply(answer=RunAnswer.ACCEPTED)
+
+    def _drop(self, message: CancelRows) -> None:
+        """Subject ``giornata.worker.<worker>.cancel``."""
+        if self._obeys(message):
+            self._carrier.drop((message.job_id, message.attempt))
+
+    def _prefetch(self, message: PrefetchTemplate) -> None:
+        """Subject ``giornata.worker.<worker>.prefetch``."""
+        if self._obeys(message):
+            self._lookup.prefetch(message)
+
+    def _obeys(self, message: RunRequest | RecordRequest | CancelRows | PrefetchTemplate) -> bool:
+        obeys = self._epochs.admits(message.epoch)
+        if not obeys:
+            log.warning("router_superseded", kind=type(message).__name__, epoch=message.epoch)
+        return obeys
 
     async def _relay(self) -> None:
         """Tell what the engine did, in order; runs until it is cancelled."""

@@ -16,12 +16,12 @@ import structlog
 
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.line import Claim
-from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError, JobCancelled, Overloaded
 from giornata.wire.events import DenoisedEvent
 from giornata.wire.jobs import Assignment, Encoding, Inspection, JobRecord, JobState, RowRecord, assignments
-from giornata.wire.messages import CancelRows, RunAnswer, RunReply, RunRequest
+from giornata.wire.messages import RunAnswer, RunRequest
 from giornata_router.dispatch import NoReport, Outcome
+from giornata_router.lease import LeaseEndedError
 from giornata_router.live_record import EndedError, LiveRecord, heed_cancel
 from giornata_router.rules import transitions
 from giornata_router.tools import RUN_REPLY_S, Tools
@@ -111,10 +111,10 @@ class Computing:
 
     async def _attempt(self, assignment: Assignment, rows: Sequence[RowRecord], *, adopted: bool) -> None:
         """Send `rows` to their worker, which may have them already, and wait for what becomes of them."""
-        job_id, attempt, worker = self._job.job_id, assignment.attempt, assignment.worker
+        job_id, attempt = self._job.job_id, assignment.attempt
         async with self._dispatch.expecting(job_id, attempt) as report:
             if adopted:
-                self._dispatch.placement.assign(job_id, attempt, worker, self._demand(rows), time.monotonic())
+                self._dispatch.adopt(job_id, assignment, self._demand(rows))
             record = await self._offered(assignment, rows, adopted=adopted)
             if record is None:
                 record = await self._settled(assignment, await report)
@@ -138,7 +138,7 @@ class Computing:
         )
         limit = self._live.deadline.at_most(RUN_REPLY_S)
         try:
-            reply = await self._tools.bus.call(subjects.worker(worker, "run"), request, RunReply, limit)
+            reply = await self._tools.workers.run(worker, request, limit)
         except (Overloaded, DeadlineExceeded, InternalError) as error:
             log.warning("worker_unreachable", job=job.job_id, worker=worker, error=str(error))
             self._dispatch.placement.refuse(worker)
@@ -162,7 +162,7 @@ class Computing:
         if outcome is NoReport.RECHECK or assignment not in record.assignments:
             return record
         if outcome is NoReport.PREEMPTED:
-            await drop(self._tools, self._job.job_id, assignment)
+            await self._tools.workers.drop(self._job.job_id, assignment)
             return await self._live.change(lambda record: transitions.taken_back(record, assignment))
         why = str(outcome.value if isinstance(outcome, NoReport) else outcome)
         log.warning("attempt_lost", job=self._job.job_id, **assignment._asdict(), why=why)
@@ -170,7 +170,7 @@ class Computing:
 
     async def _lost(self, assignment: Assignment, why: str) -> JobRecord:
         """Give an attempt up; its worker drops the rows if it has them after all."""
-        await drop(self._tools, self._job.job_id, assignment)
+        await self._tools.workers.drop(self._job.job_id, assignment)
         return await self._live.change(lambda record: transitions.lost(record, assignment, why))
 
     def _demand(self, rows: Sequence[RowRecord]) -> Demand:
@@ -186,12 +186,6 @@ class Computing:
         return time.monotonic() + left_ms / 1e3
 
 
-async def drop(tools: Tools, job_id: str, assignment: Assignment) -> None:
-    """Tell the worker of an attempt to drop its rows."""
-    message = CancelRows(job_id=job_id, attempt=assignment.attempt)
-    await tools.bus.publish(subjects.worker(assignment.worker, "cancel"), message)
-
-
 def _pending(record: JobRecord, rows: Sequence[int]) -> tuple[RowRecord, ...]:
     """The ones of `rows` that are still to be computed."""
     return tuple(row for row in record.pending_rows if row.index in rows)
@@ -199,6 +193,6 @@ def _pending(record: JobRecord, rows: Sequence[int]) -> tuple[RowRecord, ...]:
 
 def _foremost(group: ExceptionGroup) -> Exception:
     """The error that says what becomes of the job, where several attempts failed at once."""
-    kinds = (EndedError, JobCancelled, GiornataError, nats.errors.Error, Exception)
+    kinds = (LeaseEndedError, EndedError, JobCancelled, GiornataError, nats.errors.Error, Exception)
     found = [_foremost(error) if isinstance(error, ExceptionGroup) else error for error in group.exceptions]
     return min(found, key=lambda error: [isinstance(error, kind) for kind in kinds].index(True))

@@ -62,7 +62,8 @@ class PendingRows:
 class Dispatch:
     """Applies the scheduler's decisions, and tells each job what becomes of its attempts.
 
-    `connected` says whether telemetry could be heard now.
+    `connected` says whether telemetry could be heard now. `listened_s` is the clock in which silence is counted, and
+    that :meth:`look` is told (:class:`giornata.fleet.ListeningClock`).
     """
 
     def __init__(
@@ -71,17 +72,18 @@ class Dispatch:
         placement: Placement,
         line: Line,
         connected: Callable[[], bool] = lambda: True,
+        listened_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.placement, self.line = placement, line
-        self._scheduler, self._connected = scheduler, connected
+        self._scheduler, self._connected, self._listened_s = scheduler, connected, listened_s
         self._pending: dict[Key, PendingRows] = {}
         self._reports: dict[Attempt, asyncio.Future[Outcome]] = {}
         self._wake: asyncio.TimerHandle | None = None
-        placement.listen(time.monotonic())
+        placement.listen(listened_s())
 
     def observe(self, state: ServiceState) -> None:
         """Take in telemetry: a worker may have room again."""
-        self.placement.observe(state, time.monotonic())
+        self.placement.observe(state, self._listened_s())
         self._decide()
 
     def report(self, event: DenoisedEvent) -> None:
@@ -92,7 +94,7 @@ class Dispatch:
 
     def recheck(self) -> None:
         """The connection is back and reports may have been missed: every job reads its record again."""
-        self.placement.listen(time.monotonic())
+        self.placement.listen(self._listened_s())
         for attempt in list(self._reports):
             self._resolve(attempt, NoReport.RECHECK)
 
@@ -131,6 +133,10 @@ class Dispatch:
             del self._pending[key]
             for assignment in pending.placed:
                 self.release(job_id, assignment.attempt)
+
+    def adopt(self, job_id: str, assignment: Assignment, demand: Demand) -> None:
+        """Count rows as on the worker that has them already, since another router or an earlier walk gave them."""
+        self.placement.assign(job_id, assignment.attempt, assignment.worker, demand, self._listened_s())
 
     def release(self, job_id: str, attempt: int) -> None:
         """The rows of an attempt are on no worker any more; rows that wait may have the room."""
@@ -180,7 +186,7 @@ class Dispatch:
         for key, worker, rows, passes in decision.placements:
             given = self._pending[key].give(worker, rows)
             demand = self.line.serve(key, rows, now, passes)
-            self.placement.assign(key[0], given.attempt, worker, demand, now)
+            self.placement.assign(key[0], given.attempt, worker, demand, self._listened_s())
         for attempt in decision.preemptions:
             self._resolve(attempt, NoReport.PREEMPTED)
         if decision.wake_at is not None:

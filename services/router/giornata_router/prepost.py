@@ -42,11 +42,17 @@ R = TypeVar("R", bound=BaseModel)
 class Questions:
     """The open questions to prepost. What no living instance says to have is lost, with its instance or its message.
 
-    `connected` says whether telemetry could be heard now.
+    `connected` says whether telemetry could be heard now. `listened_s` is the clock in which silence is counted, and
+    that :meth:`observe` and :meth:`look` are told (:class:`giornata.fleet.ListeningClock`).
     """
 
-    def __init__(self, fleet: Fleet, connected: Callable[[], bool] = lambda: True) -> None:
-        self._fleet, self._connected = fleet, connected
+    def __init__(
+        self,
+        fleet: Fleet,
+        connected: Callable[[], bool] = lambda: True,
+        listened_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet, self._connected, self._listened_s = fleet, connected, listened_s
         self._heard = Heard[asyncio.Timeout]()
         """When a question was asked, or an instance last said to have it."""
         self._names: dict[asyncio.Timeout, str] = {}
@@ -61,7 +67,7 @@ class Questions:
         scope = asyncio.timeout(None)
         try:
             async with scope:
-                self._heard.hear(scope, time.monotonic())
+                self._heard.hear(scope, self._listened_s())
                 self._names[scope] = name
                 yield
         except TimeoutError as error:

@@ -18,6 +18,7 @@ from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable, StoreFull
 from giornata.wire.jobs import Job, Priority
 from giornata.wire.messages import Accepted, CancelRows, Forecast, ForecastRequest, SubmitRequest
+from giornata_router.lease import LeaseEndedError
 from giornata_router.rules import transitions
 from giornata_router.tools import Tools
 from giornata_router.walk import Walk
@@ -176,7 +177,7 @@ class Queue:
         except asyncio.CancelledError:
             await _hand_back(carried.message)
             raise
-        except (nats.errors.Error, StoreFull) as error:
+        except (nats.errors.Error, StoreFull, LeaseEndedError) as error:
             log.warning("walk_interrupted", job=job.job_id, error=repr(error))
             await _hand_back(carried.message, RETRY_S)
         except Exception:  # a job that cannot even be closed is logged and tried again, alone
@@ -217,7 +218,11 @@ class Queue:
                 await Walk(self._tools, record, 0.0).to_the_end()
         except JobNotFound:
             log.info("cancel_of_unknown_job", job=job_id)
-        except (GiornataError, nats.errors.Error) as error:  # it is cancelled when it is pulled
+        except (
+            GiornataError,
+            nats.errors.Error,
+            LeaseEndedError,
+        ) as error:  # it is cancelled when it is pulled
             log.warning("cancel_put_off", job=job_id, error=repr(error))
 
 

@@ -9,9 +9,9 @@ import structlog
 from giornata.deadlines import Deadline
 from giornata.records import TemplateRecords
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.wire import subjects, templates
+from giornata.wire import templates
 from giornata.wire.errors import DeadlineExceeded, InternalError, Overloaded, ServiceUnavailable
-from giornata.wire.messages import RecordRequest, RunAnswer, RunReply, TemplateRequest
+from giornata.wire.messages import RecordRequest, RunAnswer, TemplateRequest
 from giornata.wire.templates import TemplateRecord
 from giornata_router.tools import RUN_REPLY_S, Tools
 
@@ -36,11 +36,12 @@ async def register(tools: Tools, records: TemplateRecords, request: TemplateRequ
         tried.add(worker)
         # the record names the worker before it is asked, since it may be done before it has answered
         recording = partial(templates.recording, worker=worker, inspection=inputs.inspection)
+        tools.leadership.check()
         record = await records.change(template.tenant, template.template_id, recording)
         limit = deadline.at_most(RUN_REPLY_S)
         question = RecordRequest(template=record, inputs=inputs, remaining_ms=limit.remaining_ms())
         try:
-            reply = await tools.bus.call(subjects.worker(worker, "record"), question, RunReply, limit)
+            reply = await tools.workers.record(worker, question, limit)
         except (Overloaded, DeadlineExceeded, InternalError) as error:
             log.warning("worker_unreachable", template=record.template_id, worker=worker, error=str(error))
             deadline.check()

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 import nats.errors
 import structlog
-from nats.js.kv import KeyValue
+from pydantic import BaseModel
 
 from giornata.bus import streams
 from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.listening import keep_looking
 from giornata.bus.telemetry import state_of, telemetry
+from giornata.fleet import ListeningClock
 from giornata.records import Quarantine, Records, TemplateRecords
 from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Patience, Placement
@@ -28,6 +31,8 @@ from giornata.wire.stores import LEASES
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
+from giornata_router.fenced import LeaderRecords, Workers
+from giornata_router.lease import RENEW_S, Leadership, Lease, LeaseEndedError
 from giornata_router.prepost import PrepostClient, Questions
 from giornata_router.queue import Queue
 from giornata_router.registrar import register
@@ -35,47 +40,10 @@ from giornata_router.room import Room
 from giornata_router.rules.forecasting import Forecasting
 from giornata_router.tools import Tools
 
-RENEW_S = streams.LEASE_TTL_S / 3
-"""How often the lease is renewed, and how often a standby looks whether it is free."""
-
-LOOK_S = 0.25
-"""How often silence is looked for; a timer, since silence raises no event."""
-
-LEASE = "router"
+Request = TypeVar("Request", bound=BaseModel)
+Reply = TypeVar("Reply", bound=BaseModel)
 
 log = structlog.get_logger(__name__)
-
-
-class Lease:
-    """The key in `bucket` that makes one router active; it expires unless its holder renews it."""
-
-    def __init__(self, bucket: KeyValue, holder: str) -> None:
-        self._bucket, self._holder = bucket, holder.encode()
-        self._revision: int | None = None
-
-    async def acquire(self) -> bool:
-        """Take the lease if no router holds it."""
-        try:
-            self._revision = await self._bucket.create(LEASE, self._holder)
-        except nats.errors.Error:
-            return False
-        return True
-
-    async def renew(self) -> bool:
-        """Hold on for another time to live; False if that is not certain."""
-        try:
-            self._revision = await self._bucket.update(LEASE, self._holder, last=self._revision)
-        except nats.errors.Error as error:
-            log.warning("lease_not_renewed", error=repr(error))
-            return False
-        return True
-
-    async def release(self) -> None:
-        """Give the lease up, so that the next router takes over at once instead of after the time to live."""
-        try:
-            await self._bucket.delete(LEASE, last=self._revision)
-        except nats.errors.Error as error:
-            log.warning("lease_not_released", error=repr(error))
 
 
 class Router:
@@ -85,13 +53,30 @@ class Router:
         self._bus, self._config = bus, config
         placement = Placement(Patience(config.stall_factor, config.stall_s * 1e3))
         line = Line(by_deadline=config.policy is PolicyName.DEADLINE_AWARE, ageing_s=config.ageing_s)
-        self._questions = Questions(placement.fleet, lambda: bus.client.is_connected)
-        self._dispatch = Dispatch(SCHEDULERS[config.policy], placement, line, lambda: bus.client.is_connected)
+        self._leadership, self._clock = Leadership(), ListeningClock()
+
+        def connected() -> bool:
+            return bus.client.is_connected
+
+        def listened_s() -> float:
+            return self._clock.listened_s
+
+        self._questions = Questions(placement.fleet, connected, listened_s)
+        self._dispatch = Dispatch(SCHEDULERS[config.policy], placement, line, connected, listened_s)
         prepost = PrepostClient(bus, self._questions, config)
         forecasting = Forecasting(placement, line, config.max_wait_s or math.inf)
         self._room = Room(bus.jetstream)
         self._tools = Tools(
-            bus, records, prepost, self._dispatch, forecasting, quarantine, self._room, config
+            bus,
+            LeaderRecords.over(records, self._leadership),
+            prepost,
+            self._dispatch,
+            forecasting,
+            quarantine,
+            self._room,
+            config,
+            Workers(bus, self._leadership),
+            self._leadership,
         )
         self._queue: Queue | None = None
         """What is led; None on a standby."""
@@ -100,37 +85,36 @@ class Router:
     async def run(self, stop: asyncio.Event) -> None:
         """Stand by, lead when the lease is free, until `stop`."""
         jetstream = self._bus.client.jetstream(timeout=streams.LEASE_TTL_S / 2)
-        lease = Lease(await jetstream.key_value(LEASES), self._config.instance)
+        lease = Lease(jetstream, await jetstream.key_value(LEASES), self._config.instance, self._leadership)
         async with (
-            self._bus.listen(subjects.ALL_TELEMETRY, ServiceState, self._hear),
+            self._bus.listen(subjects.ALL_TELEMETRY, ServiceState, self._hear) as listening,
             telemetry(self._bus, self._config.telemetry_hz, self._report),
             asyncio.TaskGroup() as tasks,
         ):
-            looking = tasks.create_task(self._look(), name="silence")
+            # a standby looks, too, and takes over with none but live workers
+            looking = tasks.create_task(keep_looking(listening, self._clock, self._look), name="silence")
             while not stop.is_set():
-                if await lease.acquire():
+                wait_s = await lease.acquire()
+                if self._leadership.leads:
                     await self._lead(lease, stop)
-                await _wait(stop, RENEW_S)
+                    wait_s = RENEW_S
+                await _wait(stop, wait_s)
             looking.cancel()
 
     def _hear(self, state: ServiceState) -> None:
         self._dispatch.observe(state)
-        self._questions.observe(state, time.monotonic())
+        self._questions.observe(state, self._clock.listened_s)
 
-    async def _look(self) -> None:
-        """Look for silence for ever; a standby does so too, and takes over with none but live workers."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            now = time.monotonic()
-            self._dispatch.look(now)
-            self._questions.look(now)
+    def _look(self) -> None:
+        self._dispatch.look(self._clock.listened_s)
+        self._questions.look(self._clock.listened_s)
 
     async def _lead(self, lease: Lease, stop: asyncio.Event) -> None:
         """Accept jobs and carry them out while the lease is ours, and NATS answers."""
         log.info("active")
         try:
             await self._work(lease, stop)
-        except* _StepDownError:
+        except* (_StepDownError, LeaseEndedError):
             pass
         except* nats.errors.Error as group:
             log.warning("leading_interrupted", error=repr(group.exceptions))
@@ -145,9 +129,9 @@ class Router:
         queue = Queue(self._tools, walks)
         template = partial(register, self._tools, await TemplateRecords.open(self._bus.jetstream))
         endpoints = (
-            Endpoint(subjects.SUBMIT, SubmitRequest, queue.submit),
-            Endpoint(subjects.FORECAST, ForecastRequest, queue.forecast),
-            Endpoint(subjects.TEMPLATE, TemplateRequest, template),
+            Endpoint(subjects.SUBMIT, SubmitRequest, self._by_holder(queue.submit)),
+            Endpoint(subjects.FORECAST, ForecastRequest, self._by_holder(queue.forecast)),
+            Endpoint(subjects.TEMPLATE, TemplateRequest, self._by_holder(template)),
         )
         denoised = subjects.events_of_kind(EventKind.DENOISED)
         limits = {Priority.INTERACTIVE: self._config.max_interactive, Priority.BATCH: self._config.max_batch}
@@ -171,11 +155,29 @@ class Router:
                 self._bus.on_reconnect.remove(queue.recheck)
             raise _StepDownError  # a task group has no other way to cancel its tasks
 
+    def _by_holder(
+        self, handler: Callable[[Request], Awaitable[Reply]]
+    ) -> Callable[[Request], Awaitable[Reply]]:
+        """`handler`, but there is no answer, not even an error, if the lease has ended before the answer is given."""
+
+        async def answer(request: Request) -> Reply:
+            self._leadership.check()
+            try:
+                return await handler(request)
+            finally:
+                self._leadership.check()
+
+        return answer
+
     def _report(self) -> ServiceState:
         queue = self._queue and self._tools.forecasting.queue(full=self._queue.full)
-        stores = None if queue is None else self._room.stores
-        name = self._config.instance
-        return state_of(ServiceName.ROUTER, name, active=queue is not None, queue=queue, stores=stores)
+        return state_of(
+            ServiceName.ROUTER,
+            self._config.instance,
+            active=queue is not None and self._leadership.leads,
+            queue=queue,
+            stores=None if queue is None else self._room.stores,
+        )
 
 
 class _StepDownError(Exception):

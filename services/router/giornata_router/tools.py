@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from giornata.bus.bus import Bus
-from giornata.records import Quarantine, Records
+from giornata.records import Quarantine
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
+from giornata_router.fenced import LeaderRecords, Workers
+from giornata_router.lease import Leadership
 from giornata_router.prepost import PrepostClient
 from giornata_router.room import Room
 from giornata_router.rules.forecasting import Forecasting
@@ -22,10 +24,12 @@ class Tools:
     """Edges and books of one router."""
 
     bus: Bus
-    records: Records
+    records: LeaderRecords
     prepost: PrepostClient
     dispatch: Dispatch
     forecasting: Forecasting
     quarantine: Quarantine
     room: Room
     config: RouterConfig
+    workers: Workers
+    leadership: Leadership

@@ -9,7 +9,6 @@ import nats.errors
 import structlog
 
 from giornata.scheduling.demand import Demand
-from giornata.wire import subjects
 from giornata.wire.errors import (
     AttemptsExhausted,
     DeadlineExceeded,
@@ -18,9 +17,9 @@ from giornata.wire.errors import (
     JobCancelled,
 )
 from giornata.wire.jobs import Assignment, Encoding, Inspection, JobRecord, JobState, RowRecord
-from giornata.wire.messages import PrefetchTemplate
 from giornata.wire.requests import Reuse
-from giornata_router.computing import Computing, drop
+from giornata_router.computing import Computing
+from giornata_router.lease import LeaseEndedError
 from giornata_router.live_record import EndedError, LiveRecord
 from giornata_router.rules import transitions
 from giornata_router.tools import Tools
@@ -54,6 +53,7 @@ class Walk:
 
         Raises:
             nats.errors.Error: NATS does not answer; the walk can be begun again with the record as it stands.
+            LeaseEndedError: it can be begun again by the router that leads.
         """
         if not self._live.record.state.terminal:
             error = await self._try()
@@ -79,6 +79,8 @@ class Walk:
             return None
         except GiornataError as error:
             return error
+        except LeaseEndedError:
+            raise
         except Exception:  # the walk's edge: a failing job fails alone, is logged and answered
             log.exception("walk_failed", job=self._job.job_id)
             return InternalError()
@@ -136,8 +138,7 @@ class Walk:
             return None
         worker = self._tools.dispatch.likely(demand)
         if worker is not None:
-            message = PrefetchTemplate(job=self._job, inspection=inspection)
-            await self._tools.bus.publish(subjects.worker(worker, "prefetch"), message)
+            await self._tools.workers.prefetch(worker, self._job, inspection)
         return worker
 
     async def _finish(self, inspection: Inspection) -> tuple[RowRecord, ...]:
@@ -180,7 +181,7 @@ class Walk:
 
         await self._live.end(closed)
         for assignment in held:
-            await drop(self._tools, self._job.job_id, assignment)
+            await self._tools.workers.drop(self._job.job_id, assignment)
         if isinstance(error, AttemptsExhausted):
             log.error("job_quarantined", job=self._job.job_id, causes=self._live.record.causes)
             await self._tools.quarantine.put(self._live.record)

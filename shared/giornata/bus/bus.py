@@ -38,6 +38,7 @@ from giornata.bus.connection import (
     drained_tasks,
     opened,
 )
+from giornata.bus.listening import Listening
 from giornata.config import ServiceConfig
 from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
@@ -74,6 +75,10 @@ class Endpoint:
     """Takes a request, and its headers if `headers` says so."""
     limit_bytes: int = codec.MAX_CONTROL_BYTES
     headers: bool = False
+
+
+class UnansweredError(Exception):
+    """Raised by a handler: the request gets no answer, since it is not ours to answer."""
 
 
 class Bus:
@@ -169,22 +174,28 @@ class Bus:
             yield
 
     @asynccontextmanager
-    async def listen(self, subject: str, kind: type[M], callback: Callable[[M], None]) -> AsyncIterator[None]:
+    async def listen(
+        self, subject: str, kind: type[M], callback: Callable[[M], None]
+    ) -> AsyncIterator[Listening]:
         """Call `callback` with every message on `subject`; it must only decide or enqueue.
 
         Malformed messages are logged and dropped.
         """
+        listening = Listening(self.client)
 
         async def receive(message: Msg) -> None:
             try:
                 callback(codec.decode(kind, message.data))
             except GiornataError as error:
                 log.warning("message_dropped", subject=message.subject, error=str(error))
+            finally:
+                listening.handled()
 
         subscription = await self.client.subscribe(subject, cb=receive, pending_msgs_limit=65536)
+        listening.subscription = subscription
         try:
             await self.client.in_force(subject)
-            yield
+            yield listening
         finally:
             with contextlib.suppress(nats.errors.Error):  # a closed connection has no subscriptions
                 await subscription.unsubscribe()
@@ -237,7 +248,7 @@ def _spawning(tasks: asyncio.TaskGroup, endpoint: Endpoint) -> _Callback:
 
 
 async def _respond(endpoint: Endpoint, message: Msg) -> None:
-    """Answer one request; every failure is an answer too, with a stable code."""
+    """Answer one request; every failure is an answer too, with a stable code, except :class:`UnansweredError`."""
     try:
         try:
             request = codec.decode(endpoint.kind, message.data)
@@ -255,6 +266,8 @@ async def _respond(endpoint: Endpoint, message: Msg) -> None:
         await message.respond(codec.encode(reply, limit_bytes=endpoint.limit_bytes))
     except GiornataError as error:
         await _respond_error(message, error)
+    except UnansweredError:
+        log.info("left_unanswered", subject=message.subject)
     except nats.errors.MaxPayloadError:
         await _respond_error(message, PayloadTooLarge("The answer is larger than the NATS server accepts."))
     except Exception:  # the task's edge: logged and answered

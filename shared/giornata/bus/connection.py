@@ -30,7 +30,8 @@ _REFUSAL: Final = re.compile(
     r'permissions violation for (?P<act>publish|subscription) to "(?P<subject>[^"]+)"'
 )
 """The error of nats-py, which writes all of it in lower case, the subject too."""
-
+_PING: Final = "PING"
+"""Stands for a subject among the requests whose answers are lost with the connection; subjects are in lower case."""
 
 NO_SERVER: Final = "No NATS server answers; is GIORNATA_NATS_URL right?"
 LOCKED_OUT: Final = (
@@ -104,6 +105,20 @@ class TellingClient(Client):
             self._asked[key].add(future)
             future.add_done_callback(lambda done: self._forget(key, done))
         await super().publish(subject, payload, reply, headers)
+
+    async def received(self) -> None:
+        """Return when all that the server had for us at the call is received, handled or not.
+
+        Raises:
+            LostError: the connection is lost.
+        """
+        if not self.is_connected:
+            raise LostError
+        pong: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._asked[_PING].add(pong)
+        pong.add_done_callback(lambda done: self._forget(_PING, done))
+        await self._send_ping(pong)
+        await asyncio.shield(pong)  # the library sets it though its waiter was cancelled
 
     def _forget(self, key: str, future: asyncio.Future[Any]) -> None:
         self._asked[key].discard(future)

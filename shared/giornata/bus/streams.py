@@ -25,11 +25,12 @@ from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.jobs import Priority
 
 LEASE_TTL_S: Final = 3.0
+"""The life of a router's lease, by the routers' own clocks; no server's clock ends it."""
 BUCKET_TTL_S: Final = {
     stores.RECORDS: 24 * 3600,  # at the least, see records_ttl_s
     stores.TEMPLATES: 31 * 24 * 3600,  # of an unused one; gateways may be configured for a shorter life
     stores.QUARANTINE: 7 * 24 * 3600,
-    stores.LEASES: LEASE_TTL_S,
+    stores.LEASES: 0,  # never; buckets from before have a time to live, which routers do not rely on
 }
 ACK_WAIT_S: Final = 6.0
 """A router renews its messages well within this time; after it, a dead router's jobs go to the next router."""

@@ -92,14 +92,20 @@ class Placement:
         self._listed.listen(now)
 
     def expire(self, now: float) -> list[Booking]:
-        """Bookings at workers that fell silent or went away."""
-        for gone in self.fleet.expire(now):
-            worker = self._workers.pop(gone.instance, None)
+        """Bookings at workers that fell silent, or that were not heard for as long since the booking was made."""
+        silent = {state.instance for state in self.fleet.expire(now)}
+        for name in silent:
+            worker = self._workers.pop(name, None)
             for model in worker.served if worker else ():
-                self._roster(model).drop(gone.instance)
-            self.estimates.forget(gone.instance)
-            self._refused.discard(gone.instance)
-        return [booking for booking in self._bookings.values() if self.fleet.get(booking.worker) is None]
+                self._roster(model).drop(name)
+            self.estimates.forget(name)
+            self._refused.discard(name)
+        return [
+            booking
+            for booking in self._bookings.values()
+            if booking.worker in silent
+            or (self.fleet.get(booking.worker) is None and self._listed.is_silent(booking.key, now))
+        ]
 
     def unlisted(self) -> list[Booking]:
         """Bookings that their worker tells of no longer though it is heard: the report of their end may be lost."""

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority, RowRecord
 from giornata.wire.requests import EditParameters, OutputFormat
 from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata.wire.values import Wire
+
+
+class Epoch(NamedTuple):
+    """Which router leads, in order: of two routers, the one with the higher epoch has taken the lease later."""
+
+    created_us: int
+    """When the stream of the lease was made, in microseconds since 1970: in a new one revisions begin again at 1."""
+    revision: int
+    """With which the lease was taken; renewals do not change it."""
 
 
 class SubmitRequest(Wire):
@@ -82,6 +91,8 @@ class RunRequest(Wire):
     encoding: Encoding
     rows: tuple[RowRecord, ...]
     remaining_ms: int
+    epoch: Epoch | None = None
+    """The router's; None from a version that sends none."""
 
 
 class RunAnswer(StrEnum):
@@ -90,6 +101,8 @@ class RunAnswer(StrEnum):
     ACCEPTED = "accepted"
     FULL = "full"
     DRAINING = "draining"
+    STALE = "stale"
+    """Another router leads now: the worker has heard of a higher epoch."""
 
 
 class RunReply(Wire):
@@ -99,10 +112,14 @@ class RunReply(Wire):
 
 
 class CancelRows(Wire):
-    """router → one denoiser: drop the rows of this attempt; another worker has them."""
+    """router → one denoiser: drop the rows of this attempt; another worker has them.
+
+    gateway → all: a job is cancelled, which its record says too; without epoch.
+    """
 
     job_id: str
     attempt: int
+    epoch: Epoch | None = None
 
 
 class TemplateRequest(Wire):
@@ -135,6 +152,7 @@ class RecordRequest(Wire):
     template: TemplateRecord
     inputs: TemplateInputs
     remaining_ms: int
+    epoch: Epoch | None = None
 
 
 class PrefetchTemplate(Wire):
@@ -142,6 +160,7 @@ class PrefetchTemplate(Wire):
 
     job: Job
     inspection: Inspection
+    epoch: Epoch | None = None
 
 
 class RemoveTemplate(Wire):

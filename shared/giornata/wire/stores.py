@@ -15,7 +15,7 @@ TEMPLATES: Final = "giornata-templates"
 QUARANTINE: Final = "giornata-quarantine"
 """Key-value buckets of job records, registered templates, and jobs that were given up as their workers were lost."""
 LEASES: Final = "giornata-leases"
-"""Key-value bucket whose entries expire unless renewed."""
+"""Key-value bucket of the lease that makes one router active; its revisions are the routers' epochs."""
 
 
 def bucket_stream(bucket: str) -> str:

@@ -15,7 +15,7 @@ from giornata import tensors
 from giornata.families import Family
 from giornata.wire import subjects
 from giornata.wire.errors import InternalError
-from giornata.wire.messages import CancelRows, RunAnswer
+from giornata.wire.messages import CancelRows, Epoch, RunAnswer
 from giornata_tools.model.random.build import build
 from tests.integration.denoiser.bench import STEPS, WAIT_S, Bench, taken
 
@@ -42,6 +42,24 @@ async def test_a_cancelled_attempt_is_dropped_without_a_report(bench: Bench, bro
         assert (await bench.report()).job_id == next_job.job.job_id
         (assignment,) = (await bench.records.get(job_id)).assignments
         assert assignment.worker == worker.instance  # the router's to close
+
+
+async def test_a_router_that_was_superseded_is_not_obeyed(bench: Bench) -> None:
+    """The epoch of each message counts, whatever the message is; without one, the sender is a gateway or older."""
+    old, new = Epoch(1, 3), Epoch(1, 5)
+    async with bench.worker(permits=1, capacity_rows=2) as worker:
+        kept, late = await bench.job(worker), await bench.job(worker)
+        assert await bench.run(worker, kept.model_copy(update={"epoch": new})) is RunAnswer.ACCEPTED
+        assert (await bench.step()).step == 1
+        stale = late.model_copy(update={"epoch": old})
+        assert await bench.run(worker, stale) is RunAnswer.STALE
+        subject = subjects.worker(worker.instance, "cancel")
+        await bench.bus.publish(subject, CancelRows(job_id=kept.job.job_id, attempt=1, epoch=old))
+        assert await bench.run(worker, stale) is RunAnswer.STALE, "by now the cancel was heard"
+        worker.network.permits.release(1000)
+        assert (await bench.report()).job_id == kept.job.job_id
+        assert await bench.run(worker, late) is RunAnswer.ACCEPTED
+        assert (await bench.report()).job_id == late.job.job_id
 
 
 async def test_a_newer_attempt_replaces_the_older(bench: Bench) -> None:

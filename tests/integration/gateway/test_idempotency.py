@@ -18,7 +18,7 @@ from giornata.wire.errors import (
 from giornata_gateway.intake.rules.idempotency import HEADER
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import picture_of
-from tests.integration.gateway.repeating import edit, fresh, stored
+from tests.integration.gateway.repeating import edit, fresh, keys_below, stored
 from tests.integration.gateway_fakes import Stage, open_stage
 
 
@@ -119,6 +119,25 @@ async def test_an_answer_that_never_came_is_asked_for_again(
         stage.router.refusals = []
         status, _, repeated = await edit(stage, key)
         assert (status, repeated) == (200, False)
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+async def test_pictures_stay_where_a_router_that_did_not_answer_may_have_queued_the_job(
+    stage: Stage, keyed: bool
+) -> None:
+    """The first router may have died after it had queued the job; the next one, which refuses, does not know of it."""
+    stage.router.silent, stage.router.refusals = 1, [QueueFull(retry_after_s=1)]
+    status = (await edit(stage, fresh()))[0] if keyed else (await stage.edit())[0]
+    assert status == 503
+    (job_id,) = stage.router.submitted
+    assert len(await stored(stage)) == 2
+    stage.router.refusals = [QueueFull(retry_after_s=1)]
+    assert (await stage.edit())[0] == 503
+    async with asyncio.timeout(5):
+        while len(await stored(stage)) > 2:  # noqa: ASYNC110 - forgetting is not told
+            await asyncio.sleep(0.02)
+    assert len(stage.router.submitted) == 2
+    assert all(job_id in key for key in await keys_below(stage, job_id))
 
 
 async def test_a_cancelled_job_stays_cancelled_under_its_key(stage: Stage) -> None:

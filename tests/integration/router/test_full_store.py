@@ -24,8 +24,8 @@ from giornata.wire.messages import Accepted, SubmitRequest
 from giornata.wire.stores import LEASES, LEAST_STORE_BYTES, RECORDS, STORE_BYTES
 from giornata.wire.values import CellMap
 from giornata.wire.workers import ServiceState
+from giornata_router.lease import KEY as LEASE
 from giornata_router.rules import transitions
-from giornata_router.service import LEASE
 from tests.fakes import fleet
 from tests.fakes.fleet import REF, FakePrepost
 from tests.fakes.news import News

@@ -17,8 +17,7 @@ from giornata.wire.events import DoneEvent
 from giornata.wire.jobs import Job, JobState, Priority
 from giornata.wire.messages import CancelRows
 from giornata.wire.requests import Reuse
-from giornata.wire.stores import LEASES, RECORDS
-from giornata_router.service import Lease
+from giornata.wire.stores import RECORDS
 from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.unit.scheduling.test_placement import worker
@@ -28,27 +27,6 @@ async def cancel(bench: Bench, job: Job) -> None:
     """As a gateway does."""
     await bench.records.change(job.job_id, lambda r: r.model_copy(update={"cancel": True}))
     await bench.bus.publish(subjects.cancel(job.job_id), CancelRows(job_id=job.job_id, attempt=0))
-
-
-async def test_the_lease_has_one_holder_and_goes_on_when_given_up_or_let_go(private_nats: NatsServer) -> None:
-    async with buses.connect(private_nats.url, "leases") as bus:
-        await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
-        first, second = [Lease(await bus.jetstream.key_value(LEASES), name) for name in ("a", "b")]
-        assert await first.acquire()
-        assert not await second.acquire()
-        for _ in range(4):
-            await asyncio.sleep(streams.LEASE_TTL_S / 3)
-            assert await first.renew()
-        assert not await second.acquire(), "a renewed lease does not expire"
-        await first.release()
-        assert await second.acquire(), "a released lease is free at once"
-        assert not await first.renew(), "who has given it up does not hold it"
-        async with asyncio.timeout(3 * streams.LEASE_TTL_S):
-            while not await first.acquire():  # noqa: ASYNC110 - second falls silent, which nobody tells
-                await asyncio.sleep(0.1)
-        assert not await second.renew(), "whose lease has expired learns it"
-        await second.release()
-        assert await first.renew(), "and takes nothing from its successor"
 
 
 @pytest.mark.parametrize("away_s", [0.0, pytest.param(5.0, marks=pytest.mark.slow)])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from giornata.fleet import COUNTED_S, SILENCE_S
 from giornata.wire.workers import QueueState, RowProgress, ServiceName, ServiceState, StepSample, WorkerState
+from giornata_gateway.fleet import FleetListener
 from giornata_gateway.views.fleet import SAMPLES_S, WINDOW_S, StepRates, fleet_view
 from tests.fakes.fleet import CARD
 
@@ -125,3 +127,16 @@ def test_what_nobody_told_is_unknown() -> None:
     unknown = [denoiser(worker()), router(QueueState(jobs=1))]
     assert fleet_view(unknown, StepRates(), 0.0).predicted_wait_s is None
     assert fleet_view([denoiser(worker()), router(EMPTY)], StepRates(), 0.0).predicted_wait_s == 0
+
+
+def test_an_instance_is_gone_when_it_was_silent_for_long_enough_while_the_gateway_listened() -> None:
+    fleet = FleetListener(bridged_s=0)
+    fleet.clock.tick(0.0)
+    fleet.hear(denoiser(worker()))
+    fleet.clock.tick(60.0)  # the gateway stood still
+    fleet.look()
+    assert [state.instance for state in fleet.states()] == ["d1"]
+    for second in range(int(SILENCE_S / COUNTED_S) + 1):
+        fleet.clock.tick(61.0 + second)
+    fleet.look()
+    assert fleet.states() == []

@@ -118,6 +118,17 @@ def test_rows_of_a_worker_that_fell_silent_are_not_doubted_but_lost() -> None:
     assert [lost.key[0] for lost in fleet.expire(late + 0.1)] == ["a"]
 
 
+def test_rows_of_a_worker_that_was_not_heard_yet_are_waited_for() -> None:
+    """A router that has just started adopts rows before it has heard of their workers."""
+    fleet = placement()
+    fleet.assign("a", 1, "d1", DEMAND, now=0)
+    assert fleet.expire(SILENCE_S) == []
+    assert [lost.key[0] for lost in fleet.expire(SILENCE_S + 0.1)] == ["a"]
+    fleet.assign("b", 1, "d2", DEMAND, now=0)
+    fleet.observe(worker("d2"), SILENCE_S)
+    assert [lost.key[0] for lost in fleet.expire(SILENCE_S + 0.1)] == ["a"]
+
+
 def test_an_older_attempt_does_not_vouch_for_a_newer_one() -> None:
     fleet = placement(worker("d1"))
     fleet.assign("a", 2, "d1", DEMAND, now=0)

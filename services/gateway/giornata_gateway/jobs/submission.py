@@ -65,6 +65,8 @@ class Submission:
     """Is told the id of a shared job that was not accepted as it was submitted."""
     sending: dict[str, asyncio.Task[GiornataError | None]] = field(default_factory=dict)
     """Submissions on their way, by job."""
+    doubtful: set[str] = field(default_factory=set)
+    """Jobs that a router may have accepted without an answer; their pictures stay, though another router refuses."""
 
     async def known(self, order: EditOrder) -> Prepared | None:
         """The job that was accepted under the order's key, as :func:`check_same` allows; None without key or job."""
@@ -150,8 +152,7 @@ class Submission:
         """
         error = await self._ask_router(job)
         if error is not None:
-            if not isinstance(error, ServiceUnavailable):
-                await self.preparation.forget(job)
+            await self._forget_refused(job)
             return error
         try:
             standing = (await self.ledger.records.get(job.job_id)).job
@@ -173,7 +174,11 @@ class Submission:
         async def ask() -> None:
             deadline = Deadline.after_ms(TRY_S * 1000)
             request = SubmitRequest(job=job, remaining_ms=deadline.remaining_ms())
-            await self.bus.call(subjects.SUBMIT, request, Accepted, deadline)
+            try:
+                await self.bus.call(subjects.SUBMIT, request, Accepted, deadline)
+            except (ServiceUnavailable, DeadlineExceeded, InternalError):
+                self.doubtful.add(job.job_id)
+                raise
 
         try:
             await retries.soon((ServiceUnavailable, DeadlineExceeded), self.config.submit_window_s)(ask)
@@ -183,7 +188,9 @@ class Submission:
             return error
         except Exception:  # the task's edge: logged and answered
             log.exception("submit_failed", job_id=job.job_id)
+            self.doubtful.add(job.job_id)
             return InternalError()
+        self.doubtful.discard(job.job_id)
         told = {"tenant": job.tenant, "user": job.parameters.user, "n": job.parameters.n}
         log.info("accepted", job_id=job.job_id, priority=job.priority.value, **told)
         return None
@@ -207,7 +214,19 @@ class Submission:
             await asyncio.wait([sending])
         try:
             await self.ledger.cancel(job.job_id)
-        except JobNotFound:  # it was never accepted
-            await self.preparation.forget(job)
+        except JobNotFound:  # it was not accepted, as far as is known
+            await self._forget_refused(job)
         except Exception:  # the task's edge: logged; the job ends by its budget, the blobs expire
             log.exception("call_off_failed", job_id=job.job_id)
+        finally:
+            self.doubtful.discard(job.job_id)
+
+    async def _forget_refused(self, job: Job) -> None:
+        """Forget the pictures of a job that was not accepted; in doubt they stay until they expire.
+
+        The first router that was asked may have queued the job and died, and the next one may have refused it.
+        """
+        if job.job_id in self.doubtful:
+            self.doubtful.discard(job.job_id)
+        else:
+            await self.preparation.forget(job)

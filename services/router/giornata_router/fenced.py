@@ -1,0 +1,87 @@
+"""What only the leader does: write job records, and give workers orders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+
+from giornata.bus.bus import Bus
+from giornata.deadlines import Deadline
+from giornata.records import Change, Records
+from giornata.wire import subjects
+from giornata.wire.jobs import Assignment, Inspection, Job, JobRecord
+from giornata.wire.messages import (
+    CancelRows,
+    PrefetchTemplate,
+    RecordRequest,
+    RunAnswer,
+    RunReply,
+    RunRequest,
+)
+from giornata_router.lease import Leadership, LeaseEndedError
+
+Ask = TypeVar("Ask", RunRequest, RecordRequest)
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class LeaderRecords(Records):
+    """Job records; a write raises LeaseEndedError instead, once the lease has ended."""
+
+    leadership: Leadership
+
+    @classmethod
+    def over(cls, records: Records, leadership: Leadership) -> LeaderRecords:
+        """The bucket of `records`, written under a lease."""
+        return cls(**vars(records), leadership=leadership)
+
+    async def create(self, record: JobRecord) -> bool:
+        """Write the first revision, as in every bucket."""
+        self.leadership.check()
+        return await super().create(record)
+
+    async def change(self, key: str, change: Change[JobRecord]) -> JobRecord:
+        """Change a record, as in every bucket. The lease is looked at after the record has been read."""
+
+        def led(record: JobRecord) -> JobRecord | None:
+            self.leadership.check()
+            return change(record)
+
+        return await super().change(key, led)
+
+
+class Workers:
+    """The messages to denoisers. Each carries the epoch of the lease, and none is sent after its end."""
+
+    def __init__(self, bus: Bus, leadership: Leadership) -> None:
+        self._bus, self._leadership = bus, leadership
+
+    async def run(self, worker: str, request: RunRequest, limit: Deadline) -> RunReply:
+        """Ask `worker` to compute rows; raises as :meth:`giornata.bus.bus.Bus.call`, and LeaseEndedError."""
+        return await self._ask(subjects.worker(worker, "run"), request, limit)
+
+    async def record(self, worker: str, request: RecordRequest, limit: Deadline) -> RunReply:
+        """Ask `worker` to record a template; raises as :meth:`run`."""
+        return await self._ask(subjects.worker(worker, "record"), request, limit)
+
+    async def drop(self, job_id: str, assignment: Assignment) -> None:
+        """Tell the worker of an attempt to drop its rows."""
+        message = CancelRows(job_id=job_id, attempt=assignment.attempt, epoch=self._leadership.check())
+        await self._bus.publish(subjects.worker(assignment.worker, "cancel"), message)
+
+    async def prefetch(self, worker: str, job: Job, inspection: Inspection) -> None:
+        """Tell `worker` to read the template of a job from disk."""
+        message = PrefetchTemplate(job=job, inspection=inspection, epoch=self._leadership.check())
+        await self._bus.publish(subjects.worker(worker, "prefetch"), message)
+
+    async def _ask(self, subject: str, request: Ask, limit: Deadline) -> RunReply:
+        told = request.model_copy(update={"epoch": self._leadership.check()})
+        reply = await self._bus.call(subject, told, RunReply, limit)
+        if reply.answer is RunAnswer.STALE:
+            log.error("superseded", subject=subject, epoch=told.epoch)
+            self._leadership.end()
+            raise LeaseEndedError
+        return reply

@@ -1,0 +1,165 @@
+"""A router that stands still loses no attempt, and one that was superseded meanwhile does no harm when it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+import pytest
+
+from giornata.fleet import SILENCE_S
+from giornata.wire import codec, subjects
+from giornata.wire.jobs import Job, JobState
+from giornata.wire.messages import SubmitRequest
+from giornata.wire.requests import Reuse
+from giornata.wire.workers import ServiceName, ServiceState
+from tests.fakes.denoiser import FakeDenoiser
+from tests.fakes.news import News
+from tests.integration.conftest import NatsServer
+from tests.integration.router.bench import Bench, denoiser, make_job
+
+WORKERS: Final = 4
+JOBS: Final = 24
+START_S: Final = 60.0
+"""Time for a process to start on a busy machine."""
+
+
+class RouterProcess:
+    """A router that can be stopped as a whole, and what it tells of itself."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.process: asyncio.subprocess.Process
+        self.active: bool | None = None
+        self.told = 0
+        self.news = News()
+
+    def hear(self, state: ServiceState) -> None:
+        self.active, self.told = state.active, self.told + 1
+        self.news.tell()
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    async def until(self, *, active: bool) -> None:
+        await self.news.until(lambda: self.active is active, START_S)
+
+    async def until_told(self, times: int) -> None:
+        """Until it has told its state so many times more; it does so ten times a second."""
+        goal = self.told + times
+        await self.news.until(lambda: self.told >= goal, START_S)
+
+
+@asynccontextmanager
+async def router_process(bench: Bench, url: str, name: str) -> AsyncIterator[RouterProcess]:
+    """A router as a process of its own, which has told its state."""
+    router = RouterProcess(name)
+    telemetry = subjects.telemetry(ServiceName.ROUTER, name)
+    async with bench.bus.listen(telemetry, ServiceState, router.hear):
+        router.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "giornata_router", "--instance", name, "--telemetry-hz", "10"),
+            env={**os.environ, "GIORNATA_NATS_URL": url},
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            await router.until_told(1)
+            yield router
+        finally:
+            router.thaw()
+            router.process.kill()
+            await router.process.wait()
+
+
+async def loaded(stack: AsyncExitStack, bench: Bench) -> list[FakeDenoiser]:
+    """Workers that hold their rows at a step."""
+    workers = [await denoiser(stack, bench, f"d{i}") for i in range(WORKERS)]
+    news = News()
+    for worker in workers:
+        worker.news = news
+        worker.going.clear()
+    return workers
+
+
+async def given(bench: Bench, workers: list[FakeDenoiser], count: int) -> list[Job]:
+    """So many jobs, all of them on workers."""
+    before = sum(len(worker.requests) for worker in workers)
+    jobs = [make_job(budget_ms=120_000, reuse=Reuse.OFF) for _ in range(count)]
+    for job in jobs:
+        await bench.submit(job)
+    await workers[0].news.until(lambda: sum(len(w.requests) for w in workers) == before + count, 30)
+    return jobs
+
+
+async def check_undisturbed(bench: Bench, workers: list[FakeDenoiser], jobs: list[Job]) -> None:
+    """Let the rows go on: no attempt was lost or cancelled, and none was made twice."""
+    assert [job for worker in workers for job in worker.cancelled] == []
+    for worker in workers:
+        worker.going.set()
+    for job in jobs:
+        assert (await bench.ended(job, 60)).state is JobState.COMPLETED
+    records = [await bench.records.get(job.job_id) for job in jobs]
+    assert {(record.attempt, record.causes) for record in records} == {(1, ())}
+    assert sorted(r.job.job_id for w in workers for r in w.requests) == sorted(job.job_id for job in jobs)
+
+
+@pytest.mark.parametrize("frozen_s", [2.5, 5.0])
+async def test_a_router_that_stood_still_takes_no_worker_for_dead(
+    bench: Bench, private_nats: NatsServer, frozen_s: float
+) -> None:
+    """After the longer time its lease has ended, too: it leads again, and adopts what runs."""
+    async with AsyncExitStack() as stack:
+        router = await stack.enter_async_context(router_process(bench, private_nats.url, "r1"))
+        workers = await loaded(stack, bench)
+        jobs = await given(bench, workers, JOBS)
+        router.freeze()
+        await asyncio.sleep(frozen_s)
+        router.thaw()
+        await router.until_told(int(10 * (SILENCE_S + 1)))
+        await router.until(active=True)
+        await check_undisturbed(bench, workers, jobs)
+
+
+async def test_a_superseded_router_cancels_nothing_and_answers_nothing(
+    bench: Bench, private_nats: NatsServer
+) -> None:
+    answers: list[bytes] = []
+    inbox = bench.bus.client.new_inbox()
+
+    async def hear(message: object) -> None:
+        answers.append(message.data)  # type: ignore[attr-defined]  # a message of nats-py
+
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(router_process(bench, private_nats.url, "r1"))
+        await first.until(active=True)
+        workers = await loaded(stack, bench)
+        jobs = await given(bench, workers, JOBS // 2)
+        second = await stack.enter_async_context(router_process(bench, private_nats.url, "r2"))
+        first.freeze()
+        await second.until(active=True)
+        jobs += await given(bench, workers, JOBS // 2)
+        asked = make_job(budget_ms=120_000, reuse=Reuse.OFF)
+        await bench.bus.client.subscribe(inbox, cb=hear)
+        request = SubmitRequest(job=asked, remaining_ms=60_000)
+        bench.done[asked.job_id] = asyncio.get_running_loop().create_future()
+        await bench.bus.client.publish(subjects.SUBMIT, codec.encode(request), reply=inbox)
+        await workers[0].news.until(lambda: any(r.job == asked for w in workers for r in w.requests))
+        first.active = None
+        first.thaw()
+        await first.until(active=False)
+        await first.until_told(int(10 * (SILENCE_S + 1)))
+        assert second.active
+        assert len(answers) == 1
+        await check_undisturbed(bench, workers, [*jobs, asked])
+        epochs = [request.epoch for worker in workers for request in worker.requests]
+        assert len(set(epochs)) == 2
+        (lower, higher) = sorted(epoch for epoch in set(epochs) if epoch)
+        assert lower.created_us == higher.created_us
+        assert lower.revision < higher.revision

@@ -1,0 +1,85 @@
+"""Who may act as the leader: the holder until its lease must have ended, and another router only after that."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.wire.messages import Epoch
+from giornata_router.lease import Leadership, LeaseEndedError
+from giornata_router.rules.tenure import MARGIN, Sighting, Watch
+
+LIFE_S = 3.0
+EPOCH = Epoch(1, 7)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_it_leads_until_the_lease_must_have_ended() -> None:
+    clock = Clock()
+    leadership = Leadership(clock)
+    with pytest.raises(LeaseEndedError):
+        leadership.check()
+    leadership.begin(EPOCH, LIFE_S)
+    clock.now = 2.9
+    assert leadership.check() == EPOCH
+    leadership.extend(2.0 + LIFE_S)
+    clock.now = 4.9
+    assert leadership.check() == EPOCH
+    clock.now = 5.0
+    with pytest.raises(LeaseEndedError):
+        leadership.check()
+    leadership.extend(100.0)
+    with pytest.raises(LeaseEndedError):
+        leadership.check()  # a late renewal does not bring back what has ended
+    leadership.begin(Epoch(1, 9), 100.0)
+    leadership.end()
+    assert not leadership.leads
+
+
+def test_a_lease_that_was_given_up_or_never_held_is_free_at_once() -> None:
+    assert Watch(LIFE_S).see(Sighting(0, free=True), 5.0) == 0.0
+    assert Watch(LIFE_S).see(Sighting(8, free=True), 5.0) == 0.0
+
+
+def test_every_change_begins_the_wait_again_and_so_does_an_entry_that_vanishes() -> None:
+    watch = Watch(LIFE_S)
+    assert watch.see(Sighting(1, free=False), 0.0) == pytest.approx(LIFE_S * MARGIN)
+    assert watch.see(Sighting(1, free=False), 3.0) == pytest.approx(LIFE_S * MARGIN - 3.0)
+    assert watch.see(Sighting(2, free=False), 3.2) == pytest.approx(LIFE_S * MARGIN)
+    assert watch.see(Sighting(0, free=False), 6.0) == pytest.approx(LIFE_S * MARGIN)
+    assert watch.see(Sighting(0, free=False), 6.0 + LIFE_S * MARGIN) == 0.0
+
+
+@given(
+    gaps_s=st.lists(st.floats(0.1, 2.9), max_size=10),
+    took_s=st.floats(0.0, 1.0),
+    looks_s=st.lists(st.floats(0.1, 5.0), min_size=5, max_size=40),
+    vanishes_s=st.none() | st.floats(0.0, 20.0),
+    offset_s=st.floats(-1e6, 1e6),
+)
+def test_no_two_lead_whatever_is_renewed_seen_or_vanishes_and_whatever_the_clocks_say(
+    gaps_s: list[float], took_s: float, looks_s: list[float], vanishes_s: float | None, offset_s: float
+) -> None:
+    """The holder asks for renewals, each in force up to a second later, and the standby looks now and then."""
+    asked = [0.0]
+    for gap_s in gaps_s:
+        asked.append(asked[-1] + gap_s)
+    if vanishes_s is not None:
+        asked = [at for at in asked if at + took_s < vanishes_s] or [0.0]
+    ends_s = asked[-1] + LIFE_S
+    watch, now = Watch(LIFE_S), took_s
+    for look_s in looks_s:
+        now += look_s
+        gone = vanishes_s is not None and now >= max(vanishes_s, took_s)
+        revision = 0 if gone else sum(at + took_s <= now for at in asked)
+        if watch.see(Sighting(revision, free=False), now + offset_s) == 0.0:
+            assert now >= ends_s
+            return
