@@ -46,8 +46,8 @@ class TimeSheet:
     """
 
     def __init__(self, record: JobRecord, waited_ms: float = 0.0) -> None:
-        self._stage_ms = record.stage_ms.model_dump()
-        self._compute_ms = record.compute_ms.model_dump()
+        self._stage_ms = record.stage_ms.known()
+        self._compute_ms = record.compute_ms.known()
         self._stage_ms["queue"] += waited_ms
         self._spent_before_ms = record.spent_ms + int(waited_ms)
         self._began_s = time.monotonic()

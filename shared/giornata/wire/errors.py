@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from giornata.wire.values import Wire
+from giornata.wire.values import Recorded
 
 MESSAGE_CHARS = 2000
 VALUE_CHARS = 200
 """Texts are cut to these lengths, so that every error fits into a message and into the job's record."""
 
 
-class ErrorBody(Wire):
+class ErrorBody(Recorded):
     """An error as it travels: over NATS, into the job record, and as the body of an HTTP answer."""
 
     code: str
@@ -258,4 +258,5 @@ BY_CODE: dict[str, type[GiornataError]] = _leaves(GiornataError)
 
 def from_body(body: ErrorBody) -> GiornataError:
     """Raise-able error from its travelling form; a code of a newer version becomes :class:`Failed`."""
-    return BY_CODE.get(body.code, Failed)(**body.model_dump(exclude={"code"}))
+    fields = body.known()
+    return BY_CODE.get(fields.pop("code"), Failed)(**fields)

@@ -102,6 +102,8 @@ async def running_router(
     password_file: Path | None = None,
     policy: PolicyName = PolicyName.FINISH_TIME,
     ageing_s: float = AGEING_S,
+    records_of: type[Records] = Records,
+    quarantine_of: type[Quarantine] = Quarantine,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """A router on a connection of its own; cancelling the task is its sudden death."""
     config = RouterConfig(
@@ -121,7 +123,10 @@ async def running_router(
     async def live() -> None:
         async with buses.connect(url, name, user=User.ROUTER, password_file=password_file) as bus:
             await streams.ensure_queue(bus.jetstream, replicas=replicas, queue_limit=queue_limit)
-            records, quarantine = await Records.open(bus.jetstream), await Quarantine.open(bus.jetstream)
+            records, quarantine = (
+                await records_of.open(bus.jetstream),
+                await quarantine_of.open(bus.jetstream),
+            )
             await Router(bus, records, quarantine, config).run(stop)
 
     task = asyncio.create_task(live())
