@@ -134,6 +134,10 @@ class TooManyPixels(BadRequest, code="too_many_pixels", status=413):
     """The image has more pixels than this server accepts."""
 
 
+class RequestTimeout(BadRequest, code="request_timeout", status=408):
+    """The request did not come in time."""
+
+
 class Unauthorized(BadRequest, code="unauthorized", status=401):
     """The API key is missing or unknown."""
 
@@ -188,6 +192,10 @@ class TooManyRequests(Overloaded, code="too_many_requests", status=429):
 
 class QueueTooLong(TooManyRequests, code="queue_too_long"):
     """An edit that came now would wait for longer than it may; try again later."""
+
+
+class TooManyConnections(Overloaded, code="too_many_connections"):
+    """This gateway has as many connections as it may have; try again later."""
 
 
 class RateLimited(Overloaded, code="rate_limit_exceeded", status=429):
