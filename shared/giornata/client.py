@@ -20,7 +20,6 @@ from typing import Any, Final, TypeVar
 
 from nats.aio.client import NO_RESPONDERS_STATUS
 from nats.aio.msg import Msg
-from pydantic import ValidationError
 
 from giornata.blobs import BlobStore, RedisBlobs
 from giornata.bus import bus
@@ -29,7 +28,7 @@ from giornata.wire import codec, messages, subjects
 from giornata.wire.errors import DeadlineExceeded, GiornataError, PayloadTooLarge, ServiceUnavailable
 from giornata.wire.events import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import BlobRef, Priority
-from giornata.wire.requests import EditParameters, request_error
+from giornata.wire.requests import EditParameters, asked
 
 GRACE_S: Final = 5.0
 """How much longer than the edit's own time a client waits for the answer."""
@@ -125,10 +124,7 @@ class Client:
             parameters: other fields of :class:`giornata.wire.requests.EditParameters`.
         """
         deadline = Deadline.after_ms(timeout_s * 1000)
-        try:
-            wanted = EditParameters(prompt=prompt, **parameters)
-        except ValidationError as error:
-            raise request_error(error) from error
+        wanted = asked(EditParameters, {"prompt": prompt, **parameters})
         stored_image, stored_mask = await self._claim_checks(image, mask, int(timeout_s) + 60)
         token = secrets.token_hex(8)
         message = messages.EditMessage(

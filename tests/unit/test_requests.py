@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from giornata.families import Family
 from giornata.wire.errors import GiornataError, InvalidField, NotSupported, UnknownField
-from giornata.wire.requests import MAX_SEED, EditParameters, OutputFormat, request_error, resolve
+from giornata.wire.requests import MAX_SEED, EditParameters, OutputFormat, asked, resolve
 from tests.fakes.fleet import CARD
 
 INPAINT = CARD.model_copy(
@@ -23,9 +22,9 @@ INPAINT = CARD.model_copy(
 
 
 def refusal(**fields: object) -> GiornataError:
-    with pytest.raises(ValidationError) as caught:
-        EditParameters.model_validate({"prompt": "x", **fields})
-    return request_error(caught.value)
+    with pytest.raises(GiornataError) as caught:
+        asked(EditParameters, {"prompt": "x", **fields})
+    return caught.value
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,25 @@ class GatewayConfig(ServiceConfig):
     )
     max_parts: int = Field(48, ge=2, le=1000, description="Parts of a multipart request.")
     max_field_bytes: int = Field(16 << 10, ge=256, description="Size of one form field that is not a file.")
-    receive_s: float = Field(60.0, gt=0, le=3600, description="Time allowed for sending a request.")
+    head_s: float = Field(10.0, gt=0, le=600, description="Time allowed for sending a request's head.")
+    receive_s: float = Field(60.0, gt=0, le=3600, description="Time allowed for sending a request's body.")
+    receive_bytes_per_s: int = Field(
+        16 << 10,
+        ge=1,
+        description="Slowest pace of a request's body, after the seconds that a head may take.",
+    )
+    idle_s: float = Field(
+        75.0,
+        gt=0,
+        le=3600,
+        description="How long a connection stays open between two requests; longer than a proxy keeps its own.",
+    )
+    max_connections: int = Field(
+        4096,
+        ge=1,
+        le=1_000_000,
+        description="Connections open at a time, fewer than the process may open files; more get 503.",
+    )
     stall_s: float = Field(
         20.0,
         gt=0,

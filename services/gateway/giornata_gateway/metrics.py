@@ -144,7 +144,7 @@ class Metrics(Collector):
 
     def job_ended(self, event: DoneEvent, *, awaited: bool) -> None:
         """Take in the stage times of a job of this gateway, and its error where no answer will count it."""
-        for stage, milliseconds in event.stage_ms.model_dump().items():
+        for stage, milliseconds in event.stage_ms.known().items():
             self._stage_seconds.labels(stage).observe(milliseconds / 1000)
         if event.slo_met is not None:
             self._slo.labels(str(event.slo_met).lower()).inc()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
@@ -27,30 +26,29 @@ Ask = TypeVar("Ask", RunRequest, RecordRequest)
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class LeaderRecords(Records):
-    """Job records; a write raises LeaseEndedError instead, once the lease has ended."""
+class LeaderRecords:
+    """The job records `records`; a write raises LeaseEndedError instead, once the lease has ended."""
 
-    leadership: Leadership
+    def __init__(self, records: Records, leadership: Leadership) -> None:
+        self._records, self._leadership = records, leadership
 
-    @classmethod
-    def over(cls, records: Records, leadership: Leadership) -> LeaderRecords:
-        """The bucket of `records`, written under a lease."""
-        return cls(**vars(records), leadership=leadership)
+    async def get(self, job_id: str) -> JobRecord:
+        """A record; an unknown id raises JobNotFound."""
+        return await self._records.get(job_id)
 
     async def create(self, record: JobRecord) -> bool:
         """Write the first revision, as in every bucket."""
-        self.leadership.check()
-        return await super().create(record)
+        self._leadership.check()
+        return await self._records.create(record)
 
-    async def change(self, key: str, change: Change[JobRecord]) -> JobRecord:
+    async def change(self, job_id: str, change: Change[JobRecord]) -> JobRecord:
         """Change a record, as in every bucket. The lease is looked at after the record has been read."""
 
         def led(record: JobRecord) -> JobRecord | None:
-            self.leadership.check()
+            self._leadership.check()
             return change(record)
 
-        return await super().change(key, led)
+        return await self._records.change(job_id, led)
 
 
 class Workers:

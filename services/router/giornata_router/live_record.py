@@ -13,12 +13,13 @@ from typing import Literal
 
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.records import Change, Records
+from giornata.records import Change
 from giornata.wire import subjects
 from giornata.wire.errors import JobCancelled
 from giornata.wire.events import DoneEvent, EventKind, StateEvent
 from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.values import ComputeTimes, StageTimes
+from giornata_router.fenced import LeaderRecords
 from giornata_router.rules.transitions import Times
 
 Stage = Literal["prepare", "queue", "denoise", "finish"]
@@ -46,8 +47,8 @@ class TimeSheet:
     """
 
     def __init__(self, record: JobRecord, waited_ms: float = 0.0) -> None:
-        self._stage_ms = record.stage_ms.model_dump()
-        self._compute_ms = record.compute_ms.model_dump()
+        self._stage_ms = record.stage_ms.known()
+        self._compute_ms = record.compute_ms.known()
         self._stage_ms["queue"] += waited_ms
         self._spent_before_ms = record.spent_ms + int(waited_ms)
         self._began_s = time.monotonic()
@@ -94,7 +95,7 @@ class TimeSheet:
 class LiveRecord:
     """A job's record, the events that tell of it, and the job's time."""
 
-    def __init__(self, bus: Bus, records: Records, record: JobRecord, waited_ms: float = 0.0) -> None:
+    def __init__(self, bus: Bus, records: LeaderRecords, record: JobRecord, waited_ms: float = 0.0) -> None:
         self._bus, self._records = bus, records
         self.job = record.job
         self.record = record

@@ -68,7 +68,7 @@ class Router:
         self._room = Room(bus.jetstream)
         self._tools = Tools(
             bus,
-            LeaderRecords.over(records, self._leadership),
+            LeaderRecords(records, self._leadership),
             prepost,
             self._dispatch,
             forecasting,

@@ -172,6 +172,8 @@ class Walk:
 
     async def _close(self, error: GiornataError) -> None:
         """Write the terminal state of a job that was cancelled or failed, and free its workers."""
+        if isinstance(error, AttemptsExhausted):
+            await self._quarantine(error)
         held: tuple[Assignment, ...] = ()
 
         def closed(record: JobRecord) -> JobRecord:
@@ -182,9 +184,13 @@ class Walk:
         await self._live.end(closed)
         for assignment in held:
             await self._tools.workers.drop(self._job.job_id, assignment)
-        if isinstance(error, AttemptsExhausted):
-            log.error("job_quarantined", job=self._job.job_id, causes=self._live.record.causes)
-            await self._tools.quarantine.put(self._live.record)
+
+    async def _quarantine(self, error: AttemptsExhausted) -> None:
+        """Keep the job for an operator, before its terminal record: a router that finds that one does no more."""
+        record = await self._tools.records.get(self._job.job_id)
+        if not record.state.terminal:
+            log.error("job_quarantined", job=self._job.job_id, causes=record.causes)
+            await self._tools.quarantine.put(transitions.closed(record, error, self._sheet.times()))
 
     async def _enter(self, state: JobState) -> None:
         record = await self._live.change(lambda r: transitions.entered(r, state, self._sheet.times()))

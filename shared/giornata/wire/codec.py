@@ -1,6 +1,7 @@
 """Messages as bytes: msgpack maps with string keys and a schema number.
 
-A reader accepts its own schema number and the one before, ignores unknown fields, and names missing ones.
+A reader accepts its own schema number and the one before, and names missing fields. It ignores unknown fields of
+messages, and keeps those of records (:class:`giornata.wire.values.Recorded`).
 Golden bytes in ``tests/contract`` pin the encoding.
 """
 

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from giornata.wire.values import Wire
+from giornata.wire.values import Recorded
 
 MESSAGE_CHARS = 2000
 VALUE_CHARS = 200
 """Texts are cut to these lengths, so that every error fits into a message and into the job's record."""
 
 
-class ErrorBody(Wire):
+class ErrorBody(Recorded):
     """An error as it travels: over NATS, into the job record, and as the body of an HTTP answer."""
 
     code: str
@@ -134,6 +134,10 @@ class TooManyPixels(BadRequest, code="too_many_pixels", status=413):
     """The image has more pixels than this server accepts."""
 
 
+class RequestTimeout(BadRequest, code="request_timeout", status=408):
+    """The request did not come in time."""
+
+
 class Unauthorized(BadRequest, code="unauthorized", status=401):
     """The API key is missing or unknown."""
 
@@ -188,6 +192,10 @@ class TooManyRequests(Overloaded, code="too_many_requests", status=429):
 
 class QueueTooLong(TooManyRequests, code="queue_too_long"):
     """An edit that came now would wait for longer than it may; try again later."""
+
+
+class TooManyConnections(Overloaded, code="too_many_connections"):
+    """This gateway has as many connections as it may have; try again later."""
 
 
 class RateLimited(Overloaded, code="rate_limit_exceeded", status=429):
@@ -262,4 +270,5 @@ BY_CODE: dict[str, type[GiornataError]] = _leaves(GiornataError)
 
 def from_body(body: ErrorBody) -> GiornataError:
     """Raise-able error from its travelling form; a code of a newer version becomes :class:`Failed`."""
-    return BY_CODE.get(body.code, Failed)(**body.model_dump(exclude={"code"}))
+    fields = body.known()
+    return BY_CODE.get(fields.pop("code"), Failed)(**fields)

@@ -15,7 +15,7 @@ from pydantic import Field
 from giornata.wire.errors import ErrorBody, ServiceUnavailable
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
-from giornata.wire.values import CellMap, ComputeTimes, Grain, StageTimes, Wire
+from giornata.wire.values import CellMap, ComputeTimes, Grain, Recorded, StageTimes
 
 TAKE_OVER_S = 600
 """How long a job may outlive its budget while no router carries it."""
@@ -23,7 +23,7 @@ Box = tuple[int, int, int, int]
 """Left, top, width and height in pixels."""
 
 
-class BlobRef(Wire):
+class BlobRef(Recorded):
     """A claim check: the place, the size and the hash of bytes in the blob store."""
 
     key: str
@@ -57,7 +57,7 @@ class JobState(StrEnum):
         return self in {JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED}
 
 
-class Job(Wire):
+class Job(Recorded):
     """An accepted edit, and the envelope in which tenant, digest, time left and trace context travel."""
 
     job_id: str
@@ -102,7 +102,7 @@ def check_version(model: str, digest: str, card: ModelCard) -> None:
         )
 
 
-class Inspection(Wire):
+class Inspection(Recorded):
     """What prepost's `inspect` measures of a job's image and mask."""
 
     width: int
@@ -144,7 +144,7 @@ class Inspection(Wire):
         return x[0], y[0], max(1, x[1] - x[0]), max(1, y[1] - y[0])
 
 
-class Encoding(Wire):
+class Encoding(Recorded):
     """What prepost's `encode` makes: conditioning of the job and of each row, as safetensors blobs."""
 
     text: BlobRef
@@ -169,7 +169,7 @@ class TemplateUse(StrEnum):
     """The request asked for no reuse."""
 
 
-class RowState(Wire):
+class RowState(Recorded):
     """A row at a step boundary, as a value with which another worker can go on.
 
     Noise, mask and template latents are in the row's encoding blob; a step changes none of them.
@@ -181,7 +181,7 @@ class RowState(Wire):
     """safetensors: `latents` (tokens, 4 * latent_channels) float32, packed row-major."""
 
 
-class RowRecord(Wire):
+class RowRecord(Recorded):
     """One picture of a job."""
 
     index: int
@@ -224,7 +224,7 @@ def assignments(rows: Iterable[RowRecord]) -> tuple[Assignment, ...]:
     )
 
 
-class JobRecord(Wire):
+class JobRecord(Recorded):
     """The truth about a job. Changed by revision; `completed`, `failed` and `cancelled` are written once."""
 
     job: Job

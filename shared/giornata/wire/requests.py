@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     StringConstraints,
     ValidationError,
@@ -18,6 +18,7 @@ from pydantic import (
 
 from giornata.wire.errors import GiornataError, InvalidField, NotSupported, UnknownField
 from giornata.wire.models import ModelCard
+from giornata.wire.values import Recorded
 
 MAX_STEPS: Final = 200
 MAX_IMAGES: Final = 10
@@ -63,12 +64,14 @@ class Reuse(StrEnum):
 ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")]
 OutputSize = Annotated[str, StringConstraints(pattern=r"^(auto|[1-9]\d{1,4}x[1-9]\d{1,4})$")]
 """`auto` or WIDTHxHEIGHT."""
+M = TypeVar("M", bound=BaseModel)
 
 
-class EditParameters(BaseModel):
-    """One edit, as asked for. ``None`` means the model's own default; :func:`resolve` fills it in."""
+class EditParameters(Recorded):
+    """One edit, as asked for. ``None`` means the model's own default; :func:`resolve` fills it in.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Doors make it by :func:`asked`, which refuses unknown fields; the parameters of a job's record keep them.
+    """
 
     prompt: Annotated[str, StringConstraints(min_length=1, max_length=4000)] = Field(
         description="What belongs into the masked region."
@@ -190,6 +193,14 @@ class EditParameters(BaseModel):
             return None
         width, height = self.size.split("x")
         return int(width), int(height)
+
+
+def asked(kind: type[M], given: Mapping[str, object]) -> M:
+    """What an application asks for, as a `kind`; the error names all fields that are wrong or unknown."""
+    try:
+        return kind.model_validate(given, extra="forbid")
+    except ValidationError as error:
+        raise request_error(error) from error
 
 
 def resolve(parameters: EditParameters, card: ModelCard, seed: int) -> EditParameters:

@@ -14,7 +14,7 @@ from giornata.wire.errors import ErrorBody, TemplateMismatch
 from giornata.wire.jobs import BlobRef, Inspection, check_version
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
-from giornata.wire.values import Wire
+from giornata.wire.values import Recorded, Wire
 
 RENEW_SHARE: Final = 0.9
 """A use renews a registration with less than this share of its life left, so that few uses write."""
@@ -47,7 +47,7 @@ class TemplateInputs(Wire):
     """safetensors: the picture with an empty mask, as a row of an edit."""
 
 
-class TemplateRecord(Wire):
+class TemplateRecord(Recorded):
     """The truth about a registered template."""
 
     template_id: str
@@ -86,7 +86,7 @@ def template_id(tenant: str, card: ModelCard, size: str, image_sha256: str) -> s
 def registered_again(record: TemplateRecord, image: BlobRef, expires_s: int) -> TemplateRecord:
     """The record after its picture was sent once more."""
     state = record.state if record.state is TemplateState.READY else TemplateState.REGISTERED
-    changes = {"image": image, "expires_s": expires_s, "state": state, "error": None}
+    changes = {"image": record.image.updated(image), "expires_s": expires_s, "state": state, "error": None}
     return record.model_copy(update=changes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, Self, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
@@ -13,6 +13,23 @@ class Wire(BaseModel):
     """A value on the wire: immutable; fields that a newer version added are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+
+class Recorded(Wire):
+    """A record, or a part of one: fields that a newer version added are kept, and written back as they came.
+
+    Its instances travel in messages too, since what comes in a message may end in a record.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    def known(self) -> dict[str, Any]:
+        """The fields of this version, by name."""
+        return {name: getattr(self, name) for name in type(self).model_fields}
+
+    def updated(self, by: Self) -> Self:
+        """This value with the fields of `by` that this version knows."""
+        return self.model_copy(update=by.known())
 
 
 class Mode(StrEnum):
@@ -30,7 +47,7 @@ Grain: TypeAlias = Annotated[int, Field(ge=1), PlainSerializer(str)]
 """Finest cells a side of one cell: 1 for transformers, whose cells are tokens. Its decimal digits on the wire."""
 
 
-class CellMap(Wire):
+class CellMap(Recorded):
     """A bitmap of a picture's cells, the same at every reader.
 
     With numpy, `bits` is ``packbits(cells).tobytes()`` of `cells` (height, width) bool, and `cells` is
@@ -61,7 +78,7 @@ class CellMap(Wire):
         return int.from_bytes(self.bits, "big").bit_count()
 
 
-class StageTimes(Wire):
+class StageTimes(Recorded):
     """Milliseconds that a job spent in each stage, as the router sees them; summed over attempts."""
 
     prepare: float = 0.0
@@ -74,7 +91,7 @@ class StageTimes(Wire):
     """Decode, paste, encode."""
 
 
-class ComputeTimes(Wire):
+class ComputeTimes(Recorded):
     """Milliseconds spent computing for a job; the rest of its latency is waiting and overhead."""
 
     inspect: float = 0.0

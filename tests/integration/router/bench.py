@@ -105,6 +105,8 @@ async def running_router(
     ageing_s: float = AGEING_S,
     store_bytes: int = STORE_BYTES,
     linger_s: int = streams.LINGER_S,
+    records_of: type[Records] = Records,
+    quarantine_of: type[Quarantine] = Quarantine,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """A router on a connection of its own; cancelling the task is its sudden death."""
     config = RouterConfig(
@@ -126,8 +128,8 @@ async def running_router(
             await streams.ensure_queue(
                 bus.jetstream, replicas=replicas, queue_limit=queue_limit, store_bytes=store_bytes
             )
-            records = await Records.open(bus.jetstream, linger_s=linger_s)
-            quarantine = await Quarantine.open(bus.jetstream)
+            records = await records_of.open(bus.jetstream, linger_s=linger_s)
+            quarantine = await quarantine_of.open(bus.jetstream)
             await Router(bus, records, quarantine, config).run(stop)
 
     task = asyncio.create_task(live())

@@ -85,6 +85,8 @@ def error_answer(error: GiornataError, job_id: str | None = None) -> web.Respons
     response = json_answer(ErrorAnswer(error=error_detail(error.body(), job_id)), status=error.status)
     if error.status in {429, 503}:
         response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s or 1)))
+    if error.status == 408:  # the rest of the request may still come
+        response.force_close()
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response

@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 from giornata import __version__
 from giornata.wire.errors import BY_CODE
 from giornata_gateway.http.errors import HTTP_ERRORS
-from giornata_gateway.http.routes import ROUTES, Body, Json, Reply, Route
+from giornata_gateway.http.routes import ROUTES, Body, EventStream, Json, Reply, Route
 from giornata_gateway.intake.rules.idempotency import HEADER, MAX_CHARACTERS
 from giornata_gateway.views.answers import ErrorAnswer
 
@@ -40,6 +40,10 @@ KEY: Final = {
     "description": "The same key with the same edit is one job, however often it is asked for.",
     "schema": {"type": "string", "minLength": 1, "maxLength": MAX_CHARACTERS, "pattern": "^[ -~]+$"},
 }
+EVENT_ID: Final = {"type": "string", "pattern": "^[0-9]+$", "description": "For Last-Event-ID."}
+EVENTS_TEXT: Final = (
+    "Server-sent events, each as `x-itemSchema` says; comments and `retry` may stand between them."
+)
 BINARY: Final = {"type": "string", "contentMediaType": "application/octet-stream"}
 IMAGE: Final = {**BINARY, "description": "The picture: PNG, JPEG or WebP. `image[]` is accepted too."}
 MASK: Final = {**BINARY, "description": "What to repaint; see `mask_mode`."}
@@ -121,14 +125,35 @@ def _error(status: int, route: Route) -> Json:
 def _media(body: Body) -> Json:
     if isinstance(body, dict):
         return {"schema": body}
-    if isinstance(body, tuple):
-        return {
-            "schema": {
-                "description": "`data` of each event",
-                "oneOf": [_media(kind)["schema"] for kind in body],
-            }
+    if isinstance(body, EventStream):
+        return _stream(body)
+    return {"schema": _reference(body)}
+
+
+def _stream(stream: EventStream) -> Json:
+    """Text, and what each event in it is, in the form of OpenAPI 3.2's ``itemSchema``."""
+    events = [
+        {
+            "type": "object",
+            "required": ["event", "data"],
+            "properties": {
+                "event": {"const": name},
+                "id": EVENT_ID,
+                "data": {
+                    "type": "string",
+                    "contentMediaType": "application/json",
+                    "contentSchema": _reference(kind),
+                },
+            },
         }
-    return {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}
+        for name, kind in stream.events.items()
+    ]
+    text = {"type": "string", "contentMediaType": "text/event-stream", "description": EVENTS_TEXT}
+    return {"schema": text, "x-itemSchema": {"oneOf": events}}
+
+
+def _reference(kind: type[BaseModel]) -> Json:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
 def _schemas() -> Json:
@@ -154,7 +179,7 @@ def _schemas() -> Json:
 def _views(route: Route) -> Iterable[type[BaseModel]]:
     for answer in route.answers.values():
         for body in answer.bodies.values():
-            if isinstance(body, tuple):
-                yield from body
+            if isinstance(body, EventStream):
+                yield from body.events.values()
             elif not isinstance(body, dict):
                 yield body

@@ -6,6 +6,7 @@ A multipart body is read part by part, within limits: nothing larger than allowe
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from giornata.deadlines import Deadline
-from giornata.wire.errors import BadRequest, DeadlineExceeded, InvalidField, PayloadTooLarge
+from giornata.wire.errors import BadRequest, InvalidField, PayloadTooLarge, RequestTimeout
 from giornata.wire.jobs import Priority
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.gateway import Admitted
@@ -108,7 +109,7 @@ async def read_upload(request: web.Request, grow: Grow) -> Upload:
 
     Raises:
         TooManyRequests: `grow` says so.
-        DeadlineExceeded: the client is too slow in sending it.
+        RequestTimeout: the client is too slow in sending it.
         BadRequest: it is not multipart/form-data, not well-formed, or ends early.
         PayloadTooLarge: names the limit that it exceeds.
         InvalidField: a file is given twice, or under a name that holds none.
@@ -124,20 +125,26 @@ async def read_upload(request: web.Request, grow: Grow) -> Upload:
         raise _too_large("The request", config.max_request_bytes)
     grow(BUFFER_BYTES)
     try:
-        async with asyncio.timeout(config.receive_s):
-            return await _Reading(config, grow).read(await request.multipart())
+        async with asyncio.timeout(config.receive_s) as limit:
+            return await _Reading(config, grow, limit).read(await request.multipart())
     except TimeoutError as error:
-        raise DeadlineExceeded("The request was not received in time.") from error
+        accepted = f"{config.receive_s:g} s, and at least {config.receive_bytes_per_s} bytes a second"
+        raise RequestTimeout(
+            "The body of the request was not received in time.", accepted=accepted
+        ) from error
     except MALFORMED as error:
         raise _malformed(str(error)) from error
 
 
 class _Reading:
-    """One request being read."""
+    """One request being read; `limit` moves with what has come, up to where it is set."""
 
-    def __init__(self, config: GatewayConfig, grow: Grow) -> None:
-        self._config, self._grow = config, grow
+    def __init__(self, config: GatewayConfig, grow: Grow, limit: asyncio.Timeout) -> None:
+        self._config, self._grow, self._limit = config, grow, limit
+        self._latest_s = limit.when() or math.inf
+        self._first_s = asyncio.get_running_loop().time() + config.head_s
         self._total = 0
+        self._go_on()
         self._fields: list[tuple[str, str]] = []
         self._files: dict[str, bytes] = {}
 
@@ -185,11 +192,17 @@ class _Reading:
             self._grow(len(chunk))
             data += chunk
             self._total += len(chunk)
+            self._go_on()
             if len(data) > limit:
                 raise _too_large(f"The part {name}", limit, name)
             if self._total > self._config.max_request_bytes:
                 raise _too_large("The request", self._config.max_request_bytes)
         return bytes(data)
+
+    def _go_on(self) -> None:
+        """Allow the time that what has come takes at the slowest pace."""
+        paced_s = self._first_s + self._total / self._config.receive_bytes_per_s
+        self._limit.reschedule(min(self._latest_s, paced_s))
 
 
 def _too_large(what: str, limit: int, field: str | None = None) -> PayloadTooLarge:

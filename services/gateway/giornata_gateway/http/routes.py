@@ -24,8 +24,16 @@ GET, POST, DELETE = hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_DELETE
 
 Json = dict[str, Any]
 
-Body = type[BaseModel] | tuple[type[BaseModel], ...] | Json
-"""A view, the events of a stream, or a schema."""
+
+@dataclass(frozen=True)
+class EventStream:
+    """Server-sent events: what the data of each is, by the event's name."""
+
+    events: Mapping[str, type[BaseModel]]
+
+
+Body = type[BaseModel] | EventStream | Json
+"""A view, a stream, or a schema."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,13 @@ JSON: Final = "application/json"
 STREAM: Final = "text/event-stream"
 TEXT: Final[Json] = {"type": "string"}
 PICTURES: Final = {"image/png": TEXT, "image/jpeg": TEXT, "image/webp": TEXT}
-EVENTS: Final = (ProgressEvent, PartialImageEvent, CompletedEvent, ErrorEvent)
+EVENTS: Final = EventStream(
+    {
+        kind.model_fields["type"].default: kind
+        for kind in (ProgressEvent, PartialImageEvent, CompletedEvent, ErrorEvent)
+    }
+)
+FLEET: Final = EventStream({status.FLEET_EVENT: FleetView})
 
 EVERY: Final = tuple(sorted({kind.status for kind in BY_CODE.values()} - {InternalError.status}))
 """Any error may meet an edit."""
@@ -168,7 +182,7 @@ ROUTES: Final = (
             200: Reply(
                 "Every live instance and their sums; null is unknown. In the stream, the data of each event `fleet`, "
                 "where what is null is left out.",
-                {JSON: FleetView, STREAM: FleetView},
+                {JSON: FleetView, STREAM: FLEET},
             )
         },
         (401, 429), head=False,

@@ -11,9 +11,10 @@ from typing import Final
 import structlog
 from aiohttp import hdrs, web
 
-from giornata.wire.errors import ServiceUnavailable
+from giornata.wire.errors import GiornataError, ServiceUnavailable
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http import status, studio
+from giornata_gateway.http.connections import ConnectionLimits, LimitedRunner
 from giornata_gateway.http.errors import GATEWAY, REPEATED, TENANT, Handler, errors_as_json
 from giornata_gateway.http.openapi import document
 from giornata_gateway.http.routes import ROUTE, ROUTES
@@ -32,8 +33,9 @@ async def listening(gateway: Gateway) -> AsyncIterator[Callable[[], Awaitable[No
     Yields what stops listening and closes the connections on which no request is being answered. Raises
     ServiceUnavailable where the address cannot be listened on.
     """
-    runner = web.AppRunner(
+    runner = LimitedRunner(
         _application(gateway),
+        _limits(gateway),
         handler_cancellation=True,
         shutdown_timeout=CLOSE_S,
         access_log=None,
@@ -50,6 +52,15 @@ async def listening(gateway: Gateway) -> AsyncIterator[Callable[[], Awaitable[No
                 log.warning("requests_left_behind", requests=left)
     finally:
         await runner.cleanup()
+
+
+def _limits(gateway: Gateway) -> ConnectionLimits:
+    config = gateway.config
+
+    def refused(error: GiornataError) -> None:
+        gateway.metrics.answered("http", "unknown", error.status, error.code, 0.0)
+
+    return ConnectionLimits(config.head_s, config.idle_s, config.max_connections, refused)
 
 
 def _application(gateway: Gateway) -> web.Application:

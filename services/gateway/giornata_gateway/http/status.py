@@ -22,6 +22,8 @@ CHECK_S: Final = 2.0
 """A dependency that takes longer to answer counts as gone."""
 PERIOD_S: Final = 0.5
 """Between two events of the fleet's live stream; telemetry comes 2-4 times a second."""
+FLEET_EVENT: Final = "fleet"
+"""Name of the events of that stream."""
 DOCUMENT: Final = web.AppKey("document", dict)
 """The OpenAPI document, made when the gateway starts."""
 
@@ -65,7 +67,7 @@ async def fleet(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers=EVENT_STREAM)
         await response.prepare(request)
         while not gateway.departure.begun.is_set():
-            await write(request, response, frame("fleet", gateway.fleet.view()))
+            await write(request, response, frame(FLEET_EVENT, gateway.fleet.view()))
             await asyncio.sleep(PERIOD_S)  # the rate of the stream, not a poll
         return response
 

@@ -132,7 +132,7 @@ class Preparation:
 
     async def _stored(self, order: EditOrder, key: str, data: bytes | BlobRef) -> BlobRef:
         if isinstance(data, BlobRef):
-            return data
+            return BlobRef(**data.known())  # the job keeps nothing that its caller adds
         ttl_s = self.config.result_ttl_s + int(order.deadline.remaining_s()) + 1
         return await self.blobs.put(key, data, ttl_s)
 

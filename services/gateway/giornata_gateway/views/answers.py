@@ -207,8 +207,8 @@ def images_answer(
         giornata=Extension(
             job_id=job_id,
             seeds=[row.seed for row in record.images],
-            stage_ms=record.stage_ms,
-            compute_ms=record.compute_ms,
+            stage_ms=StageTimes(**record.stage_ms.known()),
+            compute_ms=ComputeTimes(**record.compute_ms.known()),
             mask_ratio=record.inspection.mask_ratio if record.inspection else 0.0,
             steps=record.job.parameters.denoising_steps,
             computed_tokens=[row.computed_tokens or 0 for row in record.images],

@@ -111,7 +111,7 @@ def job_view(
         steps=total,
         size=size_of(record),
         mask_ratio=record.inspection.mask_ratio if record.inspection else None,
-        stage_ms=record.stage_ms,
+        stage_ms=StageTimes(**record.stage_ms.known()),
         slo_met=record.slo_met,
         **forecast_fields(forecast),
         pictures=[

@@ -30,7 +30,7 @@ def accepted(job: Job) -> JobRecord:
 
 def entered(record: JobRecord, state: JobState, times: Times) -> JobRecord:
     """The job is now in a state that is not terminal."""
-    return record.model_copy(update={"state": state, **times._asdict()})
+    return record.model_copy(update={"state": state, **_timed(record, times)})
 
 
 def assigned(
@@ -59,7 +59,7 @@ def assigned(
             "rows": rows,
             "inspection": inspection,
             "encoding": encoding,
-            **times._asdict(),
+            **_timed(record, times),
         }
     )
 
@@ -79,7 +79,9 @@ def taken_back(record: JobRecord, assignment: Assignment) -> JobRecord | None:
 
 def ended(record: JobRecord, rows: tuple[RowRecord, ...], times: Times) -> JobRecord:
     """Every row has a picture or an error: completed if there is at least one picture, else failed."""
-    fields = _lean(record, rows) | times._asdict()
+    told = {row.index: {"image": row.image, "error": row.error} for row in rows}
+    written = [row.model_copy(update=told[row.index]) for row in record.rows]
+    fields = _lean(record, written) | _timed(record, times)
     if any(row.image for row in rows):
         return record.model_copy(update={"state": JobState.COMPLETED, "error": None, **fields})
     errors = [row.error for row in rows if row.error]
@@ -90,7 +92,7 @@ def ended(record: JobRecord, rows: tuple[RowRecord, ...], times: Times) -> JobRe
 def closed(record: JobRecord, error: GiornataError, times: Times) -> JobRecord:
     """The job as a whole failed, or was cancelled."""
     state = JobState.CANCELLED if isinstance(error, JobCancelled) else JobState.FAILED
-    fields = {"state": state, "error": error.body(), **_lean(record, record.rows), **times._asdict()}
+    fields = {"state": state, "error": error.body(), **_lean(record, record.rows), **_timed(record, times)}
     return record.model_copy(update=fields)
 
 
@@ -153,4 +155,13 @@ def _lean(record: JobRecord, rows: Sequence[RowRecord]) -> dict[str, object]:
         "rows": kept,
         "inspection": found and found.model_copy(update={"compute_set": None, "alpha": None}),
         "encoding": made and made.model_copy(update={"rows": (), "empty_text": None}),
+    }
+
+
+def _timed(record: JobRecord, times: Times) -> dict[str, object]:
+    """The fields of a record that say where its job's time went."""
+    return {
+        "stage_ms": record.stage_ms.updated(times.stage_ms),
+        "compute_ms": record.compute_ms.updated(times.compute_ms),
+        "spent_ms": times.spent_ms,
     }

@@ -9,10 +9,11 @@ from enum import StrEnum
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 import click
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from giornata.wire.requests import EditParameters, request_error
+from giornata.wire.errors import GiornataError
+from giornata.wire.requests import EditParameters, asked
 
 LIMITS: Final = {"ge": ("min",), "gt": ("min", "min_open"), "le": ("max",), "lt": ("max", "max_open")}
 """Pydantic's limits of a number → arguments of click's ranges."""
@@ -36,9 +37,9 @@ def validated(given: Mapping[str, object]) -> EditParameters:
         click.UsageError: names the options at fault.
     """
     try:
-        return EditParameters.model_validate(given)
-    except ValidationError as error:
-        raise click.UsageError(_in_options(request_error(error).message, EditParameters)) from error
+        return asked(EditParameters, given)
+    except GiornataError as error:
+        raise click.UsageError(_in_options(error.message, EditParameters)) from error
 
 
 def option_name(field: str) -> str:

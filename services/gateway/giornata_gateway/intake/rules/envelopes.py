@@ -9,8 +9,8 @@ from typing import Any, Final
 from giornata.wire.errors import InvalidField, PayloadTooLarge
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import INLINE_BYTES, EditMessage
-from giornata.wire.requests import EditParameters
-from giornata_gateway.intake.rules.forms import TemplateId, check_filled, check_source, validated
+from giornata.wire.requests import EditParameters, asked
+from giornata_gateway.intake.rules.forms import TemplateId, check_filled, check_source
 
 REPLY_MARGIN_BYTES: Final = 64 << 10
 """Room in a reply for everything but the pictures."""
@@ -30,7 +30,7 @@ class EditEnvelope(EditMessage):
 
 
 def read_parameters(envelope: EditEnvelope) -> EditParameters:
-    """The parameters. An error of :func:`validated` names the field at fault, with at most a short value."""
+    """The parameters. An error of :func:`asked` names the field at fault, with at most a short value."""
     given = envelope.parameters
     accepted = f"a map of at most {MAX_PARAMETERS} names, each of at most {NAME_CHARACTERS} characters"
     if not isinstance(given, dict) or len(given) > MAX_PARAMETERS:
@@ -43,7 +43,7 @@ def read_parameters(envelope: EditEnvelope) -> EditParameters:
         raise InvalidField(
             "A parameter has no such name.", field="parameters", received=strange[0], accepted=accepted
         )
-    parameters = validated(EditParameters, given)
+    parameters = asked(EditParameters, given)
     if parameters.partial_images and envelope.progress is None:
         raise InvalidField(
             "Partial images are told as progress.",

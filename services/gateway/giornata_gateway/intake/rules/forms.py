@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal, TypeVar
@@ -12,13 +12,12 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
-    ValidationError,
     ValidationInfo,
     field_validator,
 )
 
 from giornata.wire.errors import InvalidField
-from giornata.wire.requests import EditParameters, ModelName, OutputSize, request_error
+from giornata.wire.requests import EditParameters, ModelName, OutputSize, asked
 
 TemplateId = Annotated[str, StringConstraints(min_length=1, max_length=96)]
 
@@ -36,6 +35,8 @@ class ResponseFormat(StrEnum):
 
 class JobForm(EditParameters):
     """Fields of ``POST /v1/jobs``."""
+
+    model_config = ConfigDict(extra="forbid")
 
     quality: Literal["auto"] = Field("auto", description="Sent by OpenAI's clients; there is one quality.")
     background: Literal["auto"] = Field(
@@ -91,7 +92,6 @@ FILES = {"image": "image", "image[]": "image", "mask": "mask"}
 ONE_FILE = "one PNG, JPEG or WebP file"
 
 F = TypeVar("F", EditForm, JobForm)
-M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = ""
                 received=values[name],
                 accepted=f"leave {name} out; see /v1/jobs/{{id}}/events and /image",
             )
-    form = validated(kind, values)
+    form = asked(kind, values)
     streamed: bool = getattr(form, "stream", True)  # a job's events can always be followed
     if form.partial_images and not streamed:
         raise InvalidField(
@@ -150,14 +150,6 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, str]], accept: str = ""
             accepted="0, or stream=true, or POST /v1/jobs and the event stream of the job",
         )
     return form
-
-
-def validated(kind: type[M], values: Mapping[str, object]) -> M:
-    """`values` as a `kind`; the error names the field at fault."""
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise request_error(error) from error
 
 
 def once_each(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -197,4 +189,4 @@ def read_template_form(upload: Upload) -> TemplateForm:
             received="a file",
             accepted="files: image",
         )
-    return validated(TemplateForm, once_each(upload.fields))
+    return asked(TemplateForm, once_each(upload.fields))

@@ -1,0 +1,128 @@
+"""Connections of the HTTP door: how many there may be, and how long a request's head may take.
+
+aiohttp limits neither: it waits for the rest of a head until its keep-alive timeout ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+
+from giornata.wire.errors import GiornataError, RequestTimeout, TooManyConnections
+from giornata_gateway.views.answers import ErrorAnswer, error_detail
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What one client, or many, may take of the door's sockets."""
+
+    head_s: float
+    """From a connection's beginning, or a later request's first byte, to the end of the head."""
+    idle_s: float
+    """Between an answer and the next request's first byte."""
+    connections: int
+    refused: Callable[[GiornataError], None]
+    """Is told of every connection that is closed by a limit and of the answer that it got."""
+
+
+class LimitedRunner(web.AppRunner):
+    """An application whose connections are limited; `options` are aiohttp's."""
+
+    def __init__(self, app: web.Application, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(app, keepalive_timeout=limits.idle_s, **options)
+        self._limits = limits
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        return _Server(made, self._limits, self._kwargs)
+
+
+class _Server(web.Server):
+    """aiohttp's server `made`, which makes connections of our kind."""
+
+    def __init__(self, made: web.Server, limits: ConnectionLimits, options: dict[str, Any]) -> None:
+        super().__init__(made.request_handler, **{**options, "request_factory": made.request_factory})
+        self.limits = limits
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class _Connection(web.RequestHandler):
+    """A connection that is closed where its next head does not come in time."""
+
+    __slots__ = ("_begun", "_limits", "_timer")
+
+    def __init__(self, server: _Server, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._limits = server.limits
+        self._begun = False
+        """Whether the head that is awaited has begun to come."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        manager = self._manager
+        if manager is not None and len(manager.connections) > self._limits.connections:
+            accepted = f"{self._limits.connections} connections"
+            self._refuse(TooManyConnections(accepted=accepted, retry_after_s=1))
+            return
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        if self._timer is None and not self._busy:
+            self._expect()
+        self._begun = self._begun or bool(data)
+        super().data_received(data)
+        if self._busy:
+            self._relax()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._relax()
+        super().connection_lost(exc)
+
+    @property
+    def _busy(self) -> bool:
+        """Whether a request has come that is not answered and read to its end: then no head is awaited."""
+        return bool(self._messages) or self._waiter is None or self._waiter.done()
+
+    def _expect(self) -> None:
+        self._timer = self._loop.call_later(self._limits.head_s, self._too_late)
+
+    def _relax(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._begun = False
+
+    def _too_late(self) -> None:
+        self._timer = None
+        if self._begun:
+            message = "The head of the request was not received in time."
+            self._refuse(RequestTimeout(message, accepted=f"{self._limits.head_s:g} s"))
+        else:  # opened ahead of a request that never came, as browsers do
+            self.force_close()
+
+    def _refuse(self, error: GiornataError) -> None:
+        """Answer outside of any request, and close."""
+        self._limits.refused(error)
+        if self.transport is not None:
+            self.transport.write(answer(error))
+        self.force_close()
+
+
+def answer(error: GiornataError) -> bytes:
+    """An error as a whole answer that closes its connection."""
+    body = ErrorAnswer(error=error_detail(error.body())).model_dump_json().encode()
+    retry = f"Retry-After: {error.retry_after_s:.0f}\r\n" if error.retry_after_s else ""
+    head = (
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
+        "Content-Type: application/json; charset=utf-8\r\n"
+        f"Content-Length: {len(body)}\r\n{retry}Connection: close\r\n\r\n"
+    )
+    return head.encode() + body

@@ -1,0 +1,150 @@
+"""Clients that hold connections: heads and bodies that do not come, and more connections than there may be."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.integration.gateway.test_hostile import connection
+from tests.integration.gateway_fakes import open_stage
+
+PING = b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"
+PATIENCE_S = 10.0
+
+
+def form(image_bytes: int) -> bytes:
+    """A whole edit."""
+    part = '--b\r\nContent-Disposition: form-data; name="{}"\r\n\r\n{}\r\n'
+    image = part.format('image"; filename="a.png', "x" * image_bytes)
+    body = image + part.format("prompt", "a hat") + "--b--\r\n"
+    head = "POST /v1/images/edits HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+async def everything(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the gateway closes the connection."""
+    async with asyncio.timeout(PATIENCE_S):
+        return await reader.read()
+
+
+async def one_answer(reader: asyncio.StreamReader) -> bytes:
+    """The head of an answer whose body is read too."""
+    async with asyncio.timeout(PATIENCE_S):
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length: "))
+        await reader.readexactly(int(length.partition(b" ")[2]))
+        return head
+
+
+async def test_heads_that_do_not_come_are_answered_and_their_connections_closed(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async def half(sent: bytes) -> bytes:
+        async with connection(stage) as (reader, writer):
+            writer.write(sent)
+            return await everything(reader)
+
+    async with open_stage(nats_url, redis_url, tmp_path, head_s=0.3) as stage:
+        answers = await asyncio.gather(*(half(b"GET /readyz HTTP/1.1\r\nHost: x\r\n") for _ in range(50)))
+        assert {answer.partition(b"\r\n")[0] for answer in answers} == {b"HTTP/1.1 408 Request Timeout"}
+        assert all(b'"code":"request_timeout"' in answer for answer in answers)
+        assert await half(b"") == b"", "a connection without a request is closed without a word"
+        async with stage.http.get("/metrics") as response:
+            assert 'code="request_timeout"' in await response.text()
+
+
+async def test_a_head_that_trickles_is_no_excuse(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with (
+        open_stage(nats_url, redis_url, tmp_path, head_s=0.5) as stage,
+        connection(stage) as (reader, writer),
+    ):
+        answer = asyncio.ensure_future(everything(reader))
+        writer.write(b"GET /readyz HTTP/1.1\r\nX: ")
+        while not answer.done():
+            writer.write(b"x")
+            await asyncio.wait([answer], timeout=0.05)
+        assert answer.result().startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_connection_may_rest_between_two_requests_but_not_within_a_head(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with (
+        open_stage(nats_url, redis_url, tmp_path, head_s=0.3) as stage,
+        connection(stage) as (reader, writer),
+    ):
+        edit = form(2000)
+        for first, rest, pause_s in ((PING, b"", 1.0), (edit[:1000], edit[1000:], 1.0), (PING, b"", 0.0)):
+            writer.write(first)
+            await writer.drain()
+            writer.write(rest)
+            assert (await one_answer(reader)).startswith(b"HTTP/1.1 200 ")
+            await asyncio.sleep(pause_s)  # the client's own
+        writer.write(PING[:10])
+        assert (await everything(reader)).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_an_idle_connection_is_closed(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with (
+        open_stage(nats_url, redis_url, tmp_path, idle_s=0.3) as stage,
+        connection(stage) as (reader, writer),
+    ):
+        writer.write(PING)
+        assert (await one_answer(reader)).startswith(b"HTTP/1.1 200 ")
+        assert await everything(reader) == b""
+
+
+async def test_an_edit_that_takes_longer_than_a_head_may_is_answered(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with open_stage(nats_url, redis_url, tmp_path, head_s=0.2, idle_s=0.2) as stage:
+        stage.router.hold = asyncio.Event()
+        running = asyncio.create_task(stage.edit())
+        await stage.router.held.wait()
+        await asyncio.sleep(0.6)  # longer than a head and than an idle connection
+        stage.router.hold.set()
+        assert (await running)[0] == 200
+
+
+@pytest.mark.parametrize(("pause_s", "status"), [(0.05, b"408"), (0.0, b"200")])
+async def test_a_body_comes_at_a_pace(
+    nats_url: str, redis_url: str, tmp_path: Path, pause_s: float, status: bytes
+) -> None:
+    """20 kB at 2 kB/s are refused at a fiftieth of the time that a body may take as a whole."""
+    whole = form(20_000)
+    options = {"head_s": 0.5, "receive_bytes_per_s": 20_000, "receive_s": 60.0}
+    async with (
+        open_stage(nats_url, redis_url, tmp_path, **options) as stage,
+        connection(stage) as (reader, writer),
+    ):
+        answer = asyncio.ensure_future(one_answer(reader))
+        for first in range(0, len(whole), 100):
+            if answer.done():
+                break
+            writer.write(whole[first : first + 100])
+            if pause_s:
+                await asyncio.wait([answer], timeout=pause_s)
+        assert (await answer).split(b" ")[1] == status
+
+
+async def test_one_connection_too_many_is_told_so_and_others_go_on(
+    nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with (
+        open_stage(nats_url, redis_url, tmp_path, max_connections=2) as stage,
+        connection(stage) as (reader, writer),
+    ):
+        writer.write(PING)
+        await one_answer(reader)
+        async with connection(stage) as (second, ask):
+            ask.write(PING)
+            await one_answer(second)
+            async with connection(stage) as (third, _):
+                refused = await everything(third)
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 1\r\n" in refused
+        assert b'"code":"too_many_connections"' in refused
+        writer.write(PING)
+        assert (await one_answer(reader)).startswith(b"HTTP/1.1 200 ")

@@ -1,0 +1,63 @@
+"""A job that was given up is kept for an operator, at any moment at which the connection to NATS breaks."""
+
+from __future__ import annotations
+
+import nats.errors
+import pytest
+
+from giornata.records import Change, Quarantine, Records
+from giornata.wire.errors import AttemptsExhausted
+from giornata.wire.jobs import JobRecord, JobState
+from giornata_router.rules import transitions
+from tests.integration.conftest import NatsServer
+from tests.integration.router.bench import Bench, make_job, running_router
+
+CAUSES = (
+    "attempt 1 on d1: it fell silent",
+    "attempt 2 on d2: it fell silent",
+    "attempt 3 on d3: it fell silent",
+)
+
+
+def _ends(change: Change[JobRecord], record: JobRecord) -> bool:
+    following = change(record)
+    return following is not None and following.state.terminal
+
+
+@pytest.mark.parametrize("broken", ["before the quarantine", "before the terminal record"])
+async def test_a_job_is_in_quarantine_though_the_connection_breaks(
+    bench: Bench, private_nats: NatsServer, broken: str
+) -> None:
+    breaks = [broken]
+
+    def break_once(where: str) -> None:
+        if where in breaks:
+            breaks.remove(where)
+            raise nats.errors.TimeoutError
+
+    class UnsteadyQuarantine(Quarantine):
+        async def put(self, record: JobRecord) -> None:
+            break_once("before the quarantine")
+            await super().put(record)
+
+    class UnsteadyRecords(Records):
+        async def change(self, key: str, change: Change[JobRecord]) -> JobRecord:
+            if _ends(change, await self.get(key)):
+                break_once("before the terminal record")
+            return await super().change(key, change)
+
+    job = make_job()
+    record = transitions.accepted(job)
+    lost = tuple(row.model_copy(update={"failures": 3, "attempt": 3}) for row in record.rows)
+    await bench.records.create(record.model_copy(update={"rows": lost, "attempt": 3, "causes": CAUSES}))
+    async with running_router(
+        private_nats.url, "router-a", records_of=UnsteadyRecords, quarantine_of=UnsteadyQuarantine
+    ):
+        await bench.submit(job)
+        event = await bench.ended(job)
+    assert not breaks, "the connection broke"
+    assert event.error is not None
+    assert event.error.code == AttemptsExhausted.code
+    kept = await (await Quarantine.open(bench.bus.jetstream)).get(job.job_id)
+    assert (kept.state, kept.causes, kept.error) == (JobState.FAILED, CAUSES, event.error)
+    assert bench.done_count[job.job_id] == 1
