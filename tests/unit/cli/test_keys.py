@@ -12,8 +12,9 @@ from click.testing import CliRunner, Result
 
 from giornata import api_keys
 from giornata.api_keys import KeysFile, TenantLimits
+from giornata.nats_users import read_keys
 from giornata_tools.cli.app import cli
-from giornata_tools.cli.keys import change_keys, read_keys
+from giornata_tools.cli.keys import change_keys
 from tests.fakes.key_files import CREATED, keys_of, write_keys
 
 
