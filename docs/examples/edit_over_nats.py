@@ -9,7 +9,8 @@ import giornata.client
 
 
 async def main(image: bytes, mask: bytes, prompt: str) -> None:
-    async with giornata.client.connect(os.environ["GIORNATA_NATS_URL"]) as client:
+    url, key = os.environ["GIORNATA_NATS_URL"], os.environ.get("GIORNATA_API_KEY")
+    async with giornata.client.connect(url, api_key=key) as client:
         edit = await client.edit(image=image, mask=mask, prompt=prompt, padding_mask_crop=88)
         async for progress in edit:
             print(progress)

@@ -64,7 +64,11 @@ class TellingClient(Client):
         """The error callback: log, and fail the requests that were refused."""
         found = _REFUSAL.search(str(error))
         if found is None:
-            self.locked_out |= "authorization violation" in str(error).lower()
+            if "authorization violation" in str(error).lower():
+                self.locked_out = True
+                if self._transport is not None:
+                    # A lost connection's next attempt would leave it open.
+                    self._transport.close()  # type: ignore[no-untyped-call]  # nats-py annotates it in part
             log.warning("nats_error", error=repr(error))
             return
         act, subject = found["act"], found["subject"]
