@@ -5,12 +5,11 @@ import os
 import sys
 from pathlib import Path
 
-import giornata.client
+from giornata.client import connect
 
 
 async def main(image: bytes, mask: bytes, prompt: str) -> None:
-    url, key = os.environ["GIORNATA_NATS_URL"], os.environ.get("GIORNATA_API_KEY")
-    async with giornata.client.connect(url, api_key=key) as client:
+    async with connect(os.environ["GIORNATA_NATS_URL"], api_key=os.getenv("GIORNATA_API_KEY")) as client:
         edit = await client.edit(image=image, mask=mask, prompt=prompt, padding_mask_crop=88)
         async for progress in edit:
             print(progress)
