@@ -5,11 +5,11 @@ import os
 import sys
 from pathlib import Path
 
-import giornata.client
+from giornata.client import connect
 
 
 async def main(image: bytes, mask: bytes, prompt: str) -> None:
-    async with giornata.client.connect(os.environ["GIORNATA_NATS_URL"]) as client:
+    async with connect(os.environ["GIORNATA_NATS_URL"], api_key=os.getenv("GIORNATA_API_KEY")) as client:
         edit = await client.edit(image=image, mask=mask, prompt=prompt, padding_mask_crop=88)
         async for progress in edit:
             print(progress)

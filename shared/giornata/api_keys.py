@@ -1,7 +1,7 @@
-"""API keys as they are stored: their hashes, their tenants, and the limits of these. Pure.
+"""API keys as they are stored: their hashes, their tenants and users of NATS, and the limits of tenants. Pure.
 
 A key is random and long, so that its SHA-256 hash gives nothing away and needs no salt: 256 bits cannot be guessed.
-``giornata keys`` writes the file, gateways read it; a key itself is in no file and in no log.
+``giornata keys`` writes the file, gateways read it; a key or password itself is in no file and in no log.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+
+from giornata.wire.permissions import User, application_user, inbox
 
 PREFIX: Final = "gio_"
 """Every key begins with it, so that secret scanners find a key in the wrong place."""
@@ -50,17 +52,38 @@ class TenantLimits(_Part):
     """Share of the tenant where tenants compete; default 1."""
 
 
+class NatsUser(_Part):
+    """The user of NATS with which an application logs in."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
+    """The application's."""
+    bcrypt: Annotated[str, StringConstraints(pattern=r"^\$2b\$[0-9]{2}\$[./A-Za-z0-9]{53}$")]
+    """Hash of its password, as NATS servers compare it."""
+
+
 class ApiKey(_Part):
     """One key, as its hash."""
 
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
     tenant: Tenant
     created: Annotated[datetime, PlainSerializer(lambda moment: moment.isoformat(timespec="seconds"))]
+    nats: NatsUser | None = None
+    """None for a key of the HTTP door alone, or of servers that ask for no password."""
 
     @property
     def key_id(self) -> str:
         """Names the key to people; too short to be matched against."""
         return self.sha256[:ID_CHARACTERS]
+
+    @property
+    def user(self) -> str:
+        """The user of NATS that asks with this key."""
+        return User.APPLICATION if self.nats is None else application_user(self.nats.name)
+
+    @property
+    def inbox(self) -> str:
+        """Prefix of the subjects to which answers to this key may go."""
+        return inbox(self.user)
 
 
 class KeysFile(_Part):
@@ -76,7 +99,14 @@ class KeysFile(_Part):
         twice = sorted({key[:ID_CHARACTERS] for key in known if known.count(key) > 1})
         if twice:
             raise ValueError(f"the key {twice[0]} is there twice")
+        if len(self.passwords) < sum(key.nats is not None for key in self.keys):
+            raise ValueError("an application is there twice")
         return self
+
+    @property
+    def passwords(self) -> dict[str, str]:
+        """Hashes of the passwords of all applications, by their users of NATS."""
+        return {key.user: key.nats.bcrypt for key in self.keys if key.nats is not None}
 
 
 def hash_of(key: str) -> str:
@@ -98,21 +128,28 @@ def render(file: KeysFile) -> str:
     return file.model_dump_json(indent=2, exclude_none=True) + "\n"
 
 
-def with_key(file: KeysFile, key: str, tenant: str, created: datetime) -> KeysFile:
-    """`file` and a new key; KeysFileError if this is no name of a tenant."""
+def with_key(
+    file: KeysFile, key: str, tenant: str, created: datetime, nats: NatsUser | None = None
+) -> KeysFile:
+    """`file` and a new key; KeysFileError if this is no name of a tenant, or the application is known already."""
     try:
-        added = ApiKey(sha256=hash_of(key), tenant=tenant, created=created)
+        added = ApiKey(sha256=hash_of(key), tenant=tenant, created=created, nats=nats)
     except ValidationError as error:
         raise KeysFileError(_mistakes(error)) from None
+    if nats is not None and added.user in file.passwords:
+        raise KeysFileError(
+            f"the application {nats.name} is there already; take another name, or revoke it first"
+        )
     return file.model_copy(update={"keys": (*file.keys, added)})
 
 
 def without_key(file: KeysFile, key_id: str) -> tuple[KeysFile, ApiKey]:
-    """`file` without the key whose hash begins with `key_id`, and that key; KeysFileError unless it is one key.
+    """`file` without the key of the user `key_id`, or the one whose hash begins so; KeysFileError unless it is one key.
 
     The tenant keeps its limits.
     """
-    found = [key for key in file.keys if key_id and key.sha256.startswith(key_id)]
+    by_user = [key for key in file.keys if key.nats is not None and key.user == key_id]
+    found = by_user or [key for key in file.keys if key_id and key.sha256.startswith(key_id)]
     if len(found) != 1:
         raise KeysFileError(f"{len(found) or 'no'} keys begin with {key_id!r}; exactly one must")
     return file.model_copy(update={"keys": tuple(key for key in file.keys if key != found[0])}), found[0]
@@ -130,7 +167,7 @@ def with_limits(file: KeysFile, tenant: str, changes: TenantLimits) -> KeysFile:
         raise KeysFileError(_mistakes(error)) from None
 
 
-_NAMES: Final = KeysFile.model_fields.keys() | ApiKey.model_fields.keys() | TenantLimits.model_fields.keys()
+_NAMES: Final = {name for part in (KeysFile, ApiKey, NatsUser, TenantLimits) for name in part.model_fields}
 
 
 def _mistakes(error: ValidationError) -> str:

@@ -25,7 +25,13 @@ from giornata.blobs import BlobStore, RedisBlobs
 from giornata.bus import bus
 from giornata.deadlines import Deadline
 from giornata.wire import codec, messages, subjects
-from giornata.wire.errors import DeadlineExceeded, GiornataError, PayloadTooLarge, ServiceUnavailable
+from giornata.wire.errors import (
+    DeadlineExceeded,
+    GiornataError,
+    NotPermitted,
+    PayloadTooLarge,
+    ServiceUnavailable,
+)
 from giornata.wire.events import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import BlobRef, Priority
 from giornata.wire.requests import EditParameters, asked
@@ -60,10 +66,13 @@ async def connect(
     tenant: str = "default",
     name: str = "client",
 ) -> AsyncIterator[Client]:
-    """A client, connected while inside; ServiceUnavailable if no server answers.
+    """A client, connected while inside.
+
+    Raises ServiceUnavailable if no server answers or lets us in, NotPermitted if we could not hear answers.
 
     Args:
-        url: NATS server(s), comma-separated.
+        url: NATS server(s), comma-separated, with user and password where there are any. Answers to the user app.NAME
+            come to inboxes below _INBOX_app.NAME, which no other user hears.
         redis_url: blob store of the deployment; needed for pictures above 6 MiB.
         api_key: if the gateways ask for one.
         tenant: the key's; names the place of uploads in the blob store.
@@ -90,13 +99,25 @@ class Client:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
-        """Receive answers while inside."""
-        subscription = await self._bus.client.subscribe(f"{self._inbox}.*.*", cb=self._receive)
+        """Receive answers while inside; NotPermitted where they could not be heard."""
+        answers = f"{self._inbox}.*.*"
+        subscription = await self._bus.client.subscribe(answers, cb=self._receive)
         try:
+            await self._heard(answers)
             yield
         finally:
             if not self._bus.client.is_closed:
                 await subscription.unsubscribe()
+
+    async def _heard(self, answers: str) -> None:
+        try:
+            await self._bus.client.in_force(answers)
+        except NotPermitted as error:
+            raise NotPermitted(
+                "The NATS server does not let this user hear answers.",
+                received=answers,
+                accepted="user and password in the address, as `giornata keys add` has printed it",
+            ) from error
 
     async def edit(
         self,

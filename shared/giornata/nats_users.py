@@ -4,24 +4,39 @@ Below FOLDER lies a folder for each reader, so that a container is given its own
 
 \b
 * ``<service>/password`` - what ``GIORNATA_NATS_PASSWORD_FILE`` of a service names;
-* ``clients/application``, ``clients/observer``, ``clients/operator`` - passwords for applications and operators;
+* ``clients/observer``, ``clients/operator``, ``clients/reloader`` - passwords for people and for --reload;
 * ``server/users.conf`` - who may do what, and ``server/cluster.conf`` where there are several servers: for ``include``
   in nats-server's configuration.
 
-Existing passwords stay, so that running services keep theirs; rights follow this version. Only the owner may read any
-of it.
+Applications come from the file of API keys, which holds hashes of their passwords. Existing passwords stay, so that
+running services keep theirs; rights follow this version. Only the owner may read any of it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
+import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import click
 
-from giornata.wire.permissions import CLUSTER_PORT, ROUTES_USER, User, cluster_config, users_config
+from giornata.api_keys import KeysFile, KeysFileError, parse
+from giornata.nats_reload import reload_servers
+from giornata.wire.errors import GiornataError
+from giornata.wire.permissions import (
+    CLUSTER_PORT,
+    RELOADER,
+    ROUTES_USER,
+    User,
+    cluster_config,
+    has_anonymous,
+    users_config,
+)
 from giornata.wire.workers import ServiceName
 
 USERS_CONF: Final = Path("server", "users.conf")
@@ -30,18 +45,64 @@ PASSWORD_BYTES: Final = 32
 """A password of 256 random bits needs no stretching; its hexadecimal digits may stand in an address."""
 
 
-def password_file(folder: Path, user: User) -> Path:
-    """Where the password of `user` lies."""
-    return folder / user / "password" if user.value in set(ServiceName) else folder / "clients" / user
+def password_file(folder: Path, user: str) -> Path:
+    """Where the password of `user` lies. An application's lies nowhere."""
+    return folder / user / "password" if user in set(ServiceName) else folder / "clients" / user
 
 
-def write_users(folder: Path, *, anonymous: User | None = None) -> None:
+def write_users(
+    folder: Path, applications: Mapping[str, str] | None = None, *, anonymous: User | None = None
+) -> None:
     """Write a password for every user that has none yet, and ``server/users.conf``; the folder is made.
 
-    Clients without a password are `anonymous`; None refuses them.
+    Args:
+        folder: see the top of this module.
+        applications: hashes of the applications' passwords, by user.
+        anonymous: whom clients without a password are; None refuses them.
     """
-    passwords = {user: _password(password_file(folder, user)) for user in User}
-    _write(folder / USERS_CONF, users_config(passwords, anonymous=anonymous))
+    users = [user for user in User if user is not User.APPLICATION or anonymous]
+    passwords = {user.value: _password(password_file(folder, user)) for user in users}
+    reloader = _password(password_file(folder, RELOADER))
+    text = users_config(passwords | dict(applications or {}), reloader, anonymous=anonymous)
+    _write(folder / USERS_CONF, text)
+
+
+def update_users(folder: Path, keys: Path) -> None:
+    """Write ``server/users.conf`` again, with the applications of the file `keys`; all else stays.
+
+    One program at a time reads and writes, so that the last one knows every application. OSError where there is no such
+    file in `folder`; KeysFileError as :func:`read_keys`.
+    """
+    config = folder / USERS_CONF
+    with _alone(config.parent):
+        anonymous = User.APPLICATION if has_anonymous(config.read_text(encoding="utf-8")) else None
+        write_users(folder, read_keys(keys).passwords, anonymous=anonymous)
+
+
+def read_keys(path: Path) -> KeysFile:
+    """The API keys in the file; no keys where there is no file.
+
+    Raises:
+        KeysFileError: it cannot be read, or is not such a file.
+    """
+    try:
+        return parse(path.read_bytes())
+    except FileNotFoundError:
+        return KeysFile()
+    except OSError as error:
+        raise KeysFileError(f"{path} cannot be read: {error.strerror}") from error
+    except KeysFileError as error:
+        raise KeysFileError(f"{path} is {error}") from None
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # until it is closed
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_cluster(folder: Path, listen: str, hosts: Sequence[str], name: str = CLUSTER_CONF) -> None:
@@ -60,29 +121,46 @@ def _password(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all, readable by its owner alone."""
+    """Write a file whole or not at all, readable by its owner alone; it keeps its owner."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     draft = path.with_name(f".{path.name}.new")
     draft.unlink(missing_ok=True)
     draft.touch(mode=0o600)
     draft.write_text(text, encoding="utf-8")
+    if path.exists() and os.geteuid() == 0:
+        os.chown(draft, path.stat().st_uid, path.stat().st_gid)
     draft.replace(path)
 
 
 @click.command(help=__doc__)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--cluster", is_flag=True, help="There are several servers; their names follow.")
+@click.option(
+    "--keys",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="File of API keys that `giornata keys` writes; its applications may log in.",
+)
+@click.option("--reload", metavar="URL", help="Servers that run already, and take the new users at once.")
 @click.argument("hosts", metavar="[HOST]...", nargs=-1)
-def main(folder: Path, hosts: tuple[str, ...], *, cluster: bool) -> None:
+def main(
+    folder: Path, hosts: tuple[str, ...], keys: Path | None, reload: str | None, *, cluster: bool
+) -> None:
     """Command line of the generator."""
     if cluster != bool(hosts):
         raise click.UsageError(
             "--cluster takes the name of every server, and names of servers need --cluster."
         )
-    write_users(folder)
-    if hosts:
-        write_cluster(folder, f"0.0.0.0:{CLUSTER_PORT}", [f"{host}:{CLUSTER_PORT}" for host in hosts])
+    try:
+        write_users(folder, read_keys(keys).passwords if keys else None)
+        if hosts:
+            write_cluster(folder, f"0.0.0.0:{CLUSTER_PORT}", [f"{host}:{CLUSTER_PORT}" for host in hosts])
+        if reload:
+            n = asyncio.run(reload_servers(reload, password_file(folder, RELOADER)))
+            click.echo(f"NATS servers that have taken the users: {n}.", err=True)
+    except (GiornataError, KeysFileError) as error:
+        raise click.ClickException(str(error)) from error
 
 
 if __name__ == "__main__":

@@ -7,11 +7,13 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from giornata import api_keys
-from giornata.api_keys import KeysFile, KeysFileError, TenantLimits
+from giornata.api_keys import KeysFile, KeysFileError, NatsUser, TenantLimits
 from tests.fakes.key_files import CREATED, keys_of
 
+NAMED = {"shop": "a", "press": "b"}
 NAMES = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
 LIMITS = st.builds(
     TenantLimits,
@@ -42,6 +44,38 @@ def test_a_key_goes_by_the_beginning_of_its_id_and_its_tenants_limits_stay() -> 
     for unknown in ("", "zz", two.sha256 + "0"):
         with pytest.raises(KeysFileError, match="exactly one must"):
             api_keys.without_key(file, unknown)
+
+
+def test_an_application_has_one_key_one_user_and_one_inbox() -> None:
+    file = keys_of({"one": "alice"})
+    shop, press = (NatsUser(name=name, bcrypt=f"$2b$04${letter * 53}") for name, letter in NAMED.items())
+    file = api_keys.with_key(file, "two", "alice", CREATED, shop)
+    file = api_keys.with_key(file, "three", "bob", CREATED, press)
+    assert api_keys.parse(api_keys.render(file)) == file
+    assert [key.inbox for key in file.keys] == ["_INBOX", "_INBOX_app.shop", "_INBOX_app.press"]
+    assert file.passwords == {"app.shop": shop.bcrypt, "app.press": press.bcrypt}
+    with pytest.raises(KeysFileError, match="shop is there already"):
+        api_keys.with_key(file, "four", "carol", CREATED, shop)
+    twice = json.loads(api_keys.render(file))
+    twice["keys"][2]["nats"] = twice["keys"][1]["nats"]
+    with pytest.raises(KeysFileError, match="an application is there twice"):
+        api_keys.parse(json.dumps(twice))
+    left, revoked = api_keys.without_key(file, "app.shop")
+    assert (revoked.tenant, list(left.passwords)) == ("alice", ["app.press"])
+    with pytest.raises(KeysFileError, match="exactly one must"):
+        api_keys.without_key(file, "application")
+
+
+@pytest.mark.parametrize("name", ["", "Shop", "a.b", "a_b", "-a", "a" * 33, "a>", "shop\n"])
+def test_an_application_has_a_name_that_goes_into_a_subject(name: str) -> None:
+    with pytest.raises(ValidationError):
+        NatsUser(name=name, bcrypt="$2b$04$" + "a" * 53)
+
+
+@pytest.mark.parametrize("password", ["secret", "$2b$04$short", "$2b$04$" + "a" * 52 + '"'])
+def test_a_password_is_in_no_file(password: str) -> None:
+    with pytest.raises(ValidationError):
+        NatsUser(name="shop", bcrypt=password)
 
 
 def test_limits_change_one_by_one() -> None:

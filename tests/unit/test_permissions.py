@@ -17,7 +17,18 @@ import pytest
 from giornata.nats_users import CLUSTER_CONF, USERS_CONF, password_file, write_cluster, write_users
 from giornata.wire import subjects
 from giornata.wire.events import EventKind
-from giornata.wire.permissions import Rights, User, cluster_config, inbox, rights, users_config
+from giornata.wire.permissions import (
+    RELOADER,
+    Rights,
+    User,
+    application_user,
+    cluster_config,
+    has_anonymous,
+    inbox,
+    rights,
+    user_in,
+    users_config,
+)
 from giornata.wire.workers import ServiceName
 
 SERVICES = [User(service) for service in ServiceName]
@@ -100,6 +111,27 @@ def test_answers_go_only_to_those_who_may_ask() -> None:
 
 def test_an_application_has_two_subjects_and_its_inbox() -> None:
     assert rights(User.APPLICATION) == Rights((subjects.EDIT, subjects.EDIT_CANCEL), ("_INBOX.>",))
+    shop = application_user("shop")
+    assert rights(shop) == Rights((subjects.EDIT, subjects.EDIT_CANCEL), ("_INBOX_app.shop.>",))
+    writers = {user for user in User if may(rights(user).publish, f"{inbox(shop)}.a.b")}
+    assert writers == {User.GATEWAY}
+    assert not any(may(rights(user).subscribe, f"{inbox(shop)}.a.b") for user in [*User, "app.shop-2"])
+    for bad in ("", "a.b", "a*", ">"):
+        with pytest.raises(ValueError, match="id must match"):
+            application_user(bad)
+
+
+@pytest.mark.parametrize(
+    ("url", "user"),
+    [
+        ("nats://127.0.0.1:4222", "application"),
+        ("nats://app.shop:secret@n1:4222, nats://app.shop:secret@n2:4222", "app.shop"),
+        ("nats://somebody:secret@n1", "application"),
+        ("nats://token@n1", "application"),
+    ],
+)
+def test_an_application_is_named_in_its_address(url: str, user: str) -> None:
+    assert user_in(url) == user
 
 
 def test_nobody_has_everything() -> None:
@@ -127,16 +159,21 @@ def test_answers_go_to_inboxes_alone(subject: str, is_one: bool) -> None:
 
 
 def test_the_configuration_names_every_user_once_with_its_rights() -> None:
-    text = users_config({user: f"pw-{user}" for user in User})
+    names = [*User, "app.shop"]
+    text = users_config({user: f"pw-{user}" for user in names}, "pw-reloader")
     listed = [json.loads(line.rstrip(",")) for line in text.splitlines() if line.lstrip().startswith("{")]
-    assert [user["user"] for user in listed] == list(User)
+    assert [user["user"] for user in listed] == names
     for user in listed:
-        granted = rights(User(user["user"]))
+        granted = rights(user["user"])
         assert user["password"] == f"pw-{user['user']}"
         assert tuple(user["permissions"]["publish"]["allow"]) == granted.publish
         assert tuple(user["permissions"]["subscribe"]["allow"]) == granted.subscribe
     assert "no_auth_user" not in text
-    assert 'no_auth_user: "application"' in users_config(dict.fromkeys(User, "x"), anonymous=User.APPLICATION)
+    assert not has_anonymous(text)
+    assert "giornata" not in text.partition("accounts {")[2], "who reloads servers does nothing else"
+    with_anonymous = users_config(dict.fromkeys(User, "x"), "x", anonymous=User.APPLICATION)
+    assert 'no_auth_user: "application"' in with_anonymous
+    assert has_anonymous(with_anonymous)
 
 
 def test_servers_of_a_cluster_need_a_password_of_their_own() -> None:
@@ -162,8 +199,10 @@ def test_nats_accepts_what_is_written(tmp_path: Path) -> None:
 def test_passwords_are_long_different_kept_and_private(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "giornata.nats_users", str(tmp_path / "users"), "--cluster", "n1", "n2"]
     subprocess.run(command, check=True)
-    passwords = {user: password_file(tmp_path / "users", user).read_text().strip() for user in User}
-    assert len(set(passwords.values())) == len(User)
+    users = {RELOADER, *User} - {User.APPLICATION}
+    passwords = {user: password_file(tmp_path / "users", user).read_text().strip() for user in users}
+    assert len(set(passwords.values())) == len(users)
+    assert not password_file(tmp_path / "users", User.APPLICATION).exists(), "each application has its own"
     assert all(re.fullmatch("[0-9a-f]{64}", password) for password in passwords.values())
     first = {path: path.read_text() for path in (tmp_path / "users").rglob("*") if path.is_file()}
     assert "@n2:6222" in first[tmp_path / "users" / "server" / CLUSTER_CONF]

@@ -27,11 +27,13 @@ from giornata_gateway.gateway import Gateway
 from giornata_gateway.intake.rules.envelopes import (
     EditEnvelope,
     check_envelope,
+    check_reply,
     inline_bytes,
     inline_pictures,
     read_parameters,
 )
 from giornata_gateway.intake.rules.idempotency import read_key
+from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.jobs.feed import ClientEvent, open_feed, until_done
 from giornata_gateway.jobs.preparation import EditOrder
 from giornata_gateway.jobs.submission import AwaitedJob
@@ -51,9 +53,14 @@ async def open_door(gateway: Gateway) -> AsyncIterator[None]:
     """Answer edits over NATS while inside; on leaving, finish the edits that were delivered."""
     endpoints = EditEndpoints(gateway, min(REPLY_BYTES, gateway.bus.client.max_payload))
     edit = Endpoint(
-        subjects.EDIT, EditEnvelope, endpoints.edit, limit_bytes=endpoints.limit_bytes, headers=True
+        subjects.EDIT,
+        EditEnvelope,
+        endpoints.edit,
+        limit_bytes=endpoints.limit_bytes,
+        headers=True,
+        reply=True,
     )
-    cancel = Endpoint(subjects.EDIT_CANCEL, CancelMessage, endpoints.cancel)
+    cancel = Endpoint(subjects.EDIT_CANCEL, CancelMessage, endpoints.cancel, reply=True)
     async with gateway.bus.serve("gateway", edit, cancel, instance=gateway.config.instance):
         yield
 
@@ -66,15 +73,15 @@ class EditEndpoints:
     limit_bytes: int
     """The largest reply on this server."""
 
-    async def edit(self, envelope: EditEnvelope, headers: Mapping[str, str]) -> EditReply:
+    async def edit(self, envelope: EditEnvelope, headers: Mapping[str, str], reply: str) -> EditReply:
         """Carry out an edit. A caller that sets `progress` is told its events there, from *queued* on."""
         gateway = self.gateway
         with _counted(gateway, subjects.EDIT):
-            tenant = gateway.tenant(envelope.api_key)
+            tenant = self._asker(envelope.api_key, reply)
             given = [headers[IDEMPOTENCY_HEADER]] if IDEMPOTENCY_HEADER in headers else []
             key = read_key(given, IDEMPOTENCY_HEADER)
             parameters = read_parameters(envelope)
-            check_envelope(envelope, tenant.name, gateway.config.max_file_bytes)
+            check_envelope(envelope, tenant, gateway.config.max_file_bytes)
             order = EditOrder(
                 parameters,
                 envelope.image,
@@ -96,13 +103,20 @@ class EditEndpoints:
                 admitted.carried_out()
             return await self._reply(record)
 
-    async def cancel(self, message: CancelMessage) -> Accepted:
+    async def cancel(self, message: CancelMessage, reply: str) -> Accepted:
         """Cancel a job of the caller's tenant; one that has ended stays as it is."""
         gateway = self.gateway
         with _counted(gateway, subjects.EDIT_CANCEL):
-            record = await gateway.ledger.read_of(gateway.tenant(message.api_key).name, message.job_id)
+            tenant = self._asker(message.api_key, reply)
+            record = await gateway.ledger.read_of(tenant.name, message.job_id)
             await gateway.ledger.cancel(record.job.job_id)
             return Accepted(job_id=record.job.job_id)
+
+    def _asker(self, key: str | None, reply: str) -> Tenant:
+        """The tenant that asks. NATS does not tell the sender, so the key says whose inbox the answer may go to."""
+        tenant = self.gateway.tenant(key)
+        check_reply(reply, tenant)
+        return tenant
 
     async def _relay(self, awaited: AwaitedJob, subject: str) -> None:
         """Publish the job's events to `subject` until its last one.

@@ -75,6 +75,8 @@ class Endpoint:
     """Takes a request, and its headers if `headers` says so."""
     limit_bytes: int = codec.MAX_CONTROL_BYTES
     headers: bool = False
+    reply: bool = False
+    """Whether the handler takes the answer's subject, too, after the headers; it is empty where none is asked for."""
 
 
 class UnansweredError(Exception):
@@ -223,14 +225,15 @@ async def connect(
     url: str,
     name: str,
     *,
-    user: User = User.APPLICATION,
+    user: str = User.APPLICATION,
     password_file: Path | None = None,
     timeout_s: float = 10,
 ) -> AsyncIterator[Bus]:
     """A connection that reconnects for ever while it is up and drains on leaving.
 
     Answers come to the inboxes of `user`, which logs in if there is a password file. Without one, the comma-separated
-    servers of `url` hold user and password, or ask for none. `name` stands in the server's list of connections.
+    servers of `url` hold user and password, or ask for none; an application that is named there has inboxes of its own.
+    `name` stands in the server's list of connections.
     ServiceUnavailable if no server answers, or lets us in, within `timeout_s`, or the password cannot be read.
     """
     async with opened(url, name, user, password_file, timeout_s) as client:
@@ -258,7 +261,8 @@ async def _respond(endpoint: Endpoint, message: Msg) -> None:
         try:
             async with asyncio.timeout(None if remaining_ms is None else remaining_ms / 1000) as scope:
                 headers = [message.headers or {}] if endpoint.headers else []
-                reply = await endpoint.handler(request, *headers)
+                asked = [message.reply] if endpoint.reply else []
+                reply = await endpoint.handler(request, *headers, *asked)
         except TimeoutError as error:
             if not scope.expired():
                 raise  # the handler's own

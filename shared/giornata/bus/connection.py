@@ -22,7 +22,7 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
-from giornata.wire.permissions import User, inbox
+from giornata.wire.permissions import User, inbox, user_in
 
 log = structlog.get_logger(__name__)
 
@@ -65,7 +65,11 @@ class TellingClient(Client):
         """The error callback: log, and fail the requests that were refused."""
         found = _REFUSAL.search(str(error))
         if found is None:
-            self.locked_out |= "authorization violation" in str(error).lower()
+            if "authorization violation" in str(error).lower():
+                self.locked_out = True
+                if self._transport is not None:
+                    # A lost connection's next attempt would leave it open.
+                    self._transport.close()  # type: ignore[no-untyped-call]  # nats-py annotates it in part
             log.warning("nats_error", error=repr(error))
             return
         act, subject = found["act"], found["subject"]
@@ -134,10 +138,12 @@ def _fail(futures: Iterable[asyncio.Future[Any]], error: nats.errors.Error) -> N
 
 @asynccontextmanager
 async def opened(
-    url: str, name: str, user: User, password_file: Path | None, timeout_s: float
+    url: str, name: str, user: str, password_file: Path | None, timeout_s: float
 ) -> AsyncIterator[TellingClient]:
     """A client that reconnects for ever while it is up and drains on leaving; see :func:`giornata.bus.bus.connect`."""
     password = await _read(password_file) if password_file else None
+    if user == User.APPLICATION:
+        user = user_in(url)
     client = TellingClient()
     try:
         try:
@@ -145,7 +151,7 @@ async def opened(
                 await client.connect(
                     servers=[part.strip() for part in url.split(",")],
                     name=name,
-                    user=None if password is None else user.value,
+                    user=None if password is None else str(user),
                     password=password,
                     inbox_prefix=inbox(user),
                     allow_reconnect=True,

@@ -43,7 +43,7 @@ def decode(kind: type[M], data: bytes) -> M:
     if not isinstance(schema, int) or schema not in ACCEPTED_SCHEMAS:
         raise SchemaMismatch(
             f"A {kind.__name__} message has an unreadable schema number.",
-            received=schema,
+            received=schema if isinstance(schema, int) else type(schema).__name__,
             accepted=" or ".join(str(number) for number in sorted(ACCEPTED_SCHEMAS)),
         )
     try:

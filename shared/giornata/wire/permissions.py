@@ -1,7 +1,8 @@
 """What each user of the NATS servers may publish and subscribe, and the server's configuration that says so. Pure.
 
-Every service has a user; applications, observers and operators have one each. A user's inboxes have a prefix of their
-own, so that no user reads another's answers. A service may publish answers below the prefixes of its askers only.
+Every service has a user, and so has every application; observers and operators have one each. A user's inboxes have a
+prefix of their own, so that no user reads another's answers. A service may publish answers below the prefixes of its
+askers only.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 from giornata.wire import stores, subjects
 from giornata.wire.events import EventKind
@@ -19,6 +21,10 @@ API: Final = "$JS.API"
 ROUTES_USER: Final = "routes"
 """The user with which the servers of a cluster let each other in."""
 CLUSTER_PORT: Final = 6222
+RELOADER: Final = "reloader"
+"""Has the servers read their configuration again; the one user of their system account."""
+APPLICATIONS: Final = "app"
+"""First part of the name of every application's own user; the second is the application's name."""
 
 
 class User(StrEnum):
@@ -31,7 +37,7 @@ class User(StrEnum):
     CONTROLNET = "controlnet"
     LORA_STORE = "lora-store"
     APPLICATION = "application"
-    """Asks for edits. All applications share it, unless the operator adds users with the same rights."""
+    """Asks for edits where no password is needed: servers of one machine. A known application has a user of its own."""
     OBSERVER = "observer"
     """Hears telemetry and asks micro services for their state: the launcher, an operator."""
     OPERATOR = "operator"
@@ -45,14 +51,25 @@ class Rights(NamedTuple):
     subscribe: tuple[str, ...]
 
 
-def inbox(user: User) -> str:
-    """Prefix of the inboxes of `user`. An application's is the default of clients in every language."""
-    return subjects.INBOX if user is User.APPLICATION else f"{subjects.INBOX}_{user}"
+def application_user(name: str) -> str:
+    """The user of the application `name`. ValueError where the name cannot be part of a subject."""
+    return f"{APPLICATIONS}.{subjects.token(name)}"
 
 
-def rights(user: User) -> Rights:
-    """What `user` needs, and nothing else."""
-    publish, subscribe = _NEEDS[user]
+def user_in(url: str) -> str:
+    """The user that logs in at the addresses `url`: an application's own, or the one that all others share."""
+    user = urlsplit(url.partition(",")[0].strip()).username or ""
+    return user if user.startswith(f"{APPLICATIONS}.") else User.APPLICATION
+
+
+def inbox(user: str) -> str:
+    """Prefix of the inboxes of `user`. Without a password it is the default of clients in every language."""
+    return subjects.INBOX if user == User.APPLICATION else f"{subjects.INBOX}_{user}"
+
+
+def rights(user: str) -> Rights:
+    """What `user` needs, and nothing else; every application needs the same beside its inbox."""
+    publish, subscribe = _NEEDS[User.APPLICATION if user.startswith(f"{APPLICATIONS}.") else User(user)]
     return Rights(publish, (f"{inbox(user)}.>", *subscribe))
 
 
@@ -102,6 +119,7 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             subjects.ALL_CANCELS,
             subjects.telemetry_of(User.GATEWAY),
             *_answers(User.APPLICATION, User.OBSERVER),
+            f"{subjects.INBOX}_{APPLICATIONS}.>",
             *_MAKES,
             *_keeps(stores.RECORDS),
             *_keeps(stores.TEMPLATES),
@@ -179,22 +197,39 @@ _NEEDS: Final[Mapping[User, Rights]] = {
 }
 
 
-def users_config(passwords: Mapping[User, str], *, anonymous: User | None = None) -> str:
+_RELOADS: Final = Rights(
+    ("$SYS.REQ.SERVER.PING", "$SYS.REQ.SERVER.*.RELOAD"), (f"{subjects.INBOX}_{RELOADER}.>",)
+)
+
+
+def users_config(passwords: Mapping[str, str], reloader: str, *, anonymous: User | None = None) -> str:
     """The users, their passwords and rights in a NATS server's configuration.
 
-    Clients without a password are `anonymous`; None refuses them.
+    Args:
+        passwords: by user; a password may be its bcrypt hash.
+        reloader: password of the user RELOADER.
+        anonymous: whom clients without a password are; None refuses them.
     """
-    users = [
-        {
-            "user": user,
-            "password": passwords[user],
-            "permissions": {name: {"allow": allowed} for name, allowed in rights(user)._asdict().items()},
-        }
-        for user in User
-    ]
-    lines = ",\n    ".join(json.dumps(user) for user in users)
-    text = f"authorization {{\n  users: [\n    {lines}\n  ]\n}}\n"
-    return text if anonymous is None else text + f"no_auth_user: {json.dumps(anonymous)}\n"
+    lines = ",\n    ".join(_login(user, password, rights(user)) for user, password in passwords.items())
+    text = (
+        f"authorization {{\n  users: [\n    {lines}\n  ]\n}}\n"
+        f'accounts {{ "$SYS": {{ users: [{_login(RELOADER, reloader, _RELOADS)}] }} }}\n'
+    )
+    return text if anonymous is None else text + _no_auth(anonymous)
+
+
+def has_anonymous(config: str) -> bool:
+    """Whether a configuration of :func:`users_config` lets clients in without a password."""
+    return config.endswith(_no_auth(User.APPLICATION))
+
+
+def _login(user: str, password: str, granted: Rights) -> str:
+    allowed = {name: {"allow": listed} for name, listed in granted._asdict().items()}
+    return json.dumps({"user": user, "password": password, "permissions": allowed})
+
+
+def _no_auth(user: User) -> str:
+    return f"no_auth_user: {json.dumps(user)}\n"
 
 
 def cluster_config(listen: str, hosts: Sequence[str], password: str) -> str:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import bcrypt
 import pytest
 from click.testing import CliRunner, Result
 
 from giornata import api_keys
 from giornata.api_keys import KeysFile, TenantLimits
+from giornata.nats_users import read_keys, write_users
+from giornata.wire.permissions import User, has_anonymous
 from giornata_tools.cli.app import cli
-from giornata_tools.cli.keys import change_keys, read_keys
+from giornata_tools.cli.keys import change_keys
 from tests.fakes.key_files import CREATED, keys_of, write_keys
 
 
@@ -83,6 +88,46 @@ def test_keys_are_listed_and_revoked(path: Path) -> None:
     revoked = run(path, "revoke", one.key_id)
     assert (revoked.exit_code, "of tenant alice is revoked" in revoked.stderr) == (0, True)
     assert read_keys(path).keys == (two,)
+
+
+def test_an_application_is_added_listed_and_revoked_with_the_servers_users(
+    path: Path, tmp_path: Path
+) -> None:
+    users = tmp_path / "users"
+    write_users(users, anonymous=User.APPLICATION)
+    config = users / "server" / "users.conf"
+    before = config.read_text()
+    options = ("--nats-users", str(users))
+    added = run(path, "add", "shop", "--tenant", "alice", "--weight", "2", *options)
+    assert added.exit_code == 0, added.output
+    key, url = (line.partition("=")[2] for line in added.stdout.splitlines())
+    place = urlsplit(url)
+    assert place.username == "app.shop"
+    assert place.password is not None
+    [known] = read_keys(path).keys
+    assert known.nats is not None
+    assert bcrypt.checkpw(place.password.encode(), known.nats.bcrypt.encode())
+    assert (known.sha256, known.tenant) == (api_keys.hash_of(key), "alice")
+    assert (known.nats.bcrypt in config.read_text(), has_anonymous(config.read_text())) == (True, True)
+    assert not any(secret in path.read_text() + config.read_text() for secret in (key, place.password))
+    assert not any(secret in added.stderr for secret in (key, place.password))
+    assert "app.shop" in run(path, "list").stdout
+    revoked = run(path, "revoke", "app.shop", *options)
+    assert (revoked.exit_code, "app.shop" in revoked.stderr) == (0, True)
+    assert (read_keys(path).keys, config.read_text()) == ((), before)
+
+
+def test_an_application_is_added_where_the_servers_users_are_not_at_hand(path: Path) -> None:
+    servers = "nats://n1:4222,nats://old:secret@n2:4222"
+    added = run(path, "add", "shop", "--nats", servers)
+    assert (added.exit_code, "giornata.nats_users FOLDER" in added.stderr) == (0, True)
+    assert read_keys(path).keys[0].tenant == "shop"
+    url = added.stdout.partition("NATS_URL=")[2]
+    assert re.fullmatch(r"nats://app\.shop:(\w{64})@n1:4222,nats://app\.shop:\1@n2:4222\n", url)
+    for name in ("shop", "No Name"):
+        again = run(path, "add", name)
+        assert (again.exit_code, again.stdout) == (1, ""), "nothing is shown that is not in force"
+    assert len(read_keys(path).keys) == 1
 
 
 def test_limits_change_without_a_new_key(path: Path) -> None:

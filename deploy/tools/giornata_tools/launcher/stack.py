@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from giornata.config import new_instance
+from giornata.config import ENV_PREFIX, new_instance
 from giornata.fleet import Fleet
 from giornata.nats_users import password_file
 from giornata.wire.errors import ServiceUnavailable
@@ -162,7 +162,10 @@ class Stack:
 
     async def _open_servers(self, socket: Path) -> None:
         if not self.nats_url:
-            nats = self._nats = EmbeddedNats(self.plan.state, self.plan.nats_servers)
+            keys = {**os.environ, **self.plan.env}.get(f"{ENV_PREFIX}API_KEYS_FILE")
+            nats = self._nats = EmbeddedNats(
+                self.plan.state, self.plan.nats_servers, Path(keys) if keys else None
+            )
             started = [
                 await self._launch(partial(lambda name: nats_command(nats.servers[name], os.environ), name))
                 for name in nats.servers

@@ -11,6 +11,7 @@ from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import INLINE_BYTES, EditMessage
 from giornata.wire.requests import EditParameters, asked
 from giornata_gateway.intake.rules.forms import TemplateId, check_filled, check_source
+from giornata_gateway.intake.rules.tenants import Tenant
 
 REPLY_MARGIN_BYTES: Final = 64 << 10
 """Room in a reply for everything but the pictures."""
@@ -18,7 +19,7 @@ REPLY_MARGIN_BYTES: Final = 64 << 10
 MAX_PARAMETERS: Final = 64
 NAME_CHARACTERS: Final = 64
 
-_INBOX = re.compile(r"_INBOX(\.[A-Za-z0-9_-]{1,64}){1,6}\Z")
+_TOKENS = re.compile(r"(\.[A-Za-z0-9_-]{1,64}){1,6}\Z")
 
 
 class EditEnvelope(EditMessage):
@@ -54,17 +55,35 @@ def read_parameters(envelope: EditEnvelope) -> EditParameters:
     return parameters
 
 
-def check_envelope(envelope: EditEnvelope, tenant: str, limit_bytes: int) -> None:
+def check_reply(reply: str, tenant: Tenant) -> None:
+    """Check that the answer goes to the application that asks; an empty `reply` asks for none.
+
+    The InvalidField goes to that `reply`, and so repeats nothing of the request.
+    """
+    if reply and not _is_below(tenant.inbox, reply):
+        raise InvalidField(
+            "The answer goes to the inbox of the application to which the API key belongs, and nowhere else.",
+            field="reply",
+            accepted=f"a subject below {tenant.inbox}. (the client's inbox prefix)",
+        )
+
+
+def _is_below(inbox: str, subject: str) -> bool:
+    """Whether `subject` lies in the inbox, and is no pattern."""
+    return subject.startswith(inbox) and _TOKENS.match(subject, len(inbox)) is not None
+
+
+def check_envelope(envelope: EditEnvelope, tenant: Tenant, limit_bytes: int) -> None:
     """Check what `tenant` sends beside its parameters; no picture is larger than `limit_bytes`.
 
     InvalidField or PayloadTooLarge names the field at fault.
     """
-    if envelope.progress is not None and not _INBOX.match(envelope.progress):
+    if envelope.progress is not None and not _is_below(tenant.inbox, envelope.progress):
         raise InvalidField(
             "Progress goes to the caller's own inbox only.",
             field="progress",
             received=envelope.progress,
-            accepted="a subject below _INBOX., without wildcards",
+            accepted=f"a subject below {tenant.inbox}., without wildcards",
         )
     if envelope.remaining_ms <= 0:
         raise InvalidField(
@@ -78,9 +97,9 @@ def check_envelope(envelope: EditEnvelope, tenant: str, limit_bytes: int) -> Non
             received=f"{inline} bytes",
             accepted=f"{INLINE_BYTES} bytes together, or claim checks",
         )
-    _check_picture(envelope.image, "image", tenant, limit_bytes)
+    _check_picture(envelope.image, "image", tenant.name, limit_bytes)
     check_source(envelope.image, envelope.template_id)
-    _check_picture(envelope.mask, "mask", tenant, limit_bytes)
+    _check_picture(envelope.mask, "mask", tenant.name, limit_bytes)
 
 
 def _check_picture(picture: bytes | BlobRef | None, field: str, tenant: str, limit_bytes: int) -> None:

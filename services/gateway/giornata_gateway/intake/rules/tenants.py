@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from giornata.api_keys import KeysFile, TenantLimits, hash_of
+from giornata.wire import subjects
 from giornata.wire.errors import CrossSite, Unauthorized
 
 DEFAULT_TENANT: Final = "default"
@@ -25,6 +26,8 @@ class Tenant:
     """Pictures asked for in a minute; 0: no limit."""
     weight: float = 1.0
     """Share beside other tenants."""
+    inbox: str = subjects.INBOX
+    """Prefix of the subjects to which answers over NATS may go: the asking application's."""
 
 
 def tenant_of(key: str | None, file: KeysFile | None, defaults: Tenant) -> Tenant:
@@ -42,11 +45,12 @@ def tenant_of(key: str | None, file: KeysFile | None, defaults: Tenant) -> Tenan
             "An API key is needed.", accepted="the header Authorization: Bearer KEY, or api_key over NATS"
         )
     given = hash_of(key)
-    found = [known.tenant for known in file.keys if hmac.compare_digest(known.sha256, given)]
+    found = [known for known in file.keys if hmac.compare_digest(known.sha256, given)]
     if not found:
         raise Unauthorized
-    limits = file.tenants.get(found[-1], TenantLimits())
-    return replace(defaults, name=found[-1], **limits.model_dump(exclude_none=True))
+    name, inbox = found[-1].tenant, found[-1].inbox
+    limits = file.tenants.get(name, TenantLimits())
+    return replace(defaults, name=name, inbox=inbox, **limits.model_dump(exclude_none=True))
 
 
 def check_site(site: str | None, *, keyed: bool) -> None:

@@ -1,0 +1,345 @@
+"""Applications with users of their own, made and revoked by ``giornata keys`` while everything runs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from nats.aio.msg import Msg
+from structlog.testing import capture_logs
+
+import giornata.client
+from giornata.blobs import RedisBlobs
+from giornata.bus import bus as buses
+from giornata.bus import streams
+from giornata.bus.bus import Bus
+from giornata.bus.connection import barrier
+from giornata.config import new_instance
+from giornata.nats_users import password_file, read_keys
+from giornata.records import Records
+from giornata.wire import codec, subjects
+from giornata.wire.errors import ErrorBody, GiornataError, NotPermitted, ServiceUnavailable, Unauthorized
+from giornata.wire.messages import CancelMessage, EditMessage, FinishReply, FinishRequest
+from giornata.wire.permissions import User
+from giornata.wire.requests import EditParameters
+from giornata_gateway import service
+from giornata_gateway.config import GatewayConfig
+from tests.fakes.denoiser import FakeDenoiser
+from tests.fakes.fleet import FakePrepost
+from tests.integration.conftest import NatsServer
+from tests.integration.nats_cluster import NatsCluster, nats_cluster
+from tests.integration.router.bench import running_router
+
+GIORNATA = Path(sys.executable).with_name("giornata")
+PICTURE = b"the finished picture"
+
+
+@dataclass(frozen=True)
+class Application:
+    """What ``giornata keys add`` has printed."""
+
+    url: str
+    key: str
+
+    def message(self, **changes: object) -> EditMessage:
+        """An edit's message with the application's key."""
+        message = EditMessage(parameters=EditParameters(prompt="a star"), image=b"picture", api_key=self.key)
+        return message.model_copy(update=changes)
+
+
+@dataclass
+class Operator:
+    """Runs ``giornata keys`` beside the servers."""
+
+    nats_url: str
+    users: Path
+    keys: Path
+
+    async def run(self, verb: str, *words: str) -> tuple[int | None, str, str]:
+        process = await asyncio.create_subprocess_exec(
+            GIORNATA, "keys", verb, *words,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={
+                "GIORNATA_API_KEYS_FILE": str(self.keys), "GIORNATA_NATS_USERS": str(self.users),
+                "GIORNATA_NATS_URL": self.nats_url, "COLUMNS": "120",
+            },
+        )  # fmt: skip
+        out, err = await process.communicate()
+        return process.returncode, out.decode(), err.decode()
+
+    async def add(self, name: str, *, servers: int = 1) -> Application:
+        status, out, err = await self.run("add", name)
+        assert (status, f"taken it: {servers}." in err) == (0, True), err
+        printed = dict(line.split("=", 1) for line in out.splitlines())
+        assert printed.keys() == {"GIORNATA_NATS_URL", "GIORNATA_API_KEY"}
+        return Application(printed["GIORNATA_NATS_URL"], printed["GIORNATA_API_KEY"])
+
+
+class Prepost(FakePrepost):
+    """Finishes pictures that are in the blob store."""
+
+    def __init__(self, bus: Bus, blobs: RedisBlobs) -> None:
+        super().__init__(bus)
+        self._blobs = blobs
+
+    async def _finish(self, request: FinishRequest) -> FinishReply:
+        done = await super()._finish(request)
+        image = await self._blobs.put(f"{request.job.tenant}/{request.job.job_id}/picture", PICTURE, 60)
+        return done.model_copy(update={"image": image})
+
+
+@dataclass
+class System:
+    """All services, each with its own rights."""
+
+    operator: Operator
+    shop: Application
+    prepost: Prepost
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@pytest.fixture
+async def system(
+    guarded_nats: tuple[NatsServer, Path], redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[System]:
+    """A gateway, a router and fakes behind them; the application ``shop`` is known already."""
+    monkeypatch.setattr("giornata_gateway.intake.key_file.LOOK_S", 0.0)
+    server, users = guarded_nats
+    operator = Operator(server.url, users, tmp_path / "keys.json")
+    shop = await operator.add("shop")
+    async with AsyncExitStack() as stack:
+        front, behind, worker = [
+            await stack.enter_async_context(
+                buses.connect(server.url, f"test-{user}", user=user, password_file=password_file(users, user))
+            )
+            for user in (User.GATEWAY, User.PREPOST, User.DENOISER)
+        ]
+        blobs = await stack.enter_async_context(RedisBlobs.open(redis_url))
+        await streams.ensure(front.jetstream, replicas=1, events_ttl_s=60)
+        prepost = Prepost(behind, blobs)
+        denoiser = FakeDenoiser(worker, await Records.open(worker.jetstream), "d1")
+        system = System(operator, shop, prepost)
+        config = GatewayConfig(
+            nats_url=server.url,
+            redis_url=redis_url,
+            instance=new_instance("gateway"),
+            port=0,
+            telemetry_hz=20,
+            api_keys_file=operator.keys,
+        )
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        router = running_router(server.url, "r1", password_file=password_file(users, User.ROUTER))
+        for entered in (router, prepost.run(), denoiser.run()):
+            await stack.enter_async_context(entered)
+        records = await Records.open(front.jetstream)
+        tasks.create_task(service.serve(config, front, blobs, records, system.stop))
+        stack.callback(system.stop.set)
+        await _open(shop)
+        yield system
+
+
+async def _open(application: Application) -> None:
+    """Return when the whole system carries out edits."""
+    async with (
+        asyncio.timeout(30),
+        giornata.client.connect(application.url, api_key=application.key) as client,
+    ):
+        while True:
+            try:
+                await (await client.edit(image=b"picture", prompt="a star"))
+            except GiornataError:
+                await asyncio.sleep(0.1)  # services that come up do not announce it to applications
+            else:
+                return
+
+
+async def _edited(application: Application) -> bytes:
+    async with giornata.client.connect(application.url, api_key=application.key) as client:
+        return (await (await client.edit(image=b"picture", prompt="a star"))).pictures[0].data
+
+
+async def test_an_application_that_is_added_while_all_runs_edits_as_its_own_user(system: System) -> None:
+    with capture_logs() as logs:
+        press = await system.operator.add("press")
+        async with giornata.client.connect(press.url, api_key=press.key) as client:
+            edit = await client.edit(image=b"picture", prompt="a star")
+            told = [progress async for progress in edit]
+            assert (await edit).pictures[0].data == PICTURE
+            await client.cancel(edit.job_id)
+    assert told
+    assert [log for log in logs if log["event"] in {"nats_refused", "answer_refused"}] == []
+    status, listed, _ = await system.operator.run("list")
+    assert status == 0
+    for name in ("shop", "press"):
+        assert f"app.{name}" in listed
+    held = system.operator.keys.read_text() + (system.operator.users / "server" / "users.conf").read_text()
+    for secret in (press.key, press.url.partition("app.press:")[2].partition("@")[0]):
+        assert len(secret) > 40
+        assert secret not in held, "hashes alone are at rest"
+
+
+async def test_no_application_hears_or_writes_what_is_anothers(system: System) -> None:
+    await system.operator.add("press")
+    heard = (
+        "_INBOX.>", "_INBOX_app.press.>", "_INBOX_app.*.>", "_INBOX_app.>", "_INBOX_gateway.>", "giornata.>",
+        "giornata.edit", "giornata.event.>", "giornata.telemetry.>", "$SYS.>", ">", "*.press.>",
+    )  # fmt: skip
+    told = (
+        "_INBOX_app.press.x.reply",
+        "_INBOX.x",
+        "$SYS.REQ.SERVER.PING",
+        "$SRV.PING",
+        "giornata.router.submit",
+    )
+    async with buses.connect(system.shop.url, "shop") as shop:
+        with capture_logs() as logs:
+            for subject in heard:
+                await shop.client.subscribe(subject)
+            for subject in told:
+                await shop.client.publish(subject, b"")
+            await shop.client.subscribe("_INBOX_app.shop.>")
+            await barrier(shop.client)
+    refused = {(log["act"], log["subject"]) for log in logs if log["event"] == "nats_refused"}
+    assert refused == {("subscription", s.lower()) for s in heard} | {("publish", s.lower()) for s in told}
+
+
+async def test_no_picture_goes_to_an_inbox_that_is_anothers(system: System) -> None:
+    """The asker names where answers go, and the gateway may write to all applications."""
+    shop, press = system.shop, await system.operator.add("press")
+    own, others = "_INBOX_app.shop.token.", "_INBOX_app.press.token."
+    cancel = CancelMessage(job_id="j", api_key=shop.key)
+    refused = (
+        (subjects.EDIT, shop.message(), f"{others}reply", "reply"),
+        (subjects.EDIT, shop.message(), "_INBOX.token.reply", "reply"),
+        (subjects.EDIT, shop.message(), "_INBOX_app.shop-2.token.reply", "reply"),
+        (subjects.EDIT_CANCEL, cancel, f"{others}reply", "reply"),
+        (subjects.EDIT, press.message(), f"{own}reply", "reply"),
+        (subjects.EDIT, shop.message(progress=f"{others}progress"), f"{own}reply", "progress"),
+        (subjects.EDIT, shop.message(progress="_INBOX_app.shop.>"), f"{own}reply", "progress"),
+    )
+    heard: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
+
+    async def hear(message: Msg) -> None:
+        await heard.put((message.subject, message.data))
+
+    asked = len(system.prepost.calls)
+    async with (
+        buses.connect(shop.url, "shop") as asker,
+        buses.connect(press.url, "press") as other,
+        buses.connect(system.operator.nats_url, "bare") as bare,
+    ):
+        for client, inbox in ((asker, own), (other, others), (bare, "_INBOX.token.")):
+            await client.client.subscribe(f"{inbox}>", cb=hear)
+            await barrier(client.client)
+        for subject, message, reply, field_at_fault in refused:
+            await asker.client.publish(subject, codec.encode(message), reply=reply)
+            if reply.startswith("_INBOX_app.shop-2"):
+                continue
+            told, data = await asyncio.wait_for(heard.get(), 10)
+            body = codec.decode(ErrorBody, data)
+            assert (told, body.code, body.field) == (reply, "invalid_field", field_at_fault)
+            assert body.received is None or told.startswith(own), "the asker's text goes to the asker alone"
+        assert await _edited(press) == PICTURE, "a whole edit later"
+    assert heard.empty()
+    assert system.prepost.calls[asked:].count("inspect") == 1, "what was refused never was a job"
+
+
+async def test_a_revoked_application_is_cut_off_and_others_go_on(system: System) -> None:
+    press = await system.operator.add("press")
+    cut, kept = asyncio.Event(), asyncio.Event()
+    async with (
+        buses.connect(system.shop.url, "shop") as shop,
+        giornata.client.connect(press.url, api_key=press.key) as client,
+    ):
+        shop.client._disconnected_cb = _setting(cut)
+        client._bus.client._disconnected_cb = _setting(kept)
+        status, _, err = await system.operator.run("revoke", "app.shop")
+        assert (status, "taken it: 1." in err) == (0, True), err
+        async with asyncio.timeout(10):
+            await cut.wait()
+        assert (await (await client.edit(image=b"picture", prompt="a star"))).pictures[0].data == PICTURE
+        assert not kept.is_set(), "the other's connection stayed open"
+        await shop.client.close()
+    with pytest.raises(ServiceUnavailable, match="does not let us in"):
+        async with buses.connect(system.shop.url, "shop", timeout_s=2):
+            pass
+    async with giornata.client.connect(press.url, api_key=system.shop.key) as client:
+        with pytest.raises(Unauthorized):
+            await client.edit(image=b"picture", prompt="a star")
+    assert read_keys(system.operator.keys).passwords.keys() == {"app.press"}
+
+
+def _setting(event: asyncio.Event) -> Callable[[], Awaitable[None]]:
+    async def told() -> None:
+        event.set()
+
+    return told
+
+
+async def test_a_client_with_the_wrong_inbox_is_told_at_once(system: System) -> None:
+    url = system.shop.url.replace("app.shop:", "application:")
+    application = password_file(system.operator.users, User.APPLICATION).read_text().strip()
+    async with buses.connect(system.shop.url, "shop") as shop:
+        shop.client._inbox_prefix = bytearray(b"_INBOX")
+        wrong = giornata.client.Client(shop, None, system.shop.key, "shop")
+        with pytest.raises(NotPermitted, match="giornata keys add"):
+            async with wrong.listening():
+                pass
+    assert application not in url
+    with pytest.raises(ServiceUnavailable, match="does not let us in"):
+        async with buses.connect(url, "shop", timeout_s=2):
+            pass
+
+
+async def test_an_application_without_a_password_goes_on_beside_others(system: System) -> None:
+    """Its key is of the HTTP door alone; answers go to the inboxes that all without a password share."""
+    status, key, _ = await system.operator.run("create", "--tenant", "alice")
+    assert status == 0
+    bare = Application(system.operator.nats_url, key.strip())
+    assert await _edited(bare) == PICTURE
+    await system.operator.add("press")
+    assert await _edited(bare) == PICTURE
+
+
+async def test_servers_that_do_not_take_a_change_are_told(
+    guarded_nats: tuple[NatsServer, Path], tmp_path: Path
+) -> None:
+    server, users = guarded_nats
+    operator = Operator(server.url, users, tmp_path / "keys.json")
+    (users / "server").joinpath("broken.conf").write_text("port: {")
+    config = tmp_path / "nats.conf"
+    config.write_text(config.read_text() + 'include "users/server/broken.conf"\n')
+    status, out, err = await operator.run("add", "shop")
+    assert (status, "did not take the new configuration" in err) == (1, True), err
+    assert out.count("gio_") == 1, "the key is there, and is shown"
+    assert out.split("gio_")[1][:20] not in err
+    server.kill()
+    status, _, err = await operator.run("revoke", "app.shop")
+    assert (status, "No NATS server answers" in err) == (1, True), err
+    assert read_keys(operator.keys).keys == ()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> NatsCluster:
+    """Three servers, all with the same users."""
+    return NatsCluster(tmp_path)
+
+
+async def test_every_server_of_a_cluster_takes_a_change(tmp_path: Path) -> None:
+    with nats_cluster(tmp_path) as cluster:
+        first, *_, last = cluster.servers.values()
+        operator = Operator(first.url, cluster.users, tmp_path / "keys.json")
+        shop = await operator.add("shop", servers=3)
+        cut = asyncio.Event()
+        async with buses.connect(shop.url.rpartition("@")[0] + "@" + last.url.rpartition("/")[2], "s") as bus:
+            bus.client._disconnected_cb = _setting(cut)
+            status, _, err = await operator.run("revoke", "app.shop")
+            assert (status, "taken it: 3." in err) == (0, True), err
+            async with asyncio.timeout(10):
+                await cut.wait()
