@@ -19,7 +19,7 @@ async def main(config: RouterConfig, stop: asyncio.Event) -> None:
         jetstream = connected.jetstream
         await streams.ensure(jetstream, replicas=config.replicas, events_ttl_s=config.result_ttl_s)
         await streams.replicate(jetstream, replicas=config.replicas)
-        await streams.ensure_queue(jetstream, replicas=config.replicas, queue_limit=config.queue_limit)
+        await streams.ensure_queue(jetstream, replicas=config.replicas, max_messages=config.max_messages)
         records, quarantine = await Records.open(jetstream), await Quarantine.open(jetstream)
         await Router(connected, records, quarantine, config).run(stop)
 

@@ -22,7 +22,6 @@ from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.scheduler import SCHEDULERS
 from giornata.wire import subjects
 from giornata.wire.events import DenoisedEvent, EventKind
-from giornata.wire.jobs import Priority
 from giornata.wire.messages import CancelRows, ForecastRequest, SubmitRequest, TemplateRequest
 from giornata.wire.stores import LEASES
 from giornata.wire.workers import ServiceName, ServiceState
@@ -51,6 +50,8 @@ class Lease:
     def __init__(self, bucket: KeyValue, holder: str) -> None:
         self._bucket, self._holder = bucket, holder.encode()
         self._revision: int | None = None
+        self.epoch = 0
+        """Rises with every acquisition, of any router."""
 
     async def acquire(self) -> bool:
         """Take the lease if no router holds it."""
@@ -58,6 +59,7 @@ class Lease:
             self._revision = await self._bucket.create(LEASE, self._holder)
         except nats.errors.Error:
             return False
+        self.epoch = self._revision
         return True
 
     async def renew(self) -> bool:
@@ -136,9 +138,9 @@ class Router:
             log.info("stepped_down")
 
     async def _work(self, lease: Lease, stop: asyncio.Event) -> None:
-        """Lead; then, in this order, take no more jobs, hand unfinished ones back to the queue, and stop answering."""
+        """Lead; then, in this order, take no more jobs, leave unfinished ones in the queue, and stop answering."""
         walks = asyncio.TaskGroup()
-        queue = Queue(self._tools, walks)
+        queue = Queue(self._tools, walks, lease.epoch)
         template = partial(register, self._tools, await TemplateRecords.open(self._bus.jetstream))
         endpoints = (
             Endpoint(subjects.SUBMIT, SubmitRequest, queue.submit),
@@ -146,7 +148,6 @@ class Router:
             Endpoint(subjects.TEMPLATE, TemplateRequest, template),
         )
         denoised = subjects.events_of_kind(EventKind.DENOISED)
-        limits = {Priority.INTERACTIVE: self._config.max_interactive, Priority.BATCH: self._config.max_batch}
         async with (
             self._bus.listen(denoised, DenoisedEvent, self._dispatch.report),
             self._bus.answer(*endpoints),
@@ -154,9 +155,7 @@ class Router:
             self._bus.listen(subjects.ALL_CANCELS, CancelRows, queue.cancel),
             asyncio.TaskGroup() as pulls,
         ):
-            pulls.create_task(queue.renew(), name="renew")
-            for priority, limit in limits.items():
-                pulls.create_task(queue.consume(priority, limit), name=f"consume-{priority}")
+            pulls.create_task(queue.run(), name="queue")
             self._bus.on_reconnect.append(queue.recheck)
             try:
                 self._queue = queue
@@ -167,7 +166,7 @@ class Router:
             raise _StepDownError  # a task group has no other way to cancel its tasks
 
     def _report(self) -> ServiceState:
-        queue = self._queue and self._tools.forecasting.queue(full=self._queue.full)
+        queue = self._queue and self._queue.state()
         return state_of(ServiceName.ROUTER, self._config.instance, active=queue is not None, queue=queue)
 
 

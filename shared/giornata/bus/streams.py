@@ -8,8 +8,6 @@ from typing import Final
 
 from nats.js import JetStreamContext
 from nats.js.api import (
-    AckPolicy,
-    ConsumerConfig,
     DiscardPolicy,
     KeyValueConfig,
     RetentionPolicy,
@@ -20,7 +18,6 @@ from nats.js.errors import BadRequestError
 
 from giornata.retries import COMING_UP_S, repeated
 from giornata.wire import stores, subjects
-from giornata.wire.jobs import Priority
 
 LEASE_TTL_S: Final = 3.0
 BUCKET_TTL_S: Final = {
@@ -29,23 +26,21 @@ BUCKET_TTL_S: Final = {
     stores.QUARANTINE: 7 * 24 * 3600,
     stores.LEASES: LEASE_TTL_S,
 }
-ACK_WAIT_S: Final = 6.0
-"""A router renews its messages well within this time; after it, a dead router's jobs go to the next router."""
 _STREAM_NAME_IN_USE: Final = 10058
 """JetStream's error code."""
 EVENTS_MAX_BYTES: Final = 256 << 20
 """Beyond it the oldest events go. Previews have a share per job: see `PreviewEvent`."""
 
 
-async def ensure_queue(jetstream: JetStreamContext, *, replicas: int, queue_limit: int) -> None:
-    """Create the work queue, or bring its limit of unfinished jobs up to date. Only routers do this."""
+async def ensure_queue(jetstream: JetStreamContext, *, replicas: int, max_messages: int) -> None:
+    """Create the work queue, or bring the number of messages that it takes up to date. Only routers do this."""
     config = StreamConfig(
         name=stores.JOBS,
         subjects=[subjects.ALL_JOBS],
         retention=RetentionPolicy.WORK_QUEUE,
         storage=StorageType.FILE,
         discard=DiscardPolicy.NEW,
-        max_msgs=queue_limit,
+        max_msgs=max_messages,
         num_replicas=replicas,
     )
     if not await _made(partial(jetstream.add_stream, config)):
@@ -78,25 +73,6 @@ async def replicate(jetstream: JetStreamContext, *, replicas: int) -> None:
         info = await repeated(partial(jetstream.stream_info, name))
         if (info.config.num_replicas or 1) < replicas:
             await repeated(partial(jetstream.update_stream, info.config.evolve(num_replicas=replicas)))
-
-
-async def queue_consumer(
-    jetstream: JetStreamContext, priority: Priority, *, max_in_flight: int
-) -> JetStreamContext.PullSubscription:
-    """The durable pull consumer of one priority, shared by every router that is or becomes active.
-
-    An existing consumer is brought up to date, since its limit may have changed.
-    """
-    config = ConsumerConfig(
-        durable_name=stores.queue_consumer_name(priority),
-        filter_subject=subjects.jobs(priority),
-        ack_policy=AckPolicy.EXPLICIT,
-        ack_wait=ACK_WAIT_S,
-        max_deliver=-1,
-        max_ack_pending=max_in_flight,
-    )
-    await repeated(partial(jetstream.add_consumer, stores.JOBS, config))
-    return await jetstream.pull_subscribe_bind(durable=config.durable_name, stream=stores.JOBS)
 
 
 async def _made(make: Callable[[], Awaitable[object]]) -> bool:

@@ -27,6 +27,14 @@ STREAMS: Final = (EVENTS, *map(bucket_stream, (RECORDS, TEMPLATES, QUARANTINE, L
 """Streams that :func:`giornata.bus.streams.ensure` makes; any service that keeps something may be the first."""
 
 
-def queue_consumer_name(priority: Priority) -> str:
-    """Name of the durable consumer of one priority of the work queue."""
-    return f"router-{priority}"
+def queue_consumer_name(priority: Priority, epoch: int) -> str:
+    """Name of the consumer with which the leader of an epoch takes the jobs of one priority."""
+    return f"router-{priority}-{epoch}"
+
+
+def queue_consumer_epoch(name: str, priority: Priority) -> int | None:
+    """The epoch in a consumer's name; 0 where it was made before epochs were, None for another priority's consumer."""
+    first, _, epoch = name.partition(f"router-{priority}")
+    if first or (epoch and not epoch.removeprefix("-").isdecimal()):
+        return None
+    return int(epoch.removeprefix("-") or 0)

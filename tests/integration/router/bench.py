@@ -96,8 +96,8 @@ async def running_router(
     name: str,
     *,
     queue_limit: int = 100,
-    max_interactive: int = 512,
-    max_batch: int = 256,
+    tenant_share: float = 1.0,
+    prepared_rows: int = 64,
     replicas: int = 1,
     password_file: Path | None = None,
     policy: PolicyName = PolicyName.FINISH_TIME,
@@ -108,9 +108,10 @@ async def running_router(
         nats_url=url,
         instance=name,
         telemetry_hz=10,
-        queue_limit=queue_limit,
-        max_interactive=max_interactive,
-        max_batch=max_batch,
+        queue_limit_interactive=queue_limit,
+        queue_limit_batch=queue_limit,
+        tenant_share=tenant_share,
+        prepared_rows=prepared_rows,
         stage_tries=2,
         inspect_s=120,
         policy=policy,
@@ -120,7 +121,7 @@ async def running_router(
 
     async def live() -> None:
         async with buses.connect(url, name, user=User.ROUTER, password_file=password_file) as bus:
-            await streams.ensure_queue(bus.jetstream, replicas=replicas, queue_limit=queue_limit)
+            await streams.ensure_queue(bus.jetstream, replicas=replicas, max_messages=config.max_messages)
             records, quarantine = await Records.open(bus.jetstream), await Quarantine.open(bus.jetstream)
             await Router(bus, records, quarantine, config).run(stop)
 
