@@ -28,7 +28,7 @@ from giornata.wire.jobs import Priority
 
 PULL_S: Final = 5.0
 """A pull waits this long: a restarted server forgets it without a word."""
-PULLED: Final = 256
+PULLED: Final = 2048
 """Messages of one pull."""
 ACK_WAIT_S: Final = 7 * 24 * 3600.0
 """Longer than any edit may take. What is not acknowledged comes again when the consumer is made again."""
