@@ -22,7 +22,7 @@ from giornata.bus import bus
 from giornata.retries import COMING_UP_S, repeated
 from giornata.wire import codec, stores
 from giornata.wire.events import DoneEvent, EventKind
-from giornata.wire.jobs import JobRecord, Priority
+from giornata.wire.jobs import JobRecord
 from giornata.wire.permissions import User
 from giornata.wire.subjects import events_of_kind
 from tests.chaos.outcomes import Recorded
@@ -150,11 +150,7 @@ async def _streams(jetstream: JetStreamContext) -> Streams:
         consumers[name] = info.state.consumer_count
         if name == stores.EVENTS:
             events_bytes, ends = info.state.bytes, info.state.subjects or {}
-    pending = 0
-    for priority in Priority:
-        name = stores.queue_consumer_name(priority)
-        consumer = await repeated(lambda name=name: jetstream.consumer_info(stores.JOBS, name))  # type: ignore[misc]  # as above
-        pending += (consumer.num_ack_pending or 0) + (consumer.num_pending or 0)
+    pending = messages[stores.JOBS]  # in a work queue a message lives until it is acknowledged
     return Streams(messages, consumers, events_bytes / 2**20, ends, pending)
 
 

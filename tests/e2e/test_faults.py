@@ -33,7 +33,8 @@ SETTINGS = {
     "GIORNATA_DRAIN_S": "0",  # what a denoiser has begun goes on elsewhere
     "GIORNATA_NOTICE_S": "0",
     "GIORNATA_MAX_CONCURRENT_ROWS": "1",
-    "GIORNATA_QUEUE_LIMIT": str(QUEUE_LIMIT),
+    "GIORNATA_QUEUE_LIMIT_BATCH": str(QUEUE_LIMIT),
+    "GIORNATA_TENANT_SHARE": "1",
 }
 
 
@@ -251,7 +252,7 @@ async def test_a_full_queue_refuses_and_keeps_what_it_accepted(stack: LiveStack)
             await submit(http, slow_form(8, seed=seed, num_inference_steps=40)) for seed in range(QUEUE_LIMIT)
         ]
         async with http.post("/v1/jobs", data=slow_form(8)) as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (503, "queue_full")
+            assert (answer.status, (await answer.json())["error"]["code"]) == (429, "batch_queue_full")
             assert int(answer.headers["Retry-After"]) >= 1
         assert [(await ended(http, job))["state"] for job in jobs] == ["completed"] * QUEUE_LIMIT
         assert (await ended(http, await submit(http, edit_form())))["state"] == "completed"

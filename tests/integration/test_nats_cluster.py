@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
 import nats.errors
 import pytest
-from nats.aio.msg import Msg
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus
+from giornata.bus.work_queue import QueueConsumer
 from giornata.deadlines import Deadline
 from giornata.records import Records
 from giornata.wire import stores, subjects
 from giornata.wire.errors import DeadlineExceeded, JobNotFound, ServiceUnavailable
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import Job, JobRecord, JobState, Priority
-from giornata.wire.messages import Accepted, SubmitRequest
+from giornata.wire.messages import Accepted, Epoch, SubmitRequest
 from giornata.wire.permissions import User
 from giornata_router.rules import transitions
 from tests.fakes.denoiser import FakeDenoiser
@@ -90,17 +90,17 @@ async def kept(bus: Bus, records: Records, accepted: list[JobRecord]) -> None:
         async for attempt in insisting(AssertionError, JobNotFound):
             with attempt:
                 assert await records.get(record.job.job_id) == record
-    consumer = await streams.queue_consumer(bus.jetstream, Priority.INTERACTIVE, max_in_flight=1000)
-    messages: list[Msg] = []
-    async for attempt in insisting():
+    consumer = QueueConsumer(bus.client, bus.jetstream, Priority.INTERACTIVE, Epoch(1, 1))
+    told: set[str] = set()
+    async for attempt in insisting(TimeoutError):
         with attempt:
-            while len(messages) < len(accepted):
-                messages += await consumer.fetch(len(accepted) - len(messages), timeout=5)
-    told = sorted(message.data.decode() for message in messages)
-    assert told == sorted(record.job.job_id for record in accepted)
-    for message in messages:
-        await message.nak()
-    await consumer.unsubscribe()
+            await consumer.begin()
+            async with asyncio.timeout(5), aclosing(consumer.messages()) as messages:
+                async for message in messages:
+                    told.add(message.data.decode())
+                    if len(told) == len(accepted):
+                        break
+    assert told == {record.job.job_id for record in accepted}
 
 
 async def test_one_server_may_die_whichever_and_the_next_when_it_is_back(
@@ -108,7 +108,7 @@ async def test_one_server_may_die_whichever_and_the_next_when_it_is_back(
 ) -> None:
     bus = await connected(stack, cluster, User.ROUTER)
     await streams.ensure(bus.jetstream, replicas=3, events_ttl_s=60)
-    await streams.ensure_queue(bus.jetstream, replicas=3, queue_limit=1000)
+    await streams.ensure_queue(bus.jetstream, replicas=3, max_messages=1000)
     records = await Records.open(bus.jetstream)
     accepted = [await accept(bus, records, make_job()) for _ in range(20)]
 
@@ -129,7 +129,7 @@ async def test_one_server_may_die_whichever_and_the_next_when_it_is_back(
 async def test_all_servers_may_be_killed_at_once(cluster: NatsCluster, stack: AsyncExitStack) -> None:
     bus = await connected(stack, cluster, User.ROUTER)
     await streams.ensure(bus.jetstream, replicas=3, events_ttl_s=60)
-    await streams.ensure_queue(bus.jetstream, replicas=3, queue_limit=1000)
+    await streams.ensure_queue(bus.jetstream, replicas=3, max_messages=1000)
     records = await Records.open(bus.jetstream)
     accepted = [await accept(bus, records, make_job()) for _ in range(20)]
     for server in cluster.servers.values():
@@ -145,7 +145,7 @@ async def test_what_was_begun_on_one_server_goes_on_with_three(
 ) -> None:
     bus = await connected(stack, cluster, User.ROUTER)
     await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
-    await streams.ensure_queue(bus.jetstream, replicas=1, queue_limit=10)
+    await streams.ensure_queue(bus.jetstream, replicas=1, max_messages=10)
     records = await Records.open(bus.jetstream)
     accepted = [await accept(bus, records, make_job())]
     for replicas in (3, 1):  # who comes later with fewer takes nothing away
@@ -155,7 +155,7 @@ async def test_what_was_begun_on_one_server_goes_on_with_three(
                 with attempt:
                     info = await bus.jetstream.stream_info(name)
                     assert info.config.num_replicas == 3
-    await streams.ensure_queue(bus.jetstream, replicas=3, queue_limit=10)
+    await streams.ensure_queue(bus.jetstream, replicas=3, max_messages=10)
     await kept(bus, records, accepted)
 
 

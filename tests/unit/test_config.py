@@ -12,9 +12,9 @@ from giornata_router.config import RouterConfig
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIORNATA_DRAIN_S", "7")
-    monkeypatch.setenv("GIORNATA_QUEUE_LIMIT", "11")
-    config = load(RouterConfig, "router", ["--queue-limit", "12"])
-    assert (config.drain_s, config.queue_limit, config.telemetry_hz) == (7, 12, 4)
+    monkeypatch.setenv("GIORNATA_QUEUE_LIMIT_BATCH", "11")
+    config = load(RouterConfig, "router", ["--queue-limit-batch", "12"])
+    assert (config.drain_s, config.queue_limit_batch, config.telemetry_hz) == (7, 12, 4)
 
 
 def test_a_password_has_one_place(
@@ -40,14 +40,14 @@ def test_every_start_is_another_instance_unless_named() -> None:
 def test_every_mistake_is_in_one_report(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("GIORNATA_QUEUE_LIMIT", "many")
+    monkeypatch.setenv("GIORNATA_QUEUE_LIMIT_BATCH", "many")
     with pytest.raises(SystemExit) as ended:
         load(RouterConfig, "router", ["--policy", "astrology", "--telemetry-hz", "0"])
     report = capsys.readouterr().err
     assert ended.value.code == 2
     assert "3 configuration mistake(s)" in report
     for name in (
-        "GIORNATA_QUEUE_LIMIT / --queue-limit",
+        "GIORNATA_QUEUE_LIMIT_BATCH / --queue-limit-batch",
         "'many'",
         "--policy",
         "finish_time",
@@ -89,7 +89,7 @@ def test_help_says_what_each_flag_does(capsys: pytest.CaptureFixture[str]) -> No
         load(RouterConfig, "router", ["--help"])
     assert ended.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "--queue-limit" in text
+    assert "--queue-limit-batch" in text
     assert "more are refused" in text
 
 

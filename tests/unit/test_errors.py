@@ -20,6 +20,7 @@ from giornata.wire.errors import (
 CODES = {
     "attempts_exhausted",
     "bad_request",
+    "batch_queue_full",
     "blob_store_full",
     "concurrency_limit_exceeded",
     "cross_site",
@@ -30,6 +31,7 @@ CODES = {
     "image_timeout",
     "image_unreadable",
     "input_lost",
+    "interactive_queue_full",
     "internal_error",
     "invalid_field",
     "job_cancelled",
@@ -55,6 +57,7 @@ CODES = {
     "template_limit",
     "template_mismatch",
     "template_not_found",
+    "tenant_queue_full",
     "too_many_pixels",
     "too_many_requests",
     "unauthorized",

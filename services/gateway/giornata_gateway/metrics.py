@@ -76,8 +76,9 @@ def template_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
 
 def router_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     """The jobs that wait at the active router, and what it has learnt of steps and loads by model and device."""
-    jobs = _gauge("router_waiting_jobs", "Prepared jobs that no worker has taken yet.")
+    jobs = _gauge("router_waiting_jobs", "Jobs that no worker has taken yet: in the queue, and prepared.")
     rows = _gauge("router_waiting_rows", "Their pictures.")
+    unreadable = _gauge("router_unreadable_jobs", "Messages in the queue that the router cannot read.")
     labels = ("model_digest", "device", "of")
     r2 = _gauge("router_cost_r2", "R² of the router's regressions.", *labels)
     meaning = "Median distance of the router's predictions from measurements, in milliseconds."
@@ -85,11 +86,12 @@ def router_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     for queue in [state.queue for state in states if state.queue is not None and state.active]:
         jobs.add_metric([], queue.jobs)
         rows.add_metric([], queue.rows)
+        unreadable.add_metric([], queue.unreadable)
         for kind in queue.costs:
             for of, one in (("compute", kind.compute), ("load", kind.load)):
                 r2.add_metric([kind.model_digest, kind.device, of], one.r2)
                 residual.add_metric([kind.model_digest, kind.device, of], one.residual_ms)
-    yield from (jobs, rows, r2, residual)
+    yield from (jobs, rows, unreadable, r2, residual)
 
 
 def store_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:

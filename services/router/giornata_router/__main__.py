@@ -25,7 +25,7 @@ async def main(config: RouterConfig, stop: asyncio.Event) -> None:
         ttl_s = streams.records_ttl_s(config.result_ttl_s, config.record_linger_s)
         await streams.limit(jetstream, store_bytes=store_bytes, records_ttl_s=ttl_s)
         await streams.ensure_queue(
-            jetstream, replicas=replicas, queue_limit=config.queue_limit, store_bytes=store_bytes
+            jetstream, replicas=replicas, max_messages=config.max_messages, store_bytes=store_bytes
         )
         records = await Records.open(jetstream, linger_s=config.record_linger_s)
         quarantine = await Quarantine.open(jetstream)

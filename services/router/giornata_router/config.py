@@ -32,8 +32,23 @@ class RouterConfig(ServiceConfig):
         description="A step that takes longer than this many times what was predicted, and than stall_s, is given up.",
     )
     stall_s: float = Field(10.0, gt=0, description="Least time after which a step is given up.")
-    queue_limit: int = Field(
-        10_000, ge=1, description="Jobs accepted and unfinished at a time; more are refused."
+    queue_limit_interactive: int = Field(
+        10_000, ge=1, description="Interactive jobs accepted and unfinished at a time; more are refused."
+    )
+    queue_limit_batch: int = Field(
+        10_000, ge=1, description="Batch jobs accepted and unfinished at a time; more are refused."
+    )
+    tenant_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Part of each of these limits that one tenant may take up; 1 where there is one.",
+    )
+    prepared_rows: int = Field(
+        64,
+        ge=1,
+        description="Pictures that are prepared ahead of the workers, however few there are; with many workers, as "
+        "many as they hold.",
     )
     record_linger_s: int = Field(
         LINGER_S,
@@ -42,8 +57,6 @@ class RouterConfig(ServiceConfig):
         description="How long the record of an ended job outlives its results: an expired result is then told from an "
         "unknown job, and a repeated request from a new one.",
     )
-    max_interactive: int = Field(512, ge=1, le=10_000, description="Interactive jobs carried out at a time.")
-    max_batch: int = Field(256, ge=1, le=10_000, description="Batch jobs carried out at a time.")
     max_failures: int = Field(3, ge=1, le=20, description="Lost attempts after which a job fails.")
     inspect_s: float = Field(15.0, gt=0, description="Limit of one inspection.")
     encode_s: float = Field(120.0, gt=0, description="Limit of one encoding.")
@@ -54,3 +67,8 @@ class RouterConfig(ServiceConfig):
         le=20,
         description="Tries of a stage that fails unexpectedly or is silent; for an absent service a job waits.",
     )
+
+    @property
+    def max_messages(self) -> int:
+        """Messages that JetStream takes: twice as many as are let in, so that it is no more than a backstop."""
+        return 2 * (self.queue_limit_interactive + self.queue_limit_batch)

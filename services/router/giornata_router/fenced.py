@@ -41,6 +41,11 @@ class LeaderRecords:
         self._leadership.check()
         return await self._records.create(record)
 
+    async def put(self, record: JobRecord) -> None:
+        """Write a record over one that cannot be read."""
+        self._leadership.check()
+        await self._records.put(record)
+
     async def change(self, job_id: str, change: Change[JobRecord]) -> JobRecord:
         """Change a record, as in every bucket. The lease is looked at after the record has been read."""
 

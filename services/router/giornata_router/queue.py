@@ -1,247 +1,294 @@
-"""The work queue: accepting jobs durably, and carrying out what it holds."""
+"""The work queue: accepting jobs durably, holding all of them in memory, and carrying as many as the fleet computes."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import aclosing
 
 import nats.errors
 import structlog
 from nats.aio.msg import Msg
-from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
-from giornata.bus import streams
+from giornata.bus.work_queue import LaterLeaderError, QueueConsumer
+from giornata.scheduling.waiting import QueuedJob, Turn, Waiting
+from giornata.scheduling.window import Window
 from giornata.wire import codec, subjects
-from giornata.wire.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable, StoreFull
+from giornata.wire.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable
 from giornata.wire.jobs import Job, Priority
-from giornata.wire.messages import Accepted, CancelRows, Forecast, ForecastRequest, SubmitRequest
-from giornata_router.lease import LeaseEndedError
+from giornata.wire.messages import (
+    IDEMPOTENCY_HEADER,
+    Accepted,
+    CancelRows,
+    Epoch,
+    Forecast,
+    ForecastRequest,
+    SubmitRequest,
+)
+from giornata.wire.workers import QueueState, RowProgress, ServiceName, ServiceState
+from giornata_router.carrying import HeldJob, carry, end_unheld, heed_record
 from giornata_router.rules import transitions
+from giornata_router.rules.places import RETRY_AFTER_S, Places
 from giornata_router.tools import Tools
-from giornata_router.walk import Walk
+from giornata_router.unreadable import Unreadable
 
-FETCH_S = 5.0
-"""A pull waits this long for a job before it asks again: a restarted server forgets it without a word."""
-RETRY_S = 1.0
-"""Time after which a job is tried again that NATS did not let be carried out, or that could not be read."""
-RENEW_S = streams.ACK_WAIT_S / 3
-"""A third of the time after which the queue gives a job to another router."""
+LOOK_S = 0.25
+"""How often the window is fitted to the fleet, and budgets are looked at; telemetry comes too often for that."""
+AUDIT_S = 30.0
+"""How often the queue is asked for messages that were delivered and lost on their way."""
+SETTLED_S = 5.0
+"""Time in which a message that JetStream has delivered arrives, if it does."""
+CATCH_UP_S = 5.0
+"""Limit of the time after a takeover in which no new job is begun: until all are known, no order is fair."""
+AGAIN_S = 1.0
+"""Time after which a queue that does not answer is asked again."""
+ENDED_AT_ONCE = 64
+"""Jobs that are ended side by side without being carried: cancelled ones, and those with a budget that is over."""
 _MESSAGES_EXCEEDED = 10077
 
 log = structlog.get_logger(__name__)
 
 
-@dataclass
-class _CarriedJob:
-    """A queue message whose job is being carried out here."""
-
-    message: Msg
-    job: Job
-    walk: Walk | None = None
-    cancelled: bool = False
-    """A cancel was heard before there was a walk."""
-
-    def cancel(self) -> None:
-        """Stop the walk, or the one that will be."""
-        self.cancelled = True
-        if self.walk is not None:
-            self.walk.cancel()
-
-
 class Queue:
     """The active router's work, from taking the lease to giving it up. `walks` owns the jobs that are carried."""
 
-    def __init__(self, tools: Tools, walks: asyncio.TaskGroup) -> None:
+    def __init__(self, tools: Tools, walks: asyncio.TaskGroup, epoch: Epoch) -> None:
         self._tools, self._walks = tools, walks
-        self._accepted: dict[str, tuple[Job, float]] = {}
-        """Jobs that were not pulled from the queue yet, by id, and when they were accepted."""
-        self._carried: dict[str, _CarriedJob] = {}
-        self._room: dict[Priority, int] = {}
-        """How many jobs more may be carried."""
+        config, bus = tools.config, tools.bus
+        limits = {
+            Priority.INTERACTIVE: config.queue_limit_interactive,
+            Priority.BATCH: config.queue_limit_batch,
+        }
+        self._places = Places(limits, config.tenant_share)
+        self._waiting, self._window = Waiting(config.ageing_s), Window(config.prepared_rows)
+        self._held: dict[str, HeldJob] = {}
+        """Every accepted and unfinished job."""
+        self._ended: Counter[Priority] = Counter()
+        """Jobs that were acknowledged."""
+        self._behind = Counter(dict.fromkeys(Priority, 1))
+        """Messages that were in the queue when it was taken over, and have not come yet."""
+        self._caught_up_by_s = time.monotonic() + CATCH_UP_S
+        self._begun = {row.job_id for state in tools.dispatch.placement.fleet.all() for row in _rows(state)}
+        """Jobs that workers have had since before the queue was taken over."""
+        self._unreadable = Unreadable(walks)
+        self._ending = asyncio.Semaphore(ENDED_AT_ONCE)
+        self._consumers = [QueueConsumer(bus.client, bus.jetstream, priority, epoch) for priority in Priority]
 
-    @property
-    def full(self) -> bool:
-        """Whether jobs of a priority are carried up to their limit, so that more may wait in the queue."""
-        return not all(self._room.values())
+    def state(self) -> QueueState:
+        """What telemetry tells of the queue."""
+        full, unreadable = self._places.full, len(self._unreadable)
+        return self._tools.forecasting.queue(self._waiting, full=full, unreadable=unreadable)
 
     async def submit(self, request: SubmitRequest) -> Accepted:
         """Make a job durable; the reply means that it will end in a picture or a clear error.
 
         Raises:
             QueueTooLong: it would wait too long.
-            QueueFull: as many jobs as may be are unfinished.
+            QueueFull: as many jobs as may be are unfinished, of its priority or of its tenant.
             StoreFull: there is no room for its record.
             ServiceUnavailable: JetStream does not answer; the same job may be submitted again.
         """
         job = request.job
-        if job.job_id not in self._accepted and job.job_id not in self._carried:
-            self._tools.forecasting.admit(job, self._unplaced())
+        own = None
+        if job.job_id not in self._held:
+            queued = QueuedJob.of(job, time.monotonic())
+            self._places.check(queued)
+            self._tools.forecasting.admit(queued, self._waiting.ahead(queued))
             self._tools.room.take()
+            own = self._hold(queued)
+        stored = False
         try:
-            stored = await self._tools.bus.jetstream.publish(
-                subjects.jobs(job.priority), codec.encode(job), headers={"Nats-Msg-Id": job.job_id}
+            answer = await self._tools.bus.jetstream.publish(
+                subjects.jobs(job.priority), codec.encode(job), headers={IDEMPOTENCY_HEADER: job.job_id}
             )
-            if not stored.duplicate:
-                self._accepted[job.job_id] = job, time.monotonic()
+            stored = not answer.duplicate  # otherwise it may have ended
             await self._tools.records.create(transitions.accepted(job))
         except nats.errors.Error as error:
             if isinstance(error, APIError) and error.err_code == _MESSAGES_EXCEEDED:
-                raise QueueFull(retry_after_s=5) from error
+                raise QueueFull(retry_after_s=RETRY_AFTER_S) from error
             raise ServiceUnavailable("The work queue does not answer.", retry_after_s=2) from error
+        finally:
+            if own is not None and not stored and not own.reply:
+                self._release(own)
         return Accepted(job_id=job.job_id)
 
     async def forecast(self, request: ForecastRequest) -> Forecast:
         """Endpoint ``giornata.router.forecast``.
 
         Raises:
-            JobNotFound: it is not carried here, or its end is unknown.
+            JobNotFound: it is not unfinished here, or its end is unknown.
         """
-        found = self._tools.forecasting.of(request.job_id, time.monotonic(), self._unplaced())
-        if found is None:
-            raise JobNotFound(received=request.job_id)
-        return found
-
-    def _unplaced(self) -> list[Job]:
-        """Accepted jobs that neither wait for a worker nor have one."""
-        line, placement = self._tools.dispatch.line, self._tools.dispatch.placement
-        jobs = [c.job for c in self._carried.values() if c.walk is None or c.walk.preparing]
-        jobs += (job for job, _ in self._accepted.values())
-        return [job for job in jobs if job.job_id not in line and not placement.assigned(job.job_id)]
+        held = self._held.get(request.job_id)
+        if held is not None:
+            waiting = None if held.carried else self._waiting.ahead(held.job)
+            found = self._tools.forecasting.of(held.job, time.monotonic(), waiting)
+            if found is not None:
+                return found
+        raise JobNotFound(received=request.job_id)
 
     def cancel(self, request: CancelRows) -> None:
         """End a job, carried or not: a cancel was broadcast."""
-        carried = self._carried.get(request.job_id)
-        if carried is None:
-            self._walks.create_task(self._end_if_cancelled(request.job_id), name="cancel")
-        else:
-            carried.cancel()
+        held = self._held.get(request.job_id)
+        if held is None:
+            self._walks.create_task(end_unheld(self._tools, request.job_id), name="cancel")
+            return
+        held.cancel()
+        self._end_waiting([held.job])
 
     def recheck(self) -> None:
-        """Look at the record of every carried job: the connection is back and cancels may have been missed."""
-        for job_id in self._carried:
-            self._walks.create_task(self._end_if_cancelled(job_id), name="recheck")
+        """The connection is back, and messages may have been lost: cancels, and jobs on their way here."""
+        for consumer in self._consumers:
+            consumer.again()
+        for held in self._held.values():
+            if held.carried:
+                self._walks.create_task(heed_record(self._tools, held), name="recheck")
 
-    async def consume(self, priority: Priority, limit: int) -> None:
-        """Take jobs of one priority, at most `limit` at a time; runs for ever."""
-        slots = asyncio.Semaphore(limit)
+    async def run(self) -> None:
+        """Take jobs and have them carried; runs for ever.
 
-        def given_back(_: asyncio.Task[None]) -> None:
-            self._room[priority] += 1
-            slots.release()
-
-        self._room[priority] = limit
-        consumer = await streams.queue_consumer(self._tools.bus.jetstream, priority, max_in_flight=limit)
+        Raises:
+            LaterLeaderError: another router has begun to lead; among others in an ExceptionGroup.
+        """
         try:
-            while True:
-                await slots.acquire()
-                message = await _next(consumer)
-                if message is None:
-                    slots.release()
-                    continue
-                task = self._walks.create_task(self._carry(message), name="walk")
-                self._room[priority] -= 1
-                task.add_done_callback(given_back)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._follow(), name="window")
+                for consumer in self._consumers:
+                    tasks.create_task(self._consume(consumer), name=f"consume-{consumer.priority}")
+                    tasks.create_task(self._audit(consumer), name=f"audit-{consumer.priority}")
         finally:
-            with contextlib.suppress(nats.errors.Error):  # without a connection there is nothing to end
-                # a message in its buffer would hold up the drain of the connection
-                await consumer.unsubscribe()
+            for consumer in self._consumers:
+                await consumer.end()
 
-    async def renew(self) -> None:
-        """Tell the queue that the jobs carried here are still carried; runs for ever."""
+    async def _consume(self, consumer: QueueConsumer) -> None:
         while True:
-            await asyncio.sleep(RENEW_S)
-            for carried in list(self._carried.values()):
-                try:
-                    await carried.message.in_progress()
-                except nats.errors.Error as error:
-                    log.warning("renewal_failed", error=repr(error))
+            try:
+                self._behind[consumer.priority] = await consumer.begin()
+                async with aclosing(consumer.messages()) as messages:
+                    self._fill()
+                    async for message in messages:
+                        await self._take(message)
+                        self._behind[consumer.priority] -= 1
+                        self._fill()
+            except LaterLeaderError:
+                log.warning("later_leader", priority=consumer.priority)
+                raise
+            except nats.errors.Error as error:
+                log.warning("queue_unreachable", error=repr(error))
+                await asyncio.sleep(AGAIN_S)  # the client is reconnecting; there is nothing to wait on
 
-    async def _carry(self, message: Msg) -> None:
+    async def _audit(self, consumer: QueueConsumer) -> None:
+        """Have delivered again what was delivered and did not arrive: its server may have died on the way."""
+        while True:
+            await asyncio.sleep(AUDIT_S)
+            try:
+                count, last = await consumer.delivered()
+            except nats.errors.Error as error:
+                log.warning("queue_not_audited", error=repr(error))
+                continue
+            ended = self._ended[consumer.priority]
+            await asyncio.sleep(SETTLED_S)
+            arrived = self._unreadable.count(subjects.jobs(consumer.priority), last)
+            for held in self._held.values():
+                arrived += held.job.priority is consumer.priority and 0 < held.sequence <= last
+            if count > arrived + self._ended[consumer.priority] - ended:
+                log.warning("deliveries_lost", priority=consumer.priority)
+                consumer.again()
+
+    async def _follow(self) -> None:
+        """Fit the window to the fleet, and end jobs that wait for longer than they may."""
+        fleet = self._tools.dispatch.placement.fleet
+        while True:
+            ready = fleet.ready(ServiceName.DENOISER)
+            self._window.resize(sum(state.worker.capacity_rows for state in ready if state.worker))
+            self._end_waiting(self._waiting.overdue(time.monotonic()))
+            self._fill()
+            await asyncio.sleep(LOOK_S)
+
+    async def _take(self, message: Msg) -> None:
+        """Hold a job that was delivered, maybe once more."""
         try:
             job = codec.decode(Job, message.data)
         except GiornataError as error:
-            log.error("job_unreadable", error=str(error))
-            await _hand_back(message, RETRY_S)  # a router of another version accepted it, and can read it
+            self._unreadable.hold(message, error)
             return
-        if job.job_id in self._carried:  # redelivered: the renewal was late
-            self._carried[job.job_id].message = message
+        sequence = message.metadata.sequence.stream
+        held = self._held.get(job.job_id) or self._hold(QueuedJob.of(job, time.monotonic()))
+        first = not held.sequence
+        if first or held.sequence == sequence:
+            held.deliver(message, sequence)
+        else:  # submitted again after JetStream had forgotten the first time
+            await message.ack()
+        if not first:
             return
-        carried = _CarriedJob(message, job)
-        self._carried[job.job_id] = carried
-        try:
-            await self._walk(job, carried)
-            await carried.message.ack()
-        except asyncio.CancelledError:
-            await _hand_back(carried.message)
-            raise
-        except (nats.errors.Error, StoreFull, LeaseEndedError) as error:
-            log.warning("walk_interrupted", job=job.job_id, error=repr(error))
-            await _hand_back(carried.message, RETRY_S)
-        except Exception:  # a job that cannot even be closed is logged and tried again, alone
-            log.exception("job_not_carried", job=job.job_id)
-            await _hand_back(carried.message, RETRY_S)
-        finally:
-            del self._carried[job.job_id]
+        self._waiting.join(held.job)
+        if held.cancelled:
+            self._end_waiting([held.job])
+        elif job.job_id in self._begun:
+            self._begun.discard(job.job_id)
+            self._waiting.leave(job.job_id)
+            self._begin(Turn(held.job, yields=False))
 
-    async def _walk(self, job: Job, carried: _CarriedJob) -> None:
+    def _hold(self, job: QueuedJob) -> HeldJob:
+        held = self._held[job.job_id] = HeldJob(job, job.since_s)
+        self._places.take(job)
+        return held
+
+    def _release(self, held: HeldJob) -> None:
+        if self._held.get(held.job.job_id) is held:
+            del self._held[held.job.job_id]
+            self._places.give_back(held.job)
+
+    def _fill(self) -> None:
+        """Carry as many jobs as the window has room for."""
         now = time.monotonic()
-        _, since_s = self._accepted.pop(job.job_id, (job, now))
-        record = transitions.accepted(job)
-        if not await self._tools.records.create(
-            record
-        ):  # else the router that accepted it died before it wrote it
-            record = await self._tools.records.get(job.job_id)
-        carried.walk = Walk(self._tools, record, (now - since_s) * 1e3)
-        if carried.cancelled:
-            carried.walk.cancel()
-        record = await carried.walk.to_the_end()
-        log.info(
-            "job_ended",
-            job=job.job_id,
-            state=record.state,
-            code=record.error.code if record.error else None,
-            user=job.parameters.user,
-            traceparent=job.traceparent,
-            spent_ms=record.spent_ms,
-        )
+        if now < self._caught_up_by_s and any(behind > 0 for behind in self._behind.values()):
+            return
+        while (turn := self._waiting.next(now)) is not None and self._window.has_room(turn):
+            self._waiting.serve(turn)
+            self._begin(turn)
 
-    async def _end_if_cancelled(self, job_id: str) -> None:
-        """End a job whose record says so; if it waits in the queue, its message goes when it is pulled."""
+    def _begin(self, turn: Turn) -> None:
+        self._window.begin(turn)
+        self._walks.create_task(self._carry(self._held[turn.job.job_id]), name="walk")
+
+    def _end_waiting(self, jobs: Iterable[QueuedJob]) -> None:
+        """Let jobs that wait meet their end, without a place in the window."""
+        for job in jobs:
+            if self._waiting.leave(job.job_id) is not None:
+                self._walks.create_task(self._end(self._held[job.job_id]), name="end")
+
+    async def _end(self, held: HeldJob) -> None:
+        async with self._ending:
+            ended = await self._try(held)
+        await self._settle(held, ended=ended)
+
+    async def _carry(self, held: HeldJob) -> None:
+        await self._settle(held, ended=await self._try(held))
+
+    async def _try(self, held: HeldJob) -> bool:
+        held.carried = True
+        self._tools.forecasting.begin(held.job)
         try:
-            record = await self._tools.records.get(job_id)
-            if record.cancel and job_id in self._carried:
-                self._carried[job_id].cancel()
-            elif record.cancel and not record.state.terminal:
-                await Walk(self._tools, record, 0.0).to_the_end()
-        except JobNotFound:
-            log.info("cancel_of_unknown_job", job=job_id)
-        except (
-            GiornataError,
-            nats.errors.Error,
-            LeaseEndedError,
-        ) as error:  # it is cancelled when it is pulled
-            log.warning("cancel_put_off", job=job_id, error=repr(error))
+            return await carry(self._tools, held)
+        finally:
+            held.carried = False
+            self._window.end(held.job)
+            self._tools.forecasting.prepared(held.job.job_id)
+
+    async def _settle(self, held: HeldJob, *, ended: bool) -> None:
+        """Give the job's place back, or let it wait again after a while."""
+        if ended:
+            self._ended[held.job.priority] += 1
+            self._release(held)
+        self._fill()
+        if not ended:
+            await asyncio.sleep(held.pause_s)
+            self._waiting.join(held.job)
+            self._fill()
 
 
-async def _next(consumer: JetStreamContext.PullSubscription) -> Msg | None:
-    """The next job of a queue, or None when there was none for a while or the queue does not answer."""
-    try:
-        [message] = await consumer.fetch(1, timeout=FETCH_S)
-    except TimeoutError:
-        return None
-    except nats.errors.Error as error:
-        log.warning("queue_unreachable", error=repr(error))
-        await asyncio.sleep(1)  # the client is reconnecting; there is nothing to wait on
-        return None
-    return message
-
-
-async def _hand_back(message: Msg, delay_s: float | None = None) -> None:
-    """Give the job to the next router that pulls, at once or after a while, and not after the time to acknowledge."""
-    try:
-        await message.nak(delay_s)
-    except nats.errors.Error as error:
-        log.warning("not_handed_back", error=repr(error))
+def _rows(state: ServiceState) -> Iterable[RowProgress]:
+    return (*state.worker.running, *state.worker.waiting) if state.worker else ()

@@ -25,7 +25,6 @@ from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.scheduler import SCHEDULERS
 from giornata.wire import subjects
 from giornata.wire.events import DenoisedEvent, EventKind
-from giornata.wire.jobs import Priority
 from giornata.wire.messages import CancelRows, ForecastRequest, SubmitRequest, TemplateRequest
 from giornata.wire.stores import LEASES
 from giornata.wire.workers import ServiceName, ServiceState
@@ -124,9 +123,9 @@ class Router:
             log.info("stepped_down")
 
     async def _work(self, lease: Lease, stop: asyncio.Event) -> None:
-        """Lead; then, in this order, take no more jobs, hand unfinished ones back to the queue, and stop answering."""
+        """Lead; then, in this order, take no more jobs, leave unfinished ones in the queue, and stop answering."""
         walks = asyncio.TaskGroup()
-        queue = Queue(self._tools, walks)
+        queue = Queue(self._tools, walks, self._leadership.check())
         template = partial(register, self._tools, await TemplateRecords.open(self._bus.jetstream))
         endpoints = (
             Endpoint(subjects.SUBMIT, SubmitRequest, self._by_holder(queue.submit)),
@@ -134,7 +133,6 @@ class Router:
             Endpoint(subjects.TEMPLATE, TemplateRequest, self._by_holder(template)),
         )
         denoised = subjects.events_of_kind(EventKind.DENOISED)
-        limits = {Priority.INTERACTIVE: self._config.max_interactive, Priority.BATCH: self._config.max_batch}
         async with (
             self._bus.listen(denoised, DenoisedEvent, self._dispatch.report),
             self._bus.answer(*endpoints),
@@ -142,10 +140,8 @@ class Router:
             self._bus.listen(subjects.ALL_CANCELS, CancelRows, queue.cancel),
             asyncio.TaskGroup() as pulls,
         ):
-            pulls.create_task(queue.renew(), name="renew")
             pulls.create_task(self._room.watch(), name="room")
-            for priority, limit in limits.items():
-                pulls.create_task(queue.consume(priority, limit), name=f"consume-{priority}")
+            pulls.create_task(queue.run(), name="queue")
             self._bus.on_reconnect.append(queue.recheck)
             try:
                 self._queue = queue
@@ -170,7 +166,7 @@ class Router:
         return answer
 
     def _report(self) -> ServiceState:
-        queue = self._queue and self._tools.forecasting.queue(full=self._queue.full)
+        queue = self._queue and self._queue.state()
         return state_of(
             ServiceName.ROUTER,
             self._config.instance,

@@ -37,11 +37,6 @@ class Walk:
         self._scope: asyncio.Timeout | None = None
         self._cancelled = False
 
-    @property
-    def preparing(self) -> bool:
-        """Whether the job's pictures are still inspected or encoded."""
-        return self._live.record.state in {JobState.QUEUED, JobState.PREPARING}
-
     def cancel(self) -> None:
         """The job is cancelled: stop at the next await."""
         self._cancelled = True
@@ -130,6 +125,7 @@ class Walk:
         if encoding is None:
             likely = await self._prefetch(inspection, demand)
             encoding = await self._encode(inspection)
+        self._tools.forecasting.prepared(self._job.job_id)
         await Computing(self._tools, self._live, inspection, encoding, likely).run()
 
     async def _prefetch(self, inspection: Inspection, demand: Demand) -> str | None:

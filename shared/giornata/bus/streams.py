@@ -9,8 +9,6 @@ from typing import Final
 
 from nats.js import JetStreamContext
 from nats.js.api import (
-    AckPolicy,
-    ConsumerConfig,
     DiscardPolicy,
     KeyValueConfig,
     RetentionPolicy,
@@ -22,7 +20,6 @@ from nats.js.errors import APIError, BadRequestError
 from giornata.retries import COMING_UP_S, repeated
 from giornata.wire import stores, subjects
 from giornata.wire.errors import ServiceUnavailable
-from giornata.wire.jobs import Priority
 
 LEASE_TTL_S: Final = 3.0
 """The life of a router's lease, by the routers' own clocks; no server's clock ends it."""
@@ -32,8 +29,6 @@ BUCKET_TTL_S: Final = {
     stores.QUARANTINE: 7 * 24 * 3600,
     stores.LEASES: 0,  # never; buckets from before have a time to live, which routers do not rely on
 }
-ACK_WAIT_S: Final = 6.0
-"""A router renews its messages well within this time; after it, a dead router's jobs go to the next router."""
 _STREAM_NAME_IN_USE: Final = 10058
 """JetStream's error code."""
 _NO_ROOM: Final = {10005, 10028, 10047}
@@ -48,16 +43,16 @@ def records_ttl_s(result_ttl_s: float, linger_s: float) -> float:
 
 
 async def ensure_queue(
-    jetstream: JetStreamContext, *, replicas: int, queue_limit: int, store_bytes: int = stores.STORE_BYTES
+    jetstream: JetStreamContext, *, replicas: int, max_messages: int, store_bytes: int = stores.STORE_BYTES
 ) -> None:
-    """Create the work queue, or bring its limit of unfinished jobs up to date. Only routers do this."""
+    """Create the work queue, or bring its limits up to date. Only routers do this."""
     config = StreamConfig(
         name=stores.JOBS,
         subjects=[subjects.ALL_JOBS],
         retention=RetentionPolicy.WORK_QUEUE,
         storage=StorageType.FILE,
         discard=DiscardPolicy.NEW,
-        max_msgs=queue_limit,
+        max_msgs=max_messages,
         max_bytes=stores.limits(store_bytes)[stores.JOBS],
         num_replicas=replicas,
     )
@@ -119,25 +114,6 @@ async def limit(jetstream: JetStreamContext, *, store_bytes: int, records_ttl_s:
             changed = changed.evolve(max_age=records_ttl_s, allow_msg_ttl=True)
         if changed != config:
             await _updated(jetstream, changed, store_bytes)
-
-
-async def queue_consumer(
-    jetstream: JetStreamContext, priority: Priority, *, max_in_flight: int
-) -> JetStreamContext.PullSubscription:
-    """The durable pull consumer of one priority, shared by every router that is or becomes active.
-
-    An existing consumer is brought up to date, since its limit may have changed.
-    """
-    config = ConsumerConfig(
-        durable_name=stores.queue_consumer_name(priority),
-        filter_subject=subjects.jobs(priority),
-        ack_policy=AckPolicy.EXPLICIT,
-        ack_wait=ACK_WAIT_S,
-        max_deliver=-1,
-        max_ack_pending=max_in_flight,
-    )
-    await repeated(partial(jetstream.add_consumer, stores.JOBS, config))
-    return await jetstream.pull_subscribe_bind(durable=config.durable_name, stream=stores.JOBS)
 
 
 async def _made(make: Callable[[], Awaitable[object]], stream: str, store_bytes: int) -> bool:

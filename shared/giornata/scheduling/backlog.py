@@ -188,20 +188,21 @@ def computed(prospects: Sequence[Prospect], ahead: float, rows: float) -> Comput
     """
     if not prospects or any(worker.row_ms <= 0 for worker in prospects):
         return None
-    idle = [worker._replace(drained_ms=0.0) for worker in prospects]
-    return Computed(_level_ms(prospects, ahead + rows), _level_ms(idle, rows))
+    # idle workers end together: no level has to be found
+    fastest_ms = min(worker.row_ms for worker in prospects)
+    alone_ms = max(fastest_ms, rows / sum(worker.workers / worker.row_ms for worker in prospects))
+    return Computed(_level_ms(prospects, ahead + rows, fastest_ms), alone_ms)
 
 
-def _level_ms(prospects: Sequence[Prospect], rows: float) -> float:
+def _level_ms(prospects: Sequence[Prospect], rows: float, fastest_ms: float) -> float:
     """The time at which all workers end together if they compute so many more rows."""
     workers = sorted(prospects)
-    alone_ms = min(worker.row_ms for worker in workers)
     level_ms, rate, left = workers[0].drained_ms, 0.0, rows
     for index, worker in enumerate(workers):
         rate += worker.workers / worker.row_ms
         following = workers[index + 1].drained_ms if index + 1 < len(workers) else float("inf")
         room = (following - level_ms) * rate
         if room >= left:
-            return max(alone_ms, level_ms + left / rate)
+            return max(fastest_ms, level_ms + left / rate)
         level_ms, left = following, left - room
     raise AssertionError("after the last worker there is room for everything")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from giornata.scheduling.demand import Demand
+from giornata.scheduling.totals import Totals
 from giornata.wire.jobs import Priority
 
 AGEING_S: Final = 30.0
@@ -98,6 +99,8 @@ class Line:
         self._waiting: dict[Key, QueuedRows] = {}
         self._jobs: Counter[str] = Counter()
         self._models: Counter[tuple[str, str]] = Counter()
+        self.totals = Totals()
+        """What the rows that wait ask for, summed up."""
         self._tickets = itertools.count()
         self._virtual = 0.0
         self._ends: dict[str, float] = {}
@@ -139,6 +142,7 @@ class Line:
         self._waiting[joined.key] = joined
         self._jobs[job_id] += 1
         self._models[joined.model] += 1
+        self.totals.count(claim.priority, demand, 1)
         return joined
 
     def serve(self, key: Key, rows: Collection[int], now: float, passes: Key | None = None) -> Demand:
@@ -156,7 +160,9 @@ class Line:
             self._favoured = self._favoured + 1 if self._due_s(entry, now) < math.inf else 0
             self.leave(key)
             return entry.demand
-        self._waiting[key] = entry.without(rows)
+        left = self._waiting[key] = entry.without(rows)
+        self.totals.count(entry.claim.priority, entry.demand, -1)
+        self.totals.count(entry.claim.priority, left.demand, 1)
         shapes = (shape for row, shape in zip(entry.rows, entry.demand.shapes, strict=True) if row in rows)
         return replace(entry.demand, shapes=tuple(shapes))
 
@@ -167,6 +173,7 @@ class Line:
             return
         self._jobs -= Counter([entry.job_id])
         self._models -= Counter([entry.model])
+        self.totals.count(entry.claim.priority, entry.demand, -1)
         if not self._waiting:
             self._ends = {tenant: end for tenant, end in self._ends.items() if end > self._virtual}
 

@@ -22,7 +22,7 @@ from giornata.scheduling.repeats import Repeats
 from giornata.scheduling.roster import Roster
 from giornata.wire.workers import ServiceState
 
-SAMPLED: Final = 64
+SAMPLED: Final = 32
 """How many of many workers a forecast looks at."""
 
 

@@ -206,8 +206,20 @@ class ConcurrencyLimited(Overloaded, code="concurrency_limit_exceeded", status=4
     """The tenant has as many pictures in progress as it may have; try again later."""
 
 
-class QueueFull(Overloaded, code="queue_full"):
+class QueueFull(Overloaded, code="queue_full", status=429):
     """The work queue holds as many jobs as it may; try again later."""
+
+
+class InteractiveQueueFull(QueueFull, code="interactive_queue_full"):
+    """As many edits with a waiting client are unfinished as may be; try again later."""
+
+
+class BatchQueueFull(QueueFull, code="batch_queue_full"):
+    """As many asynchronous jobs are unfinished as may be; try again later."""
+
+
+class TenantQueueFull(QueueFull, code="tenant_queue_full"):
+    """As many jobs of the tenant are unfinished as one tenant may have; try again later."""
 
 
 class BlobStoreFull(Overloaded, code="blob_store_full"):

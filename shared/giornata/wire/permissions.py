@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 from giornata.wire import stores, subjects
 from giornata.wire.events import EventKind
-from giornata.wire.jobs import Priority
 
 API: Final = "$JS.API"
 ROUTES_USER: Final = "routes"
@@ -152,10 +151,10 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             *_keeps(stores.LEASES)[1:],
             *_keeps(stores.QUARANTINE)[2:],
             *(f"{API}.STREAM.{verb}.{stores.JOBS}" for verb in ("CREATE", "INFO", "UPDATE")),
+            f"{API}.CONSUMER.NAMES.{stores.JOBS}",
             *(
-                f"{API}.CONSUMER.{verb}.{stores.JOBS}.{stores.queue_consumer_name(priority)}"
-                for verb in ("DURABLE.CREATE", "INFO", "MSG.NEXT")
-                for priority in Priority
+                f"{API}.CONSUMER.{verb}.{stores.JOBS}.*"
+                for verb in ("DURABLE.CREATE", "DELETE", "INFO", "MSG.NEXT")
             ),
             f"$JS.ACK.{stores.JOBS}.>",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from giornata.wire.jobs import Priority
@@ -51,6 +52,21 @@ def limits(store_bytes: int) -> dict[str, int]:
     return {**shares, bucket_stream(LEASES): LEASE_BYTES, EVENTS: EVENTS_BYTES}
 
 
-def queue_consumer_name(priority: Priority) -> str:
-    """Name of the durable consumer of one priority of the work queue."""
-    return f"router-{priority}"
+def queue_consumer_name(priority: Priority, epoch: tuple[int, int]) -> str:
+    """Name of the consumer with which the leader of an epoch takes the jobs of one priority."""
+    created_us, revision = epoch
+    return f"router-{priority}-{created_us}-{revision}"
+
+
+def queue_consumer_epoch(name: str, priority: Priority) -> tuple[int, int] | None:
+    """The epoch in a consumer's name; (0, 0) where it was made before epochs were, None for another priority's."""
+    first, _, told = name.partition(f"router-{priority}")
+    if first:
+        return None
+    if not told:
+        return 0, 0
+    found = _EPOCH.fullmatch(told)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+_EPOCH: Final = re.compile(r"-(\d+)-(\d+)")

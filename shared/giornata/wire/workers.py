@@ -173,14 +173,16 @@ class QueueState(Wire):
     """Telemetry of the active router: the jobs that wait for a worker."""
 
     jobs: int = 0
-    """Prepared jobs that no worker has taken."""
+    """Jobs that no worker has taken: in the queue, and prepared."""
     rows: int = 0
     steps: int = 0
     full: bool = False
-    """The router carries as many jobs as it may: more may wait behind these, uncounted."""
+    """As many jobs of a priority are accepted as may be: more of them are refused."""
+    unreadable: int = 0
+    """Messages in the work queue that this router cannot read."""
     wait_ms: float | None = None
-    """Time until the denoising of one more picture would begin. None: unknown, since no worker's speed is, jobs wait
-    uncounted, or several models are served.
+    """Time until the denoising of one more picture would begin. None: unknown, since no worker's speed is, or several
+    models are served.
     """
     costs: tuple[KindCosts, ...] = ()
 

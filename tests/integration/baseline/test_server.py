@@ -98,8 +98,8 @@ async def test_who_comes_while_a_batch_is_computed_waits_for_the_next_or_is_refu
             await asyncio.to_thread(painter.began.wait)
             others = [asyncio.ensure_future(edited(http, n="2")) for _ in range(2)]
             [refused], _ = await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
-            assert (refused.result()[0], refused.result()[1]["error"]["code"]) == (503, "queue_full")
-        assert sorted(status for status, _ in await asyncio.gather(first, *others)) == [200, 200, 503]
+            assert (refused.result()[0], refused.result()[1]["error"]["code"]) == (429, "queue_full")
+        assert sorted(status for status, _ in await asyncio.gather(first, *others)) == [200, 200, 429]
     assert [rows for rows, _ in painter.calls] == [2, 2]
 
 

@@ -238,7 +238,7 @@ async def test_a_take_over_of_the_router_is_waited_for(stage: Stage) -> None:
 async def test_what_the_router_refuses_is_passed_on(stage: Stage) -> None:
     stage.router.refusals = [QueueFull(retry_after_s=7)]
     async with stage.http.post("/v1/images/edits", data=stage.form()) as response:
-        assert (response.status, response.headers["Retry-After"]) == (503, "7")
+        assert (response.status, response.headers["Retry-After"]) == (429, "7")
         assert (await response.json())["error"]["code"] == "queue_full"
     stage.stop.set()
     await stage.serving

@@ -97,8 +97,8 @@ async def running_router(
     name: str,
     *,
     queue_limit: int = 100,
-    max_interactive: int = 512,
-    max_batch: int = 256,
+    tenant_share: float = 1.0,
+    prepared_rows: int = 64,
     replicas: int = 1,
     password_file: Path | None = None,
     policy: PolicyName = PolicyName.FINISH_TIME,
@@ -113,9 +113,10 @@ async def running_router(
         nats_url=url,
         instance=name,
         telemetry_hz=10,
-        queue_limit=queue_limit,
-        max_interactive=max_interactive,
-        max_batch=max_batch,
+        queue_limit_interactive=queue_limit,
+        queue_limit_batch=queue_limit,
+        tenant_share=tenant_share,
+        prepared_rows=prepared_rows,
         stage_tries=2,
         inspect_s=120,
         policy=policy,
@@ -126,7 +127,7 @@ async def running_router(
     async def live() -> None:
         async with buses.connect(url, name, user=User.ROUTER, password_file=password_file) as bus:
             await streams.ensure_queue(
-                bus.jetstream, replicas=replicas, queue_limit=queue_limit, store_bytes=store_bytes
+                bus.jetstream, replicas=replicas, max_messages=config.max_messages, store_bytes=store_bytes
             )
             records = await records_of.open(bus.jetstream, linger_s=linger_s)
             quarantine = await quarantine_of.open(bus.jetstream)

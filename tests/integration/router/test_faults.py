@@ -11,8 +11,8 @@ from giornata.deadlines import Deadline
 from giornata.records import Quarantine
 from giornata.wire import subjects
 from giornata.wire.errors import (
+    InteractiveQueueFull,
     JobNotFound,
-    QueueFull,
     QueueTooLong,
 )
 from giornata.wire.jobs import Job, JobState
@@ -216,7 +216,7 @@ async def test_a_full_queue_refuses_and_keeps_what_it_has(bench: Bench, private_
         kept = [make_job(), make_job()]
         for job in kept:
             await bench.submit(job)
-        with pytest.raises(QueueFull) as refused:
+        with pytest.raises(InteractiveQueueFull) as refused:
             await bench.submit(make_job())
         assert refused.value.retry_after_s
         async with AsyncExitStack() as stack:
@@ -234,7 +234,7 @@ async def test_the_router_tells_who_waits_for_a_worker_and_whether_more_may(
     telemetry = subjects.telemetry(ServiceName.ROUTER, "r1")
     async with (
         bench.bus.listen(telemetry, ServiceState, told.put_nowait),
-        running_router(private_nats.url, "r1", max_interactive=limit),
+        running_router(private_nats.url, "r1", queue_limit=limit),
     ):
         await bench.submit(make_job(n=3))
         async with asyncio.timeout(20):

@@ -263,7 +263,7 @@ async def test_streams_of_earlier_versions_are_limited_by_the_next_router(privat
             await jetstream.update_stream(config.evolve(max_bytes=-1))
         ttl_s = streams.records_ttl_s(7 * 86400, 600)
         await streams.limit(jetstream, store_bytes=STORE_BYTES, records_ttl_s=ttl_s)
-        await streams.ensure_queue(jetstream, replicas=1, queue_limit=10)
+        await streams.ensure_queue(jetstream, replicas=1, max_messages=10)
         found = {name: (await jetstream.stream_info(name)).config for name in (stores.JOBS, *stores.STREAMS)}
         assert {name: config.max_bytes for name, config in found.items()} == stores.limits(STORE_BYTES)
         assert found[KEYS].max_age == 7 * 86400 + 600
@@ -273,7 +273,7 @@ async def test_streams_of_earlier_versions_are_limited_by_the_next_router(privat
 async def test_a_server_without_room_for_all_streams_is_told_at_the_start(small: Bench) -> None:
     with pytest.raises(ServiceUnavailable, match=r"GIORNATA_JOBS.*GIORNATA_NATS_STORE_BYTES"):
         await streams.ensure_queue(
-            small.bus.jetstream, replicas=1, queue_limit=10, store_bytes=20 * LEAST_STORE_BYTES
+            small.bus.jetstream, replicas=1, max_messages=10, store_bytes=20 * LEAST_STORE_BYTES
         )
 
 

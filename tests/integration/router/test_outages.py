@@ -63,35 +63,35 @@ async def test_a_job_that_nobody_carries_yet_is_cancelled_at_once(
     bench: Bench, private_nats: NatsServer
 ) -> None:
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(running_router(private_nats.url, "r1", max_batch=1))
-        worker = await denoiser(stack, bench, "d1", step_s=0.5)
-        first, second = make_job(priority=Priority.BATCH), make_job(priority=Priority.BATCH)
-        await bench.submit(first)
-        await bench.submit(second)
+        await stack.enter_async_context(running_router(private_nats.url, "r1", prepared_rows=1))
+        worker = await denoiser(stack, bench, "d1", step_s=0.5, capacity=1)
+        first, carried, second = (make_job(priority=Priority.BATCH, n=n) for n in (1, 2, 1))
+        for job in (first, carried, second):
+            await bench.submit(job)
         await worker.news.until(lambda: bool(worker.requests))
         await cancel(bench, second)
         await bench.bus.publish(subjects.cancel("job_unknown"), CancelRows(job_id="job_unknown", attempt=0))
         assert (await bench.ended(second)).state is JobState.CANCELLED
         assert not bench.done[first.job_id].done(), "and did not wait for the one before it"
+        await cancel(bench, carried)
         assert (await bench.ended(first)).state is JobState.COMPLETED
         assert len(worker.requests) == 1
 
 
-async def test_time_in_the_queue_counts(bench: Bench, private_nats: NatsServer) -> None:
+async def test_a_job_whose_time_ends_in_the_queue_ends_there(bench: Bench, private_nats: NatsServer) -> None:
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(running_router(private_nats.url, "r1", max_interactive=1))
-        worker = await denoiser(stack, bench, "d1", step_s=30)
+        await stack.enter_async_context(running_router(private_nats.url, "r1", prepared_rows=1))
         first, second = make_job(), make_job(budget_ms=500)
+        bench.prepost.hold = asyncio.Event()
         await bench.submit(first)
-        await worker.news.until(lambda: bool(worker.requests))
         await bench.submit(second)
-        await asyncio.sleep(0.6)
-        await cancel(bench, first)
         event = await bench.ended(second)
         assert event.error is not None
         assert event.error.code == "deadline_exceeded"
         assert "waiting in the queue" in event.error.message
         assert event.stage_ms.queue >= 500
+        assert not bench.done[first.job_id].done()
+        bench.prepost.hold.set()
 
 
 async def test_workers_that_are_gone_when_asked_cost_no_attempt(
@@ -153,12 +153,9 @@ async def test_an_ended_job_is_told_again_but_not_run_again(bench: Bench, privat
         assert len(worker.requests) == 1
 
 
-async def test_limits_of_the_queue_follow_the_configuration(private_nats: NatsServer) -> None:
+async def test_the_room_in_the_stream_follows_the_configuration(private_nats: NatsServer) -> None:
     async with buses.connect(private_nats.url, "limits") as bus:
         for limit in (3, 7):
-            await streams.ensure_queue(bus.jetstream, replicas=1, queue_limit=limit)
-            consumer = await streams.queue_consumer(bus.jetstream, Priority.BATCH, max_in_flight=limit)
-            assert (await consumer.consumer_info()).config.max_ack_pending == limit
+            await streams.ensure_queue(bus.jetstream, replicas=1, max_messages=limit)
             stream = await bus.jetstream.stream_info(stores.JOBS)
             assert stream.config.max_msgs == limit
-            await consumer.unsubscribe()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,8 +10,9 @@ from hypothesis import strategies as st
 
 from giornata.scheduling.line import Claim, Line
 from giornata.scheduling.placement import Placement
+from giornata.scheduling.waiting import QueuedJob, Waiting
 from giornata.wire.errors import QueueTooLong
-from giornata.wire.jobs import Job, Priority
+from giornata.wire.jobs import Priority
 from giornata.wire.workers import CostFit, QueueState, ServiceState, WorkerCosts
 from giornata_router.rules.forecasting import Forecasting
 from tests.contract.messages import JOB
@@ -24,7 +24,14 @@ STEP_MS = 160.0
 """Of one row of :data:`DEMAND`: 16 tokens at 10 ms each."""
 
 
-def job(name: str, *, n: int = 1, priority: Priority = Priority.INTERACTIVE, budget_ms: int = 100_000) -> Job:
+def job(
+    name: str,
+    *,
+    n: int = 1,
+    priority: Priority = Priority.INTERACTIVE,
+    budget_ms: int = 100_000,
+    tenant: str = "default",
+) -> QueuedJob:
     parameters = JOB.parameters.model_copy(update={"n": n, "num_inference_steps": STEPS, "strength": 1.0})
     changed = {
         "job_id": name,
@@ -33,8 +40,9 @@ def job(name: str, *, n: int = 1, priority: Priority = Priority.INTERACTIVE, bud
         "priority": priority,
         "budget_ms": budget_ms,
         "parameters": parameters,
+        "tenant": tenant,
     }
-    return JOB.model_copy(update=changed)
+    return QueuedJob.of(JOB.model_copy(update=changed), 0)
 
 
 def known(state: ServiceState) -> ServiceState:
@@ -54,13 +62,13 @@ def forecasting(*states: ServiceState, max_wait_s: float = 1e9) -> tuple[Forecas
     return made, placement, line
 
 
-def wait_s(placement: Placement, line: Line, asked: Job, unplaced: Sequence[Job] = ()) -> tuple[int, float]:
+def wait_s(placement: Placement, line: Line, asked: QueuedJob, waiting: int = 0) -> tuple[int, float]:
     """Jobs before it and about how long it would wait, found by asking with ever less patience."""
     for limit_s in (tenths / 10 for tenths in range(100, 0, -1)):
         made = Forecasting(placement, line, limit_s)
         made.learn(DEMAND)
         try:
-            made.admit(asked, unplaced)
+            made.admit(asked, waiting)
         except QueueTooLong as refused:
             return int(str(refused.received).split()[0]), limit_s
     return 0, 0.0
@@ -70,15 +78,43 @@ def test_what_comes_before_is_waited_for() -> None:
     made, placement, line = forecasting(known(worker("d1")))
     assert wait_s(placement, line, job("a")) == (0, 0.0)
     line.join("w", DEMAND, Claim(), 0)
-    before, seconds = wait_s(placement, line, job("b"), [job("c")])
+    before, seconds = wait_s(placement, line, job("b"), 1)
     assert before == 2
     assert seconds == pytest.approx(2 * STEPS * STEP_MS / 1e3, abs=0.11)
     placement.assign("w", 1, "d1", DEMAND, 0)
     line.leave(next(iter(line)).key)
-    running = made.of("w", 0, [])
+    running = made.of(job("w"), 0, None)
     assert running is not None
     assert running.position == 0
     assert running.finish_ms == pytest.approx(STEPS * STEP_MS)
+
+
+def test_jobs_that_are_prepared_are_waited_for_until_they_are_in_the_line() -> None:
+    made, _, line = forecasting(known(worker("d1")), max_wait_s=2.5)
+    made.begin(job("p"))
+    made.begin(job("q", priority=Priority.BATCH))
+    made.admit(job("a"), 0)  # 1.6 s
+    with pytest.raises(QueueTooLong, match="2 jobs before it"):
+        made.admit(job("b", priority=Priority.BATCH), 0)
+    line.join("p", DEMAND, Claim(), 0)
+    made.prepared("p")
+    made.admit(job("a"), 0)
+    with pytest.raises(QueueTooLong):
+        made.admit(job("a"), 1)
+    made.prepared("q")
+    made.prepared("q")
+    made.admit(job("b", priority=Priority.BATCH), 0)
+
+
+def test_the_queue_of_a_tenant_is_no_reason_to_refuse_another() -> None:
+    made, _, _ = forecasting(known(worker("d1")), max_wait_s=5.0)
+    waiting = Waiting()
+    for i in range(100):
+        waiting.join(job(f"w{i}", tenant="many"))
+    more, other = job("a", tenant="many"), job("b", tenant="few")
+    with pytest.raises(QueueTooLong):
+        made.admit(more, waiting.ahead(more))
+    made.admit(other, waiting.ahead(other))
 
 
 def test_batch_jobs_do_not_come_before_interactive_ones() -> None:
@@ -93,25 +129,25 @@ def test_an_edit_that_would_wait_too_long_is_refused_with_the_time_after_which_i
     for i in range(4):
         line.join(f"w{i}", DEMAND, Claim(), 0)
     with pytest.raises(QueueTooLong) as refused:
-        made.admit(job("a"), [])
+        made.admit(job("a"), 0)
     assert refused.value.retry_after_s == 2  # 4 jobs of 1.6 s are 6.4 s
     assert refused.value.status == 429
     with pytest.raises(QueueTooLong):
-        forecasting(known(worker("d1")))[0].admit(job("b", budget_ms=1500), [job("c")])
+        forecasting(known(worker("d1")))[0].admit(job("b", budget_ms=1500), 1)
 
 
 def test_an_edit_for_which_there_is_a_place_is_not_refused_for_the_work_of_those_beside_it() -> None:
     made, placement, _ = forecasting(known(worker("d1", capacity=2)), max_wait_s=1.0)
     placement.assign("w", 1, "d1", DEMAND, 0)
-    made.admit(job("a"), [])
+    made.admit(job("a"), 0)
     with pytest.raises(QueueTooLong):
-        made.admit(job("b", n=2), [])
+        made.admit(job("b", n=2), 0)
 
 
 def test_an_edit_is_not_refused_for_what_it_may_take_itself() -> None:
     made, _, _ = forecasting(known(worker("d1")), max_wait_s=1.0)
-    made.admit(job("a", n=4, budget_ms=1000), [])
-    forecast = made.of("a", 0, [job("a", n=4, budget_ms=1000)])
+    made.admit(job("a", n=4, budget_ms=1000), 0)
+    forecast = made.of(job("a", n=4, budget_ms=1000), 0, 0)
     assert forecast is not None
     assert forecast.finish_ms == pytest.approx(4 * STEPS * STEP_MS)
 
@@ -120,13 +156,13 @@ def test_who_waits_is_told_its_place() -> None:
     made, _, line = forecasting(known(worker("d1")))
     for i in range(3):
         line.join(f"w{i}", DEMAND, Claim(), 0)
-    told = [made.of(f"w{i}", 1, []) for i in range(3)]
+    told = [made.of(job(f"w{i}"), 1, None) for i in range(3)]
     assert [t.position for t in told if t] == [0, 1, 2]
     assert [t.finish_ms for t in told if t] == pytest.approx([STEPS * STEP_MS * k for k in (1, 2, 3)])
-    unplaced = made.of("new", 1, [job("new")])
+    unplaced = made.of(job("new"), 1, 0)
     assert unplaced is not None
     assert unplaced.position == 3
-    assert made.of("unknown", 1, []) is None
+    assert made.of(job("unknown"), 1, None) is None
 
 
 def test_encoding_and_decoding_are_foretold_from_what_they_took() -> None:
@@ -136,19 +172,19 @@ def test_encoding_and_decoding_are_foretold_from_what_they_took() -> None:
     made.stages.begin_finish("before", DEMAND.model_digest, tokens, 0.0)
     made.stages.end_finish("before", 0.5, completed=True)
     line.join("w", DEMAND, Claim(), 0)
-    fresh, waiting = made.of("new", 1, [job("new")]), made.of("w", 1, [])
+    fresh, waiting = made.of(job("new"), 1, 0), made.of(job("w"), 1, None)
     assert fresh is not None
     assert fresh.finish_ms == pytest.approx(max(2000.0 + denoise_ms, 2 * denoise_ms) + 500.0)
     assert waiting is not None
     assert waiting.finish_ms == pytest.approx(denoise_ms + 500.0)
     placement.assign("w", 1, "d1", DEMAND, 0)
     line.leave(next(iter(line)).key)
-    running = made.of("w", 1, [])
+    running = made.of(job("w"), 1, None)
     assert running is not None
     assert running.finish_ms == pytest.approx(denoise_ms + 500.0)
     placement.release("w", 1)
     made.stages.begin_finish("w", DEMAND.model_digest, tokens, 10.0)
-    finishing = made.of("w", 10.2, [])
+    finishing = made.of(job("w"), 10.2, None)
     assert finishing is not None
     assert finishing.position == 0
     assert finishing.finish_ms == pytest.approx(300.0)
@@ -156,34 +192,41 @@ def test_encoding_and_decoding_are_foretold_from_what_they_took() -> None:
 
 def test_rows_that_wait_are_told_with_what_they_ask_for() -> None:
     made, _, line = forecasting()
-    assert made.queue(full=False) == QueueState()
+    assert made.queue(Waiting(), full=False) == QueueState()
     two = replace(DEMAND, shapes=DEMAND.shapes * 2)
     keys = [line.join(f"w{i}", demand, Claim(), 0).key for i, demand in enumerate((DEMAND, two))]
     rows, steps = DEMAND.rows + two.rows, DEMAND.steps + two.steps
-    assert made.queue(full=True) == QueueState(jobs=2, rows=rows, steps=steps, full=True)
+    waiting = Waiting()
+    waiting.join(job("u", n=3))
+    told = made.queue(waiting, full=True, unreadable=1)
+    assert told == QueueState(jobs=3, rows=rows + 3, steps=steps + 3 * STEPS, full=True, unreadable=1)
     for key in keys:
         line.leave(key)
-    assert made.queue(full=False) == QueueState()
+    assert made.queue(Waiting(), full=False) == QueueState()
 
 
 def test_telemetry_tells_how_long_one_more_picture_would_wait() -> None:
     made, placement, line = forecasting(known(worker("d1", capacity=1)))
-    assert made.queue(full=False).wait_ms == 0
+    assert made.queue(Waiting(), full=False).wait_ms == 0
     placement.assign("w", 1, "d1", DEMAND, 0)
-    assert made.queue(full=False).wait_ms == pytest.approx(STEPS * STEP_MS)
+    assert made.queue(Waiting(), full=False).wait_ms == pytest.approx(STEPS * STEP_MS)
     line.join("v", replace(DEMAND, shapes=DEMAND.shapes * 2), Claim(), 0)
-    assert made.queue(full=False).wait_ms == pytest.approx(3 * STEPS * STEP_MS)
-    assert made.queue(full=True).wait_ms is None, "others wait uncounted"
+    assert made.queue(Waiting(), full=False).wait_ms == pytest.approx(3 * STEPS * STEP_MS)
+    waiting = Waiting()
+    waiting.join(job("u"))
+    assert made.queue(waiting, full=True).wait_ms == pytest.approx(4 * STEPS * STEP_MS), (
+        "jobs in the queue count"
+    )
 
 
 @given(rows=st.integers(1, 8), capacity=st.integers(1, 4), ahead=st.lists(st.integers(1, 4), max_size=5))
 def test_more_work_ahead_is_never_a_shorter_wait(rows: int, capacity: int, ahead: list[int]) -> None:
     made, placement, line = forecasting(known(worker("d1", capacity=capacity)))
     placement.assign("w", 1, "d1", replace(DEMAND, shapes=DEMAND.shapes * rows), 0)
-    told = [made.queue(full=False).wait_ms]
+    told = [made.queue(Waiting(), full=False).wait_ms]
     for number, more in enumerate(ahead):
         line.join(f"v{number}", replace(DEMAND, shapes=DEMAND.shapes * more), Claim(), 0)
-        told.append(made.queue(full=False).wait_ms)
+        told.append(made.queue(Waiting(), full=False).wait_ms)
     waits = [wait for wait in told if wait is not None]
     assert len(waits) == len(told)
     assert waits == sorted(waits)
@@ -191,24 +234,26 @@ def test_more_work_ahead_is_never_a_shorter_wait(rows: int, capacity: int, ahead
 
 
 def test_a_wait_that_is_unknown_is_not_told() -> None:
-    idle = forecasting(worker("d1"))[0].queue(full=False).wait_ms
+    idle = forecasting(worker("d1"))[0].queue(Waiting(), full=False).wait_ms
     assert idle == 0, "there is a place, however fast it is"
     slow, placement, _ = forecasting(worker("d1", capacity=1))
     placement.assign("w", 1, "d1", DEMAND, 0)
-    assert slow.queue(full=False).wait_ms is None, "no worker has told what its steps cost"
+    assert slow.queue(Waiting(), full=False).wait_ms is None, "no worker has told what its steps cost"
     other = CARD.model_copy(update={"digest": "other"})
     two = forecasting(known(worker("d1")), known(worker("d2", models=(other,))))[0]
-    assert two.queue(full=False).wait_ms is None, "it is another for each model"
+    assert two.queue(Waiting(), full=False).wait_ms is None, "it is another for each model"
     fresh = Forecasting(placement, Line())
     placement.observe(known(worker("d1", capacity=1)), 0)
-    assert fresh.queue(full=False).wait_ms == pytest.approx(STEPS * STEP_MS, rel=0.01), "no job was inspected"
+    assert fresh.queue(Waiting(), full=False).wait_ms == pytest.approx(STEPS * STEP_MS, rel=0.01), (
+        "no job was inspected"
+    )
 
 
 def test_nothing_is_promised_or_refused_before_anything_is_known() -> None:
     made, _, _ = forecasting(worker("d1"), max_wait_s=0.001)
-    made.admit(job("a"), [])  # no worker has told what its steps cost
-    assert made.of("a", 0, [job("a")]) is None
+    made.admit(job("a"), 0)  # no worker has told what its steps cost
+    assert made.of(job("a"), 0, 0) is None
     fresh = Forecasting(Placement(), Line(), 0.001)
-    fresh.admit(job("a"), [])
+    fresh.admit(job("a"), 0)
     nobody, _, _ = forecasting(max_wait_s=0.001)
-    nobody.admit(job("a"), [])  # an absent fleet may come back
+    nobody.admit(job("a"), 0)  # an absent fleet may come back

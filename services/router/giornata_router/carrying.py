@@ -1,0 +1,156 @@
+"""One queued job from its turn to its acknowledgement; a try that fails begins again from the record, later."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import nats.errors
+import structlog
+from nats.aio.msg import Msg
+
+from giornata.bus.work_queue import acknowledge
+from giornata.scheduling.waiting import QueuedJob
+from giornata.wire import codec
+from giornata.wire.errors import GiornataError, JobNotFound, ServiceUnavailable, StoreFull
+from giornata.wire.jobs import Job, JobRecord
+from giornata.wire.values import ComputeTimes, StageTimes
+from giornata_router.lease import LeaseEndedError
+from giornata_router.rules import transitions
+from giornata_router.tools import Tools
+from giornata_router.walk import Walk
+
+FIRST_PAUSE_S: Final = 1.0
+MOST_PAUSE_S: Final = 60.0
+"""A job that cannot be carried is tried again after so long; each pause is twice the one before."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class HeldJob:
+    """An accepted job, and its message in the work queue."""
+
+    job: QueuedJob
+    waits_since_s: float
+    """Since when it has waited, for its first try or for the next one."""
+    data: bytes = b""
+    """The job itself, encoded: decoded ones would take ten times the memory."""
+    reply: str = ""
+    """Where the message is acknowledged; empty until it is delivered."""
+    sequence: int = 0
+    """Of the message in the stream."""
+    carried: bool = False
+    walk: Walk | None = None
+    cancelled: bool = False
+    """A cancel was heard, maybe before there was a walk."""
+    tries: int = 0
+    """Tries that failed."""
+
+    def deliver(self, message: Msg, sequence: int) -> None:
+        """The message has come, maybe once more: what comes last is acknowledged."""
+        self.data, self.reply, self.sequence = message.data, message.reply, sequence
+
+    def cancel(self) -> None:
+        """Stop the walk, or the one that will be."""
+        self.cancelled = True
+        if self.walk is not None:
+            self.walk.cancel()
+
+    @property
+    def pause_s(self) -> float:
+        """Time until the next try."""
+        return min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.tries - 1, 10))
+
+
+async def carry(tools: Tools, held: HeldJob) -> bool:
+    """Carry a job to its end, and take its message out of the queue; False if that has to be tried again."""
+    job_id = held.job.job_id
+    try:
+        await _walk(tools, held)
+        await acknowledge(tools.bus.client, held.reply)
+    except (nats.errors.Error, StoreFull, LeaseEndedError) as error:
+        log.warning("walk_interrupted", job=job_id, error=repr(error))
+    except GiornataError as error:  # its record cannot be read
+        if held.tries == 0:
+            log.error("job_not_carried", job=job_id, error=str(error))
+        if not isinstance(error, ServiceUnavailable) and _is_over(held):
+            return await _give_up(tools, held, error)
+    except Exception:  # a job that cannot even be closed is logged and tried again, alone
+        log.exception("job_not_carried", job=job_id)
+    else:
+        return True
+    held.tries += 1
+    return False
+
+
+async def _walk(tools: Tools, held: HeldJob) -> None:
+    job = codec.decode(Job, held.data)
+    waited_s, held.waits_since_s = time.monotonic() - held.waits_since_s, time.monotonic()
+    record = transitions.accepted(job)
+    if not await tools.records.create(record):  # else the router that accepted it died before it wrote it
+        record = await tools.records.get(job.job_id)
+    held.walk = Walk(tools, record, waited_s * 1e3)
+    if held.cancelled:
+        held.walk.cancel()
+    try:
+        record = await held.walk.to_the_end()
+    finally:
+        held.walk, held.waits_since_s = None, time.monotonic()
+    _tell(job, record)
+
+
+async def _give_up(tools: Tools, held: HeldJob, error: GiornataError) -> bool:
+    """End a job with a record that cannot be read, since nothing else will: its time is over."""
+    job = codec.decode(Job, held.data)
+    times = transitions.Times(StageTimes(queue=job.budget_ms), ComputeTimes(), job.budget_ms)
+    record = transitions.closed(transitions.accepted(job), error, times)
+    try:
+        await tools.quarantine.put(record)
+        await tools.records.put(record)
+        await Walk(tools, record, 0.0).to_the_end()
+        await acknowledge(tools.bus.client, held.reply)
+    except (nats.errors.Error, StoreFull, LeaseEndedError) as failure:
+        log.warning("job_not_given_up", job=job.job_id, error=repr(failure))
+        held.tries += 1
+        return False
+    _tell(job, record)
+    return True
+
+
+async def heed_record(tools: Tools, held: HeldJob) -> None:
+    """Cancel a carried job if its record says so."""
+    try:
+        if (await tools.records.get(held.job.job_id)).cancel:
+            held.cancel()
+    except (GiornataError, nats.errors.Error, LeaseEndedError) as error:
+        log.warning("record_not_heeded", job=held.job.job_id, error=repr(error))
+
+
+async def end_unheld(tools: Tools, job_id: str) -> None:
+    """End a job that has not come yet, if its record says that it is cancelled; its message goes when it comes."""
+    try:
+        record = await tools.records.get(job_id)
+        if record.cancel and not record.state.terminal:
+            await Walk(tools, record, 0.0).to_the_end()
+    except JobNotFound:
+        log.info("cancel_of_unknown_job", job=job_id)
+    except (GiornataError, nats.errors.Error, LeaseEndedError) as error:
+        log.warning("cancel_put_off", job=job_id, error=repr(error))
+
+
+def _is_over(held: HeldJob) -> bool:
+    return time.monotonic() >= held.job.since_s + held.job.budget_s
+
+
+def _tell(job: Job, record: JobRecord) -> None:
+    log.info(
+        "job_ended",
+        job=job.job_id,
+        state=record.state,
+        code=record.error.code if record.error else None,
+        user=job.parameters.user,
+        traceparent=job.traceparent,
+        spent_ms=record.spent_ms,
+    )

@@ -1,0 +1,168 @@
+"""Every message of the work queue, delivered to the router that leads.
+
+A consumer belongs to one leader and has the leader's epoch in its name. JetStream lets no two consumers of a work queue
+have the same subject, so a new leader deletes the one of an earlier leader. Everything unacknowledged then comes again,
+at once. An earlier leader that wakes up late finds a consumer of a later epoch and stops; what it acknowledges goes to
+a consumer that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Final
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.errors import APIError, NotFoundError
+
+from giornata.bus.connection import TellingClient
+from giornata.retries import repeated
+from giornata.wire import stores, subjects
+from giornata.wire.jobs import Priority
+from giornata.wire.messages import Epoch
+
+PULL_S: Final = 5.0
+"""A pull waits this long: a restarted server forgets it without a word."""
+PULLED: Final = 2048
+"""Messages of one pull."""
+ACK_WAIT_S: Final = 7 * 24 * 3600.0
+"""Longer than any edit may take. What is not acknowledged comes again when the consumer is made again."""
+UNUSED_S: Final = 300.0
+"""JetStream deletes a consumer that was not used for so long."""
+ACKNOWLEDGED_S: Final = 2.0
+"""Limit of one acknowledgement."""
+NAMED_S: Final = 5.0
+"""Limit of one question for the consumers' names."""
+LEFT_S: Final = 0.5
+"""A leader that steps down tries no longer than this to delete its consumer."""
+_NOT_UNIQUE: Final = 10100
+"""JetStream's error code: another consumer has the subject."""
+_TRIES: Final = 5
+_ALIVE, _NOTHING, _EXPIRED = "100", "404", "408"
+"""Statuses: a heartbeat, no message, the pull's time is over."""
+
+
+class LaterLeaderError(nats.errors.Error):
+    """A router that began to lead later has taken the queue over."""
+
+
+class QueueConsumer:
+    """Delivers the jobs of one priority to the leader of an epoch. They are held until they are acknowledged."""
+
+    def __init__(
+        self, client: TellingClient, jetstream: JetStreamContext, priority: Priority, epoch: Epoch
+    ) -> None:
+        self._client, self._jetstream = client, jetstream
+        self.priority, self._epoch = priority, epoch
+        self._name = stores.queue_consumer_name(priority, self._epoch)
+        self._news = asyncio.Queue[Msg | None]()
+
+    async def begin(self) -> int:
+        """Take the queue over: make the consumer in place of earlier ones, its own among them.
+
+        Returns how many messages are to come.
+
+        Raises:
+            LaterLeaderError: it belongs to a later leader.
+        """
+        config = ConsumerConfig(
+            durable_name=self._name,
+            filter_subject=subjects.jobs(self.priority),
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=ACK_WAIT_S,
+            max_deliver=-1,
+            max_ack_pending=-1,
+            inactive_threshold=UNUSED_S,
+        )
+        for _ in range(_TRIES):
+            await self._delete_earlier()
+            try:
+                info = await repeated(partial(self._jetstream.add_consumer, stores.JOBS, config))
+            except APIError as error:
+                if error.err_code != _NOT_UNIQUE:
+                    raise
+            else:
+                return info.num_pending or 0
+        raise LaterLeaderError
+
+    async def _delete_earlier(self) -> None:
+        for name in await repeated(self._names):
+            epoch = stores.queue_consumer_epoch(name, self.priority)
+            if epoch is None:
+                continue
+            if epoch > self._epoch:
+                raise LaterLeaderError
+            with contextlib.suppress(NotFoundError):
+                await repeated(partial(self._jetstream.delete_consumer, stores.JOBS, name))
+
+    async def _names(self) -> list[str]:
+        """The queue's consumers, also those without a leader, which a list of their states lacks."""
+        answer = await self._client.request(f"$JS.API.CONSUMER.NAMES.{stores.JOBS}", timeout=NAMED_S)
+        told = json.loads(answer.data)
+        if "error" in told:
+            raise APIError.from_error(told["error"])
+        return list(told.get("consumers") or ())
+
+    async def messages(self) -> AsyncGenerator[Msg, None]:
+        """Messages as they come, each once, until :meth:`again`.
+
+        Raises:
+            nats.errors.Error: JetStream does not know the consumer, or has no leader for it.
+        """
+        news = self._news = asyncio.Queue[Msg | None]()
+        inbox = self._client.new_inbox()
+        subscription = await self._client.subscribe(inbox, cb=news.put)
+        try:
+            while True:
+                await self._pull(inbox)
+                for _ in range(PULLED):
+                    try:
+                        async with asyncio.timeout(PULL_S + 1):
+                            message = await news.get()
+                    except TimeoutError:
+                        break
+                    status = message.headers.get("Status") if message and message.headers else None
+                    if status in {_NOTHING, _EXPIRED}:
+                        break
+                    if message is None:
+                        return
+                    if status is None:
+                        yield message
+                    elif status != _ALIVE:
+                        raise nats.errors.Error(f"nats: {self._name}: {status}")
+        finally:
+            with contextlib.suppress(nats.errors.Error):  # without a connection there is nothing to end
+                await subscription.unsubscribe()
+
+    async def _pull(self, inbox: str) -> None:
+        asked = {"batch": PULLED, "expires": int(PULL_S * 1e9)}
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{stores.JOBS}.{self._name}"
+        await self._client.publish(subject, json.dumps(asked).encode(), reply=inbox)
+
+    def again(self) -> None:
+        """End :meth:`messages`: some may have been lost on their way."""
+        self._news.put_nowait(None)
+
+    async def delivered(self) -> tuple[int, int]:
+        """How many messages are delivered and unacknowledged, and the sequence number of the last one."""
+        info = await repeated(partial(self._jetstream.consumer_info, stores.JOBS, self._name))
+        last = info.delivered.stream_seq if info.delivered else 0
+        return info.num_ack_pending or 0, last
+
+    async def end(self) -> None:
+        """Leave the queue to the next leader, which may be of an older version that knows no epochs."""
+        if self._client.is_connected:
+            with contextlib.suppress(nats.errors.Error, TimeoutError):
+                async with asyncio.timeout(LEFT_S):
+                    await self._jetstream.delete_consumer(stores.JOBS, self._name)
+
+
+async def acknowledge(client: TellingClient, reply: str) -> None:
+    """Take a message out of the queue, and return when it is out."""
+    await client.request(reply, b"+ACK", timeout=ACKNOWLEDGED_S)

@@ -1,0 +1,278 @@
+"""Accepted jobs that nothing was done for yet, and whose turn is next: all that is queued, in memory. Pure.
+
+Within a class jobs come in the order of start tags, as prepared rows do (:mod:`giornata.scheduling.line`). A tag is
+given when a job becomes the first of its tenant: the present virtual time, or where the tenant's last served job ends
+if that is later. So a cancelled job costs its tenant nothing, and each operation costs O(log n).
+
+Batch jobs come after interactive ones. A batch job that has waited for a while joins the interactive class, in a flow
+of its tenant's aged batch jobs. It does not starve, and a flood of batch jobs, however old, delays its tenant's next
+interactive job by about one job.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from typing import Final, NamedTuple
+
+from giornata.scheduling.line import AGEING_S
+from giornata.wire.jobs import Job, Priority
+
+_Flow = tuple[str, Priority]
+"""A tenant's jobs of one priority."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """What is known of a job before its pictures are inspected."""
+
+    job_id: str
+    priority: Priority
+    tenant: str
+    weight: float
+    """Weight of the tenant, above 0: with twice the weight, twice the share."""
+    model_digest: str
+    rows: int
+    steps: int
+    """Of each row."""
+    since_s: float
+    """When it was accepted, by the clock of `now`."""
+    budget_s: float
+    """Time allowed for it since then."""
+
+    @classmethod
+    def of(cls, job: Job, now: float) -> QueuedJob:
+        """A job that is accepted `now`."""
+        asked = job.parameters
+        return cls(
+            job.job_id,
+            job.priority,
+            job.tenant,
+            job.weight,
+            job.model_digest,
+            asked.n,
+            max(1, asked.denoising_steps),
+            now,
+            job.budget_ms / 1e3,
+        )
+
+    @property
+    def flow(self) -> _Flow:
+        """Jobs of one flow come in order."""
+        return self.tenant, self.priority
+
+    @property
+    def work(self) -> float:
+        """Row steps over weight: by so much it moves its tenant on."""
+        return self.rows * self.steps / self.weight
+
+
+class Turn(NamedTuple):
+    """The job that comes next."""
+
+    job: QueuedJob
+    yields: bool
+    """It is a batch job that has not aged: it comes after all interactive ones."""
+
+
+class _Place(NamedTuple):
+    """Where the first job of a flow stands."""
+
+    tag: float
+    ticket: int
+    flow: _Flow
+
+
+_VOID: Final = 64
+"""So many void entries may a heap have beside as many as it needs."""
+
+
+class _Flows:
+    """Jobs of one class, by flow; the flow with the least start tag comes next."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[_Flow, OrderedDict[str, tuple[QueuedJob, int]]] = {}
+        """The jobs of each flow that has any, in order, and how many had joined it before."""
+        self._joined: Counter[_Flow] = Counter()
+        """How many jobs have joined each flow since it was empty."""
+        self._heap: list[_Place] = []
+        """Start tags of first jobs; places of flows that have emptied since are void."""
+        self._places: dict[_Flow, _Place] = {}
+        self._ends: dict[_Flow, float] = {}
+        """Where each flow's last served job ends, in virtual time; ends in the past are forgotten."""
+        self._virtual = 0.0
+        self._tickets = count()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def join(self, job: QueuedJob) -> None:
+        if job.flow not in self._jobs:
+            self._jobs[job.flow] = OrderedDict()
+            self._stand(job.flow)
+        self._jobs[job.flow][job.job_id] = job, self._joined[job.flow]
+        self._joined[job.flow] += 1
+        self._size += 1
+
+    def leave(self, job: QueuedJob) -> None:
+        jobs = self._jobs[job.flow]
+        del jobs[job.job_id]
+        self._size -= 1
+        if not jobs:
+            del self._jobs[job.flow], self._places[job.flow], self._joined[job.flow]
+        if not self._size:
+            self._ends = {flow: end for flow, end in self._ends.items() if end > self._virtual}
+
+    def first(self) -> QueuedJob | None:
+        while self._heap:
+            place = self._heap[0]
+            if self._places.get(place.flow) is place:
+                return next(iter(self._jobs[place.flow].values()))[0]
+            heappop(self._heap)
+        return None
+
+    def serve(self, job: QueuedJob) -> None:
+        """Take out the job that :meth:`first` has returned."""
+        place = heappop(self._heap)
+        self._virtual = max(self._virtual, place.tag)
+        self._ends[job.flow] = place.tag + job.work
+        self.leave(job)
+        if job.flow in self._jobs:
+            self._stand(job.flow)
+
+    def ahead(self, job: QueuedJob) -> float:
+        """About how many jobs come before `job`, which may be new: each other flow has its share until then."""
+        own = len(self._jobs.get(job.flow, ()))
+        if job.flow in self._jobs and job.job_id in self._jobs[job.flow]:
+            joined = self._jobs[job.flow][job.job_id][1]
+            own = max(0, joined - self._joined[job.flow] + own)
+        found = float(own)
+        for flow, others in self._jobs.items():
+            if flow != job.flow:
+                weight = next(iter(others.values()))[0].weight
+                found += min(len(others), (own + 1) * weight / job.weight)
+        return found
+
+    def _stand(self, flow: _Flow) -> None:
+        """Let the first job of a flow wait for its turn."""
+        tag = max(self._virtual, self._ends.get(flow, 0.0))
+        place = self._places[flow] = _Place(tag, next(self._tickets), flow)
+        heappush(self._heap, place)
+        if len(self._heap) > 2 * len(self._places) + _VOID:
+            self._heap = sorted(self._places.values())
+
+
+class _Alarms:
+    """Times of jobs, the earliest first."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, float] = {}
+        self._heap: list[tuple[float, str]] = []
+
+    def set(self, job_id: str, time_s: float) -> None:
+        self._times[job_id] = time_s
+        heappush(self._heap, (time_s, job_id))
+
+    def drop(self, job_id: str) -> None:
+        self._times.pop(job_id, None)
+        if len(self._heap) > 2 * len(self._times) + _VOID:
+            self._heap = sorted((time_s, job_id) for job_id, time_s in self._times.items())
+
+    def due(self, now: float) -> Iterator[str]:
+        """Jobs with a time that has come, once each."""
+        while self._heap and self._heap[0][0] <= now:
+            time_s, job_id = heappop(self._heap)
+            if self._times.get(job_id) == time_s:
+                del self._times[job_id]
+                yield job_id
+
+
+class Waiting:
+    """Every queued job that is not carried yet."""
+
+    def __init__(self, ageing_s: float = AGEING_S) -> None:
+        self._ageing_s = ageing_s
+        self._interactive, self._batch = _Flows(), _Flows()
+        self._jobs: dict[str, tuple[QueuedJob, _Flows]] = {}
+        self._ages, self._ends = _Alarms(), _Alarms()
+        """When batch jobs age, and when budgets end."""
+        self._rows = self._steps = 0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._jobs
+
+    @property
+    def rows(self) -> int:
+        """Pictures that are asked for."""
+        return self._rows
+
+    @property
+    def steps(self) -> int:
+        """Row steps: their steps, summed up."""
+        return self._steps
+
+    def join(self, job: QueuedJob) -> None:
+        """Let a job wait for its turn."""
+        flows = self._interactive if job.priority is Priority.INTERACTIVE else self._batch
+        flows.join(job)
+        self._jobs[job.job_id] = job, flows
+        self._count(job, 1)
+        self._ends.set(job.job_id, job.since_s + job.budget_s)
+        if flows is self._batch:
+            self._ages.set(job.job_id, job.since_s + self._ageing_s)
+
+    def leave(self, job_id: str) -> QueuedJob | None:
+        """Take a job out; None if it does not wait."""
+        if job_id not in self._jobs:
+            return None
+        job, flows = self._jobs[job_id]
+        flows.leave(job)
+        self._forget(job)
+        return job
+
+    def next(self, now: float) -> Turn | None:
+        """The job that comes next, which stays until it is served; None where none waits."""
+        for job_id in self._ages.due(now):
+            job, _ = self._jobs[job_id]
+            self._batch.leave(job)
+            self._interactive.join(job)
+            self._jobs[job_id] = job, self._interactive
+        first = self._interactive.first()
+        if first is not None:
+            return Turn(first, yields=False)
+        first = self._batch.first()
+        return None if first is None else Turn(first, yields=True)
+
+    def serve(self, turn: Turn) -> None:
+        """Take out the job that :meth:`next` has just returned."""
+        self._jobs[turn.job.job_id][1].serve(turn.job)
+        self._forget(turn.job)
+
+    def overdue(self, now: float) -> list[QueuedJob]:
+        """Jobs with budgets that have ended, once each; they stay until they leave."""
+        return [self._jobs[job_id][0] for job_id in self._ends.due(now)]
+
+    def ahead(self, job: QueuedJob) -> int:
+        """About how many jobs come before `job`, waiting or new, if jobs are alike."""
+        flows = self._batch if job.priority is Priority.BATCH else self._interactive
+        if job.job_id in self._jobs:
+            flows = self._jobs[job.job_id][1]
+        before = len(self._interactive) if flows is self._batch else 0
+        return before + round(flows.ahead(job))
+
+    def _forget(self, job: QueuedJob) -> None:
+        del self._jobs[job.job_id]
+        self._ages.drop(job.job_id)
+        self._ends.drop(job.job_id)
+        self._count(job, -1)
+
+    def _count(self, job: QueuedJob, sign: int) -> None:
+        self._rows += sign * job.rows
+        self._steps += sign * job.rows * job.steps

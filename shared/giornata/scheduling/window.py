@@ -1,0 +1,46 @@
+"""How many jobs are carried at a time: as many as the fleet can compute, and as many again on their way. Pure."""
+
+from __future__ import annotations
+
+from giornata.scheduling.waiting import QueuedJob, Turn
+
+
+class Window:
+    """Rows of carried jobs, from the beginning of their inspection to their end.
+
+    Twice what ready workers hold at once: while a worker computes its rows, as many others are inspected, encoded or
+    decoded. With few workers or none, `prepared_rows` are prepared ahead of them all the same.
+
+    A batch job that yields is carried only while there is room beside all others; interactive ones do not wait for it.
+    """
+
+    def __init__(self, prepared_rows: int) -> None:
+        self._prepared_rows = prepared_rows
+        self._capacity_rows = 0
+        self._jobs: dict[str, tuple[int, bool]] = {}
+        """Rows of each job, and whether it yields."""
+        self._used = {False: 0, True: 0}
+
+    @property
+    def rows(self) -> int:
+        """Rows that may be carried; the last job may have more."""
+        return self._capacity_rows + max(self._prepared_rows, self._capacity_rows)
+
+    def resize(self, capacity_rows: int) -> None:
+        """Follow the fleet: ready workers hold so many rows at once."""
+        self._capacity_rows = capacity_rows
+
+    def has_room(self, turn: Turn) -> bool:
+        """Whether the job may be carried now."""
+        used = self._used[False] + (self._used[True] if turn.yields else 0)
+        return used < self.rows
+
+    def begin(self, turn: Turn) -> None:
+        """The job is carried from now on."""
+        self._jobs[turn.job.job_id] = turn.job.rows, turn.yields
+        self._used[turn.yields] += turn.job.rows
+
+    def end(self, job: QueuedJob) -> None:
+        """The job is not carried any more, if it was."""
+        rows, yields = self._jobs.pop(job.job_id, (0, False))
+        self._used[yields] -= rows

@@ -1,0 +1,216 @@
+"""Whose turn it is among all queued jobs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.scheduling.line import AGEING_S
+from giornata.scheduling.waiting import QueuedJob, Waiting
+from giornata.scheduling.window import Window
+from giornata.wire.jobs import Priority
+
+BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
+
+
+def job(
+    name: str,
+    tenant: str = "a",
+    priority: Priority = INTERACTIVE,
+    *,
+    weight: float = 1.0,
+    since_s: float = 0.0,
+    budget_s: float = 1e6,
+    rows: int = 1,
+) -> QueuedJob:
+    return QueuedJob(name, priority, tenant, weight, "digest", rows, 10, since_s, budget_s)
+
+
+def serve(waiting: Waiting, now: float = 0.0) -> str:
+    turn = waiting.next(now)
+    assert turn is not None
+    waiting.serve(turn)
+    return turn.job.job_id
+
+
+def rest(waiting: Waiting, now: float = 0.0) -> list[str]:
+    return [serve(waiting, now) for _ in range(len(waiting))]
+
+
+def test_a_tenant_with_9000_jobs_delays_anothers_one_job_by_one_job() -> None:
+    waiting = Waiting()
+    for i in range(9000):
+        waiting.join(job(f"many{i}", "many"))
+    for i in range(100):
+        assert serve(waiting) == f"many{i}", "a tenant's jobs come in order"
+    few = job("few", "few")
+    assert waiting.ahead(few) == 1
+    waiting.join(few)
+    assert waiting.ahead(few) == 1
+    assert "few" in {serve(waiting), serve(waiting)}
+
+
+def test_twice_the_weight_is_twice_the_share() -> None:
+    waiting = Waiting()
+    for i in range(60):
+        waiting.join(job(f"a{i}", "a", weight=2.0))
+        waiting.join(job(f"b{i}", "b"))
+    assert waiting.ahead(job("b", "b")) == 60 + 60
+    assert waiting.ahead(job("a", "a", weight=2.0)) == 60 + 30
+    first = [serve(waiting)[0] for _ in range(30)]
+    assert first.count("a") == pytest.approx(20, abs=1)
+
+
+def test_a_flood_of_batch_jobs_lets_interactive_ones_pass_and_ages() -> None:
+    waiting = Waiting()
+    for i in range(1000):
+        waiting.join(job(f"batch{i}", priority=BATCH))
+    waiting.join(job("now", since_s=1.0))
+    assert waiting.ahead(job("next")) == 1
+    assert waiting.ahead(job("other", "b", BATCH)) == 2, "one is interactive, one of the other tenant"
+    turn = waiting.next(1.0)
+    assert turn is not None
+    assert (turn.job.job_id, turn.yields) == ("now", False)
+    assert serve(waiting, 1.0) == "now"
+    late = AGEING_S + 1
+    turn = waiting.next(late)
+    assert turn is not None
+    assert not turn.yields, "it has aged"
+    for i in range(50):  # of the same tenant, and after all batch jobs have aged
+        waiting.join(job(f"now{i}", since_s=late))
+    first = [serve(waiting, late) for _ in range(40)]
+    assert first[:4] in (["batch0", "now0", "batch1", "now1"], ["now0", "batch0", "now1", "batch1"])
+    assert sum(name.startswith("batch") for name in first) == 20
+
+
+def test_a_cancelled_job_costs_its_tenant_nothing() -> None:
+    waiting = Waiting()
+    for i in range(100):
+        waiting.join(job(f"a{i}", "a"))
+    waiting.join(job("last", "a"))
+    for i in range(100):
+        assert waiting.leave(f"a{i}") is not None
+    assert waiting.leave("a1") is None
+    waiting.join(job("b0", "b"))
+    waiting.join(job("b1", "b"))
+    assert waiting.ahead(job("last", "a")) == 1
+    assert rest(waiting)[:2] == ["last", "b0"]
+
+
+def test_a_budget_that_ends_in_the_queue_is_told_once() -> None:
+    waiting = Waiting()
+    waiting.join(job("short", budget_s=5.0))
+    waiting.join(job("long", budget_s=50.0))
+    waiting.join(job("gone", budget_s=5.0))
+    waiting.leave("gone")
+    assert waiting.overdue(4.9) == []
+    assert [found.job_id for found in waiting.overdue(5.0)] == ["short"]
+    assert waiting.overdue(6.0) == []
+    waiting.leave("short")
+    waiting.join(job("short", budget_s=5.0))
+    assert [found.job_id for found in waiting.overdue(6.0)] == ["short"], "it came back"
+
+
+Steps = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "join", "serve", "leave"]),
+        st.sampled_from("abc"),
+        st.sampled_from([INTERACTIVE, BATCH]),
+        st.floats(0, 20),
+    ),
+    max_size=60,
+)
+
+
+@given(Steps)
+def test_every_job_is_served_once_in_its_flows_order_and_never_none_while_one_waits(steps: list) -> None:  # type: ignore[type-arg]  # as drawn
+    waiting, inside, now = Waiting(), dict[str, QueuedJob](), 0.0
+    for number, (step, tenant, priority, later_s) in enumerate(steps):
+        now += later_s
+        if step == "join":
+            inside[f"j{number}"] = job(f"j{number}", tenant, priority, since_s=now, rows=1 + number % 3)
+            waiting.join(inside[f"j{number}"])
+        elif step == "leave" and inside:
+            name = list(inside)[number % len(inside)]
+            assert waiting.leave(name) == inside.pop(name)
+        elif step == "serve" and inside:
+            turn = waiting.next(now)
+            assert turn is not None
+            flow = [name for name, other in inside.items() if other.flow == turn.job.flow]
+            assert turn.job.job_id == flow[0]
+            if turn.job.priority is BATCH and turn.yields:
+                assert all(other.priority is BATCH for other in inside.values())
+                assert all(other.since_s + AGEING_S > now for other in inside.values())
+            waiting.serve(turn)
+            del inside[turn.job.job_id]
+        assert len(waiting) == len(inside)
+        assert waiting.rows == sum(other.rows for other in inside.values())
+        assert waiting.steps == sum(10 * other.rows for other in inside.values())
+    assert sorted(rest(waiting, now)) == sorted(inside)
+    assert waiting.next(now) is None
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=2, max_size=5), st.lists(st.integers(1, 4), min_size=5, max_size=5)
+)
+def test_tenants_that_wait_get_shares_by_weight(jobs: list[int], weights: list[int]) -> None:
+    """At any moment two waiting tenants' work over weight differs by no more than the largest job of each."""
+    waiting, left = Waiting(), dict(enumerate(jobs))
+    for tenant, number in enumerate(jobs):
+        for i in range(number):
+            waiting.join(job(f"{tenant}-{i}", str(tenant), weight=weights[tenant]))
+    given = dict.fromkeys(left, 0.0)
+    while all(left.values()):
+        tenant = int(serve(waiting).split("-")[0])
+        left[tenant] -= 1
+        given[tenant] += 10 / weights[tenant]
+        assert max(given.values()) - min(given.values()) <= 2 * 10 + 1e-9
+
+
+@given(st.integers(1, 30), st.integers(1, 8), st.integers(1, 64))
+def test_the_window_holds_what_the_fleet_computes_and_as_much_again(
+    workers: int, capacity: int, prepared: int
+) -> None:
+    window, waiting, carried = Window(prepared), Waiting(), 0
+    window.resize(workers * capacity)
+    for i in range(2 * workers * capacity + prepared):
+        waiting.join(job(f"j{i}"))
+    while (turn := waiting.next(0)) is not None and window.has_room(turn):
+        waiting.serve(turn)
+        window.begin(turn)
+        carried += turn.job.rows
+    assert carried == window.rows
+    assert carried >= max(2 * workers * capacity, workers * capacity + prepared)
+
+
+def test_batch_jobs_in_the_window_hold_up_no_interactive_one_and_aged_ones_are_not_held_up() -> None:
+    window, waiting = Window(2), Waiting()
+    jobs = [job(f"batch{i}", priority=BATCH) for i in range(3)]
+    for one in jobs:
+        waiting.join(one)
+    for _ in range(2):
+        turn = waiting.next(0)
+        assert turn is not None
+        assert window.has_room(turn)
+        waiting.serve(turn)
+        window.begin(turn)
+    third = waiting.next(0)
+    assert third is not None
+    assert not window.has_room(third)
+    waiting.join(job("now"))
+    turn = waiting.next(0)
+    assert turn is not None
+    assert window.has_room(turn)
+    waiting.serve(turn)
+    window.begin(turn)
+    assert not window.has_room(third)
+    aged = waiting.next(AGEING_S)
+    assert aged is not None
+    assert window.has_room(aged)
+    for one in (*jobs, turn.job):
+        window.end(one)
+        window.end(replace(one))
+    assert window.has_room(third)
