@@ -72,8 +72,8 @@ class LiveStack:
         return path
 
     @property
-    def redis_url(self) -> str:
-        return self._stack.redis_url
+    def blobs_url(self) -> str:
+        return self._stack.blobs_url
 
     def instances(self, service: ServiceName) -> list[str]:
         """Names of the living processes, oldest first."""

@@ -168,7 +168,7 @@ async def test_a_process_whose_model_cannot_compute_never_serves(
     flags = ("--model", str(tmp_path / "tiny"), "--device", "cpu")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "giornata_denoiser", *flags),
-        env={**os.environ, "GIORNATA_NATS_URL": nats_url, "GIORNATA_REDIS_URL": redis_url},
+        env={**os.environ, "GIORNATA_NATS_URL": nats_url, "GIORNATA_BLOBS_URL": redis_url},
         stderr=asyncio.subprocess.PIPE,
     )
     try:

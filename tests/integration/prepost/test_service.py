@@ -64,7 +64,7 @@ def config(checkpoint: Path, nats_url: str, redis_url: str) -> PrepostConfig:
     return PrepostConfig(
         model=str(checkpoint),
         nats_url=nats_url,
-        redis_url=redis_url,
+        blobs_url=redis_url,
         instance=f"prepost-{secrets.token_hex(3)}",
         device="cpu",
         image_processes=1,
