@@ -30,6 +30,7 @@ CODES = {
     "image_timeout",
     "image_unreadable",
     "input_lost",
+    "intermediate_lost",
     "internal_error",
     "invalid_field",
     "job_cancelled",

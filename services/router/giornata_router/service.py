@@ -12,6 +12,7 @@ import nats.errors
 import structlog
 from nats.js.kv import KeyValue
 
+from giornata.blobs import BlobStore
 from giornata.bus import streams
 from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import state_of, telemetry
@@ -80,7 +81,9 @@ class Lease:
 class Router:
     """One router instance: active or standing by."""
 
-    def __init__(self, bus: Bus, records: Records, quarantine: Quarantine, config: RouterConfig) -> None:
+    def __init__(
+        self, bus: Bus, blobs: BlobStore, records: Records, quarantine: Quarantine, config: RouterConfig
+    ) -> None:
         self._bus, self._config = bus, config
         placement = Placement(Patience(config.stall_factor, config.stall_s * 1e3))
         line = Line(by_deadline=config.policy is PolicyName.DEADLINE_AWARE, ageing_s=config.ageing_s)
@@ -88,7 +91,7 @@ class Router:
         self._dispatch = Dispatch(SCHEDULERS[config.policy], placement, line, lambda: bus.client.is_connected)
         prepost = PrepostClient(bus, self._questions, config)
         forecasting = Forecasting(placement, line, config.max_wait_s or math.inf)
-        self._tools = Tools(bus, records, prepost, self._dispatch, forecasting, quarantine, config)
+        self._tools = Tools(bus, records, prepost, self._dispatch, forecasting, quarantine, config, blobs)
         self._queue: Queue | None = None
         """What is led; None on a standby."""
         bus.on_reconnect.append(self._dispatch.recheck)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
 from giornata.records import Quarantine, Records
 from giornata_router.config import RouterConfig
@@ -27,3 +28,4 @@ class Tools:
     forecasting: Forecasting
     quarantine: Quarantine
     config: RouterConfig
+    blobs: BlobStore

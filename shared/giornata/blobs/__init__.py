@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from giornata.blobs.memory import MemoryBlobs
 from giornata.blobs.redis import RedisBlobs
 from giornata.blobs.s3 import S3Blobs
-from giornata.blobs.store import BlobStore, refer
+from giornata.blobs.store import BlobStore, intermediate, refer
 
-__all__ = ["BlobStore", "MemoryBlobs", "RedisBlobs", "S3Blobs", "open_blobs", "refer"]
+__all__ = ["BlobStore", "MemoryBlobs", "RedisBlobs", "S3Blobs", "intermediate", "open_blobs", "refer"]
 
 
 @asynccontextmanager

@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 from typing import Final, Protocol
 
-from giornata.wire.errors import InputLost
+from giornata.wire.errors import InputLost, IntermediateLost
 from giornata.wire.jobs import BlobRef
+from giornata.wire.values import Intermediate
 
 HASH_INLINE_BYTES: Final = 1 << 20
 """Larger data is hashed in a thread; up to this size hashing takes less than a millisecond, and the hop more."""
@@ -51,6 +52,15 @@ async def verify(ref: BlobRef, data: bytes | None) -> bytes:
     if len(data) != ref.size_bytes or await _sha256(data) != ref.sha256:
         raise InputLost("A blob is not the one that was stored.", received=ref.key)
     return data
+
+
+async def intermediate(blobs: BlobStore, ref: BlobRef, name: Intermediate) -> bytes:
+    """The bytes that a stage left for this one; IntermediateLost names them if they are gone."""
+    try:
+        return await blobs.get(ref)
+    except InputLost as error:
+        message = f"An intermediate result, the {name}, is no longer in the blob store."
+        raise IntermediateLost(message, field=name, received=ref.key) from error
 
 
 async def _sha256(data: bytes) -> str:

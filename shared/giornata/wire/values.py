@@ -15,6 +15,15 @@ class Wire(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
 
+class Intermediate(StrEnum):
+    """What the stages of a job leave for the next ones. A lost one is made again: the error's `field` names it."""
+
+    PREPARED = "prepared"
+    ALPHA = "alpha"
+    ENCODING = "encoding"
+    LATENTS = "latents"
+
+
 class Mode(StrEnum):
     """How one block treats the tokens outside of the compute set."""
 

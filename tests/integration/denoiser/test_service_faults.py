@@ -78,7 +78,7 @@ async def test_lost_inputs_and_poison_fail_the_row_with_their_code(bench: Bench)
         await bench.report()
         (row,) = (await bench.records.get(lost.job.job_id)).rows
         assert row.error is not None
-        assert row.error.code == "input_lost"
+        assert (row.error.code, row.error.field) == ("intermediate_lost", "encoding")
 
         poisoned = await bench.job(worker, n=2)
         bad = tensors.unpack(await bench.blobs.get(poisoned.encoding.rows[1]))
@@ -130,6 +130,7 @@ async def test_a_drained_row_goes_on_elsewhere_as_if_nothing_had_happened(bench:
         await bench.run(second, whole)
         await bench.report()
         (uninterrupted,) = await bench.latents(whole)
+    assert not await bench.blobs.has(row.resume.latents)  # the row has gone on from there
     torch.testing.assert_close(resumed, uninterrupted, atol=1e-5, rtol=0)
     expected = STEPS if forget else STEPS - 2
     assert [(await bench.step()).attempt for _ in range(expected)] == [2] * expected

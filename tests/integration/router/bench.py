@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from giornata.blobs import BlobStore, MemoryBlobs
 from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus
@@ -102,6 +103,7 @@ async def running_router(
     password_file: Path | None = None,
     policy: PolicyName = PolicyName.FINISH_TIME,
     ageing_s: float = AGEING_S,
+    blobs: BlobStore | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """A router on a connection of its own; cancelling the task is its sudden death."""
     config = RouterConfig(
@@ -122,7 +124,7 @@ async def running_router(
         async with buses.connect(url, name, user=User.ROUTER, password_file=password_file) as bus:
             await streams.ensure_queue(bus.jetstream, replicas=replicas, queue_limit=queue_limit)
             records, quarantine = await Records.open(bus.jetstream), await Quarantine.open(bus.jetstream)
-            await Router(bus, records, quarantine, config).run(stop)
+            await Router(bus, blobs or MemoryBlobs(), records, quarantine, config).run(stop)
 
     task = asyncio.create_task(live())
     try:
