@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 from nats.aio.client import NO_RESPONDERS_STATUS
 from nats.aio.msg import Msg
 
-from giornata.blobs import BlobStore, RedisBlobs
+from giornata.blobs import BlobStore, open_blobs
 from giornata.bus import bus
 from giornata.deadlines import Deadline
 from giornata.wire import codec, messages, subjects
@@ -61,7 +61,7 @@ class EditResult(messages.EditReply):
 async def connect(
     url: str,
     *,
-    redis_url: str | None = None,
+    blobs_url: str | None = None,
     api_key: str | None = None,
     tenant: str = "default",
     name: str = "client",
@@ -73,13 +73,13 @@ async def connect(
     Args:
         url: NATS server(s), comma-separated, with user and password where there are any. Answers to the user app.NAME
             come to inboxes below _INBOX_app.NAME, which no other user hears.
-        redis_url: blob store of the deployment; needed for pictures above 6 MiB.
+        blobs_url: blob store of the deployment; needed for pictures above 6 MiB.
         api_key: if the gateways ask for one.
         tenant: the key's; names the place of uploads in the blob store.
         name: of this application, in the server's list of connections.
     """
     async with bus.connect(url, name) as connected, AsyncExitStack() as stack:
-        blobs = await stack.enter_async_context(RedisBlobs.open(redis_url)) if redis_url else None
+        blobs = await stack.enter_async_context(open_blobs(blobs_url)) if blobs_url else None
         client = Client(connected, blobs, api_key, tenant)
         await stack.enter_async_context(client.listening())
         yield client
@@ -185,7 +185,7 @@ class Client:
             return picture.data
         if picture.ref is None or self._blobs is None:
             raise PayloadTooLarge(
-                "A picture is too large to travel over NATS.", accepted="connect with redis_url"
+                "A picture is too large to travel over NATS.", accepted="connect with blobs_url"
             )
         return await self._blobs.get(picture.ref)
 
@@ -200,7 +200,7 @@ class Client:
                 "Image and mask are too large to travel over NATS.",
                 field="image",
                 received=f"{size} bytes",
-                accepted=f"{messages.INLINE_BYTES} bytes, or connect with redis_url",
+                accepted=f"{messages.INLINE_BYTES} bytes, or connect with blobs_url",
             )
         folder = f"{self._tenant}/upload_{secrets.token_urlsafe(18)}"
         stored_mask = None if mask is None else await self._blobs.put(f"{folder}/mask", mask, ttl_s)

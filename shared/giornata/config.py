@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from giornata.blobs.addresses import s3_address
 from giornata.wire.stores import LEAST_STORE_BYTES, STORE_BYTES
 
 ENV_PREFIX = "GIORNATA_"
@@ -47,8 +48,10 @@ class ServiceConfig(BaseSettings):
     nats_password_file: Path | None = Field(
         None, description="File with the password of this service's NATS user, which has the service's name."
     )
-    redis_url: str = Field(
-        "redis://127.0.0.1:6379", description="Redis-protocol server: redis://, rediss:// or unix:///path."
+    blobs_url: str = Field(
+        "redis://127.0.0.1:6379",
+        description="Blob store: redis://, rediss:// or unix:///path of a Redis-protocol server, or "
+        "s3://bucket/prefix?endpoint=…&region=… of an object store.",
     )
     instance: str = Field(
         "", description="Name of this instance; default: unique per start.", pattern=r"^[A-Za-z0-9_-]{0,96}$"
@@ -72,7 +75,7 @@ class ServiceConfig(BaseSettings):
     )
     result_ttl_s: int = Field(3600, ge=1, le=7 * 86400, description="How long inputs and results are kept.")
 
-    @field_validator("nats_url", "redis_url")
+    @field_validator("nats_url", "blobs_url")
     @classmethod
     def _is_address(cls, value: str, info: ValidationInfo) -> str:
         """The error names the mistake and not the value: an address may hold a password."""
@@ -85,6 +88,8 @@ class ServiceConfig(BaseSettings):
                 urlsplit(part.strip()).port  # noqa: B018 - reading it checks it
             except ValueError as error:
                 raise ValueError("the port is not a number from 0 to 65535") from error
+        if value.startswith("s3://"):
+            s3_address(value)
         return value
 
     @field_validator("nats_password_file")
@@ -96,7 +101,10 @@ class ServiceConfig(BaseSettings):
         return value
 
 
-_SCHEMES: Final = {"nats_url": ("nats", "tls", "ws", "wss"), "redis_url": ("redis", "rediss", "unix")}
+_SCHEMES: Final = {
+    "nats_url": ("nats", "tls", "ws", "wss"),
+    "blobs_url": ("redis", "rediss", "unix", "s3"),
+}
 
 C = TypeVar("C", bound=ServiceConfig)
 

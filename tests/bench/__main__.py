@@ -16,6 +16,7 @@ import click
 LONG: Final[dict[str, list[str]]] = {
     "overhead": [],
     "payloads": [],
+    "stores": [],
     "planner_gap": ["--cases", "200", "--greedy-cases", "2000"],
     "step_time": ["--tokens", "4096", "--text", "512"],
     "loading": ["--tokens", "1024", "--text", "128", "--steps", "8", "--repeats", "5"],

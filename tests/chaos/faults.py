@@ -138,7 +138,7 @@ class Faults:
             finally:
                 await self._limit_records(found)
             return
-        async with redis.asyncio.from_url(self._stack.redis_url) as client:
+        async with redis.asyncio.from_url(self._stack.blobs_url) as client:
             info: dict[str, Any] = await client.info("memory")
             used, most = int(info["used_memory"]), int(info["maxmemory"])
             await client.config_set("maxmemory", used + HEADROOM_BYTES)

@@ -17,7 +17,7 @@ from nats.js.kv import KeyValue
 from tenacity import AsyncRetrying, stop_after_delay, wait_fixed
 from tenacity.retry import retry_if_result
 
-from giornata.blobs import PREFIX
+from giornata.blobs.redis import PREFIX
 from giornata.bus import bus
 from giornata.retries import COMING_UP_S, repeated
 from giornata.wire import codec, stores

@@ -163,7 +163,7 @@ async def _looked(stack: Stack, chaos: Chaos, records: look.Records, outcomes: l
         done={},
         faults=chaos.inflicted,
         streams=streams,
-        blobs=await look.blobs(stack.redis_url),
+        blobs=await look.blobs(stack.blobs_url),
         usage=chaos.usage,
         ttl_s=RESULT_TTL_S,
         budget_s=BUDGET_S,

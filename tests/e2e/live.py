@@ -72,8 +72,8 @@ class LiveStack:
         return path
 
     @property
-    def redis_url(self) -> str:
-        return self._stack.redis_url
+    def blobs_url(self) -> str:
+        return self._stack.blobs_url
 
     def instances(self, service: ServiceName) -> list[str]:
         """Names of the living processes, oldest first."""
@@ -140,8 +140,11 @@ def live_stack(
     env: Mapping[str, str] = NO_ENV,
     nats_servers: int = 1,
     env_of: EnvOf = NO_ENV_OF,
+    blobs_url: str | None = None,
 ) -> Iterator[LiveStack]:
     """Start a stack of one of each service, or as many as `replicas` says; wait until it is ready; stop it.
+
+    `blobs_url` is another blob store than its own.
 
     Fails if a process did not end in order, or if NATS has refused a service something that it wanted.
     """
@@ -154,6 +157,7 @@ def live_stack(
             ready_s=READY_S,
             replicas=dict.fromkeys(ServiceName, 1) | dict(replicas),
             nats_servers=nats_servers,
+            blobs_url=blobs_url,
             env={"GIORNATA_LOG_LEVEL": "debug", **env},
             env_of=env_of,
         )

@@ -184,7 +184,7 @@ async def test_large_pictures_travel_over_nats_through_the_blob_store(stack: Liv
     (folder / "photo.png").write_bytes(file(large))
     (folder / "mask.png").write_bytes(file(box(2048, 1536)))
     arguments = edit(
-        "-o", "e.png", "--redis", stack.redis_url, "--padding-mask-crop", "8", *door(stack, "nats")
+        "-o", "e.png", "--blobs", stack.blobs_url, "--padding-mask-crop", "8", *door(stack, "nats")
     )
     status, _, err = await giornata(*arguments, cwd=folder)
     assert status == 0, err
@@ -226,11 +226,11 @@ async def test_watching_draws_the_table_until_ctrl_c(stack: LiveStack, folder: P
 
 
 async def test_the_doctor_finds_nothing_essential_missing(stack: LiveStack, folder: Path) -> None:
-    addresses = ("--url", stack.url, "--nats", stack.nats_url, "--redis", stack.redis_url)
+    addresses = ("--url", stack.url, "--nats", stack.nats_url, "--blobs", stack.blobs_url)
     status, out, err = await giornata("doctor", "--json", *addresses, cwd=folder)
     checks = {one["name"]: one for one in json.loads(out)["checks"]}
     assert (status, err) == (0, ""), checks
-    for name in ("NATS", "Redis", "Services", "Distributions", "torch", "nats-server", "valkey-server"):
+    for name in ("NATS", "Blobs", "Services", "Distributions", "torch", "nats-server", "valkey-server"):
         assert checks[name]["verdict"] == "ok", checks[name]
     assert "tiny" in checks["Services"]["sentence"]
 

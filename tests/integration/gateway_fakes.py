@@ -81,7 +81,7 @@ async def open_gateway(
     """A gateway with `options`, listening, in front of a router that runs already."""
     config = GatewayConfig(
         nats_url=nats_url,
-        redis_url=redis_url,
+        blobs_url=redis_url,
         instance=new_instance("gateway"),
         port=0,
         port_file=folder / "port",

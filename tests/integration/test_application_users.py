@@ -127,7 +127,7 @@ async def system(
         system = System(operator, shop, prepost)
         config = GatewayConfig(
             nats_url=server.url,
-            redis_url=redis_url,
+            blobs_url=redis_url,
             instance=new_instance("gateway"),
             port=0,
             telemetry_hz=20,

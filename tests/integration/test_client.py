@@ -158,7 +158,7 @@ async def test_a_gateway_that_falls_silent_is_not_waited_for_for_ever(
 async def test_a_mistake_uploads_nothing(stage: Stage, nats_url: str, redis_url: str) -> None:
     keys = stage.router.blobs._client.keys
     before = await keys("giornata:*/upload_*")
-    async with giornata.client.connect(nats_url, redis_url=redis_url) as client:
+    async with giornata.client.connect(nats_url, blobs_url=redis_url) as client:
         with pytest.raises(InvalidField):
             await client.edit(image=b"x" * (7 << 20), prompt="a scarf", n=99)
     assert await keys("giornata:*/upload_*") == before
@@ -174,12 +174,12 @@ async def test_large_pictures_are_claim_checks(stage: Stage, nats_url: str, redi
     large = b"x" * (7 << 20)
     stage.router.picture_bytes = 5 << 20
     async with giornata.client.connect(nats_url) as client:
-        with pytest.raises(PayloadTooLarge, match="redis_url"):
+        with pytest.raises(PayloadTooLarge, match="blobs_url"):
             await client.edit(image=large, prompt="a scarf")
         edit = await client.edit(image=b"picture", prompt="a scarf", n=2)
-        with pytest.raises(PayloadTooLarge, match="redis_url"):
+        with pytest.raises(PayloadTooLarge, match="blobs_url"):
             await edit
-    async with giornata.client.connect(nats_url, redis_url=redis_url) as client:
+    async with giornata.client.connect(nats_url, blobs_url=redis_url) as client:
         result = await (await client.edit(image=large, mask=b"mask", prompt="a scarf", n=2))
     assert [picture.data for picture in result.pictures] == [picture_of(i, 5 << 20) for i in range(2)]
     job = (await stage.record()).job

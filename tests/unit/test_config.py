@@ -62,9 +62,15 @@ def test_every_mistake_is_in_one_report(
         ("--nats-url", "localhost:4222"),
         ("--nats-url", "nats://u:s3cret@a:4222,http://b"),
         ("--nats-url", "nats://a:port"),
-        ("--redis-url", "http://s3cret@a"),
-        ("--redis-url", "redis://a:99999"),
-        ("--redis-url", "unix://"),
+        ("--blobs-url", "http://s3cret@a"),
+        ("--blobs-url", "redis://a:99999"),
+        ("--blobs-url", "unix://"),
+        ("--blobs-url", "s3://"),
+        ("--blobs-url", "s3://key:s3cret@bucket"),
+        ("--blobs-url", "s3://bucket?secret=s3cret"),
+        ("--blobs-url", "s3://bucket?endpoint=http://k:s3cret@host"),
+        ("--blobs-url", "s3://bucket?endpoint=host:9000"),
+        ("--blobs-url", "s3://bucket/a/../b"),
     ],
 )
 def test_an_address_that_is_none_is_a_mistake_and_its_password_is_not_shown(

@@ -32,6 +32,7 @@ CODES = {
     "image_unreadable",
     "input_lost",
     "interactive_queue_full",
+    "intermediate_lost",
     "internal_error",
     "invalid_field",
     "job_cancelled",

@@ -37,6 +37,7 @@ ACTING = {
     "logging",
     "multiprocessing",
     "nats",
+    "obstore",
     "os",
     "redis",
     "structlog",

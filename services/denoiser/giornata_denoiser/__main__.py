@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 from giornata import runtime
-from giornata.blobs import RedisBlobs
+from giornata.blobs import open_blobs
 from giornata.bus import bus, streams
 from giornata.planning.costing import Profile
 from giornata.records import Records
@@ -23,7 +23,7 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
     """Open NATS, blobs and the model; denoise until `stop`."""
     async with (
         bus.connect_as(ServiceName.DENOISER, config) as connected,
-        RedisBlobs.open(config.redis_url) as blobs,
+        open_blobs(config.blobs_url) as blobs,
     ):
         await streams.ensure(
             connected.jetstream,

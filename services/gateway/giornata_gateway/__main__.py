@@ -7,7 +7,7 @@ import sys
 from contextlib import AsyncExitStack
 
 from giornata import runtime
-from giornata.blobs import RedisBlobs
+from giornata.blobs import open_blobs
 from giornata.bus import bus, streams
 from giornata.records import Records
 from giornata.wire.workers import ServiceName
@@ -19,7 +19,7 @@ async def run(config: GatewayConfig, stop: asyncio.Event) -> None:
     """Connect, serve until `stop`, drain."""
     async with AsyncExitStack() as stack:
         connected = await stack.enter_async_context(bus.connect_as(ServiceName.GATEWAY, config))
-        blobs = await stack.enter_async_context(RedisBlobs.open(config.redis_url))
+        blobs = await stack.enter_async_context(open_blobs(config.blobs_url))
         await streams.ensure(
             connected.jetstream,
             replicas=config.replicas,

@@ -8,7 +8,7 @@ if __name__ == "__main__":
     import sys
 
     from giornata import runtime
-    from giornata.blobs import RedisBlobs
+    from giornata.blobs import open_blobs
     from giornata.bus.bus import connect_as
     from giornata.wire.workers import ServiceName
     from giornata_prepost.checkpoint import open_model
@@ -20,7 +20,7 @@ if __name__ == "__main__":
         """Open NATS, blobs, image processes and model; serve until `stop`; drain."""
         async with (
             connect_as(ServiceName.PREPOST, config) as bus,
-            RedisBlobs.open(config.redis_url) as blobs,
+            open_blobs(config.blobs_url) as blobs,
             ImagePool(config.image_processes) as pool,
         ):
             model = await asyncio.to_thread(open_model, config)

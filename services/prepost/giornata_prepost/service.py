@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel
 
 from giornata import tensors
-from giornata.blobs import BlobStore
+from giornata.blobs import BlobStore, intermediate
 from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.wire import subjects
@@ -34,6 +34,7 @@ from giornata.wire.messages import (
 )
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import TemplateInputs
+from giornata.wire.values import Intermediate
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import ImageModel, rehearse
@@ -112,7 +113,7 @@ class Prepost:
         """Conditioning of the job and of each of its rows."""
         job = request.job
         job.check_model(self._model.card)
-        prepared = await self._blobs.get(request.inspection.prepared)
+        prepared = await intermediate(self._blobs, request.inspection.prepared, Intermediate.PREPARED)
         (text, text_tokens, rows), compute_ms = await self._thread.timed(
             Precedence.BEGIN, self._encode, job, prepared
         )
@@ -131,8 +132,10 @@ class Prepost:
         job = request.job
         job.check_model(self._model.card)
         size = Size(request.inspection.model_width, request.inspection.model_height)
-        latents = _latents(await self._blobs.get(request.latents), request)
-        painted, decode_ms = await self._thread.timed(Precedence.FINISH, self._model.decode, latents, size)
+        latents = await intermediate(self._blobs, request.latents, Intermediate.LATENTS)
+        painted, decode_ms = await self._thread.timed(
+            Precedence.FINISH, self._model.decode, _latents(latents, request), size
+        )
         async with self._held:
             image, alpha = await self._blobs.get(job.image), await self._alpha(job, request.inspection)
             crop = request.inspection.crop and Box(*request.inspection.crop)
@@ -219,7 +222,7 @@ class Prepost:
     async def _alpha(self, job: Job, inspection: Inspection) -> bytes:
         """The effective alpha, packed; computed again if an older version inspected the job and did not keep it."""
         if inspection.alpha is not None:
-            return await self._blobs.get(inspection.alpha)
+            return await intermediate(self._blobs, inspection.alpha, Intermediate.ALPHA)
         found, _ = await self._inspected(job)
         return found.alpha
 

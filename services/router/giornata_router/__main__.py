@@ -6,6 +6,7 @@ import asyncio
 import sys
 
 from giornata import runtime
+from giornata.blobs import open_blobs
 from giornata.bus import bus, streams
 from giornata.records import Quarantine, Records
 from giornata.wire.workers import ServiceName
@@ -14,8 +15,11 @@ from giornata_router.service import Router
 
 
 async def main(config: RouterConfig, stop: asyncio.Event) -> None:
-    """Open NATS, make sure of the streams, route until `stop`."""
-    async with bus.connect_as(ServiceName.ROUTER, config) as connected:
+    """Open NATS and blobs, make sure of the streams, route until `stop`."""
+    async with (
+        bus.connect_as(ServiceName.ROUTER, config) as connected,
+        open_blobs(config.blobs_url) as blobs,
+    ):
         jetstream = connected.jetstream
         replicas, store_bytes = config.replicas, config.nats_store_bytes
         await streams.ensure(
@@ -29,7 +33,7 @@ async def main(config: RouterConfig, stop: asyncio.Event) -> None:
         )
         records = await Records.open(jetstream, linger_s=config.record_linger_s)
         quarantine = await Quarantine.open(jetstream)
-        await Router(connected, records, quarantine, config).run(stop)
+        await Router(connected, blobs, records, quarantine, config).run(stop)
 
 
 if __name__ == "__main__":

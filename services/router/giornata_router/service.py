@@ -13,6 +13,7 @@ import nats.errors
 import structlog
 from pydantic import BaseModel
 
+from giornata.blobs import BlobStore
 from giornata.bus import streams
 from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.listening import keep_looking
@@ -48,7 +49,9 @@ log = structlog.get_logger(__name__)
 class Router:
     """One router instance: active or standing by."""
 
-    def __init__(self, bus: Bus, records: Records, quarantine: Quarantine, config: RouterConfig) -> None:
+    def __init__(
+        self, bus: Bus, blobs: BlobStore, records: Records, quarantine: Quarantine, config: RouterConfig
+    ) -> None:
         self._bus, self._config = bus, config
         placement = Placement(Patience(config.stall_factor, config.stall_s * 1e3))
         line = Line(by_deadline=config.policy is PolicyName.DEADLINE_AWARE, ageing_s=config.ageing_s)
@@ -76,6 +79,7 @@ class Router:
             config,
             Workers(bus, self._leadership),
             self._leadership,
+            blobs,
         )
         self._queue: Queue | None = None
         """What is led; None on a standby."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
 from giornata.records import Quarantine
 from giornata_router.config import RouterConfig
@@ -33,3 +34,4 @@ class Tools:
     config: RouterConfig
     workers: Workers
     leadership: Leadership
+    blobs: BlobStore

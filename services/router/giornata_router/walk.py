@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable, Mapping
 
 import nats.errors
 import structlog
@@ -13,15 +14,25 @@ from giornata.wire.errors import (
     AttemptsExhausted,
     DeadlineExceeded,
     GiornataError,
+    IntermediateLost,
     InternalError,
     JobCancelled,
 )
-from giornata.wire.jobs import Assignment, Encoding, Inspection, JobRecord, JobState, RowRecord
+from giornata.wire.jobs import (
+    Assignment,
+    BlobRef,
+    Encoding,
+    Inspection,
+    JobRecord,
+    JobState,
+    RowRecord,
+)
 from giornata.wire.requests import Reuse
+from giornata.wire.values import Intermediate
 from giornata_router.computing import Computing
 from giornata_router.lease import LeaseEndedError
 from giornata_router.live_record import EndedError, LiveRecord
-from giornata_router.rules import transitions
+from giornata_router.rules import leftovers, transitions
 from giornata_router.tools import Tools
 
 log = structlog.get_logger(__name__)
@@ -36,6 +47,10 @@ class Walk:
         self._sheet, self._deadline = self._live.sheet, self._live.deadline
         self._scope: asyncio.Timeout | None = None
         self._cancelled = False
+        self._made: list[BlobRef] = []
+        """What stages made for this walk."""
+        self._pictures: dict[int, BlobRef] = {}
+        """Finished ones, by row."""
 
     def cancel(self) -> None:
         """The job is cancelled: stop at the next await."""
@@ -44,7 +59,10 @@ class Walk:
             self._scope.reschedule(asyncio.get_running_loop().time())
 
     async def to_the_end(self) -> JobRecord:
-        """Walk until the record is terminal and the `done` event is published.
+        """Walk until the record is terminal, the `done` event is published, and what has no more use is deleted.
+
+        A router that dies before the deletion leaves the job in the queue: the next one deletes what the terminal
+        record still names, and the rest ends with its time.
 
         Raises:
             nats.errors.Error: NATS does not answer; the walk can be begun again with the record as it stands.
@@ -55,7 +73,21 @@ class Walk:
             if error is not None:
                 await self._close(error)
         await self._live.tell_end()
+        await self._clear()
         return self._live.record
+
+    def _spent(self, record: JobRecord) -> JobRecord:
+        """Note what the record names, since the terminal one does not name it any more."""
+        self._made += leftovers.of_record(record)
+        return record
+
+    async def _clear(self) -> None:
+        """Delete the job's own blobs that have no more use. What cannot be deleted ends with its time."""
+        refs = leftovers.leftovers(self._live.record, self._made)
+        try:
+            await self._tools.blobs.delete(*refs)
+        except GiornataError as error:
+            log.warning("leftovers_stay", job=self._job.job_id, blobs=len(refs), error=str(error))
 
     async def _try(self) -> GiornataError | None:
         """The walk itself; the error that ends the job, if any."""
@@ -94,17 +126,40 @@ class Walk:
         live.check()
         if live.record.state is JobState.QUEUED:
             await self._enter(JobState.PREPARING)
+        rows = await self._stages()
+        while lost := self._lost(rows):
+            await self._make_again(lost)
+            rows = await self._stages()
+        await live.end(lambda record: transitions.ended(self._spent(record), rows, self._sheet.times()))
+
+    async def _stages(self) -> tuple[RowRecord, ...]:
+        """Every stage that the record lacks; the rows with pictures or errors, or as soon as some lost something."""
+        live = self._live
         inspection = live.record.inspection or await self._inspect()
         if live.record.pending_rows:
-            await self._denoise(inspection)
+            inspection = await self._denoise(inspection)
+            if self._lost(live.record.rows):
+                return live.record.rows
         await self._enter(JobState.FINISHING)
-        rows = await self._finish(inspection)
-        await live.end(lambda record: transitions.ended(record, rows, self._sheet.times()))
+        return await self._finish(inspection)
+
+    def _lost(self, rows: Iterable[RowRecord]) -> dict[int, Intermediate]:
+        """The rows that go back for what they lost; none once the job has gone back as often as it may."""
+        again = self._live.record.remade < transitions.MAX_REMADE
+        return transitions.lost_intermediates(rows) if again else {}
+
+    async def _make_again(self, lost: Mapping[int, Intermediate], *, inspected: bool = False) -> None:
+        """Send rows back; inspect the pictures again where that made what was lost, or as `inspected` says."""
+        log.warning("intermediate_lost", job=self._job.job_id, rows=lost, inspected=inspected)
+        inspected = inspected or Intermediate.ALPHA in lost.values()
+        inspection = await self._inspect() if inspected else None
+        await self._live.change(lambda r: transitions.made_again(r, lost, inspection, self._sheet.times()))
 
     async def _inspect(self) -> Inspection:
         self._live.doing = "inspecting its pictures"
         with self._sheet.timing("prepare"):
             inspection = await self._tools.prepost.inspect(self._job, self._deadline)
+        self._made += leftovers.of_inspection(inspection)
         self._sheet.compute("inspect", inspection.compute_ms)
         return inspection
 
@@ -112,21 +167,30 @@ class Walk:
         self._live.doing = "encoding"
         with self._sheet.timing("prepare"):
             encoding = await self._tools.prepost.encode(self._job, inspection, self._deadline)
+        self._made += leftovers.of_encoding(encoding)
         self._sheet.compute("encode", encoding.compute_ms)
         prepare_ms = self._sheet.times().stage_ms.prepare
         self._tools.forecasting.stages.prepared(self._job.model_digest, inspection.tokens, prepare_ms)
         return encoding
 
-    async def _denoise(self, inspection: Inspection) -> None:
+    async def _denoise(self, inspection: Inspection) -> Inspection:
+        """Have the pending rows computed; the inspection, which is another one if its picture had been lost."""
         record = self._live.record
         demand = transitions.demand(record, inspection, record.pending_rows, None)
         self._tools.forecasting.learn(demand)
         encoding, likely = record.encoding, None
         if encoding is None:
             likely = await self._prefetch(inspection, demand)
-            encoding = await self._encode(inspection)
+            try:
+                encoding = await self._encode(inspection)
+            except IntermediateLost:
+                if record.remade >= transitions.MAX_REMADE:
+                    raise
+                await self._make_again({}, inspected=True)
+                return await self._denoise(self._live.record.inspection or inspection)
         self._tools.forecasting.prepared(self._job.job_id)
         await Computing(self._tools, self._live, inspection, encoding, likely).run()
+        return inspection
 
     async def _prefetch(self, inspection: Inspection, demand: Demand) -> str | None:
         """Tell the worker that probably gets a row to read the template from disk while the rows are encoded."""
@@ -156,6 +220,8 @@ class Walk:
         """The row with its picture or its error; a row that fails does not hold back the others."""
         if row.latents is None:
             return row
+        if row.index in self._pictures:
+            return row.model_copy(update={"image": self._pictures[row.index]})
         try:
             reply = await self._tools.prepost.finish(
                 self._job, inspection, row.index, row.latents, self._deadline
@@ -164,6 +230,8 @@ class Walk:
             return row.model_copy(update={"error": error.body()})
         self._sheet.compute("decode", reply.decode_ms)
         self._sheet.compute("paste", reply.paste_ms)
+        self._made.append(reply.image)
+        self._pictures[row.index] = reply.image
         return row.model_copy(update={"image": reply.image})
 
     async def _close(self, error: GiornataError) -> None:
@@ -175,7 +243,7 @@ class Walk:
         def closed(record: JobRecord) -> JobRecord:
             nonlocal held
             held = record.assignments
-            return transitions.closed(record, error, self._sheet.times())
+            return transitions.closed(self._spent(record), error, self._sheet.times())
 
         await self._live.end(closed)
         for assignment in held:

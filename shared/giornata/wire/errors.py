@@ -243,7 +243,11 @@ class DeadlineExceeded(Failed, code="deadline_exceeded", status=504):
 
 
 class InputLost(Failed, code="input_lost"):
-    """An input or an intermediate result is no longer in the blob store."""
+    """The image or the mask is no longer in the blob store."""
+
+
+class IntermediateLost(Failed, code="intermediate_lost"):
+    """What a stage of this edit had made was lost from the blob store, again and again."""
 
 
 class RowPoisoned(Failed, code="row_poisoned"):

@@ -87,6 +87,16 @@ class Job(Recorded):
         check_version(self.model, self.model_digest, card)
 
     @property
+    def upload_folder(self) -> str:
+        """Begins the keys of the pictures that were stored for this job alone; others belong to their uploader."""
+        return f"{self.tenant}/{self.job_id}/"
+
+    @property
+    def folder(self) -> str:
+        """Begins the keys of what stages make of this job alone."""
+        return f"{self.job_id}/"
+
+    @property
     def intermediate_ttl_s(self) -> int:
         """How long intermediate results are kept: the budget, and time for another router to take the job over."""
         return -(-self.budget_ms // 1000) + TAKE_OVER_S
@@ -239,6 +249,8 @@ class JobRecord(Recorded):
     rows: tuple[RowRecord, ...] = ()
     stage_ms: StageTimes = Field(default_factory=StageTimes)
     compute_ms: ComputeTimes = Field(default_factory=ComputeTimes)
+    remade: int = 0
+    """How often lost intermediates were made again."""
     spent_ms: int = 0
     """Time used, so that a standby router keeps to the budget; the gap of a take-over does not count."""
     error: ErrorBody | None = None

@@ -32,6 +32,15 @@ class Recorded(Wire):
         return self.model_copy(update=by.known())
 
 
+class Intermediate(StrEnum):
+    """What the stages of a job leave for the next ones. A lost one is made again: the error's `field` names it."""
+
+    PREPARED = "prepared"
+    ALPHA = "alpha"
+    ENCODING = "encoding"
+    LATENTS = "latents"
+
+
 class Mode(StrEnum):
     """How one block treats the tokens outside of the compute set."""
 

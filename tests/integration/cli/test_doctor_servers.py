@@ -137,12 +137,12 @@ async def test_the_whole_examination(nats_url: str, private_redis: tuple[str, Ca
         gateway_url="http://127.0.0.1:1",
         gateway_named=False,
         nats_url=nats_url,
-        redis_url=private_redis[0],
+        blobs_url=private_redis[0],
         model="./nowhere",
     )
     async with settings(private_redis[0], **{"maxmemory-policy": "allkeys-lru"}):
         findings = await doctor.examine(around)
-    assert {name for name, one in findings.items() if one.verdict is Verdict.FAIL} == {"Redis", "Model"}
+    assert {name for name, one in findings.items() if one.verdict is Verdict.FAIL} == {"Blobs", "Model"}
     assert findings["Services"].verdict is Verdict.WARN
 
 
@@ -150,7 +150,7 @@ async def test_without_a_checkout_only_the_way_to_a_gateway_is_looked_at(stage: 
     alone = doctor.CheckedSystem(None, stage.url, False, None, None, None)
     findings = {name: one.verdict for name, one in (await doctor.examine(alone)).items()}
     assert findings == dict.fromkeys(
-        ("Python", "Distributions", "Packages", "NATS", "Redis", "Services"), Verdict.OK
+        ("Python", "Distributions", "Packages", "NATS", "Blobs", "Services"), Verdict.OK
     )
     gone = dataclasses.replace(alone, gateway_url="http://127.0.0.1:1")
     findings = {name: one.verdict for name, one in (await doctor.examine(gone)).items()}

@@ -82,7 +82,7 @@ class Bench:
         config = DenoiserConfig(
             model="tiny",
             nats_url=self.urls[0],
-            redis_url=self.urls[1],
+            blobs_url=self.urls[1],
             instance=f"denoiser-{secrets.token_hex(3)}",
             telemetry_hz=20,
             **options,

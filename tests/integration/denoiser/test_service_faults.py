@@ -96,7 +96,7 @@ async def test_lost_inputs_and_poison_fail_the_row_with_their_code(bench: Bench)
         await bench.report()
         (row,) = (await bench.records.get(lost.job.job_id)).rows
         assert row.error is not None
-        assert row.error.code == "input_lost"
+        assert (row.error.code, row.error.field) == ("intermediate_lost", "encoding")
 
         poisoned = await bench.job(worker, n=2)
         bad = tensors.unpack(await bench.blobs.get(poisoned.encoding.rows[1]))
@@ -148,6 +148,7 @@ async def test_a_drained_row_goes_on_elsewhere_as_if_nothing_had_happened(bench:
         await bench.run(second, whole)
         await bench.report()
         (uninterrupted,) = await bench.latents(whole)
+    assert not await bench.blobs.has(row.resume.latents)  # the row has gone on from there
     torch.testing.assert_close(resumed, uninterrupted, atol=1e-5, rtol=0)
     expected = STEPS if forget else STEPS - 2
     assert [(await bench.step()).attempt for _ in range(expected)] == [2] * expected
@@ -186,7 +187,7 @@ async def test_a_process_whose_model_cannot_compute_never_serves(
     flags = ("--model", str(tmp_path / "tiny"), "--device", "cpu")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "giornata_denoiser", *flags),
-        env={**os.environ, "GIORNATA_NATS_URL": nats_url, "GIORNATA_REDIS_URL": redis_url},
+        env={**os.environ, "GIORNATA_NATS_URL": nats_url, "GIORNATA_BLOBS_URL": redis_url},
         stderr=asyncio.subprocess.PIPE,
     )
     try:

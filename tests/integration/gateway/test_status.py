@@ -167,7 +167,7 @@ async def test_the_document_is_valid_and_names_every_route(stage: Stage) -> None
 
 async def test_the_process_starts_and_drains(nats_url: str, redis_url: str, tmp_path: Path) -> None:
     port_file = tmp_path / "port"
-    environment = os.environ | {"GIORNATA_NATS_URL": nats_url, "GIORNATA_REDIS_URL": redis_url}
+    environment = os.environ | {"GIORNATA_NATS_URL": nats_url, "GIORNATA_BLOBS_URL": redis_url}
     flags = ("--port", "0", "--port-file", str(port_file))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "giornata_gateway", *flags, env=environment, stderr=asyncio.subprocess.PIPE

@@ -54,7 +54,7 @@ async def test_it_is_ready_when_telemetry_says_so_and_leaves_nothing(tmp_path: P
         assert len(stack.watch.fleet.ready(ServiceName.LORA_STORE)) == 2
         async with (
             bus.connect(stack.nats_url, "test") as connected,
-            RedisBlobs.open(stack.redis_url) as blobs,
+            RedisBlobs.open(stack.blobs_url) as blobs,
         ):
             assert connected.client.max_payload == 8 << 20
             with pytest.raises(RefusedError):  # who brings no password is an application
@@ -71,9 +71,9 @@ async def test_it_is_ready_when_telemetry_says_so_and_leaves_nothing(tmp_path: P
 
 
 async def test_the_blob_store_survives_a_restart_of_the_stack(tmp_path: Path) -> None:
-    async with running(plan(tmp_path, replicas={})) as stack, RedisBlobs.open(stack.redis_url) as blobs:
+    async with running(plan(tmp_path, replicas={})) as stack, RedisBlobs.open(stack.blobs_url) as blobs:
         ref = await blobs.put("key", b"kept", 60)
-    async with running(plan(tmp_path, replicas={})) as stack, RedisBlobs.open(stack.redis_url) as blobs:
+    async with running(plan(tmp_path, replicas={})) as stack, RedisBlobs.open(stack.blobs_url) as blobs:
         assert await blobs.get(ref) == b"kept"
 
 
@@ -190,9 +190,9 @@ async def test_external_servers_are_used_and_left_alone(
     tmp_path: Path, nats_url: str, redis_url: str
 ) -> None:
     before = {child.pid for child in children()}
-    async with running(plan(tmp_path, nats_url=nats_url, redis_url=redis_url)) as stack:
+    async with running(plan(tmp_path, nats_url=nats_url, blobs_url=redis_url)) as stack:
         await stack.bring_up()
-        assert (stack.nats_url, stack.redis_url) == (nats_url, redis_url)
+        assert (stack.nats_url, stack.blobs_url) == (nats_url, redis_url)
         assert {child.name() for child in children() if child.pid not in before}.isdisjoint({NATS, VALKEY})
     async with bus.connect(nats_url, "still there"), RedisBlobs.open(redis_url):
         pass

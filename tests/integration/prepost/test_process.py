@@ -31,7 +31,7 @@ from giornata_tools.model.random.build import build
 
 @pytest.fixture
 def environment(nats_url: str, redis_url: str) -> dict[str, str]:
-    return {**os.environ, "GIORNATA_NATS_URL": nats_url, "GIORNATA_REDIS_URL": redis_url}
+    return {**os.environ, "GIORNATA_NATS_URL": nats_url, "GIORNATA_BLOBS_URL": redis_url}
 
 
 async def a_job(blobs: RedisBlobs, card: ModelCard) -> Job:

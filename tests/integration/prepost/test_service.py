@@ -24,6 +24,7 @@ from giornata.wire.errors import (
     Failed,
     ImageUnreadable,
     InputLost,
+    IntermediateLost,
     MaskEmpty,
     RowPoisoned,
     ServiceUnavailable,
@@ -64,7 +65,7 @@ def config(checkpoint: Path, nats_url: str, redis_url: str) -> PrepostConfig:
     return PrepostConfig(
         model=str(checkpoint),
         nats_url=nats_url,
-        redis_url=redis_url,
+        blobs_url=redis_url,
         instance=f"prepost-{secrets.token_hex(3)}",
         device="cpu",
         image_processes=1,
@@ -164,6 +165,26 @@ async def test_errors_keep_their_class(caller: Bus, blobs: RedisBlobs, card: Mod
     await blobs.delete(job.image)
     with pytest.raises(InputLost):
         await inspected(caller, job)
+
+
+@pytest.mark.usefixtures("prepost")
+async def test_a_lost_intermediate_is_named(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None:
+    job = await a_job(blobs, card, png(SCENE), None)
+    inspection = await inspected(caller, job)
+    latents = await blobs.put("latents", tensors.pack({"latents": torch.zeros(24, 64)}), 60)
+    assert inspection.alpha is not None
+    await blobs.delete(inspection.alpha)
+    with pytest.raises(IntermediateLost) as lost:
+        await finished(caller, job, inspection, latents)
+    assert (lost.value.field, lost.value.received) == ("alpha", inspection.alpha.key)
+    await blobs.delete(latents)
+    with pytest.raises(IntermediateLost) as lost:
+        await finished(caller, job, inspection, latents)
+    assert lost.value.field == "latents"
+    await blobs.delete(inspection.prepared)
+    with pytest.raises(IntermediateLost) as lost:
+        await encoded(caller, job, inspection)
+    assert lost.value.field == "prepared"
 
 
 @pytest.mark.usefixtures("prepost")

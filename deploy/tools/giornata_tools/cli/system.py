@@ -17,7 +17,7 @@ from giornata_tools.doors.addresses import NATS_VARIABLE
 ENVIRONMENT: Final = """\b
 Environment:
   GIORNATA_NATS_URL    an external NATS with JetStream instead of the embedded one
-  GIORNATA_REDIS_URL   an external Redis-protocol server (no eviction!) instead of the embedded one
+  GIORNATA_BLOBS_URL   an external blob store instead of the embedded one: a Redis-protocol server (no eviction!) or s3://
   GIORNATA_MODEL       a diffusers checkpoint, local folder or hub id, instead of the small trained one that ships
   GIORNATA_*           every other setting, see `python -m giornata_gateway --help` and its siblings
 """

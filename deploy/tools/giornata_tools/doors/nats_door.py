@@ -59,7 +59,7 @@ class NatsClient:
 
 @asynccontextmanager
 async def open_nats(
-    url: str, redis_url: str | None, api_key: str | None, tenant: str, timeout_s: float
+    url: str, blobs_url: str | None, api_key: str | None, tenant: str, timeout_s: float
 ) -> AsyncIterator[NatsClient]:
     """Connected while inside; arguments as of :func:`giornata.client.connect`, and the time allowed for an edit.
 
@@ -70,7 +70,7 @@ async def open_nats(
     async with AsyncExitStack() as stack:
         try:
             connected = await stack.enter_async_context(
-                client.connect(url, redis_url=redis_url, api_key=api_key, tenant=tenant, name="giornata-cli")
+                client.connect(url, blobs_url=blobs_url, api_key=api_key, tenant=tenant, name="giornata-cli")
             )
         except GiornataError as error:
             raise Refused(error.body()) from error

@@ -19,7 +19,7 @@ MODULES: Final[Mapping[ServiceName, str]] = {
 
 
 def environment(
-    base: Mapping[str, str], plan: StackPlan, nats_url: str, redis_url: str, password_file: Path | None
+    base: Mapping[str, str], plan: StackPlan, nats_url: str, blobs_url: str, password_file: Path | None
 ) -> dict[str, str]:
     """Add the addresses, the model and the thread count to `base`.
 
@@ -29,7 +29,7 @@ def environment(
     threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     own = {
         "NATS_URL": nats_url,
-        "REDIS_URL": redis_url,
+        "BLOBS_URL": blobs_url,
         "MODEL": plan.model,
         "DRAIN_S": f"{plan.drain_s:g}",
         **({"MODEL_NAME": plan.model_name} if plan.model_name else {}),

@@ -38,8 +38,8 @@ class StackPlan:
     """External NATS; None starts embedded ones."""
     nats_servers: int = 1
     """Number of embedded NATS servers: 1, or a cluster of 3 that keeps everything while one of them is away."""
-    redis_url: str | None = None
-    """External Redis-protocol server; None starts an embedded one."""
+    blobs_url: str | None = None
+    """External blob store; None starts an embedded one."""
     host: str = "127.0.0.1"
     port: int = 0
     """Port of the first gateway; 0 for any free one."""
@@ -65,7 +65,7 @@ def planned(chosen: Model, state: Path, logs: Path, torch_threads: int, env: Map
         model=chosen.source,
         model_name=chosen.name,
         nats_url=os.environ.get("GIORNATA_NATS_URL") or None,
-        redis_url=os.environ.get("GIORNATA_REDIS_URL") or None,
+        blobs_url=os.environ.get("GIORNATA_BLOBS_URL") or None,
         torch_threads=torch_threads,
         drain_s=config.drain_s,
         ready_s=chosen.ready_s,

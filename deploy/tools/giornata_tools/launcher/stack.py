@@ -42,7 +42,7 @@ class Stack:
         self.nats_url = plan.nats_url or ""
         """Address of NATS, also for applications, which bring no password to embedded servers."""
         self._nats: EmbeddedNats | None = None
-        self.redis_url = plan.redis_url or ""
+        self.blobs_url = plan.blobs_url or ""
         self.keep_up = False
         """Whether a process that ends unasked is started again, after growing delays."""
         self.obituaries: Final[list[str]] = []
@@ -174,12 +174,12 @@ class Stack:
                 found = await process.announced(SERVER_LIMIT_S)
                 nats.listens(process.name, int(found["port"]))
             self.nats_url = nats.url
-        if not self.redis_url:
+        if not self.blobs_url:
             process = await self._launch(
                 partial(valkey_command, self.plan.state / "valkey", socket, os.environ)
             )
             await process.announced(SERVER_LIMIT_S)
-            self.redis_url = f"unix://{socket}"
+            self.blobs_url = f"unix://{socket}"
 
     def nats_password_file(self, user: User) -> Path | None:
         """Where the password of `user` lies; None for external servers, whose address may hold user and password."""
@@ -190,7 +190,7 @@ class Stack:
         flags = self._ports.flags(instance) if service is ServiceName.GATEWAY else ()
         self._services[instance] = service
         password = self.nats_password_file(User(service))
-        env = environment(os.environ, self.plan, self.nats_url, self.redis_url, password)
+        env = environment(os.environ, self.plan, self.nats_url, self.blobs_url, password)
         env |= {**self.plan.env, **self.plan.env_of.get(service, {})}
         return service_command(service, instance, env, *flags)
 

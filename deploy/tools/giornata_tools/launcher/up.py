@@ -104,7 +104,7 @@ def addresses(stack: Stack, chosen: model.Model) -> str:
         f"\nGiornata is ready.\n"
         f"  REST    {stack.url}   (also /readyz, /metrics, /openapi.json)\n"
         f"  NATS    {without_password(stack.nats_url)}\n"
-        f"  Redis   {without_password(stack.redis_url)}\n"
+        f"  blobs   {without_password(stack.blobs_url)}\n"
         f"  Model   {chosen.name or chosen.source}\n"
         f"  Logs    {stack.plan.logs}\n\n"
         f"Edit a picture:\n"

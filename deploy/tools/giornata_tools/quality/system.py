@@ -46,7 +46,7 @@ class System:
     """Where edits go, and the model that makes them."""
 
     nats_url: str
-    redis_url: str | None
+    blobs_url: str | None
     api_key: str | None
     card: ModelCard
 
@@ -71,8 +71,8 @@ async def attached(nats_url: str, model_name: str | None) -> AsyncIterator[Syste
             card = _chosen(watch.fleet, model_name)
     except (ServiceUnavailable, NotPermitted) as error:
         raise LaunchError(str(error)) from error
-    redis_url, key = (os.environ.get(name) or None for name in ("GIORNATA_REDIS_URL", "GIORNATA_API_KEY"))
-    yield System(nats_url, redis_url, key, card)
+    blobs_url, key = (os.environ.get(name) or None for name in ("GIORNATA_BLOBS_URL", "GIORNATA_API_KEY"))
+    yield System(nats_url, blobs_url, key, card)
 
 
 @asynccontextmanager
@@ -88,7 +88,7 @@ async def started(logs: Path, torch_threads: int, say: Say) -> AsyncIterator[Sys
         say("Starting NATS, Valkey and six services.")
         async with running(plan, say) as stack:
             await stack.bring_up()
-            yield System(stack.nats_url, stack.redis_url, None, _chosen(stack.watch.fleet, chosen.name))
+            yield System(stack.nats_url, stack.blobs_url, None, _chosen(stack.watch.fleet, chosen.name))
         if stack.obituaries:
             raise LaunchError("\n".join(stack.obituaries))
 
@@ -121,7 +121,7 @@ async def edit_all(system: System, cases: Iterable[Case], setting: EditSetting, 
     try:
         async with (
             client.connect(
-                system.nats_url, redis_url=system.redis_url, api_key=system.api_key, name="quality"
+                system.nats_url, blobs_url=system.blobs_url, api_key=system.api_key, name="quality"
             ) as to,
             asyncio.TaskGroup() as tasks,
         ):

@@ -146,8 +146,9 @@ class Carrier:
             async with asyncio.timeout(request.remaining_ms / 1000):
                 await self._compute(attempt)
                 handed_back = bool(attempt.unfinished)
-                record = await self._outcomes.write(attempt)
-            await self._tell(attempt, record, handed_back=handed_back)
+                written = await self._outcomes.write(attempt)
+            await self._tell(attempt, written.record, handed_back=handed_back)
+            await self._outcomes.forget(written.superseded)
         except TimeoutError:
             log.warning("attempt_out_of_time", job=request.job.job_id, attempt=request.attempt)
         except JobNotFound:

@@ -11,12 +11,13 @@ import structlog
 from torch import Tensor
 
 from giornata import tensors
-from giornata.blobs import BlobStore
+from giornata.blobs import BlobStore, intermediate
 from giornata.packed.region import Region, region_of
 from giornata.scheduling.batch import RowKey
 from giornata.wire import jobs
 from giornata.wire.errors import InputLost, SchemaMismatch
 from giornata.wire.messages import RunRequest
+from giornata.wire.values import Intermediate
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.weighing import profits
 from giornata_denoiser.families.protocol import ModelFamily
@@ -34,16 +35,16 @@ async def rows_of(
     """The rows of `request`; without `reusing` they compute whole pictures from their own noise.
 
     Raises:
-        InputLost: an input is no longer in the blob store; a lost latent only means to begin again.
+        IntermediateLost: the encoding is no longer in the blob store; a lost latent only means to begin again.
         SchemaMismatch: the inputs do not fit the checkpoint.
         ServiceUnavailable: the blob store does not answer.
     """
-    text = await blobs.get(request.encoding.text)
+    text = await intermediate(blobs, request.encoding.text, Intermediate.ENCODING)
     rows = []
     for row in request.rows:
         if row.index >= len(request.encoding.rows):
             raise SchemaMismatch("A row has no encoding.", received=row.index)
-        conditioning = await blobs.get(request.encoding.rows[row.index])
+        conditioning = await intermediate(blobs, request.encoding.rows[row.index], Intermediate.ENCODING)
         latents = await _latents(row, blobs)
         work = partial(
             _made, request, checkpoint, row, reusing, text=text, conditioning=conditioning, latents=latents

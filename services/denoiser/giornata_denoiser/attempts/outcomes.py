@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import nats.errors
+import structlog
 
 from giornata import retries, tensors
 from giornata.blobs import BlobStore
 from giornata.records import Records
-from giornata.wire.errors import Overloaded
-from giornata.wire.jobs import BlobRef, Job, JobRecord, RowState, TemplateUse
+from giornata.wire.errors import GiornataError, Overloaded
+from giornata.wire.jobs import BlobRef, Job, JobRecord, RowRecord, RowState, TemplateUse
 from giornata.wire.messages import RunRequest
 from giornata.wire.requests import Reuse
 from giornata_denoiser.attempts.attempt import Attempt
 from giornata_denoiser.rows.row import Row
+
+log = structlog.get_logger(__name__)
+
+
+class Written(NamedTuple):
+    """What is written down of an attempt."""
+
+    record: JobRecord
+    """As it stands; it shows whether the attempt still counted."""
+    superseded: tuple[BlobRef, ...]
+    """Latents that the record does not hold: a state that the row has gone on from, or an attempt's that was void."""
 
 
 class Outcomes:
@@ -26,15 +38,13 @@ class Outcomes:
     def __init__(self, blobs: BlobStore, records: Records, worker: str) -> None:
         self._blobs, self._records, self._worker = blobs, records, worker
 
-    async def write(self, attempt: Attempt) -> JobRecord:
+    async def write(self, attempt: Attempt) -> Written:
         """Write latents of finished rows, errors of failed ones, and where the others can go on.
 
         Until the caller's time is over it tries again while NATS or the blob store does not answer.
-
-        Returns:
-            The record as it stands; the caller sees in it whether this attempt still counted.
         """
         job = attempt.request.job
+        stored = [row.resume.latents for row in attempt.request.rows if row.resume is not None]
         changes: dict[int, Mapping[str, Any]] = {
             index: {"error": error.body()} for index, error in attempt.errors.items()
         }
@@ -42,6 +52,7 @@ class Outcomes:
             if index in changes or row.step == 0:
                 continue
             latents = await self._put(job, row)
+            stored.append(latents)
             if row.done:
                 changes[index] = {
                     "latents": latents,
@@ -51,7 +62,16 @@ class Outcomes:
                 }
             else:
                 changes[index] = {"resume": RowState(step=row.step, latents=latents)}
-        return await self._change(attempt.request, changes)
+        record = await self._change(attempt.request, changes)
+        held = {ref.key for row in record.rows for ref in _latents(row)}
+        return Written(record, tuple(ref for ref in stored if ref.key not in held))
+
+    async def forget(self, latents: Sequence[BlobRef]) -> None:
+        """Delete latents that no record holds any more. A failure is logged: they expire."""
+        try:
+            await self._blobs.delete(*latents)
+        except GiornataError as error:
+            log.warning("latents_not_forgotten", keys=[ref.key for ref in latents], error=str(error))
 
     @retries.patiently(Overloaded).wraps
     async def _put(self, job: Job, row: Row) -> BlobRef:
@@ -66,6 +86,13 @@ class Outcomes:
             return record.freed(request.attempt, self._worker, lambda row: changes.get(row.index, {}))
 
         return await self._records.change(request.job.job_id, freed)
+
+
+def _latents(row: RowRecord) -> Iterator[BlobRef]:
+    if row.latents is not None:
+        yield row.latents
+    if row.resume is not None:
+        yield row.resume.latents
 
 
 def template_use(job: Job, row: Row) -> TemplateUse:

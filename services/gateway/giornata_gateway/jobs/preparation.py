@@ -127,8 +127,8 @@ class Preparation:
 
     async def forget(self, job: Job) -> None:
         """Delete the pictures that were stored for a job; claim checks of its caller stay. A failure is logged."""
-        own = f"{job.tenant}/{job.job_id}/"
-        await self._delete(*(ref for ref in (job.image, job.mask) if ref and ref.key.startswith(own)))
+        pictures = (ref for ref in (job.image, job.mask) if ref is not None)
+        await self._delete(*(ref for ref in pictures if ref.key.startswith(job.upload_folder)))
 
     async def _stored(self, order: EditOrder, key: str, data: bytes | BlobRef) -> BlobRef:
         if isinstance(data, BlobRef):

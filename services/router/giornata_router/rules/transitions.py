@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.wire.errors import AttemptsExhausted, GiornataError, InternalError, JobCancelled
-from giornata.wire.jobs import Assignment, Encoding, Inspection, Job, JobRecord, JobState, RowRecord
+from giornata.wire.errors import (
+    AttemptsExhausted,
+    GiornataError,
+    IntermediateLost,
+    InternalError,
+    JobCancelled,
+)
+from giornata.wire.jobs import (
+    Assignment,
+    Encoding,
+    Inspection,
+    Job,
+    JobRecord,
+    JobState,
+    RowRecord,
+)
 from giornata.wire.requests import Reuse
 from giornata.wire.templates import picture_id
-from giornata.wire.values import ComputeTimes, StageTimes
+from giornata.wire.values import ComputeTimes, Intermediate, StageTimes
+
+MAX_REMADE: Final = 3
+"""How often a job goes back for what was lost."""
+_NAMES: Final = frozenset(map(str, Intermediate))
 
 
 class Times(NamedTuple):
@@ -75,6 +93,37 @@ def lost(record: JobRecord, assignment: Assignment, why: str) -> JobRecord | Non
 def taken_back(record: JobRecord, assignment: Assignment) -> JobRecord | None:
     """The rows of an attempt were handed back or refused, which is no failure; None as in :func:`lost`."""
     return record.freed(assignment.attempt, assignment.worker, lambda _: {})
+
+
+def lost_intermediates(rows: Iterable[RowRecord]) -> dict[int, Intermediate]:
+    """What is lost of each row that cannot go on without it, by the row's index."""
+    return {
+        row.index: Intermediate(row.error.field)
+        for row in rows
+        if row.error is not None and row.error.code == IntermediateLost.code and row.error.field in _NAMES
+    }
+
+
+def made_again(
+    record: JobRecord, lost: Mapping[int, Intermediate], inspection: Inspection | None, times: Times
+) -> JobRecord:
+    """The rows that lost something go back to the stage that makes it; `inspection` takes the place of the old one."""
+
+    def again(row: RowRecord) -> RowRecord:
+        if row.index not in lost:
+            return row
+        latents = None if lost[row.index] is Intermediate.LATENTS else row.latents
+        return row.model_copy(update={"error": None, "latents": latents})
+
+    return record.model_copy(
+        update={
+            "rows": tuple(map(again, record.rows)),
+            "inspection": inspection or record.inspection,
+            "encoding": None if Intermediate.ENCODING in lost.values() else record.encoding,
+            "remade": record.remade + 1,
+            **times._asdict(),
+        }
+    )
 
 
 def ended(record: JobRecord, rows: tuple[RowRecord, ...], times: Times) -> JobRecord:

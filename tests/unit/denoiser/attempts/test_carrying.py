@@ -13,6 +13,7 @@ from giornata.wire.jobs import JobRecord, JobState, RowRecord
 from giornata.wire.messages import RunAnswer, RunRequest
 from giornata_denoiser.attempts.attempt import Attempt
 from giornata_denoiser.attempts.carrying import Carrier, Fetch
+from giornata_denoiser.attempts.outcomes import Written
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
 from giornata_denoiser.rows.row import Row
@@ -43,9 +44,12 @@ class Outcomes:
     def __init__(self) -> None:
         self.written: list[Attempt] = []
 
-    async def write(self, attempt: Attempt) -> JobRecord:
+    async def write(self, attempt: Attempt) -> Written:
         self.written.append(attempt)
-        return JobRecord(job=attempt.request.job, state=JobState.CANCELLED)
+        return Written(JobRecord(job=attempt.request.job, state=JobState.CANCELLED), superseded=())
+
+    async def forget(self, latents: object) -> None:
+        """Keeps none."""
 
 
 def carrier(

@@ -37,7 +37,7 @@ class CheckedSystem:
     gateway_named: bool
     """Whether the user has named it; the local one need not run."""
     nats_url: str | None
-    redis_url: str | None
+    blobs_url: str | None
     model: str | None
 
 
@@ -84,7 +84,7 @@ async def examine(around: CheckedSystem) -> dict[str, Finding]:
         "Packages": _threaded(lambda: machine.requirements(want)),
         **(_system(around, around.root, serving) if around.root else {}),
         "NATS": lambda: servers.nats_server(around.nats_url),
-        "Redis": lambda: servers.blob_store(around.redis_url),
+        "Blobs": lambda: servers.blob_store(around.blobs_url),
         "Services": lambda: serving,
     }
     return dict(zip(checks, await asyncio.gather(*map(_guarded, checks.values())), strict=True))
@@ -102,7 +102,7 @@ def _system(around: CheckedSystem, root: Path, serving: asyncio.Future[Finding])
     return {
         "torch": _threaded(accelerator.torch),
         "nats-server": _threaded(lambda: machine.nats_server(needed=around.nats_url is None)),
-        "valkey-server": _threaded(lambda: machine.valkey_server(needed=around.redis_url is None)),
+        "valkey-server": _threaded(lambda: machine.valkey_server(needed=around.blobs_url is None)),
         "Disk": _threaded(lambda: machine.disk(root)),
         "Memory": _threaded(machine.memory),
         "Model": _threaded(lambda: checkpoint.model(around.model)),

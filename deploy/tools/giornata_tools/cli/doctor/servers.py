@@ -1,4 +1,4 @@
-"""NATS, Redis and the gateway, as far as they can be asked."""
+"""NATS, the blob store and the gateway, as far as they can be asked."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import redis.asyncio
 import redis.exceptions
 from nats.js import JetStreamContext
 
+from giornata.blobs import S3Blobs
 from giornata.bus import bus
 from giornata.bus.connection import RefusedError
 from giornata.wire.errors import GiornataError
@@ -64,15 +65,17 @@ async def _jetstream(jetstream: JetStreamContext) -> str:
 
 
 async def blob_store(url: str | None) -> Finding:
-    """The Redis-protocol server answers, evicts nothing, and appends to disk."""
+    """The store answers; a Redis-protocol server evicts nothing and appends to disk."""
     if url is None:
         return ok("none is named; `giornata up` starts its own")
     place = without_password(url)
+    if url.startswith("s3://"):
+        return await _object_store(url, place)
     try:
         client = redis.asyncio.from_url(url, socket_timeout=ASK_S, socket_connect_timeout=ASK_S)
     except ValueError:
         return fail(
-            f"{place} is no address.", "GIORNATA_REDIS_URL starts with redis://, rediss:// or unix://."
+            f"{place} is no address.", "GIORNATA_BLOBS_URL starts with redis://, rediss://, unix:// or s3://."
         )
     try:
         await client.ping()
@@ -80,15 +83,27 @@ async def blob_store(url: str | None) -> Finding:
     except redis.exceptions.RedisError as error:
         if redis.exceptions.AuthenticationError in {type(error), type(error.__cause__)}:  # it comes wrapped
             return fail(
-                f"The server at {place} does not let us in.", "Put user and password into GIORNATA_REDIS_URL."
+                f"The server at {place} does not let us in.", "Put user and password into GIORNATA_BLOBS_URL."
             )
         return fail(
             f"The server at {place} does not answer: {type(error).__name__}.",
-            "Is GIORNATA_REDIS_URL right? Without it `giornata up` starts a server of its own.",
+            "Is GIORNATA_BLOBS_URL right? Without it `giornata up` starts a server of its own.",
         )
     finally:
         await client.aclose()
     return judge_blob_store(place, str(info.get("maxmemory_policy")), appends=bool(info.get("aof_enabled")))
+
+
+async def _object_store(url: str, place: str) -> Finding:
+    try:
+        async with S3Blobs.open(url, timeout_s=ASK_S):
+            return ok(f"{place} lets us in")
+    except ValueError as error:
+        return fail(f"{place} is no address.", f"Mend GIORNATA_BLOBS_URL: {error}.")
+    except GiornataError as error:
+        return fail(
+            f"{place}: {error}", "See GIORNATA_BLOBS_URL and the variables AWS_*; docs/deploy.md has a table."
+        )
 
 
 def judge_blob_store(place: str, policy: str, *, appends: bool) -> Finding:

@@ -75,7 +75,7 @@ def edit(
     out: str,
     url: str | None,
     nats_url: str | None,
-    redis_url: str | None,
+    blobs_url: str | None,
     api_key: str | None,
     tenant: str,
     timeout_s: float | None,
@@ -99,7 +99,7 @@ def edit(
         raise click.UsageError("--json and -o - both write to standard output; give one.")
     if image == mask == STDOUT:
         raise click.UsageError("Standard input holds one picture, not IN and the mask.")
-    opening = _opening(door_of(ctx, url, nats_url), redis_url, api_key, tenant, timeout_s)
+    opening = _opening(door_of(ctx, url, nats_url), blobs_url, api_key, tenant, timeout_s)
     order = EditCall(_read(image), None if mask is None else _read(mask), given)
     report = EditDelivery(files, as_json, quiet)
     ctx.exit(interrupts.run(lambda: run(opening, order, report, timeout_s, progress=progress and not quiet)))
@@ -110,7 +110,7 @@ edit.params.sort(key=lambda parameter: FIRST.index(parameter.name) if parameter.
 
 
 def _opening(
-    address: str, redis_url: str | None, api_key: str | None, tenant: str, timeout_s: float | None
+    address: str, blobs_url: str | None, api_key: str | None, tenant: str, timeout_s: float | None
 ) -> Opening:
     """The door at `address`, open while inside."""
     if is_web(address):
@@ -119,7 +119,7 @@ def _opening(
         return open_http(address, api_key)
     from giornata_tools.doors.nats_door import open_nats
 
-    return open_nats(address, redis_url, api_key, tenant, timeout_s or NATS_TIMEOUT_S)
+    return open_nats(address, blobs_url, api_key, tenant, timeout_s or NATS_TIMEOUT_S)
 
 
 async def run(

@@ -1,0 +1,47 @@
+"""Which blobs a job leaves behind that have no more use once it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from giornata.wire.errors import AttemptsExhausted
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, JobRecord
+
+
+def leftovers(record: JobRecord, made: Iterable[BlobRef]) -> tuple[BlobRef, ...]:
+    """What is to be deleted of a job with a terminal `record`; `made` is what its stages made besides.
+
+    A blob is the job's own if its key lies in one of the job's folders. Template pictures, uploads of applications and
+    the empty prompt lie elsewhere. Delivered pictures stay, and the inputs of a job in quarantine.
+    """
+    job = record.job
+    delivered = {row.image.key for row in record.rows if row.image is not None}
+    found = [ref for ref in (*of_record(record), *made) if ref.key.startswith(job.folder)]
+    if record.error is None or record.error.code != AttemptsExhausted.code:
+        inputs = (ref for ref in (job.image, job.mask) if ref is not None)
+        found += [ref for ref in inputs if ref.key.startswith(job.upload_folder)]
+    by_key = {ref.key: ref for ref in found if ref.key not in delivered}
+    return tuple(by_key.values())
+
+
+def of_inspection(inspection: Inspection) -> tuple[BlobRef, ...]:
+    """The blobs of an inspection."""
+    return (inspection.prepared, *((inspection.alpha,) if inspection.alpha else ()))
+
+
+def of_encoding(encoding: Encoding) -> tuple[BlobRef, ...]:
+    """The blobs of an encoding that are the job's alone."""
+    return encoding.text, *encoding.rows
+
+
+def of_record(record: JobRecord) -> Iterator[BlobRef]:
+    """The blobs that a record names, but for the job's inputs and pictures."""
+    if record.inspection is not None:
+        yield from of_inspection(record.inspection)
+    if record.encoding is not None:
+        yield from of_encoding(record.encoding)
+    for row in record.rows:
+        if row.latents is not None:
+            yield row.latents
+        if row.resume is not None:
+            yield row.resume.latents

@@ -1,0 +1,86 @@
+"""A blob store on a Redis-protocol server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+
+import redis.asyncio
+import redis.exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+
+from giornata.blobs.store import UNANSWERED, refer, verify
+from giornata.wire.errors import BlobStoreFull, ServiceUnavailable
+from giornata.wire.jobs import BlobRef
+
+PREFIX: Final = "giornata:"
+"""Before every key on the server."""
+
+
+class RedisBlobs:
+    """Plain string keys on a Redis-protocol server that evicts nothing. Make it with :meth:`open`."""
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client = client
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str, *, timeout_s: float = 10) -> AsyncIterator[RedisBlobs]:
+        """Connect to ``redis://``, ``rediss://`` or ``unix://``; ServiceUnavailable if no server answers.
+
+        A command is tried again for about seven seconds, long enough for a server to restart, if its connection fails
+        or the server still reads its file. A command that is not answered within `timeout_s` is not tried again.
+        """
+        client = redis.asyncio.from_url(
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(ExponentialBackoff(cap=1, base=0.05), 10, (redis.exceptions.ConnectionError,)),
+        )
+        store = cls(client)
+        try:
+            await store.ping()
+            yield store
+        finally:
+            await client.aclose()
+
+    async def put(self, key: str, data: bytes, ttl_s: int) -> BlobRef:
+        with _answering(data):
+            ref, _ = await asyncio.gather(refer(key, data), self._client.set(PREFIX + key, data, ex=ttl_s))
+        return ref
+
+    async def get(self, ref: BlobRef) -> bytes:
+        with _answering():
+            data = await self._client.get(PREFIX + ref.key)
+        return await verify(ref, data if isinstance(data, bytes) else None)
+
+    async def has(self, ref: BlobRef) -> bool:
+        with _answering():
+            return bool(await self._client.exists(PREFIX + ref.key))
+
+    async def renew(self, ref: BlobRef, ttl_s: int) -> bool:
+        with _answering():
+            return bool(await self._client.expire(PREFIX + ref.key, ttl_s))
+
+    async def delete(self, *refs: BlobRef) -> None:
+        if refs:
+            with _answering():
+                await self._client.delete(*(PREFIX + ref.key for ref in refs))
+
+    async def ping(self) -> None:
+        with _answering():
+            await self._client.ping()
+
+
+@contextmanager
+def _answering(stored: bytes = b"") -> Iterator[None]:
+    """Errors of the client as errors of the tree."""
+    try:
+        yield
+    except redis.exceptions.OutOfMemoryError as error:
+        raise BlobStoreFull(received=f"{len(stored)} bytes", retry_after_s=10) from error
+    except redis.exceptions.RedisError as error:
+        raise ServiceUnavailable(UNANSWERED, retry_after_s=2) from error

@@ -1,0 +1,298 @@
+"""What of a job stays in the blob store once it has ended, and what becomes of a job that loses something there."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+
+from giornata.blobs import BlobStore, MemoryBlobs, intermediate
+from giornata.bus import bus as buses
+from giornata.bus import streams
+from giornata.bus.bus import Bus
+from giornata.records import Records
+from giornata.wire import subjects
+from giornata.wire.errors import ImageUnreadable, IntermediateLost
+from giornata.wire.events import DoneEvent, EventKind
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState
+from giornata.wire.messages import (
+    CancelRows,
+    EncodeRequest,
+    FinishReply,
+    FinishRequest,
+    InspectRequest,
+    RunRequest,
+)
+from giornata.wire.values import Intermediate
+from giornata_router.rules.transitions import MAX_REMADE
+from tests.fakes.denoiser import FakeDenoiser
+from tests.fakes.fleet import INSPECTION, FakePrepost
+from tests.integration.conftest import NatsServer
+from tests.integration.router.bench import Bench, make_job, running_router
+
+OTHERS = ("default/template_1/image", "default/upload_1/image", "shared/prepost/empty-text")
+"""Blobs that several jobs may use."""
+
+
+class Blobs(MemoryBlobs):
+    """Tells when the router has deleted, which `going` lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.going = asyncio.Event()
+        self.going.set()
+        self.asked, self.deleted = asyncio.Event(), asyncio.Event()
+
+    async def delete(self, *refs: BlobRef) -> None:
+        self.asked.set()
+        await self.going.wait()
+        await super().delete(*refs)
+        self.deleted.set()
+
+    async def lose(self, ref: BlobRef) -> None:
+        await super().delete(ref)
+
+    @property
+    def keys(self) -> set[str]:
+        return set(self._blobs)
+
+
+class Prepost(FakePrepost):
+    """Reads and stores blobs as the real one; `losing` names what is lost before it is read, and how often."""
+
+    def __init__(self, bus: Bus, blobs: Blobs) -> None:
+        super().__init__(bus)
+        self.blobs, self.losing = blobs, dict[Intermediate, int]()
+
+    async def read(self, ref: BlobRef, name: Intermediate) -> None:
+        if self.losing.get(name, 0) > 0:
+            self.losing[name] -= 1
+            await self.blobs.lose(ref)
+        await intermediate(self.blobs, ref, name)
+
+    async def _inspect(self, request: InspectRequest) -> Inspection:
+        await super()._inspect(request)
+        await self.blobs.get(request.job.image)
+        prepared, alpha = [await store(self.blobs, request.job, name) for name in ("prepared", "alpha")]
+        return INSPECTION.model_copy(update={"prepared": prepared, "alpha": alpha})
+
+    async def _encode(self, request: EncodeRequest) -> Encoding:
+        await super()._encode(request)
+        await self.read(request.inspection.prepared, Intermediate.PREPARED)
+        rows = [await store(self.blobs, request.job, "row") for _ in range(request.job.parameters.n)]
+        text, empty = (
+            await store(self.blobs, request.job, "text"),
+            BlobRef(key=OTHERS[2], size_bytes=1, sha256=""),
+        )
+        return Encoding(text=text, text_tokens=48, rows=tuple(rows), empty_text=empty)
+
+    async def _finish(self, request: FinishRequest) -> FinishReply:
+        await super()._finish(request)
+        await self.read(request.latents, Intermediate.LATENTS)
+        assert request.inspection.alpha is not None
+        await self.read(request.inspection.alpha, Intermediate.ALPHA)
+        await self.blobs.get(request.job.image)
+        return FinishReply(image=await store(self.blobs, request.job, "image"), decode_ms=1, paste_ms=1)
+
+
+class Denoiser(FakeDenoiser):
+    """Reads the encoding when its rows are done, and stores latents."""
+
+    prepost: Prepost
+
+    async def _report_rows(
+        self, request: RunRequest, outcome: Callable[..., dict[str, object]], *, handed_back: bool = False
+    ) -> None:
+        changes: dict[int, dict[str, object]] = {}
+        for row in request.rows:
+            try:
+                await self.prepost.read(request.encoding.rows[row.index], Intermediate.ENCODING)
+                changes[row.index] = {"latents": await store(self.prepost.blobs, request.job, "latents")}
+            except IntermediateLost as error:
+                changes[row.index] = {"error": error.body()}
+        await super()._report_rows(request, lambda row: changes[row.index], handed_back=handed_back)
+
+
+async def store(blobs: BlobStore, job: Job, name: str) -> BlobRef:
+    return await blobs.put(f"{job.job_id}/{name}-{secrets.token_hex(4)}", b"x", 60)
+
+
+async def stored_job(blobs: Blobs, n: int = 1) -> Job:
+    """A job with pictures of its own, in a store that holds blobs of others."""
+    for key in OTHERS:
+        await blobs.put(key, b"x", 60)
+    job = make_job(n=n)
+    image, mask = [await blobs.put(f"{job.upload_folder}x/{name}", b"x", 60) for name in ("image", "mask")]
+    return job.model_copy(update={"image": image, "mask": mask})
+
+
+@pytest.fixture
+def blobs() -> Blobs:
+    return Blobs()
+
+
+@pytest.fixture
+async def bench(private_nats: NatsServer, blobs: Blobs) -> AsyncIterator[Bench]:
+    async with buses.connect(private_nats.url, "bench") as bus:
+        await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
+        prepost = Prepost(bus, blobs)
+        bench = Bench(bus, await Records.open(bus.jetstream), prepost)
+        done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
+        worker = Denoiser(bus, bench.records, "d1")
+        worker.prepost = prepost
+        async with bus.listen(done, DoneEvent, bench.hear), prepost.run(), worker.run():
+            yield bench
+
+
+@pytest.fixture
+async def stack(bench: Bench, private_nats: NatsServer, blobs: Blobs) -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running_router(private_nats.url, "router-a", blobs=blobs))
+        yield stack
+
+
+async def left(bench: Bench, blobs: Blobs, job: Job) -> set[str]:
+    """What there is beside the blobs of others once the job has ended and the router has cleared up."""
+    await bench.ended(job)
+    async with asyncio.timeout(20):
+        await blobs.deleted.wait()
+    assert blobs.keys >= set(OTHERS)
+    return blobs.keys - set(OTHERS)
+
+
+@pytest.mark.usefixtures("stack")
+async def test_of_a_completed_job_its_pictures_stay(bench: Bench, blobs: Blobs) -> None:
+    job = await stored_job(blobs, n=2)
+    await bench.submit(job)
+    found = await left(bench, blobs, job)
+    record = await bench.records.get(job.job_id)
+    assert record.state is JobState.COMPLETED
+    assert found == {row.image.key for row in record.rows if row.image}
+    assert len(found) == 2
+
+
+@pytest.mark.usefixtures("stack")
+async def test_a_client_hears_of_the_end_before_anything_is_deleted(bench: Bench, blobs: Blobs) -> None:
+    blobs.going.clear()
+    job = await stored_job(blobs)
+    await bench.submit(job)
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    blobs.going.set()
+
+
+@pytest.mark.usefixtures("stack")
+async def test_of_a_failed_job_nothing_stays(bench: Bench, blobs: Blobs) -> None:
+    def fail(verb: str) -> None:
+        if verb == "finish":
+            raise ImageUnreadable
+
+    bench.prepost.fail = fail
+    job = await stored_job(blobs)
+    await bench.submit(job)
+    assert await left(bench, blobs, job) == set()
+
+
+@pytest.mark.usefixtures("stack")
+@pytest.mark.parametrize("held", ["inspect", "encode", "finish"])
+async def test_of_a_cancelled_job_nothing_stays_that_its_record_names(
+    bench: Bench, blobs: Blobs, held: str
+) -> None:
+    reached, gate = asyncio.Event(), asyncio.Event()
+
+    def reach(verb: str) -> None:
+        if verb == held:
+            bench.prepost.hold = gate
+            reached.set()
+
+    bench.prepost.fail = reach
+    job = await stored_job(blobs)
+    await bench.submit(job)
+    await reached.wait()
+    await bench.records.change(job.job_id, lambda r: r.model_copy(update={"cancel": True}))
+    await bench.bus.publish(subjects.cancel(job.job_id), CancelRows(job_id=job.job_id, attempt=0))
+    found = await left(bench, blobs, job)
+    gate.set()
+    # the answer that the router did not wait for ends with its time
+    stages = {key.split("/")[1].split("-")[0] for key in found}
+    assert stages <= {"inspect": {"prepared", "alpha"}, "encode": {"text", "row"}, "finish": {"image"}}[held]
+
+
+@pytest.mark.parametrize(
+    ("lost", "calls"),
+    [
+        (Intermediate.PREPARED, ["inspect", "encode", "inspect", "encode", "finish"]),
+        (Intermediate.ENCODING, ["inspect", "encode", "encode", "finish"]),
+        (Intermediate.LATENTS, ["inspect", "encode", "finish", "finish"]),
+        (Intermediate.ALPHA, ["inspect", "encode", "finish", "inspect", "finish"]),
+    ],
+)
+@pytest.mark.usefixtures("stack")
+async def test_what_was_lost_is_made_again(
+    bench: Bench, blobs: Blobs, lost: Intermediate, calls: list[str]
+) -> None:
+    assert isinstance(bench.prepost, Prepost)
+    bench.prepost.losing = {lost: 1}
+    job = await stored_job(blobs)
+    await bench.submit(job)
+    found = await left(bench, blobs, job)
+    record = await bench.records.get(job.job_id)
+    assert (record.state, record.remade, bench.prepost.calls) == (JobState.COMPLETED, 1, calls)
+    assert found == {row.image.key for row in record.rows if row.image}
+
+
+@pytest.mark.usefixtures("stack")
+async def test_one_picture_that_lost_its_latents_is_computed_again_alone(bench: Bench, blobs: Blobs) -> None:
+    assert isinstance(bench.prepost, Prepost)
+    bench.prepost.losing = {Intermediate.LATENTS: 1}
+    job = await stored_job(blobs, n=3)
+    await bench.submit(job)
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    record = await bench.records.get(job.job_id)
+    assert len(record.images) == 3
+    assert bench.prepost.calls.count("finish") == 4
+
+
+@pytest.mark.parametrize("lost", list(Intermediate))
+@pytest.mark.usefixtures("stack")
+async def test_what_is_lost_again_and_again_ends_the_job(
+    bench: Bench, blobs: Blobs, lost: Intermediate
+) -> None:
+    assert isinstance(bench.prepost, Prepost)
+    bench.prepost.losing = {lost: 1000}
+    job = await stored_job(blobs)
+    await bench.submit(job)
+    ended = await bench.ended(job)
+    assert (ended.state, ended.error and ended.error.code) == (JobState.FAILED, "intermediate_lost")
+    assert (await bench.records.get(job.job_id)).remade == MAX_REMADE
+    assert await left(bench, blobs, job) == set()
+
+
+@pytest.mark.usefixtures("stack")
+async def test_a_lost_input_ends_the_job_as_such(bench: Bench, blobs: Blobs) -> None:
+    job = await stored_job(blobs)
+    await blobs.lose(job.image)
+    await bench.submit(job)
+    ended = await bench.ended(job)
+    assert (ended.state, ended.error and ended.error.code) == (JobState.FAILED, "input_lost")
+    assert bench.prepost.calls == ["inspect"]
+
+
+async def test_the_next_router_clears_up_behind_one_that_died(
+    bench: Bench, blobs: Blobs, private_nats: NatsServer
+) -> None:
+    blobs.going.clear()
+    job = await stored_job(blobs)
+    async with running_router(private_nats.url, "router-a", blobs=blobs) as dying:
+        await bench.submit(job)
+        await bench.ended(job)
+        await blobs.asked.wait()
+        dying.cancel()
+        await asyncio.gather(dying, return_exceptions=True)
+    blobs.going.set()
+    assert job.image.key in blobs.keys
+    async with running_router(private_nats.url, "router-b", blobs=blobs):
+        found = await left(bench, blobs, job)
+    assert found == {row.image.key for row in (await bench.records.get(job.job_id)).rows if row.image}
