@@ -59,14 +59,14 @@ class RouterProcess:
 
 
 @asynccontextmanager
-async def router_process(bench: Bench, url: str, name: str) -> AsyncIterator[RouterProcess]:
+async def router_process(bench: Bench, url: str, blobs_url: str, name: str) -> AsyncIterator[RouterProcess]:
     """A router as a process of its own, which has told its state."""
     router = RouterProcess(name)
     telemetry = subjects.telemetry(ServiceName.ROUTER, name)
     async with bench.bus.listen(telemetry, ServiceState, router.hear):
         router.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "giornata_router", "--instance", name, "--telemetry-hz", "10"),
-            env={**os.environ, "GIORNATA_NATS_URL": url},
+            env={**os.environ, "GIORNATA_NATS_URL": url, "GIORNATA_BLOBS_URL": blobs_url},
             stderr=asyncio.subprocess.DEVNULL,
         )
         try:
@@ -112,11 +112,11 @@ async def check_undisturbed(bench: Bench, workers: list[FakeDenoiser], jobs: lis
 
 @pytest.mark.parametrize("frozen_s", [2.5, 5.0])
 async def test_a_router_that_stood_still_takes_no_worker_for_dead(
-    bench: Bench, private_nats: NatsServer, frozen_s: float
+    bench: Bench, private_nats: NatsServer, redis_url: str, frozen_s: float
 ) -> None:
     """After the longer time its lease has ended, too: it leads again, and adopts what runs."""
     async with AsyncExitStack() as stack:
-        router = await stack.enter_async_context(router_process(bench, private_nats.url, "r1"))
+        router = await stack.enter_async_context(router_process(bench, private_nats.url, redis_url, "r1"))
         workers = await loaded(stack, bench)
         jobs = await given(bench, workers, JOBS)
         router.freeze()
@@ -128,7 +128,7 @@ async def test_a_router_that_stood_still_takes_no_worker_for_dead(
 
 
 async def test_a_superseded_router_cancels_nothing_and_answers_nothing(
-    bench: Bench, private_nats: NatsServer
+    bench: Bench, private_nats: NatsServer, redis_url: str
 ) -> None:
     answers: list[bytes] = []
     inbox = bench.bus.client.new_inbox()
@@ -137,11 +137,11 @@ async def test_a_superseded_router_cancels_nothing_and_answers_nothing(
         answers.append(message.data)  # type: ignore[attr-defined]  # a message of nats-py
 
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(router_process(bench, private_nats.url, "r1"))
+        first = await stack.enter_async_context(router_process(bench, private_nats.url, redis_url, "r1"))
         await first.until(active=True)
         workers = await loaded(stack, bench)
         jobs = await given(bench, workers, JOBS // 2)
-        second = await stack.enter_async_context(router_process(bench, private_nats.url, "r2"))
+        second = await stack.enter_async_context(router_process(bench, private_nats.url, redis_url, "r2"))
         first.freeze()
         await second.until(active=True)
         jobs += await given(bench, workers, JOBS // 2)
