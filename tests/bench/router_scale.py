@@ -52,7 +52,7 @@ ROUTER: Final = "router-bench"
 
 @dataclass(frozen=True)
 class Reading:
-    """Processor time of a process, messages that NATS has sent to it, and what the crowd has told, since their start."""
+    """Processor time of a process, messages that it has heard, and what the crowd has told, since the start."""
 
     at_s: float
     cpu_s: float

@@ -93,6 +93,8 @@ class FakeRouter:
     row_errors: dict[int, GiornataError] = field(default_factory=dict)
     hold: asyncio.Event | None = None
     """Jobs stay at their first step until it is set, or they are cancelled."""
+    steps_when: asyncio.Event | None = None
+    """Jobs that are running take their first step only then."""
     picture_bytes: int = 1000
     publish_done: bool = True
     submitted: set[str] = field(default_factory=set)
@@ -220,6 +222,8 @@ class FakeRouter:
     async def _steps(self, job: Job) -> bool:
         """Whether the job was cancelled meanwhile."""
         cancelled = self.cancelled[job.job_id]
+        if self.steps_when is not None:
+            await self.steps_when.wait()
         for step in range(1, job.parameters.denoising_steps + 1):
             for index in range(job.parameters.n):
                 event = StepEvent(

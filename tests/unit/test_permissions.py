@@ -61,7 +61,6 @@ def test_every_subject_has_somebody_who_listens(name: str, subject: str) -> None
     stored = name in {
         "jobs",
         "event_state",
-        "event_step",
         "event_preview",
     }  # a stream takes them, not a client
     assert bool(listeners) is not stored, listeners

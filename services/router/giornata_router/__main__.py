@@ -18,7 +18,7 @@ async def main(config: RouterConfig, stop: asyncio.Event) -> None:
     async with bus.connect_as(ServiceName.ROUTER, config) as connected:
         jetstream = connected.jetstream
         await streams.ensure(jetstream, replicas=config.replicas, events_ttl_s=config.result_ttl_s)
-        await streams.replicate(jetstream, replicas=config.replicas)
+        await streams.renew(jetstream, replicas=config.replicas)
         await streams.ensure_queue(jetstream, replicas=config.replicas, queue_limit=config.queue_limit)
         records, quarantine = await Records.open(jetstream), await Quarantine.open(jetstream)
         await Router(connected, records, quarantine, config).run(stop)

@@ -20,6 +20,7 @@ from nats.js.errors import BadRequestError
 
 from giornata.retries import COMING_UP_S, repeated
 from giornata.wire import stores, subjects
+from giornata.wire.events import KEPT
 from giornata.wire.jobs import Priority
 
 LEASE_TTL_S: Final = 3.0
@@ -33,6 +34,8 @@ ACK_WAIT_S: Final = 6.0
 """A router renews its messages well within this time; after it, a dead router's jobs go to the next router."""
 _STREAM_NAME_IN_USE: Final = 10058
 """JetStream's error code."""
+KEPT_EVENTS: Final = tuple(map(subjects.events_of_kind, KEPT))
+"""What the event stream captures."""
 EVENTS_MAX_BYTES: Final = 256 << 20
 """Beyond it the oldest events go. Previews have a share per job: see `PreviewEvent`."""
 
@@ -56,7 +59,7 @@ async def ensure(jetstream: JetStreamContext, *, replicas: int, events_ttl_s: fl
     """Create the event stream, which keeps events for `events_ttl_s`, and the buckets that do not exist yet."""
     events = StreamConfig(
         name=stores.EVENTS,
-        subjects=[subjects.ALL_EVENTS],
+        subjects=list(KEPT_EVENTS),
         storage=StorageType.MEMORY,
         discard=DiscardPolicy.OLD,
         max_age=events_ttl_s,
@@ -69,15 +72,19 @@ async def ensure(jetstream: JetStreamContext, *, replicas: int, events_ttl_s: fl
         await _made(partial(jetstream.create_key_value, config))
 
 
-async def replicate(jetstream: JetStreamContext, *, replicas: int) -> None:
-    """Spread existing streams over `replicas` servers, never over fewer than now. Only routers do this.
+async def renew(jetstream: JetStreamContext, *, replicas: int) -> None:
+    """Bring existing streams up to date. Only routers do this.
 
-    A deployment that began with one server then goes on with three.
+    They are spread over `replicas` servers, never over fewer than now: a deployment that began with one server then
+    goes on with three. The event stream of an older version captured steps, too.
     """
     for name in stores.STREAMS:
-        info = await repeated(partial(jetstream.stream_info, name))
-        if (info.config.num_replicas or 1) < replicas:
-            await repeated(partial(jetstream.update_stream, info.config.evolve(num_replicas=replicas)))
+        config = (await repeated(partial(jetstream.stream_info, name))).config
+        wanted = config.evolve(num_replicas=max(replicas, config.num_replicas or 1))
+        if name == stores.EVENTS:
+            wanted = wanted.evolve(subjects=list(KEPT_EVENTS))
+        if wanted != config:
+            await repeated(partial(jetstream.update_stream, wanted))
 
 
 async def queue_consumer(

@@ -3,7 +3,8 @@
 Every model and device has one regression (FlashPS, EuroSys '26, section 4.4), begun from the profile of the worker that
 is heard first and refitted with forgetting. Every worker has a slowness, so that a host that is throttled or shared is
 known for it. A worker of a known kind is predicted from its first moment. With every step a worker tells how much
-longer its planner expected loads to make it; its next steps are expected to be as much longer.
+longer its planner expected loads to make it; its next steps are expected to be as much longer. A regression takes every
+step in while its kind has few workers, and an even share of the steps where it has many.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ UNKNOWN: Final = Pace()
 """Of a worker that has not told what its steps cost."""
 SLOWEST: Final = 8.0
 """A single step counts as at most this many times slower, or faster, than predicted: page faults say little."""
+
+
+TEACHERS: Final = 16
+"""As many workers teach a regression all of their steps; more workers teach it as many steps together."""
 
 
 class UnitTime:
@@ -73,7 +78,9 @@ class Estimates:
             kind = self._kinds[model_digest, costs.device] = _Kind(costs)
         worker = self._workers.get(instance)
         if worker is None or worker.kind is not kind:
+            self.forget(instance)
             worker = self._workers[instance] = _Worker(kind, costs.blocks, costs.reused)
+            kind.workers += 1
         for sample in shown.samples:
             if not sample.rows:
                 continue
@@ -89,7 +96,9 @@ class Estimates:
 
     def forget(self, instance: str) -> None:
         """The worker is gone; what its kind costs stays known."""
-        self._workers.pop(instance, None)
+        gone = self._workers.pop(instance, None)
+        if gone is not None:
+            gone.kind.workers -= 1
 
     def pace(self, instance: str) -> Pace:
         """The pace of a worker; the same object for workers of one kind that are equally slow."""
@@ -118,6 +127,10 @@ class _Kind:
         begun = {"samples": 0, "outliers": 0}
         self.steps = CostModel(costs.compute.model_copy(update=begun), costs.load.model_copy(update=begun))
         self.disk = UnitTime()
+        self.workers = 0
+        """How many there are of the kind."""
+        self._untaught = 0
+        """Steps since the regression took one in."""
         self._paces: dict[tuple[int, Mode, float, float], Pace] = {}
         """With the present costs."""
 
@@ -134,7 +147,10 @@ class _Kind:
         """Take in a step; return how slow its worker is after it."""
         work = work_of(sample, blocks)
         ratio = sample.step_ms / max(1e-6, self.steps.costs.step_ms(work))
-        self.steps.observe_step(work, sample.step_ms)
+        self._untaught += 1
+        if self._untaught * TEACHERS >= self.workers:
+            self._untaught = 0
+            self.steps.observe_step(work, sample.step_ms)
         bounded = min(SLOWEST, max(1 / SLOWEST, ratio))
         return slowness + SMOOTHING * (bounded - slowness)
 

@@ -60,13 +60,13 @@ class Placement:
         self._rosters: dict[Served, Roster] = {}
         self._refused: set[str] = set()
 
-    def observe(self, state: ServiceState, now: float) -> None:
-        """Take in telemetry; assignments that it lists are alive."""
+    def observe(self, state: ServiceState, now: float) -> bool:
+        """Take in telemetry; assignments that it lists are alive. Whether rows that wait may go to its worker."""
         self.fleet.observe(state, now)
         self._refused.discard(state.instance)
         shown, name = state.worker, state.instance
         if shown is None:
-            return
+            return False
         digest = state.models[0].digest if state.models else ""
         self.estimates.observe(name, digest, shown)
         before = self._workers.get(name)
@@ -85,6 +85,7 @@ class Placement:
         for model in before.served if before else ():
             if model not in served:
                 self._roster(model).drop(name)
+        return bool(served) and worker.has_room
 
     def listen(self, now: float) -> None:
         """Count silence from now on: nothing could be heard until now."""

@@ -114,6 +114,7 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             subjects.EDIT,
             subjects.EDIT_CANCEL,
             subjects.events_of_kind(EventKind.DONE),
+            subjects.events_of_kind(EventKind.STEP),
             subjects.ALL_TELEMETRY,
             *_micro(User.GATEWAY),
         ),

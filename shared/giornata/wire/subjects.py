@@ -96,6 +96,11 @@ def events_of_kind(kind: str) -> str:
     return f"giornata.event.*.*.{token(kind)}"
 
 
+def steps_of_job(job: str) -> str:
+    """Pattern: steps of one job of any gateway."""
+    return f"giornata.event.*.{token(job)}.step"
+
+
 def telemetry(service: str, instance: str) -> str:
     """State of one instance, 2-4 times a second, latest wins."""
     return f"giornata.telemetry.{token(service)}.{token(instance)}"

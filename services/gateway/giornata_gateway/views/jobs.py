@@ -1,9 +1,9 @@
 """What clients are told of a job: its status, and its events.
 
 Steps in the status come from the workers' telemetry: any gateway can answer without following each job's events, and
-is at most a telemetry period behind. The event stream tells every step. ``image_edit.progress`` is ours (OpenAI's
-clients pass unknown types on); ``image_edit.partial_image`` and ``image_edit.completed`` have OpenAI's fields;
-``error`` has the shape from which OpenAI's clients raise.
+is at most a telemetry period behind. The event stream tells every step as it happens. ``image_edit.progress`` is ours
+(OpenAI's clients pass unknown types on); ``image_edit.partial_image`` and ``image_edit.completed`` have OpenAI's
+fields; ``error`` has the shape from which OpenAI's clients raise.
 """
 
 from __future__ import annotations
