@@ -51,7 +51,7 @@ def one_of_each() -> dict[str, str]:
     found |= {f"event_{kind}": subjects.event("g", "j", kind) for kind in EventKind}
     found |= {f"worker_{verb}": subjects.worker("x", verb) for verb in get_args(subjects.WorkerVerb)}
     del found["event"], found["worker"]
-    constants = ("EDIT", "EDIT_CANCEL", "SUBMIT", "TEMPLATE", "TEMPLATE_REMOVED")
+    constants = ("EDIT", "EDIT_CANCEL", "SUBMIT", "TEMPLATE", "TEMPLATE_REMOVED", "FLEET", "SUMMARY")
     return found | {name: getattr(subjects, name) for name in constants}
 
 

@@ -14,6 +14,7 @@ from giornata.bus.telemetry import publish, state_of, telemetry
 from giornata.records import Records, TemplateRecords
 from giornata.wire import subjects
 from giornata.wire.events import DoneEvent, EventKind
+from giornata.wire.fleet import FleetSummary
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
@@ -39,7 +40,7 @@ async def serve(
     templates = await TemplateRecords.open(bus.jetstream)
     async with (
         asyncio.TaskGroup() as tasks,
-        bus.listen(subjects.ALL_TELEMETRY, ServiceState, fleet.hear),
+        bus.listen(subjects.SUMMARY, FleetSummary, fleet.hear),
     ):
         gateway = Gateway(
             config, bus, blobs, records=records, templates=templates, fleet=fleet, keys=keys, tasks=tasks

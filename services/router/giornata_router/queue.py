@@ -94,12 +94,13 @@ class Queue:
         """Endpoint ``giornata.router.forecast``.
 
         Raises:
-            JobNotFound: it is not carried here, or its end is unknown.
+            JobNotFound: it is not carried here, or neither its end nor its steps are known.
         """
         found = self._tools.forecasting.of(request.job_id, time.monotonic(), self._unplaced())
-        if found is None:
+        steps = tuple(self._tools.dispatch.placement.steps(request.job_id).items())
+        if found is None and not steps:
             raise JobNotFound(received=request.job_id)
-        return found
+        return (found or Forecast()).model_copy(update={"steps": steps})
 
     def _unplaced(self) -> list[Job]:
         """Accepted jobs that neither wait for a worker nor have one."""

@@ -22,12 +22,14 @@ from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.scheduler import SCHEDULERS
 from giornata.wire import subjects
 from giornata.wire.events import DenoisedEvent, EventKind
+from giornata.wire.fleet import FleetRequest
 from giornata.wire.jobs import Priority
 from giornata.wire.messages import CancelRows, ForecastRequest, SubmitRequest, TemplateRequest
 from giornata.wire.stores import LEASES
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
+from giornata_router.fleet_desk import FleetDesk
 from giornata_router.prepost import PrepostClient, Questions
 from giornata_router.queue import Queue
 from giornata_router.registrar import register
@@ -91,6 +93,7 @@ class Router:
         self._tools = Tools(bus, records, prepost, self._dispatch, forecasting, quarantine, config)
         self._queue: Queue | None = None
         """What is led; None on a standby."""
+        self._desk = FleetDesk(bus, placement.fleet, config.instance)
         bus.on_reconnect.append(self._dispatch.recheck)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -112,6 +115,7 @@ class Router:
     def _hear(self, state: ServiceState) -> None:
         self._dispatch.observe(state)
         self._questions.observe(state, time.monotonic())
+        self._desk.observe(state, time.monotonic())
 
     async def _look(self) -> None:
         """Look for silence for ever; a standby does so too, and takes over with none but live workers."""
@@ -120,6 +124,7 @@ class Router:
             now = time.monotonic()
             self._dispatch.look(now)
             self._questions.look(now)
+            self._desk.look()
 
     async def _lead(self, lease: Lease, stop: asyncio.Event) -> None:
         """Accept jobs and carry them out while the lease is ours, and NATS answers."""
@@ -143,6 +148,7 @@ class Router:
         endpoints = (
             Endpoint(subjects.SUBMIT, SubmitRequest, queue.submit),
             Endpoint(subjects.FORECAST, ForecastRequest, queue.forecast),
+            Endpoint(subjects.FLEET, FleetRequest, self._desk.page),
             Endpoint(subjects.TEMPLATE, TemplateRequest, template),
         )
         denoised = subjects.events_of_kind(EventKind.DENOISED)
@@ -155,6 +161,7 @@ class Router:
             asyncio.TaskGroup() as pulls,
         ):
             pulls.create_task(queue.renew(), name="renew")
+            pulls.create_task(self._desk.tell(), name="summary")
             for priority, limit in limits.items():
                 pulls.create_task(queue.consume(priority, limit), name=f"consume-{priority}")
             self._bus.on_reconnect.append(queue.recheck)

@@ -176,6 +176,12 @@ class Placement:
         )
         return max(ends_ms, default=None)
 
+    def steps(self, job_id: str) -> dict[int, int]:
+        """Steps computed of the rows of a job that workers list, by index."""
+        known = ((booking.key, self._workers.get(booking.worker)) for booking in self.assigned(job_id))
+        listed = (row for key, worker in known if worker for row in worker.listed.get(key, ()))
+        return {row.index: row.step for row in listed}
+
     def worker(self, attempt: Attempt) -> str | None:
         """The worker that has an attempt now; None if none has."""
         booking = self._bookings.get(attempt)

@@ -97,6 +97,7 @@ _NEEDS: Final[Mapping[User, Rights]] = {
         publish=(
             subjects.SUBMIT,
             subjects.FORECAST,
+            subjects.FLEET,
             subjects.TEMPLATE,
             subjects.TEMPLATE_REMOVED,
             subjects.ALL_CANCELS,
@@ -115,7 +116,8 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             subjects.EDIT_CANCEL,
             subjects.events_of_kind(EventKind.DONE),
             subjects.events_of_kind(EventKind.STEP),
-            subjects.ALL_TELEMETRY,
+            subjects.SUMMARY,
+            subjects.telemetry_of(User.GATEWAY),
             *_micro(User.GATEWAY),
         ),
     ),
@@ -127,6 +129,7 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             subjects.events_of_kind(EventKind.STATE),
             subjects.events_of_kind(EventKind.DONE),
             subjects.telemetry_of(User.ROUTER),
+            subjects.SUMMARY,
             *_answers(User.GATEWAY),
             *_MAKES,
             *(f"{API}.STREAM.{verb}.{stream}" for verb in ("INFO", "UPDATE") for stream in stores.STREAMS),
@@ -145,6 +148,7 @@ _NEEDS: Final[Mapping[User, Rights]] = {
         subscribe=(
             subjects.SUBMIT,
             subjects.FORECAST,
+            subjects.FLEET,
             subjects.TEMPLATE,
             subjects.ALL_CANCELS,
             subjects.events_of_kind(EventKind.DENOISED),

@@ -240,6 +240,8 @@ class FleetView(Wire):
     """Answer of ``GET /v1/fleet``, and the data of its stream's events, which leave out what is null: unknown."""
 
     instances: list[InstanceView]
+    router_active: bool = True
+    """False where no router tells: then nothing is known of the fleet."""
     workers: int
     """Ready denoisers."""
     running_rows: int

@@ -13,7 +13,8 @@ from giornata.wire.workers import (
     TemplateCounters,
     WorkerState,
 )
-from giornata_gateway.views.fleet import StepRates, fleet_view
+from giornata_gateway.views.fleet import fleet_view
+from giornata_router.rules.reports import StepRates, report
 from giornata_tools.cli.status import fleet_table, sums
 from tests.contract.messages import CARD
 
@@ -39,7 +40,7 @@ STATES = [
 
 def told(states: list[ServiceState]) -> FleetView:
     """As it travels: unknown numbers are left out in the stream, and null in the answer."""
-    view = fleet_view(states, StepRates(), 0.0)
+    view = fleet_view([report(one, StepRates(), 0.0) for one in states])
     read = FleetView.model_validate_json(view.model_dump_json(exclude_none=True))
     assert read == FleetView.model_validate_json(view.model_dump_json())
     return read
@@ -85,3 +86,8 @@ def test_templates_of_all_workers_are_summed_up() -> None:
         "edits that could reuse: 12, 6 from memory, 2 from disk; templates: 6 MiB in memory, 0 MiB on disk"
     )
     assert len(sums(told(STATES)).splitlines()) == 2
+
+
+def test_no_router_is_told_from_no_workers() -> None:
+    assert "No router is active" in sums(fleet_view(None))
+    assert "No router is active" not in sums(told([state(ServiceName.ROUTER, "r1")]))

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from giornata.wire.workers import QueueState, RowProgress, ServiceName, ServiceState, StepSample, WorkerState
-from giornata_gateway.views.fleet import SAMPLES_S, WINDOW_S, StepRates, fleet_view
+from giornata.wire.workers import (
+    FleetView,
+    QueueState,
+    RowProgress,
+    ServiceName,
+    ServiceState,
+    StepSample,
+    WorkerState,
+)
+from giornata_gateway.fleet import FleetListener
+from giornata_gateway.views.fleet import fleet_view
+from giornata_router.rules.reports import SAMPLES_S, WINDOW_S, StepRates, report, summary
 from tests.fakes.fleet import CARD
 
 EMPTY = QueueState(wait_ms=0.0)
@@ -87,7 +97,7 @@ def test_a_rate_is_unknown_until_it_was_watched_for_a_while() -> None:
     assert rates.steps_per_s("d1") is None  # not a thousand steps in no time
     rates.observe(denoiser(worker(total=1004)), 3.0)
     assert rates.steps_per_s("d1") == 2
-    rates.forget("d1")
+    rates.keep({"d2"})
     assert rates.steps_per_s("d1") is None
 
 
@@ -109,7 +119,7 @@ def test_the_fleet_is_summed_up() -> None:
     ]
     rates.observe(denoiser(worker(5, total=20)), 0.0)
     rates.observe(states[0], 2.0)
-    view = fleet_view(states, rates, 2.0)
+    view = seen(states, rates, 2.0)
     assert (view.workers, view.running_rows, view.waiting_rows, view.free_rows) == (1, 2, 1, 1)
     assert (view.queued_jobs, view.queued_rows, view.steps_per_s) == (2, 3, 10)
     assert view.predicted_wait_s == 1.25, "as the router tells it"
@@ -120,8 +130,53 @@ def test_the_fleet_is_summed_up() -> None:
 
 
 def test_what_nobody_told_is_unknown() -> None:
-    view = fleet_view([denoiser(worker()), router(None, active=False)], StepRates(), 0.0)
+    view = seen([denoiser(worker()), router(None, active=False)])
     assert (view.queued_jobs, view.queued_rows, view.steps_per_s, view.predicted_wait_s) == (None,) * 4
     unknown = [denoiser(worker()), router(QueueState(jobs=1))]
-    assert fleet_view(unknown, StepRates(), 0.0).predicted_wait_s is None
-    assert fleet_view([denoiser(worker()), router(EMPTY)], StepRates(), 0.0).predicted_wait_s == 0
+    assert seen(unknown).predicted_wait_s is None
+    assert seen([denoiser(worker()), router(EMPTY)]).predicted_wait_s == 0
+
+
+def seen(states: list[ServiceState], rates: StepRates | None = None, now: float = 0.0) -> FleetView:
+    return fleet_view([report(state, rates or StepRates(), now) for state in states])
+
+
+def test_without_a_router_nothing_is_known() -> None:
+    assert not fleet_view(None).router_active
+    assert seen([]).router_active
+
+
+def of(service: ServiceName, instance: str, **fields: object) -> ServiceState:
+    told = {"service": service, "instance": instance, "host": "h", "version": "1", "ready": True, **fields}
+    return ServiceState.model_validate(told)
+
+
+def test_a_summary_tells_what_an_edit_can_be_done_with() -> None:
+    other = CARD.model_copy(update={"name": "other"})
+    renewed = CARD.model_copy(update={"digest": "e"})
+    told = summary(
+        "r1",
+        [
+            *(of(ServiceName.GATEWAY, f"g{number}") for number in range(4)),
+            of(ServiceName.ROUTER, "r1"),
+            of(ServiceName.ROUTER, "r2", active=False),
+            of(ServiceName.PREPOST, "p1", models=(CARD,)),
+            of(ServiceName.PREPOST, "p2", models=(other,), draining=True),
+            of(ServiceName.DENOISER, "d1", models=(CARD,)),
+            of(ServiceName.DENOISER, "d2", models=(other,)),
+            of(ServiceName.DENOISER, "d3", models=(renewed,)),
+            of(ServiceName.DENOISER, "d4", models=(CARD,), ready=False),
+        ],
+    )
+    counts = {ServiceName.GATEWAY: 4, ServiceName.ROUTER: 2, ServiceName.PREPOST: 1, ServiceName.DENOISER: 3}
+    assert told.ready == counts
+    assert told.gateways == ("g0", "g1")
+    assert told.models == (CARD,)
+
+
+def test_a_gateway_tells_no_router_from_no_workers() -> None:
+    fleet = FleetListener(bridged_s=60)
+    assert (fleet.missing(), fleet.cards()) == ([ServiceName.ROUTER], {})
+    fleet.hear(summary("r1", [of(ServiceName.PREPOST, "p1", models=(CARD,)), of(ServiceName.GATEWAY, "g1")]))
+    assert fleet.missing() == [ServiceName.DENOISER]
+    assert (fleet.has_another("g1"), fleet.has_another("g2")) == (False, True)
