@@ -30,7 +30,9 @@ SLOWEST: Final = 8.0
 """A single step counts as at most this many times slower, or faster, than predicted: page faults say little."""
 
 
-TEACHERS: Final = 16
+TOLD: Final = 0.02
+"""A worker's pace follows its slowness where they differ by more than this share."""
+TEACHERS: Final = 4
 """As many workers teach a regression all of their steps; more workers teach it as many steps together."""
 
 
@@ -56,6 +58,8 @@ class _Worker:
     blocks: int
     reused: Mode
     slowness: float = 1.0
+    told: float = 1.0
+    """The slowness of its pace: it follows in steps, since all costs at the worker are computed again at each."""
     excess: UnitTime = field(default_factory=UnitTime)
     """Time by which loads lengthen steps, per millisecond of the least computing of rows that reuse."""
 
@@ -105,8 +109,10 @@ class Estimates:
         worker = self._workers.get(instance)
         if worker is None:
             return UNKNOWN
-        slowness, loading = round(worker.slowness, 2), round(1 + worker.excess.ms(1.0), 2)
-        return worker.kind.pace(worker.blocks, worker.reused, slowness, loading)
+        if abs(worker.slowness - worker.told) > TOLD * worker.told:
+            worker.told = round(worker.slowness, 2)
+        loading = round(1 + worker.excess.ms(1.0), 2)
+        return worker.kind.pace(worker.blocks, worker.reused, worker.told, loading)
 
     def fetch_ms(self, instance: str, size_bytes: float) -> float:
         """Time that a worker takes to read so much of a template from disk; 0 while it is unknown."""

@@ -103,10 +103,10 @@ class Occupancy:
         return told.disk_bytes / self.on_disk if told is not None and self.on_disk else 0.0
 
     @property
-    def has_room(self) -> bool:
-        """Whether it could take a row now, as far as is known of it."""
-        rows = sum(len(rows) for attempt, rows in self.listed.items() if attempt not in self.ended)
-        return rows + sum(demand.rows for demand in self.unseen.values()) < self.shown.capacity_rows
+    def rows(self) -> int:
+        """How many rows it has, listed or not yet."""
+        listed = sum(len(rows) for attempt, rows in self.listed.items() if attempt not in self.ended)
+        return listed + sum(demand.rows for demand in self.unseen.values())
 
     def give(self, attempt: Attempt, demand: Demand) -> None:
         """Count `demand` from now on."""

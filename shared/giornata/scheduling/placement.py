@@ -85,7 +85,7 @@ class Placement:
         for model in before.served if before else ():
             if model not in served:
                 self._roster(model).drop(name)
-        return bool(served) and worker.has_room
+        return bool(served) and worker.rows < shown.capacity_rows
 
     def listen(self, now: float) -> None:
         """Count silence from now on: nothing could be heard until now."""
