@@ -153,6 +153,7 @@ WORKER = WorkerState(
         memory_bytes=9,
         disk_bytes=10,
     ),
+    resident={},
     samples=(
         StepSample(
             rows=1,

@@ -22,8 +22,9 @@ from giornata_gateway.http.routes import ROUTES
 from giornata_gateway.intake.rules.forms import EditForm, JobForm
 from giornata_gateway.intake.rules.idempotency import HEADER
 from giornata_gateway.views.answers import images_answer
-from giornata_gateway.views.fleet import StepRates, fleet_view
+from giornata_gateway.views.fleet import fleet_view
 from giornata_gateway.views.jobs import completed_event, partial_image_event
+from giornata_router.rules.reports import StepRates, report
 
 BLOB = BlobRef(key="default/x", size_bytes=1, sha256="0" * 64)
 
@@ -145,7 +146,11 @@ def test_the_fleets_stream_leaves_out_nothing_that_the_document_requires() -> No
             service=ServiceName.DENOISER, instance="d", host="h", version="1", ready=True, worker=idle
         ),
     ]
-    told = frame("fleet", fleet_view(states, StepRates(), 0.0)).decode().partition("data: ")[2]
+    told = (
+        frame("fleet", fleet_view([report(one, StepRates(), 0.0) for one in states]))
+        .decode()
+        .partition("data: ")[2]
+    )
     data, schemas = json.loads(told), document("")["components"]["schemas"]
     assert data.keys() < schemas["FleetView"]["properties"].keys(), "nothing is unknown in this test"
     router, denoiser = data["instances"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,13 +13,14 @@ from typing import Any
 
 from giornata import __version__
 from giornata.blobs import RedisBlobs
-from giornata.bus import telemetry as telemetry_module
 from giornata.bus.bus import Bus, Endpoint
 from giornata.deadlines import Deadline
+from giornata.fleet import Fleet
 from giornata.records import Records, TemplateRecords
-from giornata.wire import subjects, templates
+from giornata.wire import codec, subjects, templates
 from giornata.wire.errors import DeadlineExceeded, GiornataError, JobCancelled, JobNotFound
 from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
+from giornata.wire.fleet import FleetPage, FleetRequest, InstanceReports
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, RowRecord
 from giornata.wire.messages import (
     Accepted,
@@ -34,6 +36,7 @@ from giornata.wire.requests import OutputFormat
 from giornata.wire.templates import TemplateRecord
 from giornata.wire.values import ComputeTimes, StageTimes
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
+from giornata_router.rules.reports import StepRates, report, summary
 from tests.fakes import fleet
 
 CARD = fleet.CARD.model_copy(update={"default_steps": 3})
@@ -93,6 +96,12 @@ class FakeRouter:
     row_errors: dict[int, GiornataError] = field(default_factory=dict)
     hold: asyncio.Event | None = None
     """Jobs stay at their first step until it is set, or they are cancelled."""
+    leads: bool = True
+    """It tells of the fleet."""
+    gateways: Fleet = field(default_factory=Fleet)
+    """The gateways that it hears."""
+    steps_when: asyncio.Event | None = None
+    """Jobs that are running take their first step only then."""
     picture_bytes: int = 1000
     publish_done: bool = True
     submitted: set[str] = field(default_factory=set)
@@ -115,10 +124,16 @@ class FakeRouter:
         async with (
             self.tasks,
             self.bus.listen(subjects.ALL_CANCELS, CancelRows, self._hear_cancel),
+            self.bus.listen(
+                subjects.telemetry_of(ServiceName.GATEWAY),
+                ServiceState,
+                lambda state: self.gateways.observe(state, time.monotonic()),
+            ),
             self.bus.answer(
                 Endpoint(subjects.SUBMIT, SubmitRequest, self._submit),
                 Endpoint(subjects.FORECAST, ForecastRequest, self._forecast),
                 Endpoint(subjects.TEMPLATE, TemplateRequest, self._register),
+                Endpoint(subjects.FLEET, FleetRequest, self._page),
             ),
         ):
             yield
@@ -126,12 +141,18 @@ class FakeRouter:
                 cancelled.set()
 
     async def _forecast(self, request: ForecastRequest) -> Forecast:
-        if self.forecast is None:
+        steps = tuple((row.index, row.step) for row in self.progress if row.job_id == request.job_id)
+        if self.forecast is None and not steps:
             raise JobNotFound(received=request.job_id)
-        return self.forecast
+        return (self.forecast or Forecast()).model_copy(update={"steps": steps})
+
+    async def _page(self, _request: FleetRequest) -> FleetPage:
+        reports = tuple(report(state, StepRates(), 0.0) for state in self.states())
+        return FleetPage(pages=1, packed=codec.encode(InstanceReports(reports=reports)))
 
     def states(self) -> list[ServiceState]:
         common: dict[str, Any] = {"host": "test", "version": __version__, "ready": True}
+        self.gateways.expire(time.monotonic())
         worker = WorkerState(capacity_rows=8, capacity_tokens=9999, running=self.progress, steps_total=7)
         return [
             ServiceState(service=ServiceName.ROUTER, instance="fake-router", **common),
@@ -143,19 +164,22 @@ class FakeRouter:
                 worker=worker,
                 **common,
             ),
+            *self.gateways.all(),
         ]
 
     async def announce(self, *, ready: bool = True) -> None:
-        """Tell the fleet of router, prepost and denoiser; on return the gateway has heard of it."""
-        for state in self.states():
-            told = state if ready else state.model_copy(update={"ready": False, "draining": True})
-            await telemetry_module.publish(self.bus, told)
-        with contextlib.suppress(
-            GiornataError
-        ):  # its answer comes after the telemetry on the same connections
+        """Tell of the fleet, with or without a ready prepost and denoiser; on return the gateway has heard of it."""
+        await self.summarise(ready=ready)
+        with contextlib.suppress(GiornataError):  # its answer comes after the summary on the same connections
             await self.bus.call(
                 subjects.EDIT_CANCEL, CancelMessage(job_id="none"), Accepted, Deadline.after_ms(2000)
             )
+
+    async def summarise(self, *, ready: bool = True) -> None:
+        """Tell what the fleet can do, as the router that leads does."""
+        if self.leads:
+            states = self.states() if ready else []
+            await self.bus.publish(subjects.SUMMARY, summary("fake-router", states))
 
     def _hear_cancel(self, message: CancelRows) -> None:
         if message.job_id in self.cancelled:
@@ -220,6 +244,8 @@ class FakeRouter:
     async def _steps(self, job: Job) -> bool:
         """Whether the job was cancelled meanwhile."""
         cancelled = self.cancelled[job.job_id]
+        if self.steps_when is not None:
+            await self.steps_when.wait()
         for step in range(1, job.parameters.denoising_steps + 1):
             for index in range(job.parameters.n):
                 event = StepEvent(

@@ -14,7 +14,6 @@ import aiohttp
 
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus, streams
-from giornata.bus import telemetry as telemetry_module
 from giornata.bus.bus import Bus
 from giornata.config import new_instance
 from giornata.records import Records
@@ -111,13 +110,20 @@ async def open_gateway(
 
 @asynccontextmanager
 async def _heartbeat(router: FakeRouter) -> AsyncIterator[None]:
-    """Telemetry of the fakes, as services send it."""
-    async with AsyncExitStack() as stack:
-        for position in range(3):
-            await stack.enter_async_context(
-                telemetry_module.telemetry(router.bus, 4, lambda position=position: router.states()[position])  # type: ignore[misc]
-            )
+    """The summary of the fleet, as a router sends it."""
+
+    async def tell() -> None:
+        while True:
+            if router.bus.client.is_connected:
+                await router.summarise()
+            await asyncio.sleep(0.25)  # the rate of the summary
+
+    task = asyncio.create_task(tell(), name="summary")
+    try:
         yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _stopped(stop: asyncio.Event, serving: asyncio.Task[None]) -> None:

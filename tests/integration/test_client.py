@@ -35,10 +35,15 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "edit_over_nats.py"
 
 
 async def test_an_edit_with_its_progress(stage: Stage, nats_url: str) -> None:
+    stage.router.steps_when = asyncio.Event()
     async with giornata.client.connect(nats_url) as client:
         edit = await client.edit(image=b"picture", mask=b"mask", prompt="a scarf", n=2, seed=4)
         assert edit.job_id in stage.router.jobs
-        progress = [told async for told in edit]
+        progress = []
+        async for told in edit:
+            progress.append(told)
+            if isinstance(told, StateEvent) and told.state is JobState.RUNNING:
+                stage.router.steps_when.set()
         result = await edit
     assert [told.state for told in progress if isinstance(told, StateEvent)] == [
         "queued",
@@ -192,10 +197,16 @@ async def test_the_example_edits_a_picture(
     assert len(EXAMPLE.read_text().splitlines()) < 20
     (tmp_path / "photo.png").write_bytes(b"picture")
     (tmp_path / "mask.png").write_bytes(b"mask")
+    stage.router.steps_when = asyncio.Event()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, EXAMPLE, "photo.png", "mask.png", "a red star", cwd=tmp_path,
+        sys.executable, "-u", EXAMPLE, "photo.png", "mask.png", "a red star", cwd=tmp_path,
         env=os.environ | {"GIORNATA_NATS_URL": nats_url}, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
+    assert process.stdout is not None
+    async for line in process.stdout:
+        if b"RUNNING" in line:
+            stage.router.steps_when.set()
+            break
     out, _ = await process.communicate()
     assert process.returncode == 0
     assert out.count(b"step=") == 3

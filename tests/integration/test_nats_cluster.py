@@ -145,16 +145,20 @@ async def test_what_was_begun_on_one_server_goes_on_with_three(
 ) -> None:
     bus = await connected(stack, cluster, User.ROUTER)
     await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
+    older = (await bus.jetstream.stream_info(stores.EVENTS)).config.evolve(subjects=[subjects.ALL_EVENTS])
+    await bus.jetstream.update_stream(older)
     await streams.ensure_queue(bus.jetstream, replicas=1, max_messages=10)
     records = await Records.open(bus.jetstream)
     accepted = [await accept(bus, records, make_job())]
     for replicas in (3, 1):  # who comes later with fewer takes nothing away
-        await streams.replicate(bus.jetstream, replicas=replicas)
+        await streams.renew(bus.jetstream, replicas=replicas)
         for name in ("KV_giornata-jobs", "KV_giornata-templates", "KV_giornata-leases", stores.EVENTS):
             async for attempt in insisting():
                 with attempt:
                     info = await bus.jetstream.stream_info(name)
                     assert info.config.num_replicas == 3
+    kept_events = (await bus.jetstream.stream_info(stores.EVENTS)).config.subjects
+    assert kept_events == list(streams.KEPT_EVENTS), "an older version kept steps, too"
     await streams.ensure_queue(bus.jetstream, replicas=3, max_messages=10)
     await kept(bus, records, accepted)
 

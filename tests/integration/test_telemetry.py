@@ -9,9 +9,9 @@ from click.testing import CliRunner
 
 from giornata import probe
 from giornata.bus import bus as buses
-from giornata.bus.telemetry import telemetry
+from giornata.bus.telemetry import RETOLD_S, Sparing, telemetry
 from giornata.wire import subjects
-from giornata.wire.workers import ServiceName, ServiceState
+from giornata.wire.workers import ServiceName, ServiceState, Tier, WorkerState
 from tests.unit.test_fleet import state
 
 
@@ -81,3 +81,24 @@ def test_the_probe_says_in_a_sentence_what_it_lacks(nats_url: str) -> None:
         result = CliRunner().invoke(probe.main, arguments, env={"GIORNATA_NATS_URL": url})
         assert result.exit_code == 1
         assert sentence in result.stderr
+
+
+def busy(*ids: str) -> ServiceState:
+    told = WorkerState(capacity_rows=8, capacity_tokens=1, resident={Tier.MEMORY: ids})
+    return state(ServiceName.DENOISER, "d1", worker=told)
+
+
+def told_by(sparing: Sparing, worker: ServiceState, now: float) -> dict[Tier, tuple[str, ...]] | None:
+    spared = sparing.spared(worker, now).worker
+    assert spared is not None
+    return spared.resident
+
+
+def test_recordings_are_told_when_they_change_and_now_and_then() -> None:
+    sparing = Sparing()
+    assert told_by(sparing, busy("a", "b"), 0.0) == {Tier.MEMORY: ("a", "b")}
+    assert told_by(sparing, busy("b", "a"), 0.25) is None, "the order of their use is no news"
+    assert told_by(sparing, busy("b"), 0.5) == {Tier.MEMORY: ("b",)}
+    assert told_by(sparing, busy("b"), RETOLD_S) is None, "told half a second later than at the start"
+    assert told_by(sparing, busy("b"), 0.5 + RETOLD_S) == {Tier.MEMORY: ("b",)}
+    assert sparing.spared(state(ServiceName.PREPOST, "p1"), 9.0) == state(ServiceName.PREPOST, "p1")

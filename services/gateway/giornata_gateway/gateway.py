@@ -14,6 +14,7 @@ from giornata.bus.bus import Bus
 from giornata.records import Records, TemplateRecords
 from giornata.wire.errors import InputLost, ResultExpired
 from giornata.wire.events import DoneEvent
+from giornata.wire.fleet import InstanceReport
 from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
@@ -73,7 +74,7 @@ class Gateway:
         self.departure = Departure()
         self.ledger = JobLedger(bus, records)
         self.ends = JobEnds(records, self._ended)
-        self.metrics = Metrics(fleet.states, lambda: len(self.ends))
+        self.metrics = Metrics(lambda: len(self.ends))
         self.places = Places(config.max_concurrent_rows)
         """For pictures in progress."""
         self.quotas = Quotas(self.places.estimate_s, self.metrics.tenant_refused)
@@ -161,6 +162,10 @@ class Gateway:
             events_ttl_s=config.result_ttl_s,
             store_bytes=config.nats_store_bytes,
         )
+
+    async def reports(self) -> list[InstanceReport] | None:
+        """What the router knows of every instance; None where no router answers."""
+        return await self.fleet.reports(self.bus)
 
     async def picture(self, ref: BlobRef) -> bytes:
         """A finished picture; ResultExpired where its time in the store is over."""

@@ -8,9 +8,9 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from giornata.wire.events import DoneEvent
+from giornata.wire.fleet import InstanceReport
 from giornata.wire.workers import ServiceState
 from giornata_gateway.views.fleet import stores_of
 
@@ -26,7 +26,7 @@ def _counter(name: str, meaning: str, *labels: str) -> CounterMetricFamily:
     return CounterMetricFamily(f"giornata_{name}", meaning, labels=labels)
 
 
-def worker_metrics(states: Sequence[ServiceState]) -> Iterator[Metric]:
+def worker_metrics(reports: Iterable[InstanceReport]) -> Iterator[Metric]:
     """Rows and steps of each worker, and how well its cost model predicts them."""
     running = _gauge("worker_running_rows", "Rows in a worker's batch.", "worker")
     waiting = _gauge("worker_waiting_rows", "Rows waiting in a worker.", "worker")
@@ -34,11 +34,12 @@ def worker_metrics(states: Sequence[ServiceState]) -> Iterator[Metric]:
     r2 = _gauge("worker_cost_r2", "R² of a worker's cost model.", "worker", "of")
     meaning = "Median distance of a worker's predictions from its measurements, in milliseconds."
     residual = _gauge("worker_cost_residual_ms", meaning, "worker", "of")
-    for state in states:
+    for report in reports:
+        state = report.state
         if (worker := state.worker) is None:
             continue
-        running.add_metric([state.instance], len(worker.running))
-        waiting.add_metric([state.instance], len(worker.waiting))
+        running.add_metric([state.instance], report.running_rows)
+        waiting.add_metric([state.instance], report.waiting_rows)
         steps.add_metric([state.instance], worker.steps_total)
         if worker.costs is not None:
             for of, one in (("compute", worker.costs.compute), ("load", worker.costs.load)):
@@ -104,11 +105,10 @@ def store_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     yield from (used, limit)
 
 
-class Metrics(Collector):
-    """This gateway's own registry, and the fleet's telemetry as it is at each scrape."""
+class Metrics:
+    """This gateway's own registry, and what the router reports of the fleet at each scrape."""
 
-    def __init__(self, states: Callable[[], Iterable[ServiceState]], waiting: Callable[[], int]) -> None:
-        self._states = states
+    def __init__(self, waiting: Callable[[], int]) -> None:
         self.registry = CollectorRegistry()
         count = partial(Counter, registry=self.registry)
         time = partial(Histogram, buckets=SECONDS, registry=self.registry)
@@ -127,7 +127,6 @@ class Metrics(Collector):
         meaning = "Jobs for which a request waits at this gateway."
         in_flight = Gauge("giornata_jobs_in_flight", meaning, registry=self.registry)
         in_flight.set_function(waiting)
-        self.registry.register(self)
 
     def answered(self, door: str, route: str, status: int, code: str, seconds: float) -> None:
         """Count one answer; `code` is "ok" or the error's."""
@@ -153,19 +152,27 @@ class Metrics(Collector):
         if event.error is not None and not awaited:
             self._errors.labels(event.error.code).inc()
 
+    def exposition(self, reports: Sequence[InstanceReport]) -> bytes:
+        """Everything in Prometheus' text format; of the fleet what is reported, and nothing without a router."""
+        return generate_latest(self.registry) + generate_latest(_Fleet(reports))
+
+
+class _Fleet(CollectorRegistry):
+    """What is reported of the fleet, as a registry."""
+
+    def __init__(self, reports: Sequence[InstanceReport]) -> None:
+        super().__init__()
+        self._reports = reports
+
     def collect(self) -> Iterator[Metric]:
         """Ready instances per service, and what workers and the active router tell."""
-        states = list(self._states())
+        states = [report.state for report in self._reports]
         instances = _gauge("fleet_instances", "Ready instances.", "service")
         ready = Tally(str(state.service) for state in states if state.ready and not state.draining)
         for service, count in sorted(ready.items()):
             instances.add_metric([service], count)
         yield instances
-        yield from worker_metrics(states)
+        yield from worker_metrics(self._reports)
         yield from template_metrics(states)
         yield from router_metrics(states)
         yield from store_metrics(states)
-
-    def exposition(self) -> bytes:
-        """Everything in Prometheus' text format."""
-        return generate_latest(self.registry)

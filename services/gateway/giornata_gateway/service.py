@@ -10,11 +10,11 @@ import structlog
 
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
-from giornata.bus.listening import Listening, keep_looking
 from giornata.bus.telemetry import publish, state_of, telemetry
 from giornata.records import Records, TemplateRecords
 from giornata.wire import subjects
 from giornata.wire.events import DoneEvent, EventKind
+from giornata.wire.fleet import FleetSummary
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
@@ -40,8 +40,7 @@ async def serve(
     templates = await TemplateRecords.open(bus.jetstream)
     async with (
         asyncio.TaskGroup() as tasks,
-        bus.listen(subjects.ALL_TELEMETRY, ServiceState, fleet.hear) as heard,
-        _looking(heard, fleet),
+        bus.listen(subjects.SUMMARY, FleetSummary, fleet.hear),
     ):
         gateway = Gateway(
             config, bus, blobs, records=records, templates=templates, fleet=fleet, keys=keys, tasks=tasks
@@ -71,18 +70,6 @@ async def _give_notice(gateway: Gateway) -> None:
         await publish(gateway.bus, _state(gateway))
     if others:
         await asyncio.sleep(config.notice_s)  # balancers look in their own time and do not say when
-
-
-@asynccontextmanager
-async def _looking(heard: Listening, fleet: FleetListener) -> AsyncIterator[None]:
-    """Look for silent instances while inside."""
-    looking = keep_looking(heard, fleet.clock, fleet.look, lost_counts=True)
-    task = asyncio.create_task(looking, name="silence")
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 @asynccontextmanager

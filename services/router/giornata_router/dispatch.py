@@ -83,8 +83,8 @@ class Dispatch:
 
     def observe(self, state: ServiceState) -> None:
         """Take in telemetry: a worker may have room again."""
-        self.placement.observe(state, self._listened_s())
-        self._decide()
+        if self.placement.observe(state, self._listened_s()):
+            self._decide()
 
     def report(self, event: DenoisedEvent) -> None:
         """A worker is done with an attempt; a report of another worker than its present one is void."""

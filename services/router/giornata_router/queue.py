@@ -119,15 +119,16 @@ class Queue:
         """Endpoint ``giornata.router.forecast``.
 
         Raises:
-            JobNotFound: it is not unfinished here, or its end is unknown.
+            JobNotFound: it is not unfinished here, or neither its end nor its steps are known.
         """
-        held = self._held.get(request.job_id)
+        held, found = self._held.get(request.job_id), None
         if held is not None:
             waiting = None if held.carried else self._waiting.ahead(held.job)
             found = self._tools.forecasting.of(held.job, time.monotonic(), waiting)
-            if found is not None:
-                return found
-        raise JobNotFound(received=request.job_id)
+        steps = tuple(self._tools.dispatch.placement.steps(request.job_id).items())
+        if found is None and not steps:
+            raise JobNotFound(received=request.job_id)
+        return (found or Forecast()).model_copy(update={"steps": steps})
 
     def cancel(self, request: CancelRows) -> None:
         """End a job, carried or not: a cancel was broadcast."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -26,12 +27,14 @@ from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.scheduler import SCHEDULERS
 from giornata.wire import subjects
 from giornata.wire.events import DenoisedEvent, EventKind
+from giornata.wire.fleet import FleetRequest
 from giornata.wire.messages import CancelRows, ForecastRequest, SubmitRequest, TemplateRequest
 from giornata.wire.stores import LEASES
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
 from giornata_router.fenced import LeaderRecords, Workers
+from giornata_router.fleet_desk import FleetDesk
 from giornata_router.lease import RENEW_S, Leadership, Lease, LeaseEndedError
 from giornata_router.prepost import PrepostClient, Questions
 from giornata_router.queue import Queue
@@ -83,6 +86,7 @@ class Router:
         )
         self._queue: Queue | None = None
         """What is led; None on a standby."""
+        self._desk = FleetDesk(bus, placement.fleet, config.instance)
         bus.on_reconnect.append(self._dispatch.recheck)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -107,10 +111,12 @@ class Router:
     def _hear(self, state: ServiceState) -> None:
         self._dispatch.observe(state)
         self._questions.observe(state, self._clock.listened_s)
+        self._desk.observe(state, time.monotonic())
 
     def _look(self) -> None:
         self._dispatch.look(self._clock.listened_s)
         self._questions.look(self._clock.listened_s)
+        self._desk.look()
 
     async def _lead(self, lease: Lease, stop: asyncio.Event) -> None:
         """Accept jobs and carry them out while the lease is ours, and NATS answers."""
@@ -134,6 +140,7 @@ class Router:
         endpoints = (
             Endpoint(subjects.SUBMIT, SubmitRequest, self._by_holder(queue.submit)),
             Endpoint(subjects.FORECAST, ForecastRequest, self._by_holder(queue.forecast)),
+            Endpoint(subjects.FLEET, FleetRequest, self._by_holder(self._desk.page)),
             Endpoint(subjects.TEMPLATE, TemplateRequest, self._by_holder(template)),
         )
         denoised = subjects.events_of_kind(EventKind.DENOISED)
@@ -145,6 +152,7 @@ class Router:
             asyncio.TaskGroup() as pulls,
         ):
             pulls.create_task(self._room.watch(), name="room")
+            pulls.create_task(self._desk.tell(self._leadership), name="summary")
             pulls.create_task(queue.run(), name="queue")
             self._bus.on_reconnect.append(queue.recheck)
             try:

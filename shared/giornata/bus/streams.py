@@ -20,6 +20,7 @@ from nats.js.errors import APIError, BadRequestError
 from giornata.retries import COMING_UP_S, repeated
 from giornata.wire import stores, subjects
 from giornata.wire.errors import ServiceUnavailable
+from giornata.wire.events import KEPT
 
 LEASE_TTL_S: Final = 3.0
 """The life of a router's lease, by the routers' own clocks; no server's clock ends it."""
@@ -35,6 +36,8 @@ _NO_ROOM: Final = {10005, 10028, 10047}
 """JetStream's error codes: no server, memory or file store has as much room as a stream would reserve."""
 LINGER_S: Final = 600
 """How long the record of an ended job outlives its results by default."""
+KEPT_EVENTS: Final = tuple(map(subjects.events_of_kind, KEPT))
+"""What the event stream captures."""
 
 
 def records_ttl_s(result_ttl_s: float, linger_s: float) -> float:
@@ -71,7 +74,7 @@ async def ensure(
     limits = stores.limits(store_bytes)
     events = StreamConfig(
         name=stores.EVENTS,
-        subjects=[subjects.ALL_EVENTS],
+        subjects=list(KEPT_EVENTS),
         storage=StorageType.MEMORY,
         discard=DiscardPolicy.OLD,
         max_age=events_ttl_s,
@@ -88,15 +91,19 @@ async def ensure(
         await _made(partial(jetstream.create_key_value, config), stream, store_bytes)
 
 
-async def replicate(jetstream: JetStreamContext, *, replicas: int) -> None:
-    """Spread existing streams over `replicas` servers, never over fewer than now. Only routers do this.
+async def renew(jetstream: JetStreamContext, *, replicas: int) -> None:
+    """Bring existing streams up to date. Only routers do this.
 
-    A deployment that began with one server then goes on with three.
+    They are spread over `replicas` servers, never over fewer than now: a deployment that began with one server then
+    goes on with three. The event stream of an older version captured steps, too.
     """
     for name in stores.STREAMS:
-        info = await repeated(partial(jetstream.stream_info, name))
-        if (info.config.num_replicas or 1) < replicas:
-            await repeated(partial(jetstream.update_stream, info.config.evolve(num_replicas=replicas)))
+        config = (await repeated(partial(jetstream.stream_info, name))).config
+        wanted = config.evolve(num_replicas=max(replicas, config.num_replicas or 1))
+        if name == stores.EVENTS:
+            wanted = wanted.evolve(subjects=list(KEPT_EVENTS))
+        if wanted != config:
+            await repeated(partial(jetstream.update_stream, wanted))
 
 
 async def limit(jetstream: JetStreamContext, *, store_bytes: int, records_ttl_s: float) -> None:

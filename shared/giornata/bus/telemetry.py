@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 import nats.errors
 import structlog
@@ -16,11 +18,35 @@ from giornata import __version__
 from giornata.bus.bus import Bus
 from giornata.bus.connection import barrier
 from giornata.wire import subjects
-from giornata.wire.workers import ServiceName, ServiceState
+from giornata.wire.workers import ServiceName, ServiceState, Tier
 
 Report = Callable[[], ServiceState]
 
+RETOLD_S: Final = 5.0
+"""How often a worker tells what it has recorded though that has not changed: for a router that has just started, and
+after a lost message. The list is always whole, so that the next one makes up for any that was lost.
+"""
+
 log = structlog.get_logger(__name__)
+
+
+class Sparing:
+    """Leaves out of telemetry what was told lately and has not changed since: it is most of a worker's message."""
+
+    def __init__(self) -> None:
+        self._told: dict[Tier, frozenset[str]] | None = None
+        self._told_s = -math.inf
+
+    def spared(self, state: ServiceState, now: float) -> ServiceState:
+        """What to tell of `state`. The order of recordings by use is no news."""
+        worker = state.worker
+        if worker is None or worker.resident is None:
+            return state
+        resident = {tier: frozenset(ids) for tier, ids in worker.resident.items()}
+        if resident != self._told or now - self._told_s >= RETOLD_S:
+            self._told, self._told_s = resident, now
+            return state
+        return state.model_copy(update={"worker": worker.model_copy(update={"resident": None})})
 
 
 def state_of(service: ServiceName, instance: str, **told: Any) -> ServiceState:
@@ -33,7 +59,8 @@ def state_of(service: ServiceName, instance: str, **told: Any) -> ServiceState:
 async def telemetry(bus: Bus, hz: float, report: Report) -> AsyncIterator[None]:
     """Publish `report()` `hz` times a second while inside; on leaving, say that this instance is draining.
 
-    A failure is logged, and the next state is sent all the same: silence would mean death.
+    A failure is logged, and the next state is sent all the same: silence would mean death. What a worker has recorded
+    is sent when it changes, and every :data:`RETOLD_S`.
     """
     task = asyncio.create_task(_publish(bus, hz, report), name="telemetry")
     try:
@@ -53,8 +80,9 @@ async def publish(bus: Bus, state: ServiceState) -> None:
 
 
 async def _publish(bus: Bus, hz: float, report: Report) -> None:
+    sparing = Sparing()
     while True:
-        await _tell(bus, report)
+        await _tell(bus, lambda: sparing.spared(report(), time.monotonic()))
         await asyncio.sleep(1 / hz)  # the rate of telemetry, not a poll
 
 

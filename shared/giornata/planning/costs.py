@@ -94,7 +94,14 @@ class StepCosts:
 
     def step_ms(self, work: Work) -> float:
         """Time of a step that computes `work` in all of its blocks together and waits for nothing."""
-        return sum(weight * feature for weight, feature in zip(self.compute, work.features, strict=True))
+        step, sequences, tokens, projected, pairs = self.compute
+        return (
+            step
+            + sequences * work.sequences
+            + tokens * work.tokens
+            + projected * work.projected
+            + pairs * work.pairs
+        )
 
     def block_ms(self, work: Work) -> float:
         """Time that a sequence adds to one block."""

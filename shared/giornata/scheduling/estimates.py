@@ -3,7 +3,8 @@
 Every model and device has one regression (FlashPS, EuroSys '26, section 4.4), begun from the profile of the worker that
 is heard first and refitted with forgetting. Every worker has a slowness, so that a host that is throttled or shared is
 known for it. A worker of a known kind is predicted from its first moment. With every step a worker tells how much
-longer its planner expected loads to make it; its next steps are expected to be as much longer.
+longer its planner expected loads to make it; its next steps are expected to be as much longer. A regression takes every
+step in while its kind has few workers, and an even share of the steps where it has many.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ SLOWEST: Final = 8.0
 """A single step counts as at most this many times slower, or faster, than predicted: page faults say little."""
 
 
+TOLD: Final = 0.02
+"""A worker's pace follows its slowness where they differ by more than this share."""
+TEACHERS: Final = 4
+"""As many workers teach a regression all of their steps; more workers teach it as many steps together."""
+
+
 class UnitTime:
     """Time that grows in proportion to an amount: total time over total amount, both with forgetting."""
 
@@ -51,6 +58,8 @@ class _Worker:
     blocks: int
     reused: Mode
     slowness: float = 1.0
+    told: float = 1.0
+    """The slowness of its pace: it follows in steps, since all costs at the worker are computed again at each."""
     excess: UnitTime = field(default_factory=UnitTime)
     """Time by which loads lengthen steps, per millisecond of the least computing of rows that reuse."""
 
@@ -73,7 +82,9 @@ class Estimates:
             kind = self._kinds[model_digest, costs.device] = _Kind(costs)
         worker = self._workers.get(instance)
         if worker is None or worker.kind is not kind:
+            self.forget(instance)
             worker = self._workers[instance] = _Worker(kind, costs.blocks, costs.reused)
+            kind.workers += 1
         for sample in shown.samples:
             if not sample.rows:
                 continue
@@ -89,15 +100,19 @@ class Estimates:
 
     def forget(self, instance: str) -> None:
         """The worker is gone; what its kind costs stays known."""
-        self._workers.pop(instance, None)
+        gone = self._workers.pop(instance, None)
+        if gone is not None:
+            gone.kind.workers -= 1
 
     def pace(self, instance: str) -> Pace:
         """The pace of a worker; the same object for workers of one kind that are equally slow."""
         worker = self._workers.get(instance)
         if worker is None:
             return UNKNOWN
-        slowness, loading = round(worker.slowness, 2), round(1 + worker.excess.ms(1.0), 2)
-        return worker.kind.pace(worker.blocks, worker.reused, slowness, loading)
+        if abs(worker.slowness - worker.told) > TOLD * worker.told:
+            worker.told = round(worker.slowness, 2)
+        loading = round(1 + worker.excess.ms(1.0), 2)
+        return worker.kind.pace(worker.blocks, worker.reused, worker.told, loading)
 
     def fetch_ms(self, instance: str, size_bytes: float) -> float:
         """Time that a worker takes to read so much of a template from disk; 0 while it is unknown."""
@@ -118,6 +133,10 @@ class _Kind:
         begun = {"samples": 0, "outliers": 0}
         self.steps = CostModel(costs.compute.model_copy(update=begun), costs.load.model_copy(update=begun))
         self.disk = UnitTime()
+        self.workers = 0
+        """How many there are of the kind."""
+        self._untaught = 0
+        """Steps since the regression took one in."""
         self._paces: dict[tuple[int, Mode, float, float], Pace] = {}
         """With the present costs."""
 
@@ -134,7 +153,10 @@ class _Kind:
         """Take in a step; return how slow its worker is after it."""
         work = work_of(sample, blocks)
         ratio = sample.step_ms / max(1e-6, self.steps.costs.step_ms(work))
-        self.steps.observe_step(work, sample.step_ms)
+        self._untaught += 1
+        if self._untaught * TEACHERS >= self.workers:
+            self._untaught = 0
+            self.steps.observe_step(work, sample.step_ms)
         bounded = min(SLOWEST, max(1 / SLOWEST, ratio))
         return slowness + SMOOTHING * (bounded - slowness)
 

@@ -52,7 +52,9 @@ class Occupancy:
     ended: dict[Attempt, None] = field(default_factory=dict)
     """The latest attempts that were reported: a message may list them still, or again if it is late."""
     places: dict[str, Tier] = field(default_factory=dict)
-    """Templates that it has; one that is in both tiers is in memory."""
+    """Templates that it has; one that is in both tiers is in memory. The same object until they change."""
+    on_disk: int = 0
+    """Templates on disk, wherever else they are."""
     stalled: bool = False
     totals: Totals | None = None
     """None once the worker's rows have changed."""
@@ -71,11 +73,13 @@ class Occupancy:
             made.ended, made.unseen = before.ended, before.unseen
             if before.pace is pace:
                 made.rates = before.rates
-        if before is not None and shown.resident == before.shown.resident:
-            made.places = before.places
-        else:
+            made.places, made.on_disk = before.places, before.on_disk
+        if shown.resident is not None:
             tiers = (Tier.DISK, Tier.MEMORY)
-            made.places = {key: tier for tier in tiers for key in shown.resident.get(tier, ())}
+            places = {key: tier for tier in tiers for key in shown.resident.get(tier, ())}
+            if places != made.places:
+                made.places = places
+            made.on_disk = len(shown.resident.get(Tier.DISK, ()))
         return made
 
     @property
@@ -95,8 +99,14 @@ class Occupancy:
     @property
     def disk_bytes(self) -> float:
         """Size of a template on disk, on average over the listed ones."""
-        count = len(self.shown.resident.get(Tier.DISK, ()))
-        return self.shown.templates.disk_bytes / count if self.shown.templates is not None and count else 0.0
+        told = self.shown.templates
+        return told.disk_bytes / self.on_disk if told is not None and self.on_disk else 0.0
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has, listed or not yet."""
+        listed = sum(len(rows) for attempt, rows in self.listed.items() if attempt not in self.ended)
+        return listed + sum(demand.rows for demand in self.unseen.values())
 
     def give(self, attempt: Attempt, demand: Demand) -> None:
         """Count `demand` from now on."""

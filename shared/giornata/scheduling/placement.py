@@ -60,13 +60,13 @@ class Placement:
         self._rosters: dict[Served, Roster] = {}
         self._refused: set[str] = set()
 
-    def observe(self, state: ServiceState, now: float) -> None:
-        """Take in telemetry; assignments that it lists are alive."""
+    def observe(self, state: ServiceState, now: float) -> bool:
+        """Take in telemetry; assignments that it lists are alive. Whether rows that wait may go to its worker."""
         self.fleet.observe(state, now)
         self._refused.discard(state.instance)
         shown, name = state.worker, state.instance
         if shown is None:
-            return
+            return False
         digest = state.models[0].digest if state.models else ""
         self.estimates.observe(name, digest, shown)
         before = self._workers.get(name)
@@ -85,6 +85,7 @@ class Placement:
         for model in before.served if before else ():
             if model not in served:
                 self._roster(model).drop(name)
+        return bool(served) and worker.rows < shown.capacity_rows
 
     def listen(self, now: float) -> None:
         """Count silence from now on: nothing could be heard until now."""
@@ -180,6 +181,12 @@ class Placement:
             if owner == job_id
         )
         return max(ends_ms, default=None)
+
+    def steps(self, job_id: str) -> dict[int, int]:
+        """Steps computed of the rows of a job that workers list, by index."""
+        known = ((booking.key, self._workers.get(booking.worker)) for booking in self.assigned(job_id))
+        listed = (row for key, worker in known if worker for row in worker.listed.get(key, ()))
+        return {row.index: row.step for row in listed}
 
     def worker(self, attempt: Attempt) -> str | None:
         """The worker that has an attempt now; None if none has."""

@@ -65,7 +65,7 @@ class Roster:
         """Take in a worker, instead of what was known of it before."""
         before = self._members.get(worker.name)
         self._members[worker.name] = worker
-        self._changed.add(worker.name)
+        self.changed(worker.name)
         if before is None or before.places is not worker.places:
             self._have(worker.name, before.places if before else (), worker.places)
 
@@ -80,8 +80,11 @@ class Roster:
 
     def changed(self, name: str) -> None:
         """The rows of a worker have changed."""
-        if name in self._members:
+        worker = self._members.get(name)
+        if worker is not None:
             self._changed.add(name)
+            rows = worker.rows
+            self._crowding.put(name, rows - worker.shown.capacity_rows if rows else -math.inf)
 
     def all(self, excluded: Collection[str] = ()) -> list[Occupancy]:
         """All workers but the excluded ones, least to compute first."""
@@ -106,12 +109,11 @@ class Roster:
         return [self._members[name] for name in dict.fromkeys(names + found)]
 
     def has_room(self, demand: Demand, excluded: Collection[str] = ()) -> bool:
-        """Whether a worker could take `demand` now."""
-        self._settle()
+        """Whether a worker could take `demand` now; no worker is summed up for it."""
         for name in self._crowding:
             if name not in excluded:
                 worker = self._members[name]
-                return demand.fits(worker.totals.rows if worker.totals else 0, worker.shown.capacity_rows)
+                return demand.fits(worker.rows, worker.shown.capacity_rows)
         return False
 
     def _ordered(self, excluded: Collection[str]) -> Iterator[str]:
@@ -123,7 +125,6 @@ class Roster:
             worker = self._members[name]
             totals = worker.totals or self._sum_up(worker)
             self._work.put(name, totals.work_ms)
-            self._crowding.put(name, totals.rows - worker.shown.capacity_rows if totals.rows else -math.inf)
         self._changed.clear()
 
     def _have(self, name: str, before: Collection[str], now: Collection[str]) -> None:

@@ -1,7 +1,7 @@
 """Events of a running job. The kind is the last token of the subject ``giornata.event.<gateway>.<job>.<kind>``.
 
 A JetStream stream captures these core publishes, so that any gateway can replay them; its sequence number is the id
-that ``Last-Event-ID`` names.
+that ``Last-Event-ID`` names. Steps are not captured: they are most of the events, and each one replaces the last.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ class EventKind(StrEnum):
     PREVIEW = "preview"
     DENOISED = "denoised"
     DONE = "done"
+
+
+KEPT: Final = (EventKind.STATE, EventKind.PREVIEW, EventKind.DENOISED, EventKind.DONE)
+"""The kinds that the stream captures."""
 
 
 class StateEvent(Wire):

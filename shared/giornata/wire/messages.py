@@ -34,12 +34,14 @@ class Accepted(Wire):
 
 
 class Forecast(Wire):
-    """When the router expects a job to have its pictures."""
+    """When the router expects a job to have its pictures, and how far they are."""
 
-    position: int
-    """Jobs that get a worker before this one; 0 for the next job, and for a job that has a worker."""
-    finish_ms: float
-    """Time from now until its rows are computed, decoded and pasted."""
+    position: int | None = None
+    """Jobs that get a worker before this one; 0 for the next job, and for a job that has a worker. None: unknown."""
+    finish_ms: float | None = None
+    """Time from now until its rows are computed, decoded and pasted; None with an unknown position."""
+    steps: tuple[tuple[int, int], ...] = ()
+    """Index and steps computed of each row that a worker has."""
 
 
 class ForecastRequest(Wire):

@@ -19,6 +19,10 @@ TEMPLATE = "giornata.router.template"
 """Have a template recorded (the active router). The reply means that a worker was asked to."""
 FORECAST = "giornata.router.forecast"
 """Forecast a job that has not ended (the active router)."""
+FLEET = "giornata.router.fleet"
+"""Report the instances of the fleet, page by page (the active router)."""
+SUMMARY = "giornata.fleet"
+"""Broadcast of the active router to the gateways: what an edit can be done with now."""
 TEMPLATE_REMOVED = "giornata.template.removed"
 """Broadcast to the denoisers: forget what was recorded of a template."""
 ALL_EVENTS = "giornata.event.>"
@@ -94,6 +98,11 @@ def events_of_job(job: str) -> str:
 def events_of_kind(kind: str) -> str:
     """Pattern: events of one kind of all jobs."""
     return f"giornata.event.*.*.{token(kind)}"
+
+
+def steps_of_job(job: str) -> str:
+    """Pattern: steps of one job of any gateway."""
+    return f"giornata.event.*.{token(job)}.step"
 
 
 def telemetry(service: str, instance: str) -> str:

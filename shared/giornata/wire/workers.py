@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import Field
-
 from giornata.wire.models import ModelCard
 from giornata.wire.values import Mode, Wire
 
@@ -148,9 +146,10 @@ class WorkerState(Wire):
     stepping_ms: float = 0.0
     """Time since the present step began; 0 between steps."""
     templates: TemplateCounters | None = None
-    resident: dict[Tier, tuple[str, ...]] = Field(default_factory=dict)
+    resident: dict[Tier, tuple[str, ...]] | None = None
     """Ids (:func:`giornata.wire.templates.picture_id`) of pictures with a recording here, at most 256 a tier, the last
-    used first.
+    used first. None: as the worker told last; telemetry has them when they change, and every few seconds
+    (:mod:`giornata.bus.telemetry`).
     """
     samples: tuple[StepSample, ...] = ()
     """Steps since the last telemetry, at most 16."""
@@ -259,6 +258,8 @@ class FleetView(Wire):
     """Answer of ``GET /v1/fleet``, and the data of its stream's events, which leave out what is null: unknown."""
 
     instances: list[InstanceView]
+    router_active: bool = True
+    """False where no router tells: then nothing is known of the fleet."""
     workers: int
     """Ready denoisers."""
     running_rows: int

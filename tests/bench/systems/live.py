@@ -95,7 +95,7 @@ async def record(folder: Path, requests: Sequence[Request], pictures: Pictures) 
 
         def recorded(fleet: Fleet) -> bool:
             told = [state.worker for state in fleet.ready(ServiceName.DENOISER) if state.worker]
-            return any(len(worker.resident.get(Tier.DISK, ())) == len(few) for worker in told)
+            return any(len((worker.resident or {}).get(Tier.DISK, ())) == len(few) for worker in told)
 
         await stack.watch.until(recorded, RECORDED_S, lambda _: "templates have not been recorded")
 

@@ -107,7 +107,7 @@ class Registry:
         async with asyncio.timeout(WAIT_S):
             while True:
                 state = await self.bench.states.get()
-                told = state.worker.resident.get(tier, ()) if state.worker else ()
+                told = (state.worker.resident or {}).get(tier, ()) if state.worker else ()
                 if state.instance == worker.instance and picture in told:
                     return
 

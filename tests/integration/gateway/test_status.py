@@ -39,10 +39,10 @@ async def test_ready_only_while_an_edit_could_be_done(stage: Stage) -> None:
 
 async def test_a_router_that_stays_away_is_missed(nats_url: str, redis_url: str, tmp_path: Path) -> None:
     async with open_stage(nats_url, redis_url, tmp_path, submit_window_s=0.01) as stage:
-        await stage.router.announce(ready=False)
+        stage.router.leads = False
         missing: list[str] = []
         async with asyncio.timeout(10):
-            while missing != ["router", "prepost", "denoiser"]:
+            while missing != ["router"]:
                 async with stage.http.get("/readyz") as response:
                     missing = (await response.json())["missing"]
 

@@ -128,6 +128,7 @@ async def test_whoever_submits_is_told_when_and_whoever_would_end_too_late_is_re
     request = ForecastRequest(job_id=job.job_id, remaining_ms=1000)
     forecast = await bench.bus.call(subjects.FORECAST, request, Forecast, Deadline.after_ms(1000))
     assert forecast.position == 0
+    assert forecast.finish_ms is not None
     assert forecast.finish_ms > 0
     with pytest.raises(QueueTooLong) as refused:
         await bench.submit(make_job(n=4, budget_ms=1))
@@ -145,6 +146,7 @@ async def test_what_encoding_and_decoding_took_is_part_of_what_is_foretold(
     async def foretold_s(job: Job) -> float:
         request = ForecastRequest(job_id=job.job_id, remaining_ms=1000)
         told = await bench.bus.call(subjects.FORECAST, request, Forecast, Deadline.after_ms(1000))
+        assert told.finish_ms is not None
         return told.finish_ms / 1e3
 
     def slow(verb: str) -> None:

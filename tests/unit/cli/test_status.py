@@ -14,7 +14,8 @@ from giornata.wire.workers import (
     TemplateCounters,
     WorkerState,
 )
-from giornata_gateway.views.fleet import StepRates, fleet_view
+from giornata_gateway.views.fleet import fleet_view
+from giornata_router.rules.reports import StepRates, report
 from giornata_tools.cli.status import fleet_table, sums
 from tests.contract.messages import CARD
 
@@ -40,7 +41,7 @@ STATES = [
 
 def told(states: list[ServiceState]) -> FleetView:
     """As it travels: unknown numbers are left out in the stream, and null in the answer."""
-    view = fleet_view(states, StepRates(), 0.0)
+    view = fleet_view([report(one, StepRates(), 0.0) for one in states])
     read = FleetView.model_validate_json(view.model_dump_json(exclude_none=True))
     assert read == FleetView.model_validate_json(view.model_dump_json())
     return read
@@ -95,3 +96,8 @@ def test_a_stream_that_is_nearly_full_is_named() -> None:
     ]
     lines = sums(told([state(ServiceName.ROUTER, "r1", stores=rooms)])).splitlines()
     assert lines[2:] == ["nearly full: b, 80 of 100 MiB"]
+
+
+def test_no_router_is_told_from_no_workers() -> None:
+    assert "No router is active" in sums(fleet_view(None))
+    assert "No router is active" not in sums(told([state(ServiceName.ROUTER, "r1")]))

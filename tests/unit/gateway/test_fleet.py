@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from giornata.fleet import COUNTED_S, SILENCE_S
-from giornata.wire.workers import QueueState, RowProgress, ServiceName, ServiceState, StepSample, WorkerState
+from giornata.wire.workers import (
+    FleetView,
+    QueueState,
+    RowProgress,
+    ServiceName,
+    ServiceState,
+    StepSample,
+    StoreRoom,
+    WorkerState,
+)
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.views.fleet import SAMPLES_S, WINDOW_S, StepRates, fleet_view
+from giornata_gateway.views.fleet import fleet_view
+from giornata_router.rules.reports import SAMPLES_S, WINDOW_S, StepRates, report, summary
 from tests.fakes.fleet import CARD
 
 EMPTY = QueueState(wait_ms=0.0)
@@ -89,7 +98,7 @@ def test_a_rate_is_unknown_until_it_was_watched_for_a_while() -> None:
     assert rates.steps_per_s("d1") is None  # not a thousand steps in no time
     rates.observe(denoiser(worker(total=1004)), 3.0)
     assert rates.steps_per_s("d1") == 2
-    rates.forget("d1")
+    rates.keep({"d2"})
     assert rates.steps_per_s("d1") is None
 
 
@@ -111,7 +120,7 @@ def test_the_fleet_is_summed_up() -> None:
     ]
     rates.observe(denoiser(worker(5, total=20)), 0.0)
     rates.observe(states[0], 2.0)
-    view = fleet_view(states, rates, 2.0)
+    view = seen(states, rates, 2.0)
     assert (view.workers, view.running_rows, view.waiting_rows, view.free_rows) == (1, 2, 1, 1)
     assert (view.queued_jobs, view.queued_rows, view.steps_per_s) == (2, 3, 10)
     assert view.predicted_wait_s == 1.25, "as the router tells it"
@@ -122,21 +131,67 @@ def test_the_fleet_is_summed_up() -> None:
 
 
 def test_what_nobody_told_is_unknown() -> None:
-    view = fleet_view([denoiser(worker()), router(None, active=False)], StepRates(), 0.0)
+    view = seen([denoiser(worker()), router(None, active=False)])
     assert (view.queued_jobs, view.queued_rows, view.steps_per_s, view.predicted_wait_s) == (None,) * 4
     unknown = [denoiser(worker()), router(QueueState(jobs=1))]
-    assert fleet_view(unknown, StepRates(), 0.0).predicted_wait_s is None
-    assert fleet_view([denoiser(worker()), router(EMPTY)], StepRates(), 0.0).predicted_wait_s == 0
+    assert seen(unknown).predicted_wait_s is None
+    assert seen([denoiser(worker()), router(EMPTY)]).predicted_wait_s == 0
 
 
-def test_an_instance_is_gone_when_it_was_silent_for_long_enough_while_the_gateway_listened() -> None:
-    fleet = FleetListener(bridged_s=0)
-    fleet.clock.tick(0.0)
-    fleet.hear(denoiser(worker()))
-    fleet.clock.tick(60.0)  # the gateway stood still
-    fleet.look()
-    assert [state.instance for state in fleet.states()] == ["d1"]
-    for second in range(int(SILENCE_S / COUNTED_S) + 1):
-        fleet.clock.tick(61.0 + second)
-    fleet.look()
-    assert fleet.states() == []
+def seen(states: list[ServiceState], rates: StepRates | None = None, now: float = 0.0) -> FleetView:
+    return fleet_view([report(state, rates or StepRates(), now) for state in states])
+
+
+def test_without_a_router_nothing_is_known() -> None:
+    assert not fleet_view(None).router_active
+    assert seen([]).router_active
+
+
+def of(service: ServiceName, instance: str, **fields: object) -> ServiceState:
+    told = {"service": service, "instance": instance, "host": "h", "version": "1", "ready": True, **fields}
+    return ServiceState.model_validate(told)
+
+
+def test_a_summary_tells_what_an_edit_can_be_done_with() -> None:
+    other = CARD.model_copy(update={"name": "other"})
+    renewed = CARD.model_copy(update={"digest": "e"})
+    told = summary(
+        "r1",
+        [
+            *(of(ServiceName.GATEWAY, f"g{number}") for number in range(4)),
+            of(ServiceName.ROUTER, "r1"),
+            of(ServiceName.ROUTER, "r2", active=False),
+            of(ServiceName.PREPOST, "p1", models=(CARD,)),
+            of(ServiceName.PREPOST, "p2", models=(other,), draining=True),
+            of(ServiceName.DENOISER, "d1", models=(CARD,)),
+            of(ServiceName.DENOISER, "d2", models=(other,)),
+            of(ServiceName.DENOISER, "d3", models=(renewed,)),
+            of(ServiceName.DENOISER, "d4", models=(CARD,), ready=False),
+        ],
+    )
+    counts = {ServiceName.GATEWAY: 4, ServiceName.ROUTER: 2, ServiceName.PREPOST: 1, ServiceName.DENOISER: 3}
+    assert told.ready == counts
+    assert told.gateways == ("g0", "g1")
+    assert told.models == (CARD,)
+
+
+def test_a_summary_names_the_streams_that_its_router_finds_nearly_full() -> None:
+    rooms = {
+        name: StoreRoom(store=name, used_bytes=used, limit_bytes=100) for name, used in (("a", 79), ("b", 80))
+    }
+    leads = of(ServiceName.ROUTER, "r1", stores=tuple(rooms.values()))
+    stands_by = of(ServiceName.ROUTER, "r2", active=False, stores=(rooms["a"],))
+    told = summary("r1", [leads, stands_by])
+    assert told.nearly_full == ("b",)
+    fleet = FleetListener(bridged_s=60)
+    assert fleet.nearly_full() == ()
+    fleet.hear(told)
+    assert fleet.nearly_full() == ("b",)
+
+
+def test_a_gateway_tells_no_router_from_no_workers() -> None:
+    fleet = FleetListener(bridged_s=60)
+    assert (fleet.missing(), fleet.cards()) == ([ServiceName.ROUTER], {})
+    fleet.hear(summary("r1", [of(ServiceName.PREPOST, "p1", models=(CARD,)), of(ServiceName.GATEWAY, "g1")]))
+    assert fleet.missing() == [ServiceName.DENOISER]
+    assert (fleet.has_another("g1"), fleet.has_another("g2")) == (False, True)

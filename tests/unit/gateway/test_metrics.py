@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from giornata.wire.fleet import InstanceReport
 from giornata.wire.workers import (
     CostFit,
     KindCosts,
@@ -27,11 +28,8 @@ def test_every_worker_with_a_cost_model_tells_how_good_it_is() -> None:
         compute=CostFit(weights=(1.0,) * 5, r2=0.98, residual_ms=0.5, samples=9, outliers=0),
         load=CostFit(weights=(1.0,) * 2, r2=0.75, residual_ms=0.25, samples=9, outliers=0),
     )
-    text = (
-        Metrics(states=lambda: [state("d1", costs), state("d2", None)], waiting=lambda: 0)
-        .exposition()
-        .decode()
-    )
+    reports = [InstanceReport(state=state("d1", costs)), InstanceReport(state=state("d2", None))]
+    text = Metrics(waiting=lambda: 0).exposition(reports).decode()
     for line in (
         'giornata_worker_cost_r2{of="compute",worker="d1"} 0.98',
         'giornata_worker_cost_r2{of="load",worker="d1"} 0.75',
@@ -50,7 +48,8 @@ def test_what_the_active_router_has_learnt_is_shown() -> None:
         service=ServiceName.ROUTER, instance="r1", host="h", version="1", ready=True, queue=queue
     )
     standby = state.model_copy(update={"instance": "r2", "active": False})
-    text = Metrics(lambda: [state, standby], lambda: 0).exposition().decode()
+    reports = [InstanceReport(state=state), InstanceReport(state=standby)]
+    text = Metrics(lambda: 0).exposition(reports).decode()
     assert "giornata_router_waiting_jobs 3.0" in text
     assert "giornata_router_waiting_rows 5.0" in text
     assert 'giornata_router_cost_r2{device="H",model_digest="d",of="compute"} 0.97' in text
@@ -64,6 +63,7 @@ def test_the_room_in_the_streams_is_the_active_routers_word() -> None:
     )
     old = room.model_copy(update={"used_bytes": 10})
     standby = active.model_copy(update={"instance": "r2", "active": False, "stores": (old,)})
-    text = Metrics(lambda: [standby, active], lambda: 0).exposition().decode()
+    reports = [InstanceReport(state=standby), InstanceReport(state=active)]
+    text = Metrics(lambda: 0).exposition(reports).decode()
     assert 'giornata_store_bytes{store="KV_giornata-jobs"} 90.0' in text
     assert 'giornata_store_limit_bytes{store="KV_giornata-jobs"} 100.0' in text

@@ -8,10 +8,11 @@ from giornata.blobs import MemoryBlobs
 from giornata.deadlines import Deadline
 from giornata.families import Family
 from giornata.wire.errors import BlobStoreFull
+from giornata.wire.fleet import FleetSummary
 from giornata.wire.jobs import BlobRef, Priority
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
-from giornata.wire.workers import ServiceName, ServiceState
+from giornata.wire.workers import ServiceName
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.rules.tenants import Tenant
@@ -37,10 +38,8 @@ def order_of(image: bytes | BlobRef, mask: bytes) -> EditOrder:
 
 def preparation_of(blobs: MemoryBlobs, tasks: asyncio.TaskGroup) -> Preparation:
     fleet = FleetListener(bridged_s=0)
-    for service in (ServiceName.PREPOST, ServiceName.DENOISER):
-        fleet.hear(
-            ServiceState(service=service, instance=service, host="h", version="1", ready=True, models=(CARD,))
-        )
+    ready = {ServiceName.PREPOST: 1, ServiceName.DENOISER: 1}
+    fleet.hear(FleetSummary(router="r", ready=ready, models=(CARD,)))
     return Preparation(GatewayConfig(instance="gateway-1", result_ttl_s=60), blobs, fleet, tasks)
 
 

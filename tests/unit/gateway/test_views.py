@@ -7,12 +7,13 @@ import pytest
 from giornata.families import Family
 from giornata.wire.errors import InvalidField, JobCancelled, ModelNotFound, RowPoisoned, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, RowRecord
+from giornata.wire.messages import Forecast
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, OutputFormat
-from giornata.wire.workers import RowProgress, ServiceName, ServiceState, StoreRoom, WorkerState
+from giornata.wire.workers import ServiceName
 from giornata_gateway.views.answers import background_of, error_detail, error_of, error_type, images_answer
 from giornata_gateway.views.catalog import choose_card, ready_view
-from giornata_gateway.views.jobs import job_view, steps_of
+from giornata_gateway.views.jobs import job_view
 
 BLOB = BlobRef(key="default/x", size_bytes=1, sha256="0" * 64)
 INSPECTION = Inspection(
@@ -74,30 +75,18 @@ def test_error_classes_are_openais() -> None:
     assert (detail.param, detail.received, detail.accepted, detail.job_id) == ("n", "3", "1", "job_1")
 
 
-def test_steps_are_those_of_each_pictures_attempt_and_the_slowest_picture_counts() -> None:
-    progress = (
-        RowProgress(job_id="job_1", attempt=2, index=0, step=3, steps=4, tokens=12),
-        RowProgress(job_id="job_1", attempt=1, index=1, step=4, steps=4, tokens=12),
-        RowProgress(job_id="job_2", attempt=2, index=1, step=4, steps=4, tokens=12),
-    )
-    worker = WorkerState(capacity_rows=8, capacity_tokens=1, running=progress[:2], waiting=progress[2:])
+def test_steps_are_those_that_the_router_tells_and_the_slowest_picture_counts() -> None:
     rows = (
         RowRecord(index=0, seed=1, attempt=2),
         RowRecord(index=1, seed=2, attempt=3),
         RowRecord(index=2, seed=3, attempt=2, latents=BLOB),
     )
-    running = record_of(JobState.RUNNING, rows)
-    steps = steps_of(running, [state_of(ServiceName.DENOISER, worker=worker)])
-    assert steps == {0: 3}
-    view = job_view(running, steps, "http://x")
+    running, forecast = record_of(JobState.RUNNING, rows), Forecast(steps=((0, 3),))
+    view = job_view(running, "http://x", forecast)
     assert ([picture.step for picture in view.pictures], view.step, view.steps) == ([3, 0, 4], 0, 4)
-    waiting = job_view(record_of(JobState.QUEUED, rows), steps, "http://x")
+    assert (view.queue_position, view.predicted_finish_s) == (None, None)
+    waiting = job_view(record_of(JobState.QUEUED, rows), "http://x", forecast)
     assert (waiting.step, waiting.usage) == (None, None)
-
-
-def state_of(service: ServiceName, **changes: object) -> ServiceState:
-    state = ServiceState(service=service, instance=f"{service}-1", host="h", version="1", ready=True)
-    return state.model_copy(update=changes)
 
 
 def card_of(name: str) -> ModelCard:
@@ -126,6 +115,5 @@ def test_readiness_names_what_is_missing() -> None:
 
 
 def test_readiness_names_streams_that_are_nearly_full() -> None:
-    rooms = [StoreRoom(store=f"s{used}", used_bytes=used, limit_bytes=100) for used in (79, 80)]
-    view = ready_view({"one": card_of("one")}, [], rooms, draining=False)
+    view = ready_view({"one": card_of("one")}, [], ("s80",), draining=False)
     assert (view.ready, view.nearly_full) == (True, ["s80"])

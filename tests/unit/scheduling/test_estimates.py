@@ -10,7 +10,7 @@ import pytest
 
 from giornata.planning.costs import Work
 from giornata.scheduling.demand import RowShape
-from giornata.scheduling.estimates import Estimates
+from giornata.scheduling.estimates import TEACHERS, Estimates
 from giornata.wire.values import Mode
 from giornata.wire.workers import CostFit, LoadSample, StepSample, Tier, WorkerCosts, WorkerState
 
@@ -154,3 +154,28 @@ def test_workers_of_one_kind_that_reuse_in_other_ways_have_paces_of_their_own() 
         estimates.observe(name, "m", shown(costs().model_copy(update={"reused": mode})))
     assert [estimates.pace(name).reused for name in ("d1", "d2", "d3")] == [Mode.KV, Mode.HIDDEN, Mode.KV]
     assert estimates.pace("d1") is estimates.pace("d3")
+
+
+def test_many_workers_teach_a_regression_as_many_steps_as_a_few() -> None:
+    def taught(workers: int) -> int:
+        rng, estimates = seeded(5), Estimates()
+        for _ in range(2):
+            for number in range(workers):
+                estimates.observe(f"d{number}", "m", shown(costs(), [sample(rng, TRUE) for _ in range(4)]))
+        for number in range(TEACHERS, workers):
+            estimates.forget(f"d{number}")
+        before = learnt(estimates)
+        for _ in range(8):
+            for number in range(TEACHERS):
+                estimates.observe(f"d{number}", "m", shown(costs(), [sample(rng, TRUE)]))
+        assert learnt(estimates) == before + 8 * TEACHERS, "workers that are gone do not count"
+        return before
+
+    assert taught(TEACHERS) == 8 * TEACHERS
+    assert taught(10 * TEACHERS) <= 2 * 8 * TEACHERS
+
+
+def learnt(estimates: Estimates) -> int:
+    """Steps that the only regression has taken in until its last refit."""
+    [kind] = estimates._kinds.values()
+    return kind.steps._compute._online.samples + kind.steps._compute._online.outliers

@@ -221,6 +221,34 @@ def test_telemetry_that_is_lost_doubled_or_late_never_breaks_the_books(
     assert choose(fleet, DEMAND) is None
 
 
+def test_a_worker_keeps_the_templates_that_it_told_last() -> None:
+    fleet, asked = Placement(), replace(DEMAND, template="t")
+
+    def tell(**fields: object) -> list[Tier | None]:
+        state = worker("d1")
+        assert state.worker is not None
+        fleet.observe(state.model_copy(update={"worker": state.worker.model_copy(update=fields)}), 0)
+        return [candidate.template for candidate in fleet.candidates(asked, LOOKED_AT)]
+
+    assert tell(resident={Tier.DISK: ("t", "u")}) == [Tier.DISK]
+    assert tell(resident=None) == [Tier.DISK]
+    assert tell(resident={Tier.MEMORY: ("t",), Tier.DISK: ("t",)}) == [Tier.MEMORY]
+    assert tell(resident=None) == [Tier.MEMORY]
+    assert tell(resident={}) == [None]
+
+
+def test_telemetry_says_whether_rows_that_wait_may_go_to_its_worker() -> None:
+    fleet = Placement()
+    assert fleet.observe(worker("d1", row("a", 1, 9), capacity=2), 0)
+    assert not fleet.observe(worker("d1", row("a", 1, 9), row("b", 1, 9), capacity=2), 0)
+    fleet.release("b", 1)
+    assert not fleet.observe(worker("d2", capacity=2, draining=True), 0)
+    fleet.assign("c", 1, "d3", DEMAND, 0)
+    assert fleet.observe(worker("d3", capacity=1), 0), "nothing was known of it when the row was assigned"
+    fleet.assign("e", 1, "d3", DEMAND, 0)
+    assert not fleet.observe(worker("d3", capacity=1), 0), "an assignment counts that is not listed yet"
+
+
 def test_reading_a_template_from_disk_takes_what_reads_have_taken() -> None:
     fleet = Placement()
     fit = CostFit(weights=(0.0, 0.0, 1.0, 0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)

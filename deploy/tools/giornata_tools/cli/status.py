@@ -102,6 +102,8 @@ def fleet_table(fleet: FleetView) -> RenderableType:
 
 def sums(fleet: FleetView) -> str:
     """The whole fleet in two lines, and more where denoisers tell of templates, or a stream is nearly full."""
+    if not fleet.router_active:
+        return "No router is active; nothing is known of the fleet."
     if not fleet.instances:
         return "No service tells of itself."
     jobs = UNKNOWN if fleet.queued_jobs is None else str(fleet.queued_jobs)

@@ -18,7 +18,7 @@ from giornata_gateway.http.stream import Stream
 from giornata_gateway.intake.rules.forms import EditForm, JobForm, ResponseFormat
 from giornata_gateway.jobs.feed import done_sequence, known_sequence
 from giornata_gateway.views.answers import error_of, images_answer
-from giornata_gateway.views.jobs import JobView, job_view, steps_of
+from giornata_gateway.views.jobs import JobView, job_view
 
 
 async def edit(request: web.Request) -> web.StreamResponse:
@@ -135,4 +135,4 @@ async def _record(request: web.Request) -> JobRecord:
 async def _view(request: web.Request, record: JobRecord) -> JobView:
     gateway = request.app[GATEWAY]
     forecast = None if record.state.terminal else await gateway.ledger.forecast(record.job.job_id)
-    return job_view(record, steps_of(record, gateway.fleet.states()), base_url(request), forecast)
+    return job_view(record, base_url(request), forecast)

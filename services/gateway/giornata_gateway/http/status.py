@@ -16,7 +16,7 @@ from giornata.wire.errors import GiornataError, ServiceUnavailable
 from giornata_gateway.http.body import EVENT_STREAM, frame, write
 from giornata_gateway.http.errors import GATEWAY, json_answer
 from giornata_gateway.views.catalog import HealthView, model_list, ready_view
-from giornata_gateway.views.fleet import stores_of
+from giornata_gateway.views.fleet import fleet_view
 
 CHECK_S: Final = 2.0
 """A dependency that takes longer to answer counts as gone."""
@@ -41,14 +41,15 @@ async def readyz(request: web.Request) -> web.Response:
     """200 while an edit would be carried out: router, prepost and a denoiser are ready; else 503."""
     gateway = request.app[GATEWAY]
     draining = gateway.departure.announced.is_set()
-    stores = stores_of(gateway.fleet.states()) or ()
-    view = ready_view(gateway.fleet.cards(), gateway.fleet.missing(), stores, draining=draining)
+    known = gateway.fleet
+    view = ready_view(known.cards(), known.missing(), known.nearly_full(), draining=draining)
     return _answer(view, good=view.ready)
 
 
 async def metrics(request: web.Request) -> web.Response:
     """Prometheus' text format."""
-    body = request.app[GATEWAY].metrics.exposition()
+    gateway = request.app[GATEWAY]
+    body = gateway.metrics.exposition(await gateway.reports() or ())
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
@@ -62,12 +63,12 @@ async def fleet(request: web.Request) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
     accepted = request.headers.get("Accept", "").split(",", maxsplit=1)[0].partition(";")[0]
     if accepted.strip().lower() != "text/event-stream":
-        return json_answer(gateway.fleet.view())
+        return json_answer(fleet_view(await gateway.reports()))
     with gateway.watchers.held():
         response = web.StreamResponse(headers=EVENT_STREAM)
         await response.prepare(request)
         while not gateway.departure.begun.is_set():
-            await write(request, response, frame(FLEET_EVENT, gateway.fleet.view()))
+            await write(request, response, frame(FLEET_EVENT, fleet_view(await gateway.reports())))
             await asyncio.sleep(PERIOD_S)  # the rate of the stream, not a poll
         return response
 

@@ -1,4 +1,4 @@
-"""A job's events from the stream that keeps them: from any point on, in order, each once."""
+"""A job's events: what the stream keeps, from any point on, in order, each once; and its steps as they happen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from giornata.retries import repeated
 from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError
 from giornata.wire.events import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
-from giornata.wire.jobs import Job
+from giornata.wire.jobs import Job, JobState
 from giornata.wire.stores import EVENTS
 
 log = structlog.get_logger(__name__)
@@ -39,46 +39,60 @@ ClientEvent = StateEvent | StepEvent | PreviewEvent | DoneEvent
 class StreamedEvent:
     """One event and its place in the stream."""
 
-    sequence: int
-    time: int
-    """Unix time in seconds at which the stream took it: the same for every reader at any time."""
     event: ClientEvent
+    sequence: int | None = None
+    """None for a step, which has no place."""
+    time: int = 0
+    """Unix time in seconds at which the stream took it: the same for every reader at any time."""
 
 
 @asynccontextmanager
 async def open_feed(
     bus: Bus, job_id: str, after: int, restore: Callable[[], Awaitable[None]]
 ) -> AsyncIterator[asyncio.Queue[StreamedEvent | None]]:
-    """The kept events of a job with a sequence above `after`, then the new ones.
+    """The kept events of a job with a sequence above `after`, then the new ones; and steps from now on.
 
+    A reader from the beginning hears of steps only once the stream has told that the job is running.
     The stream lives in memory. Where it is gone, as after a restart of NATS, `restore` makes it again. An ordered
     consumer restarts where the stream was interrupted and may repeat itself; repetitions are dropped here. Only
     readers put None into the queue, to wake themselves.
     """
     told: asyncio.Queue[StreamedEvent | None] = asyncio.Queue()
-    last = after
+    last, early = after, None if after else list[StepEvent]()
+
+    def step(event: StepEvent) -> None:
+        if early is None:
+            told.put_nowait(StreamedEvent(event))
+        else:
+            early.append(event)
 
     async def receive(message: Msg) -> None:
-        nonlocal last
+        nonlocal last, early
         metadata = message.metadata
         sequence = metadata.sequence.stream
         if sequence <= last:
             return
         last = sequence
         event = _event(message)
-        if event is not None:
-            told.put_nowait(StreamedEvent(sequence, int(metadata.timestamp.timestamp()), event))
+        if event is None:
+            return
+        told.put_nowait(StreamedEvent(event, sequence, int(metadata.timestamp.timestamp())))
+        if isinstance(event, StateEvent) and event.state is JobState.RUNNING:
+            before, early = early or (), None
+            for one in before:
+                step(one)
 
-    try:
-        subscription = await _subscribed(bus, job_id, after, receive)
-    except NotFoundError:
-        await restore()
-        subscription = await _subscribed(bus, job_id, after, receive)
-    try:
-        yield told
-    finally:
-        with suppress(nats.errors.Error):  # the connection is going
-            await subscription.unsubscribe()
+    async with bus.listen(subjects.steps_of_job(job_id), StepEvent, step):
+        try:
+            subscription = await _subscribed(bus, job_id, after, receive)
+        except NotFoundError:
+            await restore()
+            subscription = await _subscribed(bus, job_id, after, receive)
+        try:
+            yield told
+        finally:
+            with suppress(nats.errors.Error):  # the connection is going
+                await subscription.unsubscribe()
 
 
 async def _subscribed(
@@ -149,10 +163,13 @@ async def done_sequence(bus: Bus, job: Job) -> int | None:
 
 
 def _event(message: Msg) -> ClientEvent | None:
-    """The event in a message; None for kinds that are not for clients, and for what cannot be read."""
+    """The event in a message; None for what is not for clients, for steps, and for what cannot be read.
+
+    A stream that an older version made keeps steps, too; they are heard as they happen.
+    """
     try:
         event = codec.decode(EVENT_TYPES[EventKind(message.subject.rpartition(".")[2])], message.data)
     except (GiornataError, ValueError) as error:
         log.warning("event_dropped", subject=message.subject, error=str(error))
         return None
-    return event if isinstance(event, ClientEvent) else None
+    return event if isinstance(event, ClientEvent) and not isinstance(event, StepEvent) else None

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from giornata.wire.errors import InvalidField, ModelNotFound, ServiceUnavailable
 from giornata.wire.models import ModelCard
-from giornata.wire.workers import ServiceName, StoreRoom
+from giornata.wire.workers import ServiceName
 from giornata_gateway.views.answers import View
 
 NEEDED: Final = (ServiceName.ROUTER, ServiceName.PREPOST, ServiceName.DENOISER)
@@ -103,11 +103,11 @@ def _model(card: ModelCard) -> ModelView:
 def ready_view(
     cards: Mapping[str, ModelCard],
     missing: Iterable[ServiceName],
-    stores: Iterable[StoreRoom] = (),
+    nearly_full: Iterable[str] = (),
     *,
     draining: bool,
 ) -> ReadyView:
-    """Whether an edit would be carried out now, what it lacks, and which of the `stores` may soon be full."""
+    """Whether an edit would be carried out now, what it lacks, and which streams are `nearly_full`."""
     lacking = [*missing, *([ServiceName.GATEWAY] if draining else [])]
     if not cards and not lacking:
         lacking = [ServiceName.DENOISER]  # all are ready, but no denoiser shares a model with a prepost
@@ -115,5 +115,5 @@ def ready_view(
         ready=not lacking,
         missing=[str(name) for name in lacking],
         models=sorted(cards),
-        nearly_full=[room.store for room in stores if room.nearly_full],
+        nearly_full=list(nearly_full),
     )

@@ -1,15 +1,14 @@
 """What clients are told of a job: its status, and its events.
 
-Steps in the status come from the workers' telemetry: any gateway can answer without following each job's events, and
-is at most a telemetry period behind. The event stream tells every step. ``image_edit.progress`` is ours (OpenAI's
-clients pass unknown types on); ``image_edit.partial_image`` and ``image_edit.completed`` have OpenAI's fields;
-``error`` has the shape from which OpenAI's clients raise.
+Steps in the status are the router's, from the workers' telemetry: any gateway can answer without following each job's
+events, and is at most a telemetry period behind. The event stream tells every step as it happens.
+``image_edit.progress`` is ours (OpenAI's clients pass unknown types on); ``image_edit.partial_image`` and
+``image_edit.completed`` have OpenAI's fields; ``error`` has the shape from which OpenAI's clients raise.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import Field
@@ -20,7 +19,6 @@ from giornata.wire.jobs import Box, JobRecord, JobState, RowRecord
 from giornata.wire.messages import Forecast
 from giornata.wire.requests import OutputFormat
 from giornata.wire.values import StageTimes
-from giornata.wire.workers import ServiceState
 from giornata_gateway.views.answers import (
     Background,
     ErrorDetail,
@@ -78,22 +76,9 @@ class JobView(View):
     """Why the job as a whole failed."""
 
 
-def steps_of(record: JobRecord, states: Iterable[ServiceState]) -> dict[int, int]:
-    """Steps computed per picture, from the workers' telemetry."""
-    attempts = {(record.job.job_id, row.index): row.attempt for row in record.rows}
-    return {
-        row.index: row.step
-        for state in states
-        if state.worker
-        for row in (*state.worker.running, *state.worker.waiting)
-        if row.attempt == attempts.get((row.job_id, row.index))
-    }
-
-
-def job_view(
-    record: JobRecord, steps: dict[int, int], base_url: str, forecast: Forecast | None = None
-) -> JobView:
-    """The status of a job; `steps` of :func:`steps_of` are used while it is running."""
+def job_view(record: JobRecord, base_url: str, forecast: Forecast | None = None) -> JobView:
+    """The status of a job; the steps of `forecast` are used while it is running."""
+    steps = dict(forecast.steps) if forecast else {}
     job = record.job
     running = record.state is JobState.RUNNING
     total = job.parameters.denoising_steps
@@ -125,7 +110,7 @@ def job_view(
 
 def forecast_fields(forecast: Forecast | None) -> dict[str, Any]:
     """What a job's status and its first event tell of a forecast; nothing where the router does not know."""
-    if forecast is None:
+    if forecast is None or forecast.position is None or forecast.finish_ms is None:
         return {}
     return {
         "queue_position": forecast.position,

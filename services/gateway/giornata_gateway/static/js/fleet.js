@@ -68,7 +68,8 @@ export class FleetPanel {
     const dot = at("pulse-dot").dataset;
     dot.state = !fleet.workers ? "gone" : busy ? "busy" : "ready";
     const workers = fleet.workers === 1 ? "1 worker" : `${fleet.workers} workers`;
-    write("pulse-text", fleet.workers ? `${workers}, ${busy || "free"}` : "No worker is ready");
+    const none = fleet.router_active === false ? "No router is active" : "No worker is ready";
+    write("pulse-text", fleet.workers ? `${workers}, ${busy || "free"}` : none);
   }
 
   #lost(error) {

@@ -1,0 +1,120 @@
+"""What gateways are told of the fleet, from telemetry: a summary, and a report of each instance. Pure.
+
+A figure that does not follow from recent telemetry is None, which is shown as *unknown*.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+from giornata.wire.fleet import FleetSummary, InstanceReport
+from giornata.wire.models import ModelCard
+from giornata.wire.workers import ServiceName, ServiceState
+
+WINDOW_S: Final = 5.0
+"""Steps per second are counted over this long."""
+SHORTEST_S: Final = 0.5
+"""Over less than this, a count says nothing."""
+SAMPLES_S: Final = 60.0
+"""Step times older than this say nothing about the next step."""
+MAX_SAMPLES: Final = 128
+
+
+@dataclass
+class _Seen:
+    """The telemetry of one worker."""
+
+    totals: deque[tuple[float, int]] = field(default_factory=deque)
+    """(when, row steps since its start)."""
+    samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
+    """(when, milliseconds of one engine step)."""
+
+
+class StepRates:
+    """How fast each worker was lately; feed it every telemetry message.
+
+    A restarted worker has another instance name, so that its figures begin with it.
+    """
+
+    def __init__(self) -> None:
+        self._seen: defaultdict[str, _Seen] = defaultdict(_Seen)
+
+    def observe(self, state: ServiceState, now: float) -> None:
+        """Take in one telemetry message, at `now` seconds of any monotonic clock."""
+        if state.worker is None:
+            return
+        seen = self._seen[state.instance]
+        seen.totals.append((now, state.worker.steps_total))
+        while len(seen.totals) > 2 and seen.totals[1][0] <= now - WINDOW_S:
+            seen.totals.popleft()
+        seen.samples.extend((now, sample.step_ms) for sample in state.worker.samples if sample.rows)
+
+    def keep(self, instances: Collection[str]) -> None:
+        """Forget all workers but these."""
+        for gone in self._seen.keys() - set(instances):
+            del self._seen[gone]
+
+    def steps_per_s(self, instance: str) -> float | None:
+        """Row steps per second over the last :data:`WINDOW_S`; None when it was not heard for long enough."""
+        seen = self._seen.get(instance)
+        if seen is None:
+            return None
+        (first_s, first), (last_s, last) = seen.totals[0], seen.totals[-1]
+        return (last - first) / (last_s - first_s) if last_s - first_s >= SHORTEST_S else None
+
+    def step_ms(self, instance: str, now: float) -> float | None:
+        """Median time of an engine step, in which every running row advances by one; None without recent ones."""
+        seen = self._seen.get(instance)
+        recent = [] if seen is None else [ms for when, ms in seen.samples if now - when <= SAMPLES_S]
+        return median(recent) if recent else None
+
+
+def summary(router: str, states: Iterable[ServiceState]) -> FleetSummary:
+    """What an edit can be done with now, by the latest telemetry of every live instance; `router` leads."""
+    ready, gateways = Counter[ServiceName](), list[str]()
+    prepared, cards = set[tuple[str, str]](), dict[str, list[ModelCard]]()
+    nearly_full = list[str]()
+    for state in states:
+        if not state.ready or state.draining:
+            continue
+        ready[state.service] += 1
+        if state.instance == router:
+            nearly_full = [room.store for room in state.stores or () if room.nearly_full]
+        if state.service is ServiceName.GATEWAY and len(gateways) < 2:
+            gateways.append(state.instance)
+        elif state.service is ServiceName.PREPOST:
+            prepared |= {(card.name, card.digest) for card in state.models}
+        elif state.service is ServiceName.DENOISER:
+            for card in state.models:
+                if card not in cards.setdefault(card.name, []):
+                    cards[card.name].append(card)
+    served = (card for same in cards.values() for card in same if (card.name, card.digest) in prepared)
+    last = {card.name: card for card in served}
+    return FleetSummary(
+        router=router,
+        ready=dict(sorted(ready.items())),
+        gateways=tuple(gateways),
+        models=tuple(card for _, card in sorted(last.items())),
+        nearly_full=tuple(nearly_full),
+    )
+
+
+def report(state: ServiceState, rates: StepRates, now: float) -> InstanceReport:
+    """One instance; `rates` was fed its telemetry, by the clock of `now`."""
+    worker = state.worker
+    if worker is None:
+        return InstanceReport(state=state)
+    bare = worker.model_copy(
+        update={"running": (), "waiting": (), "samples": (), "loads": (), "resident": None}
+    )
+    return InstanceReport(
+        state=state.model_copy(update={"worker": bare}),
+        running_rows=len(worker.running),
+        waiting_rows=len(worker.waiting),
+        steps_per_s=rates.steps_per_s(state.instance),
+        step_ms=rates.step_ms(state.instance, now),
+    )

