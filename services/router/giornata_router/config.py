@@ -23,7 +23,10 @@ class RouterConfig(ServiceConfig):
         "such a limit too.",
     )
     ageing_s: float = Field(
-        AGEING_S, ge=0, description="A batch job that has waited for so long comes as if it were interactive."
+        AGEING_S,
+        ge=0,
+        description="A job that has waited for so long comes before its tenant's others, and a batch job as if it were "
+        "interactive.",
     )
     stall_factor: float = Field(
         10.0,

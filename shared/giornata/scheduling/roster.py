@@ -111,7 +111,8 @@ class Roster:
         for name in self._crowding:
             if name not in excluded:
                 worker = self._members[name]
-                return demand.fits(worker.totals.rows if worker.totals else 0, worker.shown.capacity_rows)
+                totals = worker.totals or self._sum_up(worker)
+                return demand.fits(totals.rows, totals.places)
         return False
 
     def _ordered(self, excluded: Collection[str]) -> Iterator[str]:
@@ -123,7 +124,7 @@ class Roster:
             worker = self._members[name]
             totals = worker.totals or self._sum_up(worker)
             self._work.put(name, totals.work_ms)
-            self._crowding.put(name, totals.rows - worker.shown.capacity_rows if totals.rows else -math.inf)
+            self._crowding.put(name, totals.rows - totals.places if totals.rows else -math.inf)
         self._changed.clear()
 
     def _have(self, name: str, before: Collection[str], now: Collection[str]) -> None:

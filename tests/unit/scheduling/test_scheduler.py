@@ -83,10 +83,10 @@ def test_in_order_as_long_as_there_is_room() -> None:
     assert len(cell.line) == 0
 
 
-def test_pictures_of_one_job_go_to_whoever_has_room_and_come_before_later_jobs() -> None:
+def test_pictures_of_one_job_go_to_whoever_has_room_and_come_before_larger_jobs() -> None:
     cell = Cell(request_level, [1, 1])
     cell.join("three", replace(DEMAND, shapes=DEMAND.shapes * 3))
-    cell.join("next")
+    cell.join("next", replace(DEMAND, shapes=(RowShape(0, 16, 16, 40),)))
     assert cell.served() == [("three", "w0", 1), ("three", "w1", 1)]
     left = [(entry.job_id, entry.rows, entry.demand.rows) for entry in cell.line.order(0)]
     assert left == [("three", (2,), 1), ("next", (0,), 1)]
