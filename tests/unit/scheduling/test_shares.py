@@ -40,9 +40,9 @@ def test_new_tenants_without_end_do_not_starve_one_that_waits() -> None:
 def test_a_tenant_that_comes_and_goes_unserved_is_noted_once() -> None:
     shares = FairShares()
     shares.join("lasting", 1.0)
+    shares.join("fickle", 1.0)
     for _ in range(2):
         shares.charge("lasting", 10.0)
-        shares.join("fickle", 1.0)
         shares.charge("fickle", 100.0)
         for _ in range(MANY):
             shares.leave("fickle")
