@@ -25,8 +25,8 @@ class RouterConfig(ServiceConfig):
     ageing_s: float = Field(
         AGEING_S,
         ge=0,
-        description="A job that has waited for so long comes before its tenant's others, and a batch job as if it were "
-        "interactive.",
+        description="A batch job that has waited for so long comes as if it were interactive, any job after half of it "
+        "before its tenant's others.",
     )
     stall_factor: float = Field(
         10.0,

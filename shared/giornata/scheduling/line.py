@@ -3,7 +3,7 @@
 Tenants take turns by their shares (:mod:`giornata.scheduling.shares`). Among a tenant's jobs, the one with the least
 work that no worker has comes first, since so most jobs end soonest. Jobs that have waited for a while, and jobs whose
 rows stay together, come before all others of their tenant, in the order of their arrival. Batch jobs come after
-interactive ones until they have waited for as long.
+interactive ones until they have waited for twice as long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from giornata.scheduling.shares import FairShares
 from giornata.wire.jobs import Priority
 
 AGEING_S: Final = 30.0
-"""A job that has waited for so long comes before its tenant's later jobs, and a batch job as if it were interactive."""
+"""A batch job that has waited for so long comes as if it were interactive, any job after half of it before its tenant's
+others."""
 FAVOURED: Final = 8
 """Jobs with a deadline that may come before one that has waited for :data:`AGEING_S`; then it is its turn."""
 
@@ -35,7 +36,7 @@ class Turn(StrEnum):
     """Which of a tenant's jobs comes first."""
 
     LEAST_WORK = "least_work"
-    """The one with the least work that no worker has, until one has waited for :data:`AGEING_S`."""
+    """The one with the least work that no worker has, until one has waited for half of :data:`AGEING_S`."""
     ARRIVAL = "arrival"
     """The one that arrived first."""
 
@@ -204,7 +205,9 @@ class Line:
         times: list[float] = []
         for entry in self:
             claim = entry.claim
-            if self._by_deadline or self._turn is Turn.LEAST_WORK or claim.priority is Priority.BATCH:
+            if self._turn is Turn.LEAST_WORK:
+                times.append(entry.since_s + self._ageing_s / 2)
+            if self._by_deadline or claim.priority is Priority.BATCH:
                 times.append(entry.since_s + self._ageing_s)
             if self._by_deadline and claim.finish_by_s is not None:
                 times.append(claim.finish_by_s - claim.takes_s)
@@ -224,9 +227,9 @@ class Line:
         return [entry for *_, entry in turns]
 
     def _rank(self, entry: QueuedRows, now: float) -> _Rank:
-        aged = self._aged(entry, now)
-        yields = entry.claim.priority is Priority.BATCH and not aged
-        in_order = aged or self._turn is Turn.ARRIVAL or entry.demand.together or entry.demand.alone
+        yields = entry.claim.priority is Priority.BATCH and not self._aged(entry, now)
+        in_order = self._turn is Turn.ARRIVAL or entry.demand.together or entry.demand.alone
+        in_order |= now - entry.since_s >= self._ageing_s / 2
         return yields, self._due_s(entry, now), 0.0 if in_order else entry.work, entry.key[1]
 
     def _aged(self, entry: QueuedRows, now: float) -> bool:

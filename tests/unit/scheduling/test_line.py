@@ -50,8 +50,14 @@ def test_small_jobs_without_end_do_not_starve_a_large_one_of_their_tenant() -> N
         line.join(f"small{i}", demand(1), Claim(), i)
         served.append(order(line, i)[0])
         serve(line, served[-1], now=i)
-    assert served.index("large") == AGEING_S
-    assert line.changes_at(0) is not None, "and the scheduler is told when it is its turn"
+    assert served.index("large") == AGEING_S / 2
+
+
+def test_the_scheduler_is_told_when_a_job_comes_before_its_tenants_others() -> None:
+    line = Line()
+    line.join("j", demand(), Claim(), 1)
+    assert line.changes_at(2) == 1 + AGEING_S / 2
+    assert line.changes_at(1 + AGEING_S / 2) is None
 
 
 def test_rows_that_stay_together_are_not_passed_by_smaller_jobs() -> None:
