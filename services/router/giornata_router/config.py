@@ -24,7 +24,10 @@ class RouterConfig(ServiceConfig):
         "such a limit too.",
     )
     ageing_s: float = Field(
-        AGEING_S, ge=0, description="A batch job that has waited for so long comes as if it were interactive."
+        AGEING_S,
+        ge=0,
+        description="A batch job that has waited for so long comes as if it were interactive, any job after half of it "
+        "before its tenant's others.",
     )
     stall_factor: float = Field(
         10.0,

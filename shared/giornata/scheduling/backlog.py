@@ -18,7 +18,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+LEAST: Final = 2
+"""Rows that are always worth a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,20 @@ class Backlog:
     waiting: tuple[RowLoad, ...] = ()
     tokens: float = math.inf
     """Most text and image tokens of a step; a row alone may have more."""
+
+    def worth(self, slack: float) -> int:
+        """The fewest rows a step with which it computes rows like its own as fast as with all places, but for `slack`.
+
+        k rows a step that each add r to a base of b are computed at a rate of k / (b + k * r): beyond some rows, more
+        of them make each slower and hardly any rate. At least two, so that one computes while the next one's inputs
+        come; all places where the base is unknown or nothing is here.
+        """
+        rows = (*self.running, *self.waiting)
+        row_ms = sum(row.step_ms for row in rows) / len(rows) if rows else 0.0
+        if not slack or not row_ms:
+            return self.places
+        needed = (1 - slack) * self.places * self.base_ms / (self.base_ms + slack * self.places * row_ms)
+        return min(self.places, max(LEAST, math.ceil(needed)))
 
     def running_what_fits(self, rows: Sequence[RowLoad]) -> Backlog:
         """The backlog with `rows` instead of its own: the first ones run, as many as may share a step."""

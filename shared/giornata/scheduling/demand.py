@@ -98,6 +98,11 @@ class Demand:
         return sum(shape.image for shape in self.shapes)
 
     @property
+    def computed(self) -> int:
+        """Image tokens that all rows compute where their template is at hand."""
+        return sum(shape.computed for shape in self.shapes)
+
+    @property
     def steps(self) -> int:
         """Row steps: the sum over rows of the steps still to compute."""
         return sum(shape.steps for shape in self.shapes)

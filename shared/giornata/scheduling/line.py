@@ -1,33 +1,51 @@
 """Jobs that wait for a worker, and whose turn is next: fair between tenants, by priority, never starving. Pure.
 
-Within a class jobs come in the order of start tags (start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 1996). A
-job's tag is the virtual time at its arrival, or where its tenant's last job ends if that is later; the job then moves
-its tenant on by its work over the tenant's weight. So a tenant with a thousand jobs delays another tenant's single job
-by about one job, and a lone tenant's jobs come in order. Batch jobs come after interactive ones until they have waited
-for a while.
+Tenants take turns by their shares (:mod:`giornata.scheduling.shares`). Among a tenant's jobs, the one with the least
+work that no worker has comes first, since so most jobs end soonest. Jobs that have waited for a while, and jobs whose
+rows stay together, come before all others of their tenant, in the order of their arrival. Batch jobs come after
+interactive ones until they have waited for twice as long.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from enum import StrEnum
+from functools import cached_property
+from operator import itemgetter
+from typing import Final, TypeVar
 
 from giornata.scheduling.demand import Demand
+from giornata.scheduling.shares import FairShares
 from giornata.scheduling.totals import Totals
 from giornata.wire.jobs import Priority
 
 AGEING_S: Final = 30.0
-"""A batch job that has waited for so long comes as if it were interactive."""
+"""A batch job that has waited for so long comes as if it were interactive, any job after half of it before its tenant's
+others."""
 FAVOURED: Final = 8
 """Jobs with a deadline that may come before one that has waited for :data:`AGEING_S`; then it is its turn."""
 
 
+H = TypeVar("H", bound=Hashable)
+
+
+class Turn(StrEnum):
+    """Which of a tenant's jobs comes first."""
+
+    LEAST_WORK = "least_work"
+    """The one with the least work that no worker has, until one has waited for half of :data:`AGEING_S`."""
+    ARRIVAL = "arrival"
+    """The one that arrived first."""
+
+
 Key = tuple[str, int]
 """A job and a number: rows of one job may join the line several times, where some came back from a lost worker."""
+_Rank = tuple[bool, float, float, int]
+"""What orders a tenant's jobs: whether it yields to interactive ones, its deadline, work without a worker, ticket."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +73,15 @@ class QueuedRows:
     """What these rows ask for, in the same order."""
     claim: Claim
     since_s: float
-    tag: float
-    """Start tag, in row steps over weight."""
     passed: int = 0
     """Rows of later jobs of the same model that were served first, since they needed less room."""
     fetching: str | None = None
     """The worker that was told to read the job's template from disk, since it is the likely one."""
+
+    @cached_property
+    def work(self) -> float:
+        """Token steps of its rows."""
+        return self.demand.size
 
     @property
     def job_id(self) -> str:
@@ -89,22 +110,22 @@ class QueuedRows:
 class Line:
     """Jobs that are prepared, with rows that no worker has taken yet.
 
-    `by_deadline`, jobs of a class that wish to end by a time come first, the earliest first, as long as they can; a job
-    that cannot any more has no claim and takes its turn. Jobs that take their turn come every so often, however many
-    others are urgent.
+    `turn` says which job of a tenant comes first. `by_deadline`, jobs of a class that wish to end by a time come first,
+    the earliest first, as long as they can; a job that cannot any more has no claim and takes its turn. Jobs that take
+    their turn come every so often, however many others are urgent.
     """
 
-    def __init__(self, *, by_deadline: bool = False, ageing_s: float = AGEING_S) -> None:
-        self._by_deadline, self._ageing_s = by_deadline, ageing_s
+    def __init__(
+        self, *, by_deadline: bool = False, ageing_s: float = AGEING_S, turn: Turn = Turn.LEAST_WORK
+    ) -> None:
+        self._by_deadline, self._ageing_s, self._turn = by_deadline, ageing_s, turn
         self._waiting: dict[Key, QueuedRows] = {}
         self._jobs: Counter[str] = Counter()
         self._models: Counter[tuple[str, str]] = Counter()
         self.totals = Totals()
         """What the rows that wait ask for, summed up."""
         self._tickets = itertools.count()
-        self._virtual = 0.0
-        self._ends: dict[str, float] = {}
-        """Where each tenant's last job ends, in virtual time; ends in the past are forgotten."""
+        self._shares = FairShares()
         self._favoured = 0
         """Jobs that were served for their deadline, one after the other."""
 
@@ -133,12 +154,11 @@ class Line:
         fetching: str | None = None,
     ) -> QueuedRows:
         """Let rows of a job wait for their tenant's turn; `rows` are their indices, by default counted from 0."""
-        tag = max(self._virtual, self._ends.get(claim.tenant, 0.0))
-        self._ends[claim.tenant] = tag + max(1, demand.steps) / claim.weight
+        self._shares.join(claim.tenant, claim.weight)
         ticket = next(self._tickets)
         indices = tuple(range(demand.rows) if rows is None else rows)
         demand = replace(demand, ticket=ticket)
-        joined = QueuedRows((job_id, ticket), indices, demand, claim, now, tag, fetching=fetching)
+        joined = QueuedRows((job_id, ticket), indices, demand, claim, now, fetching=fetching)
         self._waiting[joined.key] = joined
         self._jobs[job_id] += 1
         self._models[joined.model] += 1
@@ -152,34 +172,34 @@ class Line:
         later, since there is no room for it.
         """
         entry = self._waiting[key]
-        self._virtual = max(self._virtual, entry.tag)
         if passes is not None:
             passed = self._waiting[passes]
             self._waiting[passes] = replace(passed, passed=passed.passed + len(rows))
+        shapes = (shape for row, shape in zip(entry.rows, entry.demand.shapes, strict=True) if row in rows)
+        served = replace(entry.demand, shapes=tuple(shapes))
+        self._shares.charge(entry.claim.tenant, max(1, served.steps))
         if len(rows) == len(entry.rows):
             self._favoured = self._favoured + 1 if self._due_s(entry, now) < math.inf else 0
             self.leave(key)
-            return entry.demand
-        left = self._waiting[key] = entry.without(rows)
-        self.totals.count(entry.claim.priority, entry.demand, -1)
-        self.totals.count(entry.claim.priority, left.demand, 1)
-        shapes = (shape for row, shape in zip(entry.rows, entry.demand.shapes, strict=True) if row in rows)
-        return replace(entry.demand, shapes=tuple(shapes))
+        else:
+            left = self._waiting[key] = entry.without(rows)
+            self.totals.count(entry.claim.priority, entry.demand, -1)
+            self.totals.count(entry.claim.priority, left.demand, 1)
+        return served
 
     def leave(self, key: Key) -> None:
         """Take all rows of an entry out of the line, if it has any."""
         entry = self._waiting.pop(key, None)
         if entry is None:
             return
-        self._jobs -= Counter([entry.job_id])
-        self._models -= Counter([entry.model])
+        _count_off(self._jobs, entry.job_id)
+        _count_off(self._models, entry.model)
         self.totals.count(entry.claim.priority, entry.demand, -1)
-        if not self._waiting:
-            self._ends = {tenant: end for tenant, end in self._ends.items() if end > self._virtual}
+        self._shares.leave(entry.claim.tenant)
 
     def order(self, now: float) -> list[QueuedRows]:
         """All that wait, in the order of their turns."""
-        ordered = sorted(self._waiting.values(), key=lambda entry: self._rank(entry, now))
+        ordered = self._by_turns(now)
         if self._favoured >= FAVOURED:
             by_turn = (e for e in ordered if self._aged(e, now) and self._due_s(e, now) == math.inf)
             if (first := next(by_turn, None)) is not None:
@@ -192,15 +212,32 @@ class Line:
         times: list[float] = []
         for entry in self:
             claim = entry.claim
+            if self._turn is Turn.LEAST_WORK:
+                times.append(entry.since_s + self._ageing_s / 2)
             if self._by_deadline or claim.priority is Priority.BATCH:
                 times.append(entry.since_s + self._ageing_s)
             if self._by_deadline and claim.finish_by_s is not None:
                 times.append(claim.finish_by_s - claim.takes_s)
         return min((time_s for time_s in times if time_s > now), default=None)
 
-    def _rank(self, entry: QueuedRows, now: float) -> tuple[bool, float, float, int]:
+    def _by_turns(self, now: float) -> list[QueuedRows]:
+        tenants = defaultdict[str, list[tuple[_Rank, QueuedRows]]](list)
+        for entry in self:
+            tenants[entry.claim.tenant].append((self._rank(entry, now), entry))
+        turns: list[tuple[bool, float, float, int, QueuedRows]] = []
+        for tenant, own in tenants.items():
+            tag = self._shares.tag(tenant)
+            for (yields, due_s, *_, ticket), entry in sorted(own, key=itemgetter(0)):
+                turns.append((yields, due_s, tag, ticket, entry))
+                tag += entry.demand.steps / entry.claim.weight
+        turns.sort(key=itemgetter(0, 1, 2, 3))
+        return [entry for *_, entry in turns]
+
+    def _rank(self, entry: QueuedRows, now: float) -> _Rank:
         yields = entry.claim.priority is Priority.BATCH and not self._aged(entry, now)
-        return yields, self._due_s(entry, now), entry.tag, entry.demand.ticket
+        in_order = self._turn is Turn.ARRIVAL or entry.demand.together or entry.demand.alone
+        in_order |= now - entry.since_s >= self._ageing_s / 2
+        return yields, self._due_s(entry, now), 0.0 if in_order else entry.work, entry.key[1]
 
     def _aged(self, entry: QueuedRows, now: float) -> bool:
         return now - entry.since_s >= self._ageing_s
@@ -211,3 +248,9 @@ class Line:
         if not self._by_deadline or claim.finish_by_s is None or claim.finish_by_s - claim.takes_s <= now:
             return math.inf
         return claim.finish_by_s
+
+
+def _count_off(counted: Counter[H], one: H) -> None:
+    counted[one] -= 1
+    if not counted[one]:
+        del counted[one]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from giornata.scheduling.backlog import Backlog, Outlook, RowLoad
-from giornata.scheduling.demand import Demand, Pace, RowShape
+from giornata.scheduling.demand import UNIT, Demand, Pace, RowShape
 from giornata.scheduling.policies import Candidate
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, Tier, WorkerState
 
@@ -26,9 +26,11 @@ class Totals(NamedTuple):
     owners: tuple[str, ...]
     """The job of each of the outlook's rows."""
     tokens: int
-    """Image tokens of the rows."""
+    """Image tokens that the rows compute."""
     work_ms: float
     """Sum over all rows, without the base of steps."""
+    places: int
+    """Most rows that it gets; more would make it hardly faster."""
 
     @property
     def rows(self) -> int:
@@ -130,26 +132,31 @@ class Occupancy:
         self._loads.pop(attempt, None)
         self.totals = totals
 
-    def sum_up(self, pace: Pace, demanded: Mapping[Attempt, Demand]) -> Totals:
-        """Sum up everything it has at its present pace; `demanded` are attempts that it has no inputs of yet."""
+    def sum_up(self, pace: Pace, demanded: Mapping[Attempt, Demand], slack: float = 0.0) -> Totals:
+        """Sum up everything it has at its present pace; `demanded` are attempts that it has no inputs of yet.
+
+        `slack` is that of :meth:`giornata.scheduling.backlog.Backlog.worth`.
+        """
         if pace is not self.pace:
             self.pace = pace
             self._loads.clear()
             self.rates = {}
         counted = [
-            (attempt, self._costs(attempt, rows, demanded.get(attempt)), sum(row.tokens for row in rows))
+            (attempt, self._costs(attempt, rows, demanded.get(attempt)), sum(map(_computed, rows)))
             for attempt, rows in self.listed.items()
             if attempt not in self.ended
         ]
-        counted += [(attempt, self._costs(attempt, (), d), d.tokens) for attempt, d in self.unseen.items()]
+        counted += [(attempt, self._costs(attempt, (), d), d.computed) for attempt, d in self.unseen.items()]
         loads, owners, tokens = list[RowLoad](), list[str](), 0
         for (job_id, _), costs, own_tokens in counted:
             loads += costs
             owners += [job_id] * len(costs)
             tokens += own_tokens
-        backlog = Backlog(self.shown.capacity_rows, pace.base_ms, tokens=self.shown.capacity_tokens)
+        empty = Backlog(self.shown.capacity_rows, pace.base_ms, tokens=self.shown.capacity_tokens)
         work_ms = sum(load.work_ms for load in loads)
-        self.totals = Totals(Outlook(backlog.running_what_fits(loads)), tuple(owners), tokens, work_ms)
+        backlog = empty.running_what_fits(loads)
+        places = backlog.places if pace.costs is UNIT else backlog.worth(slack)
+        self.totals = Totals(Outlook(backlog), tuple(owners), tokens, work_ms, places)
         return self.totals
 
     def _costs(
@@ -166,7 +173,7 @@ class Occupancy:
         return known
 
     def _load(self, row: RowProgress) -> RowLoad:
-        computed = row.tokens if row.computed_tokens is None else row.computed_tokens
+        computed = _computed(row)
         key = row.text_tokens, row.tokens, computed, row.sequences, row.begun
         steps, alike = max(1, row.steps - row.step), self.rates.get(key)
         if alike is not None:
@@ -177,6 +184,10 @@ class Occupancy:
             self.rates.clear()
         self.rates[key] = load
         return load
+
+
+def _computed(row: RowProgress) -> int:
+    return row.tokens if row.computed_tokens is None else row.computed_tokens
 
 
 class _Cost(NamedTuple):
@@ -209,7 +220,7 @@ class Weighing:
             raise ValueError(f"worker {worker.name} was not summed up")
         return Candidate(
             worker.name,
-            worker.shown.capacity_rows,
+            worker.totals.places,
             worker.totals.rows,
             worker.totals.tokens,
             worker.totals.outlook,

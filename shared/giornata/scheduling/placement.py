@@ -25,6 +25,9 @@ from giornata.wire.workers import ServiceState
 SAMPLED: Final = 32
 """How many of many workers a forecast looks at."""
 
+SLACK: Final = 0.05
+"""Share of a worker's fastest rate that is given up for fewer rows, each of which then ends sooner."""
+
 
 @dataclass(frozen=True)
 class Patience:
@@ -44,9 +47,13 @@ class Booking:
 
 
 class Placement:
-    """The live fleet and the rows that were assigned to it from here."""
+    """The live fleet and the rows that were assigned to it from here.
 
-    def __init__(self, patience: Patience | None = None) -> None:
+    A worker gets no more rows once it computes them as fast as with all its places, but for `slack` of that rate.
+    """
+
+    def __init__(self, patience: Patience | None = None, *, slack: float = SLACK) -> None:
+        self._slack = slack
         self.fleet = Fleet()
         self.estimates = Estimates()
         self._repeats = Repeats()
@@ -272,4 +279,4 @@ class Placement:
             booking = None if rows[0].text_tokens else self._bookings.get(key)
             if booking and booking.worker == worker.name:
                 demanded[key] = booking.demand
-        return worker.sum_up(self.estimates.pace(worker.name), demanded)
+        return worker.sum_up(self.estimates.pace(worker.name), demanded, self._slack)

@@ -21,7 +21,7 @@ class Candidate(NamedTuple):
     rows: int
     """Running, waiting and just assigned."""
     tokens: int
-    """Image tokens of these rows."""
+    """Image tokens that these rows compute: those of their masks, where they reuse."""
     outlook: Outlook
     loads: tuple[RowLoad, ...]
     """What the job's rows would add to steps here."""
@@ -55,7 +55,7 @@ def request_level(candidates: Sequence[Candidate], demand: Demand) -> Candidate 
 
 
 def token_level(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
-    """The fewest image tokens: token-level balancing, the other baseline of FlashPS section 6.5."""
+    """The fewest masked tokens: token-level balancing, the other baseline of FlashPS section 6.5."""
     return min(with_room(candidates, demand), key=lambda c: (c.tokens, c.rows, c.instance), default=None)
 
 

@@ -65,7 +65,7 @@ class Roster:
         """Take in a worker, instead of what was known of it before."""
         before = self._members.get(worker.name)
         self._members[worker.name] = worker
-        self.changed(worker.name)
+        self._changed.add(worker.name)
         if before is None or before.places is not worker.places:
             self._have(worker.name, before.places if before else (), worker.places)
 
@@ -80,11 +80,8 @@ class Roster:
 
     def changed(self, name: str) -> None:
         """The rows of a worker have changed."""
-        worker = self._members.get(name)
-        if worker is not None:
+        if name in self._members:
             self._changed.add(name)
-            rows = worker.rows
-            self._crowding.put(name, rows - worker.shown.capacity_rows if rows else -math.inf)
 
     def all(self, excluded: Collection[str] = ()) -> list[Occupancy]:
         """All workers but the excluded ones, least to compute first."""
@@ -109,11 +106,13 @@ class Roster:
         return [self._members[name] for name in dict.fromkeys(names + found)]
 
     def has_room(self, demand: Demand, excluded: Collection[str] = ()) -> bool:
-        """Whether a worker could take `demand` now; no worker is summed up for it."""
+        """Whether a worker could take `demand` now; workers that have changed are summed up for it."""
+        self._settle()
         for name in self._crowding:
             if name not in excluded:
                 worker = self._members[name]
-                return demand.fits(worker.rows, worker.shown.capacity_rows)
+                totals = worker.totals or self._sum_up(worker)
+                return demand.fits(totals.rows, totals.places)
         return False
 
     def _ordered(self, excluded: Collection[str]) -> Iterator[str]:
@@ -125,6 +124,7 @@ class Roster:
             worker = self._members[name]
             totals = worker.totals or self._sum_up(worker)
             self._work.put(name, totals.work_ms)
+            self._crowding.put(name, totals.rows - totals.places if totals.rows else -math.inf)
         self._changed.clear()
 
     def _have(self, name: str, before: Collection[str], now: Collection[str]) -> None:

@@ -63,9 +63,29 @@ def test_zipf_falls_with_the_rank() -> None:
 
 def test_every_trace_is_a_distribution_of_ratios() -> None:
     for table in facts.MASK_RATIOS.values():
-        assert len(table) == 101
+        assert len(table) >= 101
         assert sorted(table) == table
         assert 0 <= table[0] < table[-1] <= 1
+
+
+def test_mixed_masks_are_of_all_traces_alike() -> None:
+    means = [statistics.mean(table) for name, table in facts.MASK_RATIOS.items() if name != "mixed"]
+    assert statistics.mean(facts.MASK_RATIOS["mixed"]) == pytest.approx(statistics.mean(means))
+
+
+def test_requests_drawn_one_by_one_vary_more_than_equal_shares_and_are_not_told_by_their_times() -> None:
+    def spread_of(*, independent: bool) -> float:
+        drawn = (
+            [r.mask_ratio for r in draw([0.0] * 40, PRODUCTION, seed, independent=independent)]
+            for seed in range(40)
+        )
+        return statistics.stdev(statistics.mean(ratios) for ratios in drawn)
+
+    assert spread_of(independent=True) > 5 * spread_of(independent=False)
+    times = arrival_times(1.0, 2000.0, 5)
+    gaps = [after - before for before, after in pairwise([0.0, *times])]
+    ratios = [request.mask_ratio for request in draw(times, PRODUCTION, 5, independent=True)]
+    assert abs(statistics.correlation(gaps, ratios)) < 0.1
 
 
 @pytest.mark.parametrize("seed", range(3))

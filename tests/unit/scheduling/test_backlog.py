@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.backlog import Backlog, Outlook, RowLoad
+from giornata.scheduling.backlog import LEAST, Backlog, Outlook, RowLoad
 
 loads = st.builds(
     RowLoad,
@@ -109,3 +109,33 @@ def test_nobody_delays_an_idle_worker() -> None:
     idle = Outlook(Backlog(places=4, base_ms=2.0))
     assert idle.predict([RowLoad(5, 10.0, 30.0)]) == (5 * 12.0 + 30.0, 0.0)
     assert Backlog(places=4, base_ms=2.0).ends_ms() == []
+
+
+@given(
+    rows=st.lists(loads.filter(lambda row: row.step_ms > 0.01), min_size=1, max_size=6),
+    places=st.integers(1, 16),
+    base_ms=st.floats(0.01, 100),
+    slack=st.floats(0.01, 0.5),
+)
+def test_fewer_rows_than_are_worth_a_step_would_be_slower_by_more_than_the_slack(
+    rows: list[RowLoad], places: int, base_ms: float, slack: float
+) -> None:
+    row_ms = sum(row.step_ms for row in rows) / len(rows)
+    worth = Backlog(places, base_ms, tuple(rows)).worth(slack)
+
+    def rate(count: int) -> float:
+        return count / (base_ms + count * row_ms)
+
+    enough = (1 - slack) * rate(places)
+    assert worth <= places
+    assert rate(worth) >= enough * (1 - 1e-9)
+    assert worth <= LEAST or rate(worth - 1) <= enough * (1 + 1e-9)
+
+
+def test_where_little_is_gained_two_rows_are_worth_a_step_and_all_places_where_nothing_is_known() -> None:
+    row = RowLoad(steps=10, step_ms=5.0)
+    assert Backlog(8, 1.0).worth(0.05) == 8, "no row is here"
+    assert Backlog(8, 1.0, (row,)).worth(0.0) == 8, "nothing may be given up"
+    assert Backlog(8, 1.0, (row,)).worth(0.05) == 3
+    assert Backlog(8, 0.0, (row,)).worth(0.05) == LEAST
+    assert Backlog(1, 0.0, (row,)).worth(0.05) == 1

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.line import AGEING_S, FAVOURED, Claim, Line, QueuedRows
+from giornata.scheduling.line import AGEING_S, FAVOURED, Claim, Line, QueuedRows, Turn
 from giornata.wire.jobs import Priority
 
 
@@ -26,11 +26,73 @@ def order(line: Line, now: float = 0.0) -> list[str]:
     return [entry.job_id for entry in line.order(now)]
 
 
-def test_one_tenants_jobs_come_in_order() -> None:
-    line = Line()
+@pytest.mark.parametrize(("turn", "expected"), [(Turn.LEAST_WORK, "43210"), (Turn.ARRIVAL, "01234")])
+def test_of_one_tenants_jobs_the_least_comes_first_or_the_earliest(turn: Turn, expected: str) -> None:
+    line = Line(turn=turn)
     for i in range(5):
         line.join(f"j{i}", demand(5 - i), Claim(tenant="a"), i)
-    assert order(line) == [f"j{i}" for i in range(5)]
+    assert order(line) == [f"j{i}" for i in expected]
+
+
+def test_work_that_workers_have_counts_no_more() -> None:
+    line, shape = Line(), RowShape(0, 16, 16, 10)
+    line.join("large", Demand("m", "d", (shape,) * 4), Claim(), 0)
+    line.join("small", Demand("m", "d", (shape,) * 2), Claim(), 0)
+    assert order(line) == ["small", "large"]
+    serve(line, "large", 3)
+    assert order(line) == ["large", "small"]
+
+
+def test_small_jobs_without_end_do_not_starve_a_large_one_of_their_tenant() -> None:
+    line, served = Line(), list[str]()
+    line.join("large", demand(1000), Claim(), 0)
+    for i in range(2 * int(AGEING_S)):
+        line.join(f"small{i}", demand(1), Claim(), i)
+        served.append(order(line, i)[0])
+        serve(line, served[-1], now=i)
+    assert served.index("large") == AGEING_S / 2
+
+
+def test_the_scheduler_is_told_when_a_job_comes_before_its_tenants_others() -> None:
+    line = Line()
+    line.join("j", demand(), Claim(), 1)
+    assert line.changes_at(2) == 1 + AGEING_S / 2
+    assert line.changes_at(1 + AGEING_S / 2) is None
+
+
+def test_rows_that_stay_together_are_not_passed_by_smaller_jobs() -> None:
+    line, shape = Line(), RowShape(0, 16, 16, 10)
+    line.join("lost", Demand("m", "d", (shape,) * 4, together=True), Claim(), 0)
+    line.join("small", demand(1), Claim(), 1)
+    assert order(line, 2) == ["lost", "small"]
+
+
+works = st.lists(st.integers(1, 50), min_size=1, max_size=20)
+
+
+@given(
+    works=st.lists(works, min_size=2, max_size=4), weights=st.lists(st.floats(0.5, 4), min_size=4, max_size=4)
+)
+@pytest.mark.parametrize("turn", Turn)
+def test_tenants_that_wait_get_their_shares_but_for_one_job_each(
+    turn: Turn, works: list[list[int]], weights: list[float]
+) -> None:
+    """Theorem 1 of Goyal, Vin and Cheng, in whichever order a tenant's own jobs come."""
+    line, got = Line(turn=turn), [0.0] * len(works)
+    for tenant, own in enumerate(works):
+        for number, steps in enumerate(own):
+            line.join(
+                f"{tenant}.{number}", demand(steps), Claim(tenant=str(tenant), weight=weights[tenant]), 0
+            )
+    left = [len(own) for own in works]
+    while all(left):
+        job_id = order(line)[0]
+        tenant, number = map(int, job_id.split("."))
+        serve(line, job_id)
+        left[tenant] -= 1
+        got[tenant] += works[tenant][number] / weights[tenant]
+        most = [max(own) / weight for own, weight in zip(works, weights, strict=False)]
+        assert max(got) - min(got) <= 2 * max(most) + 1e-9
 
 
 def test_a_tenant_with_many_jobs_does_not_hold_up_one_with_few() -> None:
@@ -133,7 +195,7 @@ def test_a_job_leaves_in_pieces_and_what_comes_back_waits_beside_the_rest() -> N
     rest = serve(line, "j", 2)
     assert rest is not None
     assert (rest.demand.rows, len(line)) == (1, 1)
-    back = line.join("j", demand(), Claim(), 1)
+    back = line.join("j", demand(20), Claim(), 1)
     assert [entry.key for entry in line.order(2)] == [rest.key, back.key]
     assert serve(line, "j") is None
     assert "j" in line

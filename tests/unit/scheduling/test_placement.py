@@ -270,3 +270,29 @@ def test_reading_a_template_from_disk_takes_what_reads_have_taken() -> None:
     }
     found = fleet.candidates(asked, LOOKED_AT, fetching="d1")
     assert {c.instance: c.fetch_ms for c in found} == {"d1": 0.0, "d2": 0.0}, "it is being read there"
+
+
+def test_token_level_balancing_counts_masked_tokens() -> None:
+    whole, masked = row("a", 0, 10), row("b", 0, 10).model_copy(update={"computed_tokens": 2})
+    known = placement(worker("whole", whole), worker("masked", masked))
+    known.assign("c", 1, "masked", replace(DEMAND, shapes=(replace(SHAPE, computed=3),)), now=0)
+    found = {c.instance: c.tokens for c in known.candidates(DEMAND, LOOKED_AT)}
+    assert found == {"whole": 16, "masked": 5}
+
+
+@pytest.mark.parametrize(("slack", "rows"), [(0.05, 3), (0.0, 8)])
+def test_a_worker_gets_no_more_rows_than_make_it_faster(slack: float, rows: int) -> None:
+    known = Placement(slack=slack)
+    state = worker("d", capacity=8)
+    assert state.worker is not None
+    fit = CostFit(weights=(1.0, 0.0, 5 / 16, 0.0, 0.0), r2=1.0, residual_ms=0.0, samples=0, outliers=0)
+    costs = WorkerCosts(
+        compute=fit, load=fit.model_copy(update={"weights": (0.0, 0.0)}), blocks=1, device="d"
+    )
+    known.observe(state.model_copy(update={"worker": state.worker.model_copy(update={"costs": costs})}), 0)
+    given_rows = 0
+    while known.has_room(DEMAND) and choose(known, DEMAND) == "d":
+        known.assign(f"j{given_rows}", 1, "d", DEMAND, now=0)
+        given_rows += 1
+    assert given_rows == rows
+    assert choose(known, DEMAND) is None

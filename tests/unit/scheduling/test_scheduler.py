@@ -83,10 +83,10 @@ def test_in_order_as_long_as_there_is_room() -> None:
     assert len(cell.line) == 0
 
 
-def test_pictures_of_one_job_go_to_whoever_has_room_and_come_before_later_jobs() -> None:
+def test_pictures_of_one_job_go_to_whoever_has_room_and_come_before_larger_jobs() -> None:
     cell = Cell(request_level, [1, 1])
     cell.join("three", replace(DEMAND, shapes=DEMAND.shapes * 3))
-    cell.join("next")
+    cell.join("next", replace(DEMAND, shapes=(RowShape(0, 16, 16, 40),)))
     assert cell.served() == [("three", "w0", 1), ("three", "w1", 1)]
     left = [(entry.job_id, entry.rows, entry.demand.rows) for entry in cell.line.order(0)]
     assert left == [("three", (2,), 1), ("next", (0,), 1)]
@@ -126,7 +126,8 @@ def test_it_wakes_when_a_batch_job_behind_choosy_ones_ages() -> None:
     for number in range(MAX_CHOOSY):
         cell.join(f"choosy{number}")
     cell.join("batch", priority=Priority.BATCH, tenant="other")
-    assert cell.decide() == Decision(wake_at=AGEING_S)
+    assert cell.decide() == Decision(wake_at=AGEING_S / 2), "its tenant's order changes first"
+    assert cell.decide(AGEING_S / 2) == Decision(wake_at=AGEING_S)
     [batch] = cell.decide(AGEING_S).placements
     assert batch.key[0] == "batch"
     assert cell.decide(AGEING_S).wake_at is None, "time changes nothing more"

@@ -16,12 +16,13 @@ from giornata.planning.costs import StepCosts
 from giornata.scheduling.backlog import RowLoad
 from giornata.scheduling.demand import Demand, RowShape
 from giornata.scheduling.policies import PolicyName
+from giornata.wire.values import Mode
 from giornata_tools.loadgen.distributions import arrival_times
 from giornata_tools.loadgen.outcomes import percentile
 from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob
-from giornata_tools.simulation.machines import Machine, Storage
+from giornata_tools.simulation.machines import FLUX_PICTURE, Machine, Storage, flashps_flux, h800_flux
 from giornata_tools.simulation.results import SimulatedRun, summary
-from giornata_tools.simulation.simulator import Binding, RunOptions, Simulation, Stages
+from giornata_tools.simulation.simulator import BASELINES, Binding, RunOptions, Simulation, Stages
 from giornata_tools.simulation.steps import Segment
 from giornata_tools.simulation.worker import SimWorker, TemplateSetting
 
@@ -283,3 +284,42 @@ def test_percentiles_are_numpys() -> None:
 def test_a_warm_up_that_leaves_nothing_is_told() -> None:
     with pytest.raises(ValueError, match="warm-up of 9 s"):
         summary(simulated([job(0, 0.0)]), 9.0)
+
+
+def test_a_masked_row_alone_is_as_much_faster_as_flashps_says_and_not_as_full_pictures_scaled_down() -> None:
+    def faster(machine: Machine) -> float:
+        full, masked = (
+            RowShape(FLUX_PICTURE.text, FLUX_PICTURE.image, FLUX_PICTURE.computed(ratio), 1, begun=True)
+            for ratio in (1.0, 0.2)
+        )
+        base_ms = machine.pace.base_ms
+        return (base_ms + machine.pace.row_ms(full, Mode.KV)) / (
+            base_ms + machine.pace.row_ms(masked, Mode.KV)
+        )
+
+    assert faster(flashps_flux()) == pytest.approx(1.9, abs=0.02)
+    assert faster(h800_flux()) > 2.5
+
+
+def test_baselines_take_jobs_from_one_line_in_order_while_workers_have_places() -> None:
+    """As FlashPS's artifact: the third job waits for the first place, though a shorter one waits behind it."""
+    machine = replace(MACHINE, rows=1)
+    jobs = [
+        job(0, 0.0, shape(steps=10)),
+        job(1, 0.0, shape(steps=20)),
+        job(2, 0.01),
+        job(3, 0.02, shape(steps=1)),
+    ]
+    for policy in BASELINES:
+        run = simulated(jobs, [machine, machine], RunOptions.of(policy))
+        assert {e.job.job_id: e.assigned_s for e in run.ended} == pytest.approx(
+            {"j0": 0.0, "j1": 0.0, "j2": 0.15, "j3": 0.3}
+        ), policy
+    ours = simulated(jobs, [machine, machine], RunOptions.of(PolicyName.FINISH_TIME))
+    assert next(e.assigned_s for e in ours.ended if e.job.job_id == "j3") == pytest.approx(0.15)
+
+
+def test_a_run_of_one_kind_of_jobs_leaves_out_the_others() -> None:
+    run = simulated([job(0, 0.0), job(1, 0.0, shape(), shape())])
+    assert [ended.job.job_id for ended in run.of_rows(2).ended] == ["j1"]
+    assert run.of_rows(2).workers == run.workers

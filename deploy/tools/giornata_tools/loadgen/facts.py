@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,8 +13,11 @@ from giornata_tools.loadgen.distributions import Mix
 FACTS: Final[Mapping[str, Any]] = json.loads(
     Path(__file__).with_name("workload_facts.json").read_text(encoding="utf-8")
 )
-MASK_RATIOS: Final[Mapping[str, Sequence[float]]] = FACTS["mask_ratio_percentiles"]
-"""The ratio of masked to all pixels at percentiles 0 to 100, by trace."""
+MASK_RATIOS: Final[Mapping[str, Sequence[float]]] = {
+    **FACTS["mask_ratio_percentiles"],
+    "mixed": sorted(chain.from_iterable(FACTS["mask_ratio_percentiles"].values())),
+}
+"""The ratio of masked to all pixels at equal distances from 0 to 100 %, by trace; `mixed` is all of them together."""
 STEPS: Final[Mix] = {int(steps): weight for steps, weight in FACTS["steps"].items()}
 """Denoising steps of a request."""
 IMAGES: Final[Mix] = {int(images): weight for images, weight in FACTS["images_per_request"].items()}

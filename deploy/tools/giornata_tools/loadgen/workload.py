@@ -55,15 +55,20 @@ MAX_SEED = 2**31 - 1
 """The largest seed that every server takes."""
 
 
-def draw(times: Sequence[float], workload: Workload, seed: int) -> list[Request]:
+def draw(
+    times: Sequence[float], workload: Workload, seed: int, *, independent: bool = False
+) -> list[Request]:
     """A request at each of `times`, which ascend.
 
     Mask ratios, step counts and pictures follow their distributions even where requests are few: each is drawn from one
     of as many equal shares of its distribution as there are requests, paired and ordered by chance. Templates are drawn
-    one by one.
+    one by one. With `independent` everything is drawn one by one, so that runs differ as days do.
     """
-    chance = random.Random(seed)  # noqa: S311 - a workload, no secret
-    ratios, steps, images = (_shares(len(times), chance) for _ in range(3))
+    # times drawn with the same seed must not tell what is drawn here
+    chance = random.Random(f"{seed} requests" if independent else seed)  # noqa: S311 - a workload, no secret
+    ratios, steps, images = (
+        [chance.random() for _ in times] if independent else _shares(len(times), chance) for _ in range(3)
+    )
     return [
         Request(
             at_s=at_s,

@@ -110,7 +110,20 @@ def h800_flux(rows: int = 8) -> Machine:
     return Machine(StepCosts(weights), FLUX["blocks"], "NVIDIA H800", rows)
 
 
-PUBLISHED: Final[dict[str, Callable[[], Machine]]] = {"h800-flux": h800_flux}
+def flashps_flux(rows: int = 8) -> Machine:
+    """One H800 as FlashPS uses it: its step times with reuse, loads within them, instead of full pictures' scaled down.
+
+    A row costs a constant and its share of the picture. So a masked row alone is less faster than a full one than where
+    the times of full pictures are scaled by the tokens that are computed (:func:`h800_flux`).
+    """
+    fitted, blocks = FIGURES["fitted"]["flux"], FLUX["blocks"]
+    token_ms = fitted["ratio_ms"] / FLUX["image_tokens"]
+    sequence_ms = fitted["row_ms"] - FLUX["text_tokens"] * token_ms
+    weights = (fitted["step_ms"], sequence_ms / blocks, token_ms / blocks, 0.0, 0.0)
+    return Machine(StepCosts(weights), blocks, "NVIDIA H800, FlashPS", rows)
+
+
+PUBLISHED: Final[dict[str, Callable[[], Machine]]] = {"h800-flux": h800_flux, "flashps-flux": flashps_flux}
 
 
 class Costs(BaseModel):

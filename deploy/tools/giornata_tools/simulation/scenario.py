@@ -34,6 +34,8 @@ class ArrivalSetting:
     """Requests to replay instead of random ones."""
     speed: float = 1.0
     """How many times faster the trace is replayed."""
+    independent: bool = False
+    """Whether each request is drawn by itself, or all of a run from equal shares of the distributions."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Scenario:
             requests = faster(complete(arriving.trace, self.workload, seed), arriving.speed)
         else:
             times = arrival_times(rate, arriving.warmup_s + arriving.seconds, seed, arriving.cv)
-            requests = draw(times, self.workload, seed)
+            requests = draw(times, self.workload, seed, independent=arriving.independent)
         if not any(request.at_s >= arriving.warmup_s for request in requests):
             raise ValueError(
                 f"no job arrives within {arriving.seconds:g} s after the warm-up of {arriving.warmup_s:g} s"

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Final
 
 from giornata.families import Family
-from giornata.scheduling.line import Claim, Line
+from giornata.scheduling.line import AGEING_S, Claim, Line, Turn
 from giornata.scheduling.occupancy import Attempt
-from giornata.scheduling.placement import Placement
+from giornata.scheduling.placement import SLACK, Placement
 from giornata.scheduling.policies import POLICIES, Policy, PolicyName
 from giornata.scheduling.scheduler import LOOKED_AT, Decision, InTurn, Placed, Scheduler
 from giornata.wire.models import ModelCard
@@ -41,18 +41,23 @@ TOLD: Final = ServiceState(
 )
 
 
+BASELINES: Final = frozenset(
+    {PolicyName.ROUND_ROBIN, PolicyName.REQUEST_LEVEL, PolicyName.TOKEN_LEVEL, PolicyName.MASK_AWARE}
+)
+
+
 class Binding(StrEnum):
     """When a job is given to a worker."""
 
     LATE = "late"
-    """When a worker has a place for it; until then it waits in the router's line, as live."""
+    """When a worker has a place for it; until then it waits in the router's line, as live, and as in FlashPS."""
     ARRIVAL = "arrival"
-    """At once: it waits at its worker, as in FlashPS."""
+    """At once: it waits at its worker."""
 
 
 @dataclass(frozen=True)
 class AtArrival:
-    """Gives every job whole to the worker that the policy chooses, however full it is, as in FlashPS."""
+    """Gives every job whole to the worker that the policy chooses, however full it is."""
 
     policy: Policy
     looked_at: int
@@ -98,8 +103,24 @@ class RunOptions:
     looked_at: int = LOOKED_AT
     by_deadline: bool = False
     """Whether jobs with an SLO come in the line by their deadlines."""
+    turn: Turn = Turn.LEAST_WORK
+    """Which of the waiting jobs comes first."""
+    ageing_s: float = AGEING_S
+    slack: float = SLACK
+    """Share of its fastest rate that a worker may lose to fewer rows; 0: it gets as many rows as it has places."""
     seed: int = 0
     """Seed of noise."""
+
+    @classmethod
+    def of(cls, policy: PolicyName) -> RunOptions:
+        """How a policy serves: ours as live, the baselines as FlashPS's artifact has them.
+
+        There a job waits in one line, in the order of arrival, until a worker has fewer than its maximum, and goes to
+        it whole.
+        """
+        if policy in BASELINES:
+            return cls(policy, spreads=False, turn=Turn.ARRIVAL, slack=0.0)
+        return cls(policy, by_deadline=policy is PolicyName.DEADLINE_AWARE)
 
     def scheduler(self) -> Scheduler:
         """The scheduler that these options name."""
@@ -144,7 +165,8 @@ class Simulation:
         self._clock = Clock()
         self._host = Processors(self._clock, cores)
         self._scheduler, self._wakes_at = scheduler or options.scheduler(), math.inf
-        self._placement, self._line = Placement(), Line(by_deadline=options.by_deadline)
+        self._placement = Placement(slack=options.slack)
+        self._line = Line(by_deadline=options.by_deadline, ageing_s=options.ageing_s, turn=options.turn)
         servers = self._stages.servers
         self._relay, self._encoders, self._finishers = (Servers(n, self._host) for n in (1, servers, servers))
         self._workers = {

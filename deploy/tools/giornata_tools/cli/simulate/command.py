@@ -27,7 +27,7 @@ def _policies(text: str) -> list[str]:
     "--machine",
     default="h800-flux",
     metavar="NAME|FILE",
-    help="What a worker is: h800-flux (published times), or a file of `giornata profile`.",
+    help="What a worker is: h800-flux (published), flashps-flux (FlashPS's own), or a file of `giornata profile`.",
 )
 @click.option("--rows", type=COUNT, default=8, help="Rows that share a step, at most.")
 @click.option("--noise", type=AT_LEAST_0, default=0.0, help="Coefficient of variation of equal steps' times.")
@@ -93,7 +93,7 @@ def _policies(text: str) -> list[str]:
     "--binding",
     type=click.Choice(["late", "arrival"]),
     default="late",
-    help="When a job gets its worker: once that has a place, as live; or at its arrival, as in FlashPS.",
+    help="When a job gets its worker: once that has a place, as live; or at its arrival.",
 )
 @click.option(
     "--looked-at", type=COUNT, default=16, help="Of many workers, how many the policy is asked about."

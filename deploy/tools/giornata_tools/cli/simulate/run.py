@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -69,12 +69,11 @@ def run(given: Mapping[str, Any]) -> None:
 
 
 def _options(given: Mapping[str, Any], policy: str, seed: int) -> RunOptions:
-    return RunOptions(
-        policy=PolicyName(policy),
+    return replace(
+        RunOptions.of(PolicyName(policy)),
         binding=Binding(given["binding"]),
         telemetry_hz=given["telemetry_hz"],
         looked_at=given["looked_at"],
-        by_deadline=policy == PolicyName.DEADLINE_AWARE,
         seed=seed,
     )
 
