@@ -71,6 +71,11 @@ async def told(http: aiohttp.ClientSession, job: str) -> list[dict[str, Any]]:
         return [json.loads(line[6:]) async for line in answer.content if line.startswith(b"data: ")]
 
 
+async def steps_told(http: aiohttp.ClientSession, job: str) -> list[int]:
+    """The steps that are told of a job from now on, until it ends; earlier ones are not kept."""
+    return [event["step"] for event in await told(http, job) if event.get("step")]
+
+
 async def until_step(http: aiohttp.ClientSession, job: str, step: int) -> None:
     """Return when the job has computed `step` steps."""
     async with http.get(f"{job}/events") as answer:
@@ -177,12 +182,14 @@ async def test_pictures_of_one_edit_are_painted_side_by_side_and_one_survives_th
 async def test_a_draining_denoiser_hands_on_what_it_has_computed(stack: LiveStack) -> None:
     async with aiohttp.ClientSession(stack.url) as http:
         job = await submit(http, slow_form(3))
+        following = asyncio.create_task(steps_told(http, job))
         await until_step(http, job, 10)
         assert await stack.terminate(await busy_denoiser(stack)) == 0
         status = await ended(http, job)
         assert (status["state"], status["attempt"]) == ("completed", 2)
-        steps = [event["step"] for event in await told(http, job) if event.get("step")]
-        assert steps == list(range(1, STEPS + 1)), "each step was computed once"
+        steps = await following
+        assert steps[0] <= 10
+        assert steps == list(range(steps[0], STEPS + 1)), "each step was computed once"
 
 
 async def test_a_job_survives_prepost_and_the_gateway_that_accepted_it(stack: LiveStack) -> None:
@@ -209,13 +216,14 @@ async def test_jobs_survive_a_blob_store_that_is_killed_again_and_again(stack: L
         first = await submit(http, slow_form(5, num_inference_steps=40, reuse="off"))
         await until_step(http, first, 3)
         later = [await submit(http, slow_form(5, num_inference_steps=10, reuse="off")) for _ in range(3)]
+        following = [asyncio.create_task(steps_told(http, job)) for job in (first, *later)]
         for _ in range(4):
             await stack.crash(VALKEY)
-        for job in (first, *later):
+        for job, told_of_it in zip((first, *later), following, strict=True):
             assert (await ended(http, job, 120))["state"] == "completed"
             assert await completions(http, job) == 1
-            steps = [event["step"] for event in await told(http, job) if event.get("step")]
-            assert steps == list(range(1, len(steps) + 1)), "each step was computed once"
+            steps = await told_of_it
+            assert steps == list(range(steps[0], steps[-1] + 1)), "each step was computed once"
         disturbed = await painted(http, first)
         assert np.abs(disturbed.astype(int) - expected).max() <= 1
         assert np.array_equal(await painted(http, undisturbed), expected), "what was there is there"

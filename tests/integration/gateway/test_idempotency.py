@@ -98,7 +98,7 @@ async def test_a_client_that_lost_its_connection_comes_again_for_its_picture(sta
 async def test_an_error_is_repeated_too_and_a_refusal_is_not(stage: Stage) -> None:
     key = fresh()
     stage.router.refusals = [QueueFull(retry_after_s=1)]
-    assert (await edit(stage, key))[0] == 503
+    assert (await edit(stage, key))[0] == 429
     stage.router.failure = RowPoisoned()
     first = await edit(stage, key)
     stage.router.failure = None
@@ -128,11 +128,11 @@ async def test_pictures_stay_where_a_router_that_did_not_answer_may_have_queued_
     """The first router may have died after it had queued the job; the next one, which refuses, does not know of it."""
     stage.router.silent, stage.router.refusals = 1, [QueueFull(retry_after_s=1)]
     status = (await edit(stage, fresh()))[0] if keyed else (await stage.edit())[0]
-    assert status == 503
+    assert status == 429
     (job_id,) = stage.router.submitted
     assert len(await stored(stage)) == 2
     stage.router.refusals = [QueueFull(retry_after_s=1)]
-    assert (await stage.edit())[0] == 503
+    assert (await stage.edit())[0] == 429
     async with asyncio.timeout(5):
         while len(await stored(stage)) > 2:  # noqa: ASYNC110 - forgetting is not told
             await asyncio.sleep(0.02)
