@@ -9,7 +9,7 @@ import pytest
 
 from giornata.bus import bus as buses
 from giornata.bus.bus import Bus, Endpoint, UnansweredError
-from giornata.bus.connection import LostError
+from giornata.bus.connection import LostError, barrier
 from giornata.deadlines import Deadline
 from giornata.wire import subjects
 from giornata.wire.errors import (
@@ -172,6 +172,7 @@ async def test_leaving_answers_every_request_that_was_delivered(bus: Bus, nats_u
         async with other.serve("test", endpoint(handler), instance="i"):
             asked = [asyncio.create_task(ask(bus, f"j{i}", 5000)) for i in range(20)]
             await begun.wait()
+            await barrier(bus.client)
             await other.client.flush()
             asyncio.get_running_loop().call_later(0.1, finish.set)
         replies = await asyncio.gather(*asked)
@@ -220,6 +221,14 @@ async def test_a_lost_server_is_found_again_and_told(private_nats: NatsServer) -
         private_nats.start()
         await asyncio.wait_for(back.wait(), 10)
         await bus.client.flush()
+
+
+async def test_a_pong_for_which_no_one_waits_any_more_ends_no_connection(bus: Bus) -> None:
+    """A flush that timed out leaves its PING behind; at the late PONG the library would stop to read."""
+    given_up = asyncio.get_running_loop().create_future()
+    given_up.cancel()
+    await bus.client._send_ping(given_up)
+    await bus.client.flush(timeout=5)
 
 
 async def test_no_server_is_a_plain_sentence() -> None:

@@ -124,6 +124,12 @@ class TellingClient(Client):
         await self._send_ping(pong)
         await asyncio.shield(pong)  # the library sets it though its waiter was cancelled
 
+    async def _process_pong(self) -> None:
+        """Take in a PONG. Where its asker has gone, the library would take its own error for a broken connection."""
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
     def _forget(self, key: str, future: asyncio.Future[Any]) -> None:
         self._asked[key].discard(future)
         if not self._asked[key]:
