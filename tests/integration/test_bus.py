@@ -173,7 +173,7 @@ async def test_leaving_answers_every_request_that_was_delivered(bus: Bus, nats_u
             asked = [asyncio.create_task(ask(bus, f"j{i}", 5000)) for i in range(20)]
             await begun.wait()
             await barrier(bus.client)
-            await other.client.flush()
+            await barrier(other.client)
             asyncio.get_running_loop().call_later(0.1, finish.set)
         replies = await asyncio.gather(*asked)
     assert len(replies) == 20
@@ -310,7 +310,7 @@ async def test_a_listener_has_caught_up_when_all_that_was_sent_before_is_handled
             for number in range(1000):
                 await other.publish(subject, CancelRows(job_id=str(number), attempt=1))
             await other.client.publish(subject, b"not a message")
-            await other.client.flush()
+            await barrier(other.client)
             await listening.caught_up()
             assert len(heard) == count * 1000
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import nats
 import pytest
 
+from giornata.bus.connection import barrier
 from tests.chaos.relay import Direction, Network, relayed
 
 
@@ -23,8 +24,8 @@ async def test_what_is_held_in_one_direction_comes_late_and_in_order(nats_url: s
         mute, other = await nats.connect(url, name="mute"), await nats.connect(url, name="other")
         heard_of_mute = await other.subscribe("of.mute")
         heard_of_other = await mute.subscribe("of.other")
-        await mute.flush()
-        await other.flush()
+        await barrier(mute)
+        await barrier(other)
         network.hold("mute", Direction.OUT)
         for number in range(3):
             await mute.publish("of.mute", str(number).encode())
