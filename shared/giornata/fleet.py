@@ -118,11 +118,15 @@ class Fleet(Heard[str]):
         return [service for service in services if not self.ready(service)]
 
     def cards(self) -> dict[str, ModelCard]:
-        """Models that a ready denoiser and a ready prepost serve with the same digest, by name."""
-        prepost = {(c.name, c.digest) for s in self.ready(ServiceName.PREPOST) for c in s.models}
-        return {
-            card.name: card
-            for state in self.ready(ServiceName.DENOISER)
-            for card in state.models
-            if (card.name, card.digest) in prepost
-        }
+        """The models that can be asked for, by name; see :func:`served`."""
+        return served(self.all())
+
+
+def served(states: Iterable[ServiceState]) -> dict[str, ModelCard]:
+    """Models that a ready denoiser and a ready prepost of `states` serve with the same digest, by name."""
+    ready = [state for state in states if state.ready and state.active and not state.draining]
+    prepost = {(c.name, c.digest) for s in ready if s.service is ServiceName.PREPOST for c in s.models}
+    denoisers = (state for state in ready if state.service is ServiceName.DENOISER)
+    return {
+        card.name: card for state in denoisers for card in state.models if (card.name, card.digest) in prepost
+    }

@@ -52,14 +52,11 @@ class Listening:
             self._waiting.remove(entry)
 
 
-async def keep_looking(
-    listening: Listening, clock: ListeningClock, look: Callable[[], None], *, lost_counts: bool = False
-) -> None:
+async def keep_looking(listening: Listening, clock: ListeningClock, look: Callable[[], None]) -> None:
     """For ever, tick `clock` when all that came before is handled, and then `look`.
 
     A process that lags ticks as much later, so that it looks at what it knew at that time. A backlog that never empties
-    holds up no tick: a tick waits for earlier messages only. Time without a connection counts if `lost_counts`: then
-    everyone is silent, which is true for a process that can serve no one.
+    holds up no tick: a tick waits for earlier messages only. Time without a connection does not count.
     """
     while True:
         await asyncio.sleep(LOOK_S)
@@ -67,10 +64,7 @@ async def keep_looking(
         try:
             await listening.caught_up()
         except nats.errors.Error:
-            if lost_counts:
-                clock.tick(now)
-            else:
-                clock.pause()
+            clock.pause()
         else:
             clock.tick(now)
         look()

@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 from giornata.scheduling.demand import Demand
 from giornata.scheduling.shares import FairShares
-from giornata.scheduling.totals import Totals
+from giornata.scheduling.totals import LineTotals
 from giornata.wire.jobs import Priority
 
 AGEING_S: Final = 30.0
@@ -122,7 +122,7 @@ class Line:
         self._waiting: dict[Key, QueuedRows] = {}
         self._jobs: Counter[str] = Counter()
         self._models: Counter[tuple[str, str]] = Counter()
-        self.totals = Totals()
+        self.totals = LineTotals()
         """What the rows that wait ask for, summed up."""
         self._tickets = itertools.count()
         self._shares = FairShares()

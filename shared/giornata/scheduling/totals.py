@@ -31,7 +31,7 @@ class Total:
         )
 
 
-class Totals:
+class LineTotals:
     """A :class:`Total` for each priority."""
 
     def __init__(self) -> None:

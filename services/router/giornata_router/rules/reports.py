@@ -6,13 +6,14 @@ A figure that does not follow from recent telemetry is None, which is shown as *
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from statistics import median
 from typing import Final
 
+from giornata.fleet import served
 from giornata.wire.fleet import FleetSummary, InstanceReport
-from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
 
 WINDOW_S: Final = 5.0
@@ -73,33 +74,18 @@ class StepRates:
         return median(recent) if recent else None
 
 
-def summary(router: str, states: Iterable[ServiceState]) -> FleetSummary:
+def summary(router: str, states: Sequence[ServiceState]) -> FleetSummary:
     """What an edit can be done with now, by the latest telemetry of every live instance; `router` leads."""
-    ready, gateways = Counter[ServiceName](), list[str]()
-    prepared, cards = set[tuple[str, str]](), dict[str, list[ModelCard]]()
-    nearly_full = list[str]()
-    for state in states:
-        if not state.ready or state.draining:
-            continue
-        ready[state.service] += 1
-        if state.instance == router:
-            nearly_full = [room.store for room in state.stores or () if room.nearly_full]
-        if state.service is ServiceName.GATEWAY and len(gateways) < 2:
-            gateways.append(state.instance)
-        elif state.service is ServiceName.PREPOST:
-            prepared |= {(card.name, card.digest) for card in state.models}
-        elif state.service is ServiceName.DENOISER:
-            for card in state.models:
-                if card not in cards.setdefault(card.name, []):
-                    cards[card.name].append(card)
-    served = (card for same in cards.values() for card in same if (card.name, card.digest) in prepared)
-    last = {card.name: card for card in served}
+    taking = [state for state in states if state.ready and not state.draining]
+    ready = Counter(state.service for state in taking)
+    gateways = (state.instance for state in taking if state.service is ServiceName.GATEWAY)
+    rooms = (room for state in taking if state.instance == router for room in state.stores or ())
     return FleetSummary(
         router=router,
         ready=dict(sorted(ready.items())),
-        gateways=tuple(gateways),
-        models=tuple(card for _, card in sorted(last.items())),
-        nearly_full=tuple(nearly_full),
+        gateways=tuple(islice(gateways, 2)),
+        models=tuple(card for _, card in sorted(served(states).items())),
+        nearly_full=tuple(room.store for room in rooms if room.nearly_full),
     )
 
 
