@@ -40,7 +40,7 @@ class HeldJob:
     reply: str = ""
     """Where the message is acknowledged; empty until it is delivered."""
     sequence: int = 0
-    """Of the message in the stream."""
+    """The message's number in the stream; 0 until it is delivered."""
     carried: bool = False
     walk: Walk | None = None
     cancelled: bool = False

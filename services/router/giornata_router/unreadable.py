@@ -13,7 +13,7 @@ from giornata.wire.errors import GiornataError
 from giornata.wire.messages import IDEMPOTENCY_HEADER
 
 KEPT_S: Final = 24 * 3600.0
-"""As long as the longest budget: then no client waits, and the record is gone too."""
+"""An unreadable message is kept for the longest budget. No client waits after that, and the record is gone too."""
 
 log = structlog.get_logger(__name__)
 
@@ -27,7 +27,7 @@ class Unreadable:
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
         self._held: dict[int, Msg] = {}
-        """By sequence number."""
+        """The messages, by their sequence number in the stream."""
 
     def __len__(self) -> int:
         return len(self._held)

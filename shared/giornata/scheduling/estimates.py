@@ -33,7 +33,7 @@ SLOWEST: Final = 8.0
 TOLD: Final = 0.02
 """A worker's pace follows its slowness where they differ by more than this share."""
 TEACHERS: Final = 4
-"""As many workers teach a regression all of their steps; more workers teach it as many steps together."""
+"""Up to this number of workers teach a regression every step. More workers teach it as many steps together as these."""
 
 
 class UnitTime:

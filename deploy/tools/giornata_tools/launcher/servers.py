@@ -26,7 +26,7 @@ NATS: Final = "nats-server"
 VALKEY: Final = "valkey-server"
 MAX_PAYLOAD: Final = "8MB"
 MAX_FILE_STORE: Final = "8GB"
-"""As in ``deploy/nats.conf``: what the services reserve by default fits."""
+"""The limit that ``deploy/nats.conf`` sets, too; what services reserve by default fits in."""
 SOCKET_PATH_BYTES: Final = 100
 """A unix socket's path may have 103 bytes (macOS) or 107 (Linux)."""
 

@@ -27,7 +27,7 @@ class Written(NamedTuple):
     """What is written down of an attempt."""
 
     record: JobRecord
-    """As it stands; it shows whether the attempt still counted."""
+    """The record after the write; it shows whether the attempt still counted."""
     superseded: tuple[BlobRef, ...]
     """Latents that the record does not hold: a state that the row has gone on from, or an attempt's that was void."""
 
