@@ -40,9 +40,16 @@ def _logs_of_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     structlog.contextvars.clear_contextvars()
 
 
+LONG_TIMEOUT_S = 1_200
+"""Of a test that is marked `long`: on two slow processors that it shares, training takes ten times what it takes alone."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     longest_first(items)
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
 
 
 def pytest_xdist_auto_num_workers() -> int:
