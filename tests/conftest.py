@@ -41,7 +41,7 @@ def _logs_of_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 LONG_TIMEOUT_S = 1_200
-"""Of a test that is marked `long`: on two slow processors that it shares, training takes ten times what it takes alone."""
+"""Of a test that is marked `long`: on slow processors that it shares, training takes ten times what it takes alone."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
