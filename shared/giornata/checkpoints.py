@@ -9,14 +9,14 @@ import torch
 from huggingface_hub import snapshot_download
 from pydantic import Field
 
-from giornata.config import ServiceConfig
+from giornata.config import CellConfig
 
 FILES: Final = ["*.json", "*/*.json", "*/*.txt", "*/*.model", "*/*.safetensors"]
 """Files of a hub repository: the whole diffusers folder, which enters the digest, and no single-file weights."""
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class ModelConfig(ServiceConfig):
+class ModelConfig(CellConfig):
     """Configuration of a service that loads a checkpoint."""
 
     model: str = Field(description="Checkpoint: a local diffusers folder, or a hub id.")

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from giornata.blobs.addresses import s3_address
+from giornata.wire.cells import MAIN, CellName
 from giornata.wire.stores import LEAST_STORE_BYTES, STORE_BYTES
 
 ENV_PREFIX = "GIORNATA_"
@@ -99,6 +100,14 @@ class ServiceConfig(BaseSettings):
         if value is not None and any(urlsplit(part.strip()).username for part in addresses.split(",")):
             raise ValueError("the NATS address holds a user already; name one of the two")
         return value
+
+
+class CellConfig(ServiceConfig):
+    """Settings of a service that belongs to a cell: all but the gateway."""
+
+    cell: CellName = Field(
+        MAIN, description="The part of the deployment that this instance works for; gateways serve all cells."
+    )
 
 
 _SCHEMES: Final = {

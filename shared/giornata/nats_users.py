@@ -6,7 +6,7 @@ Below FOLDER lies a folder for each reader, so that a container is given its own
 * ``<service>/password`` - what ``GIORNATA_NATS_PASSWORD_FILE`` of a service names;
 * ``clients/observer``, ``clients/operator``, ``clients/reloader`` - passwords for people and for --reload;
 * ``server/users.conf`` - who may do what, and ``server/cluster.conf`` where there are several servers: for ``include``
-  in nats-server's configuration.
+  in nats-server's configuration; ``server/cells`` - the cells whose streams the services may use.
 
 Applications come from the file of API keys, which holds hashes of their passwords. Existing passwords stay, so that
 running services keep theirs; rights follow this version. Only the owner may read any of it.
@@ -24,9 +24,11 @@ from pathlib import Path
 from typing import Final
 
 import click
+from pydantic import TypeAdapter, ValidationError
 
 from giornata.api_keys import KeysFile, KeysFileError, parse
 from giornata.nats_reload import reload_servers
+from giornata.wire.cells import MAIN, CellName
 from giornata.wire.errors import GiornataError
 from giornata.wire.permissions import (
     CLUSTER_PORT,
@@ -40,6 +42,7 @@ from giornata.wire.permissions import (
 from giornata.wire.workers import ServiceName
 
 USERS_CONF: Final = Path("server", "users.conf")
+CELLS: Final = Path("server", "cells")
 CLUSTER_CONF: Final = "cluster.conf"
 PASSWORD_BYTES: Final = 32
 """A password of 256 random bits needs no stretching; its hexadecimal digits may stand in an address."""
@@ -50,8 +53,20 @@ def password_file(folder: Path, user: str) -> Path:
     return folder / user / "password" if user in set(ServiceName) else folder / "clients" / user
 
 
+def known_cells(folder: Path) -> tuple[str, ...]:
+    """The cells that the servers' configuration is for."""
+    try:
+        return tuple((folder / CELLS).read_text(encoding="utf-8").split())
+    except FileNotFoundError:
+        return (MAIN,)
+
+
 def write_users(
-    folder: Path, applications: Mapping[str, str] | None = None, *, anonymous: User | None = None
+    folder: Path,
+    applications: Mapping[str, str] | None = None,
+    *,
+    anonymous: User | None = None,
+    cells: Sequence[str] = (),
 ) -> None:
     """Write a password for every user that has none yet, and ``server/users.conf``; the folder is made.
 
@@ -59,11 +74,14 @@ def write_users(
         folder: see the top of this module.
         applications: hashes of the applications' passwords, by user.
         anonymous: whom clients without a password are; None refuses them.
+        cells: of the deployment, beside those that are known.
     """
+    cells = tuple(dict.fromkeys((*known_cells(folder), *cells)))
     users = [user for user in User if user is not User.APPLICATION or anonymous]
     passwords = {user.value: _password(password_file(folder, user)) for user in users}
     reloader = _password(password_file(folder, RELOADER))
-    text = users_config(passwords | dict(applications or {}), reloader, anonymous=anonymous)
+    text = users_config(passwords | dict(applications or {}), reloader, anonymous=anonymous, cells=cells)
+    _write(folder / CELLS, "\n".join(cells) + "\n")
     _write(folder / USERS_CONF, text)
 
 
@@ -142,10 +160,19 @@ def _write(path: Path, text: str) -> None:
     metavar="FILE",
     help="File of API keys that `giornata keys` writes; its applications may log in.",
 )
+@click.option(
+    "--cell", "cells", multiple=True, metavar="NAME", help="A cell of the deployment; the first one is main."
+)
 @click.option("--reload", metavar="URL", help="Servers that run already, and take the new users at once.")
 @click.argument("hosts", metavar="[HOST]...", nargs=-1)
 def main(
-    folder: Path, hosts: tuple[str, ...], keys: Path | None, reload: str | None, *, cluster: bool
+    folder: Path,
+    hosts: tuple[str, ...],
+    keys: Path | None,
+    reload: str | None,
+    cells: tuple[str, ...],
+    *,
+    cluster: bool,
 ) -> None:
     """Command line of the generator."""
     if cluster != bool(hosts):
@@ -153,7 +180,11 @@ def main(
             "--cluster takes the name of every server, and names of servers need --cluster."
         )
     try:
-        write_users(folder, read_keys(keys).passwords if keys else None)
+        cells = TypeAdapter(tuple[CellName, ...]).validate_python(cells)
+    except ValidationError as error:
+        raise click.BadParameter(error.errors()[0]["msg"], param_hint="--cell") from error
+    try:
+        write_users(folder, read_keys(keys).passwords if keys else None, cells=cells)
         if hosts:
             write_cluster(folder, f"0.0.0.0:{CLUSTER_PORT}", [f"{host}:{CLUSTER_PORT}" for host in hosts])
         if reload:

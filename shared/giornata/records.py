@@ -20,9 +20,10 @@ from giornata.bus.streams import LINGER_S
 from giornata.deadlines import Deadline
 from giornata.retries import repeated, written
 from giornata.wire import codec, subjects
+from giornata.wire.cells import MAIN
 from giornata.wire.errors import GiornataError, InternalError, JobNotFound, StoreFull, TemplateNotFound
 from giornata.wire.jobs import JobRecord
-from giornata.wire.stores import QUARANTINE, RECORDS, TEMPLATES
+from giornata.wire.stores import QUARANTINE, RECORDS, TEMPLATES, in_cell
 from giornata.wire.templates import TemplateRecord
 
 R = TypeVar("R", bound=BaseModel)
@@ -184,10 +185,13 @@ class Records(RecordBucket[JobRecord]):
     linger_s: int = field(default=LINGER_S, kw_only=True)
 
     @classmethod
-    async def open(cls, jetstream: JetStreamContext, *, linger_s: int = LINGER_S) -> Records:
-        """The bucket of a connection."""
-        bucket = await jetstream.key_value(RECORDS)
-        return cls(jetstream, RECORDS, bucket, JobRecord, _job_id, JobNotFound, linger_s=linger_s)
+    async def open(
+        cls, jetstream: JetStreamContext, cell: str = MAIN, *, linger_s: int = LINGER_S
+    ) -> Records:
+        """The bucket of a cell."""
+        name = in_cell(RECORDS, cell)
+        bucket = await jetstream.key_value(name)
+        return cls(jetstream, name, bucket, JobRecord, _job_id, JobNotFound, linger_s=linger_s)
 
     def life_s(self, record: JobRecord) -> int | None:
         """An unfinished job's record lives as long as the bucket keeps any."""
@@ -205,11 +209,10 @@ class Quarantine(RecordBucket[JobRecord]):
     """
 
     @classmethod
-    async def open(cls, jetstream: JetStreamContext) -> Quarantine:
-        """The bucket of a connection."""
-        return cls(
-            jetstream, QUARANTINE, await jetstream.key_value(QUARANTINE), JobRecord, _job_id, JobNotFound
-        )
+    async def open(cls, jetstream: JetStreamContext, cell: str = MAIN) -> Quarantine:
+        """The bucket of a cell."""
+        name = in_cell(QUARANTINE, cell)
+        return cls(jetstream, name, await jetstream.key_value(name), JobRecord, _job_id, JobNotFound)
 
     async def remove(self, job_id: str) -> JobRecord:
         """Forget a job; its record."""

@@ -15,6 +15,7 @@ from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import telemetry
 from giornata.records import Records
 from giornata.wire import subjects
+from giornata.wire.cells import MAIN, in_cell
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DenoisedEvent, EventKind, StepEvent
 from giornata.wire.jobs import JobRecord, RowState
@@ -43,8 +44,9 @@ class FakeDenoiser:
         step_s: float = 0.0,
         capacity: int = 8,
         costs: WorkerCosts | None = None,
+        cell: str = MAIN,
     ) -> None:
-        self._costs = costs
+        self._costs, self._cell = costs, cell
         self.instance = instance
         self.answer = RunAnswer.ACCEPTED
         self.stepping_ms = 0.0
@@ -167,7 +169,8 @@ class FakeDenoiser:
             wait_ms=0,
             handed_back=handed_back,
         )
-        await self._bus.publish(self._subject(request, EventKind.DENOISED), event)
+        subject = in_cell(self._subject(request, EventKind.DENOISED), self._cell)
+        await self._bus.publish(subject, event)
 
     def _subject(self, request: RunRequest, kind: EventKind) -> str:
         return subjects.event(request.job.gateway, request.job.job_id, kind)
@@ -181,6 +184,7 @@ class FakeDenoiser:
         return ServiceState(
             service=ServiceName.DENOISER,
             instance=self.instance,
+            cell=self._cell,
             host=socket.gethostname(),
             version=__version__,
             ready=True,

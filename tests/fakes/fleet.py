@@ -13,6 +13,7 @@ from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import telemetry
 from giornata.families import Family
 from giornata.wire import subjects
+from giornata.wire.cells import MAIN, in_cell
 from giornata.wire.jobs import BlobRef, Encoding, Inspection
 from giornata.wire.messages import (
     EncodeRequest,
@@ -63,8 +64,8 @@ INSPECTION = Inspection(
 class FakePrepost:
     """Answers inspect, encode and finish at once; `fail` may raise instead."""
 
-    def __init__(self, bus: Bus, instance: str = "prepost-fake") -> None:
-        self._bus = bus
+    def __init__(self, bus: Bus, instance: str = "prepost-fake", *, cell: str = MAIN) -> None:
+        self._bus, self._cell = bus, cell
         self._instance = instance
         self.calls: list[str] = []
         self.fail: Callable[[str], None] = lambda _verb: None
@@ -79,10 +80,10 @@ class FakePrepost:
     async def run(self) -> AsyncIterator[None]:
         """Serve while inside."""
         endpoints = [
-            Endpoint(subjects.prepost("inspect", CARD.name), InspectRequest, self._listed(self._inspect)),
-            Endpoint(subjects.prepost("encode", CARD.name), EncodeRequest, self._listed(self._encode)),
-            Endpoint(subjects.prepost("finish", CARD.name), FinishRequest, self._listed(self._finish)),
-            Endpoint(subjects.prepost("template", CARD.name), TemplateRequest, self._listed(self._template)),
+            Endpoint(self._subject("inspect"), InspectRequest, self._listed(self._inspect)),
+            Endpoint(self._subject("encode"), EncodeRequest, self._listed(self._encode)),
+            Endpoint(self._subject("finish"), FinishRequest, self._listed(self._finish)),
+            Endpoint(self._subject("template"), TemplateRequest, self._listed(self._template)),
         ]
         async with (
             self._bus.serve("prepost", *endpoints, instance=self._instance),
@@ -92,6 +93,9 @@ class FakePrepost:
                 yield
             finally:
                 self._left.set()
+
+    def _subject(self, verb: str) -> str:
+        return in_cell(subjects.prepost(verb, CARD.name), self._cell)
 
     def _listed(self, handler: Callable[[Q], Awaitable[R]]) -> Callable[[Q], Awaitable[R]]:
         async def handle(request: Q) -> R:
@@ -138,6 +142,7 @@ class FakePrepost:
         return ServiceState(
             service=ServiceName.PREPOST,
             instance=self._instance,
+            cell=self._cell,
             host=socket.gethostname(),
             version=__version__,
             ready=True,

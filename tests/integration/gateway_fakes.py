@@ -94,8 +94,7 @@ async def open_gateway(
         own = subjects.telemetry(ServiceName.GATEWAY, config.instance)
         await stack.enter_async_context(router.bus.listen(own, ServiceState, lambda _: up.set()))
         stop = asyncio.Event()
-        records = await Records.open(front.jetstream)
-        serving = asyncio.create_task(service.serve(config, front, blobs, records, stop))
+        serving = asyncio.create_task(service.serve(config, front, blobs, stop))
         stack.push_async_callback(_stopped, stop, serving)
         await asyncio.wait(
             [serving, waiting := asyncio.ensure_future(up.wait())], return_when=asyncio.FIRST_COMPLETED

@@ -121,7 +121,7 @@ async def system(
             for user in (User.GATEWAY, User.PREPOST, User.DENOISER)
         ]
         blobs = await stack.enter_async_context(RedisBlobs.open(redis_url))
-        await streams.ensure(front.jetstream, replicas=1, events_ttl_s=60)
+        await streams.ensure(worker.jetstream, replicas=1, events_ttl_s=60)
         prepost = Prepost(behind, blobs)
         denoiser = FakeDenoiser(worker, await Records.open(worker.jetstream), "d1")
         system = System(operator, shop, prepost)
@@ -137,8 +137,7 @@ async def system(
         router = running_router(server.url, "r1", password_file=password_file(users, User.ROUTER))
         for entered in (router, prepost.run(), denoiser.run()):
             await stack.enter_async_context(entered)
-        records = await Records.open(front.jetstream)
-        tasks.create_task(service.serve(config, front, blobs, records, system.stop))
+        tasks.create_task(service.serve(config, front, blobs, system.stop))
         stack.callback(system.stop.set)
         await _open(shop)
         yield system

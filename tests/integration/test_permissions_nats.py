@@ -22,6 +22,7 @@ from giornata.nats_users import password_file
 from giornata.probe import is_ready
 from giornata.records import Records, TemplateRecords
 from giornata.wire import codec, stores, subjects
+from giornata.wire.cells import in_cell
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import JobState
@@ -69,7 +70,17 @@ PUBLISHERS: dict[str, set[User]] = {
     "$KV.giornata-quarantine.j": {ROUTER, OPERATOR},
     "$JS.API.STREAM.MSG.GET.KV_giornata-quarantine": {OPERATOR},
     "$JS.API.STREAM.MSG.GET.KV_giornata-jobs": KEEPERS,
-    "$JS.API.STREAM.CREATE.KV_giornata-jobs": KEEPERS,
+    "$JS.API.STREAM.CREATE.KV_giornata-jobs": {ROUTER, DENOISER},
+    "$JS.API.STREAM.CREATE.KV_giornata-templates": KEEPERS,
+    "$JS.API.STREAM.NAMES": {GATEWAY},
+    in_cell(subjects.SUBMIT, "b"): {GATEWAY},
+    in_cell(subjects.cancel("j"), "b"): {GATEWAY},
+    in_cell(subjects.prepost("inspect", "m"), "b"): {ROUTER},
+    in_cell(subjects.event("g", "j", EventKind.DENOISED), "b"): {DENOISER},
+    in_cell(subjects.telemetry(ServiceName.PREPOST, "i"), "b"): {PREPOST},
+    "$KV.giornata-jobs-b.j": KEEPERS,
+    "$KV.giornata-leases-b.router": {ROUTER},
+    "$KV.giornata-jobs-c.j": set(),
     "$JS.API.STREAM.CREATE.GIORNATA_JOBS": {ROUTER},
     "$JS.API.STREAM.UPDATE.GIORNATA_EVENTS": {ROUTER},
     "$JS.API.STREAM.DELETE.GIORNATA_JOBS": set(),
@@ -96,6 +107,10 @@ SUBSCRIBERS: dict[str, set[User]] = {
     subjects.ALL_JOBS: set(),
     subjects.ALL_TELEMETRY: {ROUTER, OBSERVER},
     subjects.SUMMARY: {GATEWAY},
+    in_cell(subjects.SUMMARY, "b"): {GATEWAY},
+    in_cell(subjects.SUBMIT, "b"): {ROUTER},
+    in_cell(subjects.ALL_CANCELS, "b"): {ROUTER, DENOISER},
+    in_cell(subjects.prepost("encode", "m"), "b"): {PREPOST},
     subjects.FLEET: {ROUTER},
     subjects.steps_of_job("j"): {GATEWAY},
     subjects.worker("w", "run"): {DENOISER},
@@ -176,7 +191,7 @@ async def test_a_job_runs_from_the_gateway_to_its_end_with_everybodys_own_rights
 ) -> None:
     server, users = guarded_nats
     gateway, prepost, denoiser = [await connect(user) for user in (GATEWAY, PREPOST, DENOISER)]
-    await streams.ensure(gateway.jetstream, replicas=1, events_ttl_s=60)
+    await _ensured(connect)
     ended: asyncio.Queue[DoneEvent] = asyncio.Queue()
     done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
     with capture_logs() as logs:
@@ -204,12 +219,17 @@ async def test_a_job_runs_from_the_gateway_to_its_end_with_everybodys_own_rights
     assert [log for log in logs if log["event"] in {"nats_refused", "answer_refused"}] == []
 
 
+async def _ensured(connect: Connect) -> None:
+    router: Bus = await connect(ROUTER)
+    await streams.ensure(router.jetstream, replicas=1, events_ttl_s=60)
+
+
 async def test_an_answer_that_would_write_a_record_is_not_given(
     guarded_nats: Guarded, connect: Connect
 ) -> None:
     """The asker names where the answer goes: were it a subject of JetStream, the gateway would write for it."""
     gateway: Bus = await connect(GATEWAY)
-    await streams.ensure(gateway.jetstream, replicas=1, events_ttl_s=60)
+    await _ensured(connect)
     records = await gateway.jetstream.key_value(RECORDS)
     revision = await records.put("job_x", b"kept")
     heard = asyncio.Event()
@@ -237,7 +257,7 @@ async def test_an_answer_that_would_write_a_record_is_not_given(
 
 async def test_templates_are_watched_and_events_replayed_by_the_gateway(connect: Connect) -> None:
     gateway: Bus = await connect(GATEWAY)
-    await streams.ensure(gateway.jetstream, replicas=1, events_ttl_s=60)
+    await _ensured(connect)
     with capture_logs() as logs:
         assert await (await TemplateRecords.open(gateway.jetstream)).all_of("default") == []
         subscription = await gateway.jetstream.subscribe(

@@ -30,8 +30,9 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
             replicas=config.replicas,
             events_ttl_s=config.result_ttl_s,
             store_bytes=config.nats_store_bytes,
+            cell=config.cell,
         )
-        records = await Records.open(connected.jetstream)
+        records = await Records.open(connected.jetstream, config.cell)
         checkpoint = await asyncio.to_thread(open_checkpoint, config)
         await asyncio.to_thread(rehearse, checkpoint)
         profile = await asyncio.to_thread(profile_of, config, checkpoint)

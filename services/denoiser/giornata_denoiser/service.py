@@ -22,6 +22,7 @@ from giornata.bus.bus import Bus, Endpoint
 from giornata.planning.costing import CostModel, Profile
 from giornata.records import Records, TemplateRecords
 from giornata.wire import subjects
+from giornata.wire.cells import in_cell
 from giornata.wire.errors import InternalError
 from giornata.wire.events import EventKind
 from giornata.wire.jobs import Job
@@ -115,9 +116,10 @@ class Denoiser:
     async def _hear(self, stack: AsyncExitStack) -> None:
         """Subscribe to cancels first, so that accepted rows can be cancelled."""
         bus, instance = self._bus, self._config.instance
+        cancels = in_cell(subjects.ALL_CANCELS, self._config.cell)
         for listening in (
             bus.listen(subjects.worker(instance, "cancel"), CancelRows, self._drop),
-            bus.listen(subjects.ALL_CANCELS, CancelRows, lambda m: self._carrier.drop_job(m.job_id)),
+            bus.listen(cancels, CancelRows, lambda m: self._carrier.drop_job(m.job_id)),
             bus.listen(subjects.worker(instance, "prefetch"), PrefetchTemplate, self._prefetch),
             bus.listen(subjects.TEMPLATE_REMOVED, RemoveTemplate, self._runs.remove),
             bus.answer(
@@ -239,8 +241,11 @@ class Denoiser:
 
     async def _publish(self, job: Job, kind: EventKind, event: BaseModel) -> None:
         """Events may be lost while NATS is away; the record is the truth."""
+        subject = subjects.event(job.gateway, job.job_id, kind)
+        if kind is EventKind.DENOISED:  # the router's news, and no gateway's
+            subject = in_cell(subject, self._config.cell)
         try:
-            await self._bus.publish(subjects.event(job.gateway, job.job_id, kind), event)
+            await self._bus.publish(subject, event)
         except nats.errors.Error as error:
             log.warning("event_lost", job=job.job_id, kind=kind, error=repr(error))
 
@@ -265,7 +270,7 @@ class Denoiser:
         )
         return telemetry.state_of(
             ServiceName.DENOISER,
-            self._config.instance,
+            self._config,
             draining=self._draining,
             models=(self._checkpoint.card,),
             worker=worker,

@@ -1,16 +1,18 @@
-"""The fleet as the active router tells it: a summary, which is heard all the time, and reports on demand."""
+"""The fleet as the active router of each cell tells it: summaries, heard all the time, and reports on demand."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
 
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.fleet import SILENCE_S
 from giornata.wire import codec, subjects
+from giornata.wire.cells import in_cell
 from giornata.wire.errors import GiornataError
 from giornata.wire.fleet import FleetPage, FleetRequest, FleetSummary, InstanceReport, InstanceReports
 from giornata.wire.models import ModelCard
@@ -21,62 +23,105 @@ KEPT_S: Final = 0.25
 """How long reports serve all requests of this gateway."""
 ANSWER_MS: Final = 2000
 """How long an answer waits for reports."""
+FORGOTTEN_S: Final = 600.0
+"""A cell that was silent for so long is no more."""
+
+
+class Heard(NamedTuple):
+    """The latest summary of a cell, and when it came."""
+
+    summary: FleetSummary
+    at_s: float
+
+    @property
+    def missing(self) -> list[ServiceName]:
+        """Services that an edit needs and that have no ready instance, but for the router."""
+        ready = self.summary.ready
+        return [name for name in NEEDED if name is not ServiceName.ROUTER and not ready.get(name)]
 
 
 class FleetListener:
-    """What is served, by the latest summary. It stays known while no router leads, since the next one soon does.
+    """What is served, by the latest summary of each cell. It stays known while no router leads, since one soon does.
 
-    The router may be away for `bridged_s` without being missed, since submissions are tried again meanwhile.
+    A router may be away for `bridged_s` without being missed, since submissions are tried again meanwhile.
     """
 
     def __init__(self, bridged_s: float) -> None:
         self._bridged_s = max(bridged_s, SILENCE_S)
-        self._summary: FleetSummary | None = None
-        self._heard_s = -math.inf
+        self._cells: dict[str, Heard] = {}
         self._asking = asyncio.Lock()
         self._reports: list[InstanceReport] | None = None
         self._reported_s = -math.inf
 
     def hear(self, summary: FleetSummary) -> None:
-        """Take in a summary of the router that leads."""
-        self._summary, self._heard_s = summary, time.monotonic()
+        """Take in a summary of the router that leads a cell. A new cell needs no more than that."""
+        now = time.monotonic()
+        self._cells[summary.cell] = Heard(summary, now)
+        for cell in [cell for cell, heard in self._cells.items() if now - heard.at_s > FORGOTTEN_S]:
+            del self._cells[cell]
+
+    def cells(self) -> Iterable[str]:
+        """The cells that were heard, also those without a router at the moment."""
+        return self._cells.keys()
 
     def cards(self) -> dict[str, ModelCard]:
-        """Served models by name."""
-        return {card.name: card for card in self._summary.models} if self._summary else {}
+        """Served models by name. Where cells differ, that of the first cell by name."""
+        cells = sorted(self._known(), key=lambda heard: heard.summary.cell, reverse=True)
+        return {card.name: card for heard in cells for card in heard.summary.models}
+
+    def waits_ms(self, model: str, digest: str) -> dict[str, float | None]:
+        """The cells that serve a model, with about how long a picture would wait there; None: unknown."""
+        return {
+            heard.summary.cell: heard.summary.wait_ms.get(model)
+            for heard in self._known()
+            if any((card.name, card.digest) == (model, digest) for card in heard.summary.models)
+        }
 
     def missing(self) -> list[ServiceName]:
-        """Services that an edit needs and that have no ready instance; the router alone where none leads.
+        """Services that an edit needs and that have no ready instance in the best cell; the router where none leads.
 
         Without a router the others are unknown. A router that is being replaced is not missed.
         """
-        if self._summary is None or time.monotonic() - self._heard_s >= self._bridged_s:
-            return [ServiceName.ROUTER]
-        ready = self._summary.ready
-        return [name for name in NEEDED if name is not ServiceName.ROUTER and not ready.get(name)]
+        lacks = [heard.missing for heard in self._led()]
+        return min(lacks, key=len) if lacks else [ServiceName.ROUTER]
 
     def has_another(self, gateway: str) -> bool:
         """Whether a gateway other than `gateway` takes requests."""
-        return self._summary is not None and any(name != gateway for name in self._summary.gateways)
+        told = (name for heard in self._cells.values() for name in heard.summary.gateways)
+        return any(name != gateway for name in told)
 
     def nearly_full(self) -> tuple[str, ...]:
         """JetStream's streams that may soon take nothing more."""
-        return self._summary.nearly_full if self._summary else ()
+        told = (name for heard in self._known() for name in heard.summary.nearly_full)
+        return tuple(dict.fromkeys(told))
 
     async def reports(self, bus: Bus) -> list[InstanceReport] | None:
         """Every live instance; None where no router answers. Requests of the same moment share an answer."""
         async with self._asking:
             if time.monotonic() - self._reported_s > KEPT_S:
-                self._reports, self._reported_s = await _reports(bus), time.monotonic()
+                cells = [heard.summary.cell for heard in self._known()]
+                told = await asyncio.gather(*(_reports(bus, cell) for cell in cells))
+                answers = [reports for reports in told if reports is not None]
+                found = {report.state.instance: report for reports in answers for report in reports}
+                self._reports = list(found.values()) if answers else None
+                self._reported_s = time.monotonic()
             return self._reports
 
+    def _led(self) -> Iterator[Heard]:
+        now = time.monotonic()
+        return (heard for heard in self._cells.values() if now - heard.at_s < self._bridged_s)
 
-async def _reports(bus: Bus) -> list[InstanceReport] | None:
+    def _known(self) -> list[Heard]:
+        """The cells with a router, else all that are known: one of them soon has its next one."""
+        return list(self._led()) or list(self._cells.values())
+
+
+async def _reports(bus: Bus, cell: str) -> list[InstanceReport] | None:
     deadline = Deadline.after_ms(ANSWER_MS)
 
     async def page(number: int) -> FleetPage:
         request = FleetRequest(page=number, remaining_ms=deadline.remaining_ms())
-        return await bus.call(subjects.FLEET, request, FleetPage, deadline)
+        return await bus.call(in_cell(subjects.FLEET, cell), request, FleetPage, deadline)
 
     try:
         first = await page(0)
@@ -84,5 +129,4 @@ async def _reports(bus: Bus) -> list[InstanceReport] | None:
     except GiornataError:
         return None
     read = (codec.decode(InstanceReports, one.packed).reports for one in (first, *others))
-    found = {report.state.instance: report for reports in read for report in reports}
-    return list(found.values())
+    return [report for reports in read for report in reports]

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from giornata.blobs import BlobStore
 from giornata.bus import streams
 from giornata.bus.bus import Bus
-from giornata.records import Records, TemplateRecords
+from giornata.records import TemplateRecords
 from giornata.wire.errors import InputLost, ResultExpired
 from giornata.wire.events import DoneEvent
 from giornata.wire.fleet import InstanceReport
 from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job
+from giornata_gateway.cells.records import CellRecords
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.departure import Departure
@@ -64,7 +65,7 @@ class Gateway:
         bus: Bus,
         blobs: BlobStore,
         *,
-        records: Records,
+        records: CellRecords,
         templates: TemplateRecords,
         fleet: FleetListener,
         keys: KeyFile | None,
@@ -86,7 +87,7 @@ class Gateway:
         """Pictures on their way to clients."""
         self.preparation = Preparation(config, blobs, fleet, tasks)
         self.submission = Submission(
-            config, bus, self.ledger, self.preparation, self.ends, tasks, self.quotas.leave
+            config, bus, fleet, self.ledger, self.preparation, self.ends, tasks, self.quotas.leave
         )
         self.registration = Registration(config, bus, blobs, templates, fleet, tasks)
 
@@ -154,9 +155,9 @@ class Gateway:
         self.ends.abandon()
 
     async def restore(self) -> None:
-        """Make sure of the streams. The event stream lives in memory and is gone after a restart of NATS."""
+        """Make sure of what cells share. The event stream lives in memory and is gone after a restart of NATS."""
         config = self.config
-        await streams.ensure(
+        await streams.ensure_shared(
             self.bus.jetstream,
             replicas=config.replicas,
             events_ttl_s=config.result_ttl_s,
@@ -164,7 +165,7 @@ class Gateway:
         )
 
     async def reports(self) -> list[InstanceReport] | None:
-        """What the router knows of every instance; None where no router answers."""
+        """What the routers know of every instance; None where no router answers."""
         return await self.fleet.reports(self.bus)
 
     async def picture(self, ref: BlobRef) -> bytes:

@@ -77,21 +77,28 @@ def template_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
 
 def router_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     """The jobs that wait at the active router, and what it has learnt of steps and loads by model and device."""
-    jobs = _gauge("router_waiting_jobs", "Jobs that no worker has taken yet: in the queue, and prepared.")
-    rows = _gauge("router_waiting_rows", "Their pictures.")
-    unreadable = _gauge("router_unreadable_jobs", "Messages in the queue that the router cannot read.")
-    labels = ("model_digest", "device", "of")
+    jobs = _gauge(
+        "router_waiting_jobs", "Jobs that no worker has taken yet: in the queue, and prepared.", "cell"
+    )
+    rows = _gauge("router_waiting_rows", "Their pictures.", "cell")
+    unreadable = _gauge(
+        "router_unreadable_jobs", "Messages in the queue that the router cannot read.", "cell"
+    )
+    labels = ("cell", "model_digest", "device", "of")
     r2 = _gauge("router_cost_r2", "R² of the router's regressions.", *labels)
     meaning = "Median distance of the router's predictions from measurements, in milliseconds."
     residual = _gauge("router_cost_residual_ms", meaning, *labels)
-    for queue in [state.queue for state in states if state.queue is not None and state.active]:
-        jobs.add_metric([], queue.jobs)
-        rows.add_metric([], queue.rows)
-        unreadable.add_metric([], queue.unreadable)
+    for state in states:
+        if (queue := state.queue) is None or not state.active:
+            continue
+        cell = state.cell or ""
+        jobs.add_metric([cell], queue.jobs)
+        rows.add_metric([cell], queue.rows)
+        unreadable.add_metric([cell], queue.unreadable)
         for kind in queue.costs:
             for of, one in (("compute", kind.compute), ("load", kind.load)):
-                r2.add_metric([kind.model_digest, kind.device, of], one.r2)
-                residual.add_metric([kind.model_digest, kind.device, of], one.residual_ms)
+                r2.add_metric([cell, kind.model_digest, kind.device, of], one.r2)
+                residual.add_metric([cell, kind.model_digest, kind.device, of], one.residual_ms)
     yield from (jobs, rows, unreadable, r2, residual)
 
 

@@ -11,11 +11,13 @@ import structlog
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
 from giornata.bus.telemetry import publish, state_of, telemetry
-from giornata.records import Records, TemplateRecords
+from giornata.records import TemplateRecords
 from giornata.wire import subjects
+from giornata.wire.cells import anywhere
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.fleet import FleetSummary
 from giornata.wire.workers import ServiceName, ServiceState
+from giornata_gateway.cells.records import CellRecords
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.gateway import Gateway
@@ -26,9 +28,7 @@ from giornata_gateway.nats_door import open_door
 log = structlog.get_logger(__name__)
 
 
-async def serve(
-    config: GatewayConfig, bus: Bus, blobs: BlobStore, records: Records, stop: asyncio.Event
-) -> None:
+async def serve(config: GatewayConfig, bus: Bus, blobs: BlobStore, stop: asyncio.Event) -> None:
     """Open both doors until `stop`; then give notice, listen no more, answer for at most `drain_s`, and leave.
 
     Leaving the doors is the drain: the NATS door stops listening and finishes its edits, the HTTP door answers every
@@ -37,11 +37,13 @@ async def serve(
     keys = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
     bridged_s = config.submit_window_s / 2  # the other half is for a request at the end of the first
     fleet = FleetListener(bridged_s)
+    records = CellRecords(bus, fleet.cells)
     templates = await TemplateRecords.open(bus.jetstream)
-    async with (
-        asyncio.TaskGroup() as tasks,
-        bus.listen(subjects.SUMMARY, FleetSummary, fleet.hear),
-    ):
+    async with AsyncExitStack() as stack:
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        for summaries in anywhere(subjects.SUMMARY):
+            await stack.enter_async_context(bus.listen(summaries, FleetSummary, fleet.hear))
+        await records.look()
         gateway = Gateway(
             config, bus, blobs, records=records, templates=templates, fleet=fleet, keys=keys, tasks=tasks
         )
@@ -100,4 +102,4 @@ async def _catching_up(gateway: Gateway) -> AsyncIterator[None]:
 def _state(gateway: Gateway) -> ServiceState:
     draining = gateway.departure.announced.is_set()
     ready = not draining and gateway.bus.client.is_connected
-    return state_of(ServiceName.GATEWAY, gateway.config.instance, ready=ready, draining=draining)
+    return state_of(ServiceName.GATEWAY, gateway.config, ready=ready, draining=draining)

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from giornata import runtime
 from giornata.bus.bus import Endpoint
-from giornata.config import ServiceConfig
+from giornata.config import CellConfig
 from giornata.wire import subjects
 from giornata.wire.errors import NotSupported
 from giornata.wire.messages import AdapterRequest
@@ -31,4 +31,4 @@ async def load(request: AdapterRequest) -> NoReturn:
 if __name__ == "__main__":
     endpoint = Endpoint(subjects.lora("load"), AdapterRequest, load)
     serve = partial(runtime.serve_stateless, ServiceName.LORA_STORE, [endpoint])
-    sys.exit(runtime.start(ServiceName.LORA_STORE, ServiceConfig, serve))
+    sys.exit(runtime.start(ServiceName.LORA_STORE, CellConfig, serve))

@@ -21,6 +21,7 @@ from giornata.blobs import BlobStore, intermediate
 from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.wire import subjects
+from giornata.wire.cells import in_cell
 from giornata.wire.errors import InputLost, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.wire.messages import (
@@ -78,25 +79,27 @@ class Prepost:
         Raises:
             Failed: the model does not work.
         """
-        name = self._model.card.name
         endpoints = (
-            Endpoint(subjects.prepost("inspect", name), InspectRequest, self._until_cut_off(self.inspect)),
-            Endpoint(subjects.prepost("encode", name), EncodeRequest, self._until_cut_off(self.encode)),
-            Endpoint(subjects.prepost("finish", name), FinishRequest, self._until_cut_off(self.finish)),
-            Endpoint(subjects.prepost("template", name), TemplateRequest, self._until_cut_off(self.template)),
+            Endpoint(self._subject("inspect"), InspectRequest, self._until_cut_off(self.inspect)),
+            Endpoint(self._subject("encode"), EncodeRequest, self._until_cut_off(self.encode)),
+            Endpoint(self._subject("finish"), FinishRequest, self._until_cut_off(self.finish)),
+            Endpoint(self._subject("template"), TemplateRequest, self._until_cut_off(self.template)),
         )
         async with AsyncExitStack() as stack:
             stack.callback(self._thread.close)
             await self._thread.timed(Precedence.BEGIN, rehearse, self._model)
             await stack.enter_async_context(bus.serve("prepost", *endpoints, instance=self._config.instance))
             await stack.enter_async_context(telemetry(bus, self._config.telemetry_hz, self._state))
-            log.info("ready", model=name, digest=self._model.card.digest[:12])
+            log.info("ready", model=self._model.card.name, digest=self._model.card.digest[:12])
             await stop.wait()
             log.info("draining")
             self._cut_off_s = asyncio.get_running_loop().time() + self._config.drain_s
             for answer in self._answering:
                 answer.reschedule(self._cut_off_s)
         log.info("drained")
+
+    def _subject(self, verb: str) -> str:
+        return in_cell(subjects.prepost(verb, self._model.card.name), self._config.cell)
 
     async def inspect(self, request: InspectRequest) -> Inspection:
         """Decode and measure the job's pictures; prepare the picture for the autoencoder."""
@@ -236,7 +239,7 @@ class Prepost:
     def _state(self) -> ServiceState:
         return state_of(
             ServiceName.PREPOST,
-            self._config.instance,
+            self._config,
             models=(self._model.card,),
             answering=tuple(self._answering.values()),
         )

@@ -23,16 +23,25 @@ async def main(config: RouterConfig, stop: asyncio.Event) -> None:
         jetstream = connected.jetstream
         replicas, store_bytes = config.replicas, config.nats_store_bytes
         await streams.ensure(
-            jetstream, replicas=replicas, events_ttl_s=config.result_ttl_s, store_bytes=store_bytes
+            jetstream,
+            replicas=replicas,
+            events_ttl_s=config.result_ttl_s,
+            store_bytes=store_bytes,
+            cell=config.cell,
         )
-        await streams.renew(jetstream, replicas=replicas)
         ttl_s = streams.records_ttl_s(config.result_ttl_s, config.record_linger_s)
-        await streams.limit(jetstream, store_bytes=store_bytes, records_ttl_s=ttl_s)
-        await streams.ensure_queue(
-            jetstream, replicas=replicas, max_messages=config.max_messages, store_bytes=store_bytes
+        await streams.update(
+            jetstream, replicas=replicas, store_bytes=store_bytes, records_ttl_s=ttl_s, cell=config.cell
         )
-        records = await Records.open(jetstream, linger_s=config.record_linger_s)
-        quarantine = await Quarantine.open(jetstream)
+        await streams.ensure_queue(
+            jetstream,
+            replicas=replicas,
+            max_messages=config.max_messages,
+            store_bytes=store_bytes,
+            cell=config.cell,
+        )
+        records = await Records.open(jetstream, config.cell, linger_s=config.record_linger_s)
+        quarantine = await Quarantine.open(jetstream, config.cell)
         await Router(connected, blobs, records, quarantine, config).run(stop)
 
 

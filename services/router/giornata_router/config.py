@@ -5,12 +5,12 @@ from __future__ import annotations
 from pydantic import Field
 
 from giornata.bus.streams import LINGER_S
-from giornata.config import ServiceConfig
+from giornata.config import CellConfig
 from giornata.scheduling.line import AGEING_S
 from giornata.scheduling.policies import PolicyName
 
 
-class RouterConfig(ServiceConfig):
+class RouterConfig(CellConfig):
     """Configuration of the router."""
 
     policy: PolicyName = Field(

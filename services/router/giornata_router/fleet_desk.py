@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import nats.errors
@@ -13,6 +14,7 @@ import structlog
 from giornata.bus.bus import Bus
 from giornata.fleet import Fleet
 from giornata.wire import codec, subjects
+from giornata.wire.cells import in_cell
 from giornata.wire.errors import MalformedMessage
 from giornata.wire.fleet import FleetPage, FleetRequest, FleetSummary, InstanceReports
 from giornata.wire.workers import ServiceState
@@ -34,8 +36,8 @@ log = structlog.get_logger(__name__)
 class FleetDesk:
     """What the active router tells of its fleet; a standby only listens."""
 
-    def __init__(self, bus: Bus, fleet: Fleet, instance: str) -> None:
-        self._bus, self._fleet, self._instance = bus, fleet, instance
+    def __init__(self, bus: Bus, fleet: Fleet, instance: str, cell: str) -> None:
+        self._bus, self._fleet, self._instance, self._cell = bus, fleet, instance, cell
         self._rates = StepRates()
         self._pages: list[bytes] = []
         self._paged_s = -math.inf
@@ -48,15 +50,19 @@ class FleetDesk:
         """Forget workers that are gone."""
         self._rates.keep({state.instance for state in self._fleet.all()})
 
-    async def tell(self, leadership: Leadership) -> None:
-        """Publish the summary on change and every second, for ever, but not once the lease has ended."""
+    async def tell(self, leadership: Leadership, waits: Callable[[], Mapping[str, float]]) -> None:
+        """Publish the summary on change and every second, for ever, but not once the lease has ended.
+
+        `waits` tells how long a picture would wait, in milliseconds, by model.
+        """
         told: FleetSummary | None = None
         told_s = -math.inf
         while True:
-            now, present = time.monotonic(), summary(self._instance, self._fleet.all())
+            now = time.monotonic()
+            present = summary(self._instance, self._fleet.all(), self._cell, waits())
             if leadership.leads and (present != told or now - told_s >= HEARTBEAT_S):
                 try:
-                    await self._bus.publish(subjects.SUMMARY, present)
+                    await self._bus.publish(in_cell(subjects.SUMMARY, self._cell), present)
                     told, told_s = present, now
                 except nats.errors.Error as error:
                     log.warning("summary_not_told", error=repr(error))

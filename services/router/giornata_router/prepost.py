@@ -21,6 +21,7 @@ from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.fleet import Fleet, Heard
 from giornata.wire import subjects
+from giornata.wire.cells import in_cell
 from giornata.wire.errors import DeadlineExceeded, GiornataError, Overloaded
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.wire.messages import (
@@ -106,13 +107,13 @@ class PrepostClient:
     async def inspect(self, job: Job, deadline: Deadline) -> Inspection:
         """Decode and measure the job's pictures."""
         make = partial(InspectRequest, job=job)
-        subject = subjects.prepost("inspect", job.model)
+        subject = self._subject("inspect", job.model)
         return await self._ask(subject, make, Inspection, self._config.inspect_s, deadline)
 
     async def encode(self, job: Job, inspection: Inspection, deadline: Deadline) -> Encoding:
         """Make the conditioning of all rows."""
         make = partial(EncodeRequest, job=job, inspection=inspection)
-        subject = subjects.prepost("encode", job.model)
+        subject = self._subject("encode", job.model)
         return await self._ask(subject, make, Encoding, self._config.encode_s, deadline)
 
     async def finish(
@@ -120,14 +121,17 @@ class PrepostClient:
     ) -> FinishReply:
         """Decode and paste one picture."""
         make = partial(FinishRequest, job=job, inspection=inspection, index=index, latents=latents)
-        subject = subjects.prepost("finish", job.model)
+        subject = self._subject("finish", job.model)
         return await self._ask(subject, make, FinishReply, self._config.finish_s, deadline)
 
     async def template(self, template: TemplateRecord, deadline: Deadline) -> TemplateInputs:
         """Decode and encode a template's picture, from which its run begins."""
         make = partial(TemplateRequest, template=template)
-        subject = subjects.prepost("template", template.model)
+        subject = self._subject("template", template.model)
         return await self._ask(subject, make, TemplateInputs, self._config.encode_s, deadline)
+
+    def _subject(self, verb: str, model: str) -> str:
+        return in_cell(subjects.prepost(verb, model), self._config.cell)
 
     async def _ask(
         self, subject: str, make: Callable[..., Question], reply: type[R], limit_s: float, deadline: Deadline

@@ -17,6 +17,7 @@ from giornata.bus.work_queue import LaterLeaderError, QueueConsumer
 from giornata.scheduling.waiting import QueuedJob, Turn, Waiting
 from giornata.scheduling.window import Window
 from giornata.wire import codec, subjects
+from giornata.wire.cells import in_cell
 from giornata.wire.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable
 from giornata.wire.jobs import Job, Priority
 from giornata.wire.messages import (
@@ -75,12 +76,18 @@ class Queue:
         """Jobs that workers have had since before the queue was taken over."""
         self._unreadable = Unreadable(walks)
         self._ending = asyncio.Semaphore(ENDED_AT_ONCE)
-        self._consumers = [QueueConsumer(bus.client, bus.jetstream, priority, epoch) for priority in Priority]
+        self._consumers = [
+            QueueConsumer(bus.client, bus.jetstream, priority, epoch, config.cell) for priority in Priority
+        ]
 
     def state(self) -> QueueState:
         """What telemetry tells of the queue."""
         full, unreadable = self._places.full, len(self._unreadable)
         return self._tools.forecasting.queue(self._waiting, full=full, unreadable=unreadable)
+
+    def waits_ms(self) -> dict[str, float]:
+        """How long one more picture would wait for a worker, by model."""
+        return self._tools.forecasting.waits_ms(len(self._waiting))
 
     async def submit(self, request: SubmitRequest) -> Accepted:
         """Make a job durable; the reply means that it will end in a picture or a clear error.
@@ -102,7 +109,7 @@ class Queue:
         stored = False
         try:
             answer = await self._tools.bus.jetstream.publish(
-                subjects.jobs(job.priority), codec.encode(job), headers={IDEMPOTENCY_HEADER: job.job_id}
+                self._subject(job.priority), codec.encode(job), headers={IDEMPOTENCY_HEADER: job.job_id}
             )
             stored = not answer.duplicate  # otherwise it may have ended
             await self._tools.records.create(transitions.accepted(job))
@@ -129,6 +136,9 @@ class Queue:
         if found is None and not steps:
             raise JobNotFound(received=request.job_id)
         return (found or Forecast()).model_copy(update={"steps": steps})
+
+    def _subject(self, priority: Priority) -> str:
+        return in_cell(subjects.jobs(priority), self._tools.config.cell)
 
     def cancel(self, request: CancelRows) -> None:
         """End a job, carried or not: a cancel was broadcast."""
@@ -191,7 +201,7 @@ class Queue:
                 continue
             ended = self._ended[consumer.priority]
             await asyncio.sleep(SETTLED_S)
-            arrived = self._unreadable.count(subjects.jobs(consumer.priority), last)
+            arrived = self._unreadable.count(self._subject(consumer.priority), last)
             for held in self._held.values():
                 arrived += held.job.priority is consumer.priority and 0 < held.sequence <= last
             if count > arrived + self._ended[consumer.priority] - ended:

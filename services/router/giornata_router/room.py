@@ -13,6 +13,7 @@ from nats.js import JetStreamContext
 
 from giornata.retries import repeated
 from giornata.wire import stores
+from giornata.wire.cells import MAIN
 from giornata.wire.errors import StoreFull
 from giornata.wire.workers import StoreRoom
 from giornata_router.rules.room import may_come
@@ -26,8 +27,11 @@ log = structlog.get_logger(__name__)
 class Room:
     """How full each stream is. Nothing is known, and every job may come, until :meth:`watch` has read it."""
 
-    def __init__(self, jetstream: JetStreamContext) -> None:
+    def __init__(self, jetstream: JetStreamContext, cell: str = MAIN) -> None:
         self._jetstream = jetstream
+        self._jobs = stores.in_cell(stores.JOBS, cell)
+        self._records = stores.bucket_stream(stores.in_cell(stores.RECORDS, cell))
+        self._names = (self._jobs, *stores.SHARED_STREAMS, *stores.cell_streams(cell))
         self._stores: Mapping[str, StoreRoom] = {}
         self._unfinished = 0
         """Jobs in the work queue at the last reading, and accepted since."""
@@ -39,7 +43,7 @@ class Room:
 
     def take(self) -> None:
         """Count one more job, or raise StoreFull if its record may not fit."""
-        records = self._stores.get(stores.bucket_stream(stores.RECORDS))
+        records = self._stores.get(self._records)
         if records is not None and not may_come(records, self._unfinished):
             raise StoreFull(
                 received=f"{records.used_bytes} of {records.limit_bytes} bytes taken by records, "
@@ -58,12 +62,11 @@ class Room:
             await asyncio.sleep(READ_S)  # no event tells of it
 
     async def _read(self) -> None:
-        names = (stores.JOBS, *stores.STREAMS)
-        asks = (repeated(partial(self._jetstream.stream_info, name)) for name in names)
-        found = dict(zip(names, await asyncio.gather(*asks), strict=True))
+        asks = (repeated(partial(self._jetstream.stream_info, name)) for name in self._names)
+        found = dict(zip(self._names, await asyncio.gather(*asks), strict=True))
         self._stores = {
             name: StoreRoom(store=name, used_bytes=info.state.bytes, limit_bytes=info.config.max_bytes)
             for name, info in found.items()
             if info.config.max_bytes is not None and info.config.max_bytes > 0
         }
-        self._unfinished = found[stores.JOBS].state.messages
+        self._unfinished = found[self._jobs].state.messages

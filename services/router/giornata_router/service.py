@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -25,11 +25,11 @@ from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Patience, Placement
 from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.scheduler import SCHEDULERS
-from giornata.wire import subjects
+from giornata.wire import cells, subjects
 from giornata.wire.events import DenoisedEvent, EventKind
 from giornata.wire.fleet import FleetRequest
 from giornata.wire.messages import CancelRows, ForecastRequest, SubmitRequest, TemplateRequest
-from giornata.wire.stores import LEASES
+from giornata.wire.stores import LEASES, in_cell
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
@@ -70,7 +70,7 @@ class Router:
         self._dispatch = Dispatch(SCHEDULERS[config.policy], placement, line, connected, listened_s)
         prepost = PrepostClient(bus, self._questions, config)
         forecasting = Forecasting(placement, line, config.max_wait_s or math.inf)
-        self._room = Room(bus.jetstream)
+        self._room = Room(bus.jetstream, config.cell)
         self._tools = Tools(
             bus,
             LeaderRecords(records, self._leadership),
@@ -86,15 +86,17 @@ class Router:
         )
         self._queue: Queue | None = None
         """What is led; None on a standby."""
-        self._desk = FleetDesk(bus, placement.fleet, config.instance)
+        self._desk = FleetDesk(bus, placement.fleet, config.instance, config.cell)
         bus.on_reconnect.append(self._dispatch.recheck)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Stand by, lead when the lease is free, until `stop`."""
         jetstream = self._bus.client.jetstream(timeout=streams.LEASE_TTL_S / 2)
-        lease = Lease(jetstream, await jetstream.key_value(LEASES), self._config.instance, self._leadership)
+        cell, leases = self._config.cell, await jetstream.key_value(in_cell(LEASES, self._config.cell))
+        lease = Lease(jetstream, leases, self._config.instance, self._leadership, cell=cell)
         async with (
-            self._bus.listen(subjects.ALL_TELEMETRY, ServiceState, self._hear) as listening,
+            self._bus.listen(cells.in_cell(subjects.TELEMETRY, cell), ServiceState, self._hear) as listening,
+            self._gateways(),
             telemetry(self._bus, self._config.telemetry_hz, self._report),
             asyncio.TaskGroup() as tasks,
         ):
@@ -107,6 +109,12 @@ class Router:
                     wait_s = RENEW_S
                 await _wait(stop, wait_s)
             looking.cancel()
+
+    def _gateways(self) -> AbstractAsyncContextManager[object]:
+        """Hear the gateways' telemetry, which belongs to no cell; in the first cell it is heard with all other."""
+        if self._config.cell == cells.MAIN:
+            return nullcontext()
+        return self._bus.listen(subjects.telemetry_of(ServiceName.GATEWAY), ServiceState, self._hear)
 
     def _hear(self, state: ServiceState) -> None:
         self._dispatch.observe(state)
@@ -137,22 +145,23 @@ class Router:
         walks = asyncio.TaskGroup()
         queue = Queue(self._tools, walks, self._leadership.check())
         template = partial(register, self._tools, await TemplateRecords.open(self._bus.jetstream))
+        here = partial(cells.in_cell, cell=self._config.cell)
         endpoints = (
-            Endpoint(subjects.SUBMIT, SubmitRequest, self._by_holder(queue.submit)),
-            Endpoint(subjects.FORECAST, ForecastRequest, self._by_holder(queue.forecast)),
-            Endpoint(subjects.FLEET, FleetRequest, self._by_holder(self._desk.page)),
-            Endpoint(subjects.TEMPLATE, TemplateRequest, self._by_holder(template)),
+            Endpoint(here(subjects.SUBMIT), SubmitRequest, self._by_holder(queue.submit)),
+            Endpoint(here(subjects.FORECAST), ForecastRequest, self._by_holder(queue.forecast)),
+            Endpoint(here(subjects.FLEET), FleetRequest, self._by_holder(self._desk.page)),
+            Endpoint(here(subjects.TEMPLATE), TemplateRequest, self._by_holder(template)),
         )
-        denoised = subjects.events_of_kind(EventKind.DENOISED)
+        denoised = here(subjects.events_of_kind(EventKind.DENOISED))
         async with (
             self._bus.listen(denoised, DenoisedEvent, self._dispatch.report),
             self._bus.answer(*endpoints),
             walks,
-            self._bus.listen(subjects.ALL_CANCELS, CancelRows, queue.cancel),
+            self._bus.listen(here(subjects.ALL_CANCELS), CancelRows, queue.cancel),
             asyncio.TaskGroup() as pulls,
         ):
             pulls.create_task(self._room.watch(), name="room")
-            pulls.create_task(self._desk.tell(self._leadership), name="summary")
+            pulls.create_task(self._desk.tell(self._leadership, queue.waits_ms), name="summary")
             pulls.create_task(queue.run(), name="queue")
             self._bus.on_reconnect.append(queue.recheck)
             try:
@@ -181,7 +190,7 @@ class Router:
         queue = self._queue and self._queue.state()
         return state_of(
             ServiceName.ROUTER,
-            self._config.instance,
+            self._config,
             active=queue is not None and self._leadership.leads,
             queue=queue,
             stores=None if queue is None else self._room.stores,

@@ -19,14 +19,16 @@ from nats.js.errors import APIError, BadRequestError
 
 from giornata.retries import COMING_UP_S, repeated
 from giornata.wire import stores, subjects
+from giornata.wire.cells import MAIN, in_cell
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.events import KEPT
 
 LEASE_TTL_S: Final = 3.0
 """The life of a router's lease, by the routers' own clocks; no server's clock ends it."""
+TEMPLATES_TTL_S: Final = 31 * 24 * 3600
+"""Of an unused one; gateways may be configured for a shorter life."""
 BUCKET_TTL_S: Final = {
     stores.RECORDS: 24 * 3600,  # at the least, see records_ttl_s
-    stores.TEMPLATES: 31 * 24 * 3600,  # of an unused one; gateways may be configured for a shorter life
     stores.QUARANTINE: 7 * 24 * 3600,
     stores.LEASES: 0,  # never; buckets from before have a time to live, which routers do not rely on
 }
@@ -46,31 +48,57 @@ def records_ttl_s(result_ttl_s: float, linger_s: float) -> float:
 
 
 async def ensure_queue(
-    jetstream: JetStreamContext, *, replicas: int, max_messages: int, store_bytes: int = stores.STORE_BYTES
+    jetstream: JetStreamContext,
+    *,
+    replicas: int,
+    max_messages: int,
+    store_bytes: int = stores.STORE_BYTES,
+    cell: str = MAIN,
 ) -> None:
-    """Create the work queue, or bring its limits up to date. Only routers do this."""
+    """Create the work queue of `cell`, or bring its limits up to date. Only routers do this."""
+    name = stores.in_cell(stores.JOBS, cell)
     config = StreamConfig(
-        name=stores.JOBS,
-        subjects=[subjects.ALL_JOBS],
+        name=name,
+        subjects=[in_cell(subjects.ALL_JOBS, cell)],
         retention=RetentionPolicy.WORK_QUEUE,
         storage=StorageType.FILE,
         discard=DiscardPolicy.NEW,
         max_msgs=max_messages,
-        max_bytes=stores.limits(store_bytes)[stores.JOBS],
+        max_bytes=stores.limits(store_bytes, cell)[name],
         num_replicas=replicas,
     )
-    if not await _made(partial(jetstream.add_stream, config), stores.JOBS, store_bytes):
-        await _updated(jetstream, config, store_bytes)
+    with _told_of_no_room(config, store_bytes):
+        if not await _made(partial(jetstream.add_stream, config)):
+            await repeated(partial(jetstream.update_stream, config))
 
 
 async def ensure(
-    jetstream: JetStreamContext, *, replicas: int, events_ttl_s: float, store_bytes: int = stores.STORE_BYTES
+    jetstream: JetStreamContext,
+    *,
+    replicas: int,
+    events_ttl_s: float,
+    store_bytes: int = stores.STORE_BYTES,
+    cell: str = MAIN,
 ) -> None:
-    """Create the event stream, which keeps events for `events_ttl_s`, and the buckets that do not exist yet.
+    """Create what `cell` needs and what does not exist yet: its buckets, and the streams that all cells share.
 
     ServiceUnavailable if the server has less room than they reserve: together `store_bytes` of its file store, with
     the work queue.
     """
+    await ensure_shared(jetstream, replicas=replicas, events_ttl_s=events_ttl_s, store_bytes=store_bytes)
+    ttls_s = BUCKET_TTL_S | {stores.RECORDS: records_ttl_s(events_ttl_s, LINGER_S)}
+    most = stores.limits(store_bytes, cell)
+    for bucket, ttl_s in ttls_s.items():
+        name = stores.in_cell(bucket, cell)
+        size = most[stores.bucket_stream(name)]
+        config = KeyValueConfig(name, ttl=ttl_s, history=1, max_bytes=size, replicas=replicas)
+        await _ensure_bucket(jetstream, config, store_bytes)
+
+
+async def ensure_shared(
+    jetstream: JetStreamContext, *, replicas: int, events_ttl_s: float, store_bytes: int = stores.STORE_BYTES
+) -> None:
+    """Create what all cells share, as :func:`ensure`: the event stream and the bucket of templates."""
     limits = stores.limits(store_bytes)
     events = StreamConfig(
         name=stores.EVENTS,
@@ -81,53 +109,57 @@ async def ensure(
         max_bytes=limits[stores.EVENTS],
         num_replicas=replicas,
     )
-    await _made(partial(jetstream.add_stream, events), stores.EVENTS, store_bytes)
-    ttls_s = BUCKET_TTL_S | {stores.RECORDS: records_ttl_s(events_ttl_s, LINGER_S)}
-    for bucket, ttl_s in ttls_s.items():
-        stream = stores.bucket_stream(bucket)
-        config = KeyValueConfig(
-            bucket=bucket, ttl=ttl_s, history=1, max_bytes=limits[stream], replicas=replicas
-        )
-        await _made(partial(jetstream.create_key_value, config), stream, store_bytes)
+    with _told_of_no_room(events, store_bytes):
+        await _made(partial(jetstream.add_stream, events))
+    size = limits[stores.bucket_stream(stores.TEMPLATES)]
+    templates = KeyValueConfig(
+        stores.TEMPLATES, ttl=TEMPLATES_TTL_S, history=1, max_bytes=size, replicas=replicas
+    )
+    await _ensure_bucket(jetstream, templates, store_bytes)
 
 
-async def renew(jetstream: JetStreamContext, *, replicas: int) -> None:
-    """Bring existing streams up to date. Only routers do this.
+async def _ensure_bucket(jetstream: JetStreamContext, config: KeyValueConfig, store_bytes: int) -> None:
+    stream = StreamConfig(name=stores.bucket_stream(config.bucket), max_bytes=config.max_bytes)
+    with _told_of_no_room(stream, store_bytes):
+        await _made(partial(jetstream.create_key_value, config))
+
+
+async def update(
+    jetstream: JetStreamContext,
+    *,
+    replicas: int,
+    store_bytes: int,
+    records_ttl_s: float,
+    cell: str = MAIN,
+) -> None:
+    """Bring existing streams up to date, but for the work queue: limits, the life of records. Only routers do this.
 
     They are spread over `replicas` servers, never over fewer than now: a deployment that began with one server then
-    goes on with three. The event stream of an older version captured steps, too.
+    goes on with three. Earlier versions made streams without a limit, and an event stream that captured more. A stream
+    that holds more than its limit keeps it, and takes nothing new until enough has expired.
     """
-    for name in stores.STREAMS:
-        config = (await repeated(partial(jetstream.stream_info, name))).config
-        wanted = config.evolve(num_replicas=max(replicas, config.num_replicas or 1))
+    most = stores.limits(store_bytes, cell)
+    names = (*stores.SHARED_STREAMS, *stores.cell_streams(cell))
+    found = [(await repeated(partial(jetstream.stream_info, name))).config for name in names]
+    # what shrinks makes room for what grows
+    for config in sorted(found, key=lambda config: most[str(config.name)] - (config.max_bytes or 0)):
+        name = str(config.name)
+        wanted = config.evolve(max_bytes=most[name], num_replicas=max(replicas, config.num_replicas or 1))
         if name == stores.EVENTS:
             wanted = wanted.evolve(subjects=list(KEPT_EVENTS))
+        if name == stores.bucket_stream(stores.in_cell(stores.RECORDS, cell)):
+            wanted = wanted.evolve(
+                max_age=records_ttl_s, allow_msg_ttl=True
+            )  # ended jobs' have a life of their own
         if wanted != config:
-            await repeated(partial(jetstream.update_stream, wanted))
+            with _told_of_no_room(wanted, store_bytes):
+                await repeated(partial(jetstream.update_stream, wanted))
 
 
-async def limit(jetstream: JetStreamContext, *, store_bytes: int, records_ttl_s: float) -> None:
-    """Bring the limits of existing streams up to date, and the life of job records. Only routers do this.
-
-    Earlier versions made streams without a limit. A stream that holds more than its limit keeps it, and takes nothing
-    new until enough has expired.
-    """
-    wanted = stores.limits(store_bytes)
-    found = [(await repeated(partial(jetstream.stream_info, name))).config for name in stores.STREAMS]
-    for config in sorted(found, key=lambda config: wanted[str(config.name)] - (config.max_bytes or 0)):
-        name = str(config.name)
-        changed = config.evolve(max_bytes=wanted[name])
-        if name == stores.bucket_stream(stores.RECORDS):  # its terminal records have a life of their own
-            changed = changed.evolve(max_age=records_ttl_s, allow_msg_ttl=True)
-        if changed != config:
-            await _updated(jetstream, changed, store_bytes)
-
-
-async def _made(make: Callable[[], Awaitable[object]], stream: str, store_bytes: int) -> bool:
+async def _made(make: Callable[[], Awaitable[object]]) -> bool:
     """Whether `make` succeeded, or would have made what exists; False if it exists with another configuration."""
     try:
-        with _told_of_no_room(stream, store_bytes):
-            await repeated(make, COMING_UP_S)
+        await repeated(make, COMING_UP_S)
     except BadRequestError as error:
         if error.err_code != _STREAM_NAME_IN_USE:
             raise
@@ -135,13 +167,8 @@ async def _made(make: Callable[[], Awaitable[object]], stream: str, store_bytes:
     return True
 
 
-async def _updated(jetstream: JetStreamContext, config: StreamConfig, store_bytes: int) -> None:
-    with _told_of_no_room(str(config.name), store_bytes):
-        await repeated(partial(jetstream.update_stream, config))
-
-
 @contextmanager
-def _told_of_no_room(stream: str, store_bytes: int) -> Iterator[None]:
+def _told_of_no_room(config: StreamConfig, store_bytes: int) -> Iterator[None]:
     """Raise ServiceUnavailable, with what to do, where JetStream refuses the room that a stream would reserve."""
     try:
         yield
@@ -149,9 +176,9 @@ def _told_of_no_room(stream: str, store_bytes: int) -> Iterator[None]:
         if error.err_code not in _NO_ROOM:
             raise
         raise ServiceUnavailable(
-            f"The NATS server has no room for the stream {stream} ({error.description}). Raise its max_file_store, or "
-            "lower GIORNATA_NATS_STORE_BYTES, for all services alike; events take "
+            f"The NATS server has no room for the stream {config.name} ({error.description}). Raise its "
+            "max_file_store, or lower GIORNATA_NATS_STORE_BYTES, for all services alike; events take "
             f"{stores.EVENTS_BYTES >> 20} MiB of its max_memory_store.",
-            received=f"a limit of {stores.limits(store_bytes)[stream]} bytes",
-            accepted=f"{store_bytes} bytes of file store for all streams",
+            received=f"a limit of {config.max_bytes} bytes",
+            accepted=f"{store_bytes} bytes of file store for all streams of a cell",
         ) from error

@@ -17,7 +17,9 @@ import structlog
 from giornata import __version__
 from giornata.bus.bus import Bus
 from giornata.bus.connection import barrier
+from giornata.config import CellConfig, ServiceConfig
 from giornata.wire import subjects
+from giornata.wire.cells import in_cell
 from giornata.wire.workers import ServiceName, ServiceState, Tier
 
 Report = Callable[[], ServiceState]
@@ -49,9 +51,15 @@ class Sparing:
         return state.model_copy(update={"worker": worker.model_copy(update={"resident": None})})
 
 
-def state_of(service: ServiceName, instance: str, **told: Any) -> ServiceState:
+def state_of(service: ServiceName, config: ServiceConfig, **told: Any) -> ServiceState:
     """The state of an instance of this process; ready, unless `told`, fields that only it knows, says otherwise."""
-    own = {"service": service, "instance": instance, "host": socket.gethostname(), "version": __version__}
+    own = {
+        "service": service,
+        "instance": config.instance,
+        "cell": config.cell if isinstance(config, CellConfig) else None,
+        "host": socket.gethostname(),
+        "version": __version__,
+    }
     return ServiceState.model_validate(own | {"ready": True} | told)
 
 
@@ -76,7 +84,7 @@ async def telemetry(bus: Bus, hz: float, report: Report) -> AsyncIterator[None]:
 
 async def publish(bus: Bus, state: ServiceState) -> None:
     """Send one state at once, for a change that others should not wait for."""
-    await bus.publish(subjects.telemetry(state.service, state.instance), state)
+    await bus.publish(in_cell(subjects.telemetry(state.service, state.instance), state.cell), state)
 
 
 async def _publish(bus: Bus, hz: float, report: Report) -> None:

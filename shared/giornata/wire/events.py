@@ -1,7 +1,8 @@
 """Events of a running job. The kind is the last token of the subject ``giornata.event.<gateway>.<job>.<kind>``.
 
 A JetStream stream captures these core publishes, so that any gateway can replay them; its sequence number is the id
-that ``Last-Event-ID`` names. Steps are not captured: they are most of the events, and each one replaces the last.
+that ``Last-Event-ID`` names. Steps are not captured: they are most of the events, and each one replaces the last. Nor
+is what a denoiser tells its router alone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class EventKind(StrEnum):
     DONE = "done"
 
 
-KEPT: Final = (EventKind.STATE, EventKind.PREVIEW, EventKind.DENOISED, EventKind.DONE)
+KEPT: Final = (EventKind.STATE, EventKind.PREVIEW, EventKind.DONE)
 """The kinds that the stream captures."""
 
 

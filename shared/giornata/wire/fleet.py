@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
+from giornata.wire.cells import MAIN
 from giornata.wire.models import ModelCard
 from giornata.wire.values import Wire
 from giornata.wire.workers import ServiceName, ServiceState
 
 
 class FleetSummary(Wire):
-    """router → gateways: what an edit can be done with now; told when it changes, and every second."""
+    """router → gateways: what an edit can be done with now in a cell; told when it changes, and every second."""
+
+    cell: str = MAIN
 
     router: str
     """The instance that tells, which leads."""
@@ -18,6 +23,9 @@ class FleetSummary(Wire):
     """At most two of the ready gateways: enough for each to know whether it is alone."""
     models: tuple[ModelCard, ...] = ()
     """Models that a ready denoiser and a ready prepost serve with the same digest."""
+    wait_ms: dict[str, float] = Field(default_factory=dict)
+    """About how long a picture would wait for a worker, by model; a model whose workers' speed is unknown is left out.
+    """
     nearly_full: tuple[str, ...] = ()
     """JetStream's streams that may soon take nothing more."""
 

@@ -8,12 +8,13 @@ askers only.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from giornata.wire import stores, subjects
+from giornata.wire.cells import MAIN, anywhere
 from giornata.wire.events import EventKind
 
 API: Final = "$JS.API"
@@ -66,10 +67,20 @@ def inbox(user: str) -> str:
     return subjects.INBOX if user == User.APPLICATION else f"{subjects.INBOX}_{user}"
 
 
-def rights(user: str) -> Rights:
-    """What `user` needs, and nothing else; every application needs the same beside its inbox."""
-    publish, subscribe = _NEEDS[User.APPLICATION if user.startswith(f"{APPLICATIONS}.") else User(user)]
-    return Rights(publish, (f"{inbox(user)}.>", *subscribe))
+def rights(user: str, cells: Sequence[str] = (MAIN,)) -> Rights:
+    """What `user` needs, and nothing else; every application needs the same beside its inbox.
+
+    Of JetStream a service may use the streams of `cells`; all other subjects are open to it in every cell.
+    """
+    known = User.APPLICATION if user.startswith(f"{APPLICATIONS}.") else User(user)
+    publish, subscribe = _NEEDS[known]
+    keeps = (one for cell in cells for one in _KEEPS.get(known, _nothing)(cell))
+    # what several cells share is named by each
+    return Rights(tuple(dict.fromkeys((*publish, *keeps))), (f"{inbox(user)}.>", *subscribe))
+
+
+def _nothing(_: str) -> tuple[str, ...]:
+    return ()
 
 
 def _answers(*askers: User) -> tuple[str, ...]:
@@ -83,13 +94,20 @@ def _micro(service: User) -> tuple[str, ...]:
     return tuple(f"$SRV.{verb}{rest}" for verb in verbs for rest in ("", f".{name}", f".{name}.*"))
 
 
-_MAKES: Final = tuple(f"{API}.STREAM.CREATE.{stream}" for stream in stores.STREAMS)
+def _makes(cell: str) -> tuple[str, ...]:
+    """The rights to make the streams of `cell`, but for its work queue."""
+    return tuple(f"{API}.STREAM.CREATE.{stream}" for stream in _streams(cell))
 
 
-def _keeps(bucket: str) -> tuple[str, ...]:
+def _streams(cell: str) -> tuple[str, ...]:
+    return *stores.SHARED_STREAMS, *stores.cell_streams(cell)
+
+
+def _keeps(bucket: str, cell: str = MAIN) -> tuple[str, ...]:
     """The rights to open a bucket, and to read and write its keys."""
-    stream = stores.bucket_stream(bucket)
-    return f"{API}.STREAM.INFO.{stream}", f"{API}.STREAM.MSG.GET.{stream}", f"$KV.{bucket}.>"
+    name = stores.in_cell(bucket, cell)
+    stream = stores.bucket_stream(name)
+    return f"{API}.STREAM.INFO.{stream}", f"{API}.STREAM.MSG.GET.{stream}", f"$KV.{name}.>"
 
 
 def _follows(stream: str) -> tuple[str, ...]:
@@ -105,70 +123,58 @@ def _follows(stream: str) -> tuple[str, ...]:
 def _stateless(service: User, endpoints: str, *askers: User) -> Rights:
     """A micro service that keeps nothing in JetStream; its health check hears its own telemetry."""
     told = subjects.telemetry_of(service)
-    return Rights((told, *_answers(*askers, User.OBSERVER)), (endpoints, told, *_micro(service)))
+    return Rights((told, *_answers(*askers, User.OBSERVER)), (*anywhere(endpoints), told, *_micro(service)))
 
 
 _NEEDS: Final[Mapping[User, Rights]] = {
     User.GATEWAY: Rights(
         publish=(
-            subjects.SUBMIT,
-            subjects.FORECAST,
-            subjects.FLEET,
-            subjects.TEMPLATE,
+            *anywhere(subjects.SUBMIT),
+            *anywhere(subjects.FORECAST),
+            *anywhere(subjects.FLEET),
+            *anywhere(subjects.TEMPLATE),
             subjects.TEMPLATE_REMOVED,
-            subjects.ALL_CANCELS,
+            *anywhere(subjects.ALL_CANCELS),
             subjects.telemetry_of(User.GATEWAY),
             *_answers(User.APPLICATION, User.OBSERVER),
             f"{subjects.INBOX}_{APPLICATIONS}.>",
-            *_MAKES,
-            *_keeps(stores.RECORDS),
             *_keeps(stores.TEMPLATES),
             *_follows(stores.bucket_stream(stores.TEMPLATES)),
             *_follows(stores.EVENTS),
+            f"{API}.STREAM.NAMES",
             f"{API}.STREAM.INFO.{stores.EVENTS}",
             f"{API}.STREAM.MSG.GET.{stores.EVENTS}",
+            *(f"{API}.STREAM.CREATE.{stream}" for stream in stores.SHARED_STREAMS),
         ),
         subscribe=(
             subjects.EDIT,
             subjects.EDIT_CANCEL,
             subjects.events_of_kind(EventKind.DONE),
             subjects.events_of_kind(EventKind.STEP),
-            subjects.SUMMARY,
+            *anywhere(subjects.SUMMARY),
             subjects.telemetry_of(User.GATEWAY),
             *_micro(User.GATEWAY),
         ),
     ),
     User.ROUTER: Rights(
         publish=(
-            subjects.ALL_PREPOST,
+            *anywhere(subjects.ALL_PREPOST),
             *subjects.ALL_WORKERS,
-            subjects.ALL_JOBS,
+            *anywhere(subjects.ALL_JOBS),
             subjects.events_of_kind(EventKind.STATE),
             subjects.events_of_kind(EventKind.DONE),
             subjects.telemetry_of(User.ROUTER),
-            subjects.SUMMARY,
+            *anywhere(subjects.SUMMARY),
             *_answers(User.GATEWAY),
-            *_MAKES,
-            *(f"{API}.STREAM.{verb}.{stream}" for verb in ("INFO", "UPDATE") for stream in stores.STREAMS),
-            *_keeps(stores.RECORDS)[1:],
             *_keeps(stores.TEMPLATES)[1:],
-            *_keeps(stores.LEASES)[1:],
-            *_keeps(stores.QUARANTINE)[2:],
-            *(f"{API}.STREAM.{verb}.{stores.JOBS}" for verb in ("CREATE", "INFO", "UPDATE")),
-            f"{API}.CONSUMER.NAMES.{stores.JOBS}",
-            *(
-                f"{API}.CONSUMER.{verb}.{stores.JOBS}.*"
-                for verb in ("DURABLE.CREATE", "DELETE", "INFO", "MSG.NEXT")
-            ),
-            f"$JS.ACK.{stores.JOBS}.>",
         ),
         subscribe=(
-            subjects.SUBMIT,
-            subjects.FORECAST,
-            subjects.FLEET,
-            subjects.TEMPLATE,
-            subjects.ALL_CANCELS,
-            subjects.events_of_kind(EventKind.DENOISED),
+            *anywhere(subjects.SUBMIT),
+            *anywhere(subjects.FORECAST),
+            *anywhere(subjects.FLEET),
+            *anywhere(subjects.TEMPLATE),
+            *anywhere(subjects.ALL_CANCELS),
+            *anywhere(subjects.events_of_kind(EventKind.DENOISED)),
             subjects.ALL_TELEMETRY,
         ),
     ),
@@ -176,16 +182,14 @@ _NEEDS: Final[Mapping[User, Rights]] = {
         publish=(
             subjects.events_of_kind(EventKind.STEP),
             subjects.events_of_kind(EventKind.PREVIEW),
-            subjects.events_of_kind(EventKind.DENOISED),
+            *anywhere(subjects.events_of_kind(EventKind.DENOISED)),
             subjects.telemetry_of(User.DENOISER),
             *_answers(User.ROUTER),
-            *_MAKES,
-            *_keeps(stores.RECORDS),
             *_keeps(stores.TEMPLATES),
         ),
         subscribe=(
             *subjects.ALL_WORKERS,
-            subjects.ALL_CANCELS,
+            *anywhere(subjects.ALL_CANCELS),
             subjects.TEMPLATE_REMOVED,
             subjects.telemetry_of(User.DENOISER),
         ),
@@ -195,10 +199,36 @@ _NEEDS: Final[Mapping[User, Rights]] = {
     User.LORA_STORE: _stateless(User.LORA_STORE, subjects.ALL_LORA),
     User.APPLICATION: Rights((subjects.EDIT, subjects.EDIT_CANCEL), ()),
     User.OBSERVER: Rights(("$SRV.>",), (subjects.ALL_TELEMETRY,)),
-    User.OPERATOR: Rights(
-        (*_keeps(stores.QUARANTINE), *_follows(stores.bucket_stream(stores.QUARANTINE))), ()
+    User.OPERATOR: Rights((), ()),
+}
+"""What a user needs in every cell."""
+
+
+def _router_keeps(cell: str) -> tuple[str, ...]:
+    jobs = stores.in_cell(stores.JOBS, cell)
+    return (
+        *_makes(cell),
+        *(f"{API}.STREAM.{verb}.{stream}" for verb in ("INFO", "UPDATE") for stream in _streams(cell)),
+        *_keeps(stores.RECORDS, cell)[1:],
+        *_keeps(stores.LEASES, cell)[1:],
+        *_keeps(stores.QUARANTINE, cell)[2:],
+        *(f"{API}.STREAM.{verb}.{jobs}" for verb in ("CREATE", "INFO", "UPDATE")),
+        f"{API}.CONSUMER.NAMES.{jobs}",
+        *(f"{API}.CONSUMER.{verb}.{jobs}.*" for verb in ("DURABLE.CREATE", "DELETE", "INFO", "MSG.NEXT")),
+        f"$JS.ACK.{jobs}.>",
+    )
+
+
+_KEEPS: Final[Mapping[User, Callable[[str], tuple[str, ...]]]] = {
+    User.GATEWAY: lambda cell: _keeps(stores.RECORDS, cell),
+    User.ROUTER: _router_keeps,
+    User.DENOISER: lambda cell: (*_makes(cell), *_keeps(stores.RECORDS, cell)),
+    User.OPERATOR: lambda cell: (
+        *_keeps(stores.QUARANTINE, cell),
+        *_follows(stores.bucket_stream(stores.in_cell(stores.QUARANTINE, cell))),
     ),
 }
+"""What a user needs of JetStream to keep the jobs of a cell."""
 
 
 _RELOADS: Final = Rights(
@@ -206,15 +236,24 @@ _RELOADS: Final = Rights(
 )
 
 
-def users_config(passwords: Mapping[str, str], reloader: str, *, anonymous: User | None = None) -> str:
+def users_config(
+    passwords: Mapping[str, str],
+    reloader: str,
+    *,
+    anonymous: User | None = None,
+    cells: Sequence[str] = (MAIN,),
+) -> str:
     """The users, their passwords and rights in a NATS server's configuration.
 
     Args:
         passwords: by user; a password may be its bcrypt hash.
         reloader: password of the user RELOADER.
         anonymous: whom clients without a password are; None refuses them.
+        cells: of the deployment.
     """
-    lines = ",\n    ".join(_login(user, password, rights(user)) for user, password in passwords.items())
+    lines = ",\n    ".join(
+        _login(user, password, rights(user, cells)) for user, password in passwords.items()
+    )
     text = (
         f"authorization {{\n  users: [\n    {lines}\n  ]\n}}\n"
         f'accounts {{ "$SYS": {{ users: [{_login(RELOADER, reloader, _RELOADS)}] }} }}\n'

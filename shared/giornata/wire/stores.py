@@ -1,10 +1,14 @@
-"""Names of the streams and key-value buckets in JetStream. :mod:`giornata.bus.streams` makes them."""
+"""Names of the streams and key-value buckets in JetStream. :mod:`giornata.bus.streams` makes them.
+
+The work queue, and the buckets of records, quarantine and lease, are a cell's own; :func:`in_cell` gives their names.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
+from giornata.wire.cells import MAIN
 from giornata.wire.jobs import Priority
 
 JOBS: Final = "GIORNATA_JOBS"
@@ -24,8 +28,29 @@ def bucket_stream(bucket: str) -> str:
     return f"KV_{bucket}"
 
 
-STREAMS: Final = (EVENTS, *map(bucket_stream, (RECORDS, TEMPLATES, QUARANTINE, LEASES)))
-"""Streams that :func:`giornata.bus.streams.ensure` makes; any service that keeps something may be the first."""
+def in_cell(name: str, cell: str) -> str:
+    """The name of a stream or a bucket of `cell`, by the name that the first cell's has."""
+    return name if cell == MAIN else f"{name}-{cell}"
+
+
+def cell_of(name: str, first: str) -> str | None:
+    """The cell of a stream or a bucket that is called `first` in the first cell; None for another one."""
+    if name == first:
+        return MAIN
+    return name.removeprefix(f"{first}-") if name.startswith(f"{first}-") else None
+
+
+SHARED_STREAMS: Final = (EVENTS, bucket_stream(TEMPLATES))
+"""What all cells share."""
+
+
+def cell_streams(cell: str) -> tuple[str, ...]:
+    """The streams of a cell's own buckets."""
+    return tuple(bucket_stream(in_cell(bucket, cell)) for bucket in (RECORDS, QUARANTINE, LEASES))
+
+
+STREAMS: Final = (*SHARED_STREAMS, *cell_streams(MAIN))
+"""Streams that a cell needs beside its work queue; any service that keeps something may be the first to make them."""
 
 
 STORE_BYTES: Final = 7 << 30
@@ -42,14 +67,15 @@ _SIXTEENTHS: Final = {
 }
 
 
-def limits(store_bytes: int) -> dict[str, int]:
-    """Most bytes of every stream, where those on disk may take `store_bytes` together.
+def limits(store_bytes: int, cell: str = MAIN) -> dict[str, int]:
+    """Most bytes of every stream that `cell` uses, where those on disk may take `store_bytes` together.
 
     A server keeps this room free for each stream, so that a full one stops no other: above all not the lease.
     """
     sixteenth = (store_bytes - LEASE_BYTES) // 16
     shares = {stream: sixteenth * share for stream, share in _SIXTEENTHS.items()}
-    return {**shares, bucket_stream(LEASES): LEASE_BYTES, EVENTS: EVENTS_BYTES}
+    most = {**shares, bucket_stream(LEASES): LEASE_BYTES, EVENTS: EVENTS_BYTES}
+    return {name if name in SHARED_STREAMS else in_cell(name, cell): size for name, size in most.items()}
 
 
 def queue_consumer_name(priority: Priority, epoch: tuple[int, int]) -> str:

@@ -1,7 +1,8 @@
 """Every subject, as one function each; patterns are the constants.
 
 The second token is the permission boundary; static tokens come before dynamic ones; ids are ``[A-Za-z0-9_-]``, so
-that a user's text never becomes a subject.
+that a user's text never becomes a subject. These are the subjects of the first cell; where others have their own,
+:func:`giornata.wire.cells.in_cell` says so.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ TEMPLATE_REMOVED = "giornata.template.removed"
 """Broadcast to the denoisers: forget what was recorded of a template."""
 ALL_EVENTS = "giornata.event.>"
 ALL_TELEMETRY = "giornata.telemetry.>"
+TELEMETRY = "giornata.telemetry.*.*"
+"""All telemetry, and that of one cell, the first."""
 ALL_CANCELS = "giornata.cancel.*"
 ALL_JOBS = "giornata.jobs.*"
 ALL_PREPOST = "giornata.prepost.*.*"
@@ -111,8 +114,8 @@ def telemetry(service: str, instance: str) -> str:
 
 
 def telemetry_of(service: str) -> str:
-    """Pattern: state of every instance of a service."""
-    return f"giornata.telemetry.{token(service)}.*"
+    """Pattern: state of every instance of a service, in all cells."""
+    return f"giornata.telemetry.{token(service)}.>"
 
 
 def jobs(priority: str) -> str:

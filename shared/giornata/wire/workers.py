@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from giornata.wire.cells import MAIN
 from giornata.wire.models import ModelCard
 from giornata.wire.values import Mode, Wire
 
@@ -206,6 +207,8 @@ class ServiceState(Wire):
     service: ServiceName
     instance: str
     """Unique per process start, so that a restarted worker is another worker."""
+    cell: str | None = MAIN
+    """None: a gateway, which serves all."""
     host: str
     version: str
     ready: bool
@@ -242,6 +245,8 @@ class InstanceView(Wire):
 
     service: ServiceName
     instance: str
+    cell: str | None = MAIN
+    """The part of the fleet that it works for; null for a gateway, which serves all."""
     host: str
     version: str
     ready: bool
@@ -270,7 +275,7 @@ class FleetView(Wire):
     queued_rows: int | None = None
     steps_per_s: float | None = None
     predicted_wait_s: float | None = None
-    """Seconds until the denoising of one more picture would begin, as the router predicts it."""
+    """Seconds until the denoising of one more picture would begin where it would begin first, as routers predict it."""
     templates: TemplateCounters | None = None
     """What templates have done at all live denoisers, since the start of each."""
     stores: tuple[StoreRoom, ...] | None = None

@@ -17,6 +17,7 @@ from giornata.records import Quarantine, Records
 from giornata.scheduling.line import AGEING_S
 from giornata.scheduling.policies import PolicyName
 from giornata.wire import subjects
+from giornata.wire.cells import MAIN
 from giornata.wire.errors import (
     ServiceUnavailable,
 )
@@ -109,6 +110,7 @@ async def running_router(
     records_of: type[Records] = Records,
     quarantine_of: type[Quarantine] = Quarantine,
     blobs: BlobStore | None = None,
+    cell: str = MAIN,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """A router on a connection of its own; cancelling the task is its sudden death."""
     config = RouterConfig(
@@ -123,16 +125,21 @@ async def running_router(
         inspect_s=120,
         policy=policy,
         ageing_s=ageing_s,
+        cell=cell,
     )
     stop = asyncio.Event()
 
     async def live() -> None:
         async with buses.connect(url, name, user=User.ROUTER, password_file=password_file) as bus:
             await streams.ensure_queue(
-                bus.jetstream, replicas=replicas, max_messages=config.max_messages, store_bytes=store_bytes
+                bus.jetstream,
+                replicas=replicas,
+                max_messages=config.max_messages,
+                store_bytes=store_bytes,
+                cell=cell,
             )
-            records = await records_of.open(bus.jetstream, linger_s=linger_s)
-            quarantine = await quarantine_of.open(bus.jetstream)
+            records = await records_of.open(bus.jetstream, cell, linger_s=linger_s)
+            quarantine = await quarantine_of.open(bus.jetstream, cell)
             await Router(bus, blobs or MemoryBlobs(), records, quarantine, config).run(stop)
 
     task = asyncio.create_task(live())

@@ -37,7 +37,19 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
 
 def test_up_takes_its_flags_and_ends_with_the_stacks_status(ran: list[tuple[str, Any]]) -> None:
-    arguments = ["up", "--denoisers", "2", "--nats-servers", "3", "--family", "flux-fill", "--port", "0"]
+    arguments = [
+        "up",
+        "--denoisers",
+        "2",
+        "--cells",
+        "2",
+        "--nats-servers",
+        "3",
+        "--family",
+        "flux-fill",
+        "--port",
+        "0",
+    ]
     assert CliRunner().invoke(cli, arguments).exit_code == 7
     options = UpOptions(
         host="127.0.0.1",
@@ -45,6 +57,7 @@ def test_up_takes_its_flags_and_ends_with_the_stacks_status(ran: list[tuple[str,
         denoisers=2,
         routers=1,
         prepost=1,
+        cells=2,
         nats_servers=3,
         torch_threads=1,
         family=Family.FLUX_FILL,

@@ -85,7 +85,8 @@ def _fleet(told: dict[str, Any]) -> FleetView:
 def fleet_table(fleet: FleetView) -> RenderableType:
     """A line per instance, and the sums below; rows are pictures in progress."""
     table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
-    for name in ("service", "instance", "state"):
+    cells = len({one.cell for one in fleet.instances if one.cell}) > 1
+    for name in ("service", *(["cell"] if cells else []), "instance", "state"):
         table.add_column(name, no_wrap=True, overflow="fold")
     for name in ("run", "wait", "free", "steps/s", "ms/step"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -96,7 +97,10 @@ def fleet_table(fleet: FleetView) -> RenderableType:
             rows = (worker.running_rows, worker.waiting_rows, worker.free_rows)
             numbers = [*map(str, rows), _number(worker.steps_per_s), _number(worker.step_ms)]
         state = _state_of(one)
-        table.add_row(one.service, one.instance, Text(state, STYLES[state]), *numbers, ", ".join(one.models))
+        cell = [one.cell or ""] if cells else []
+        table.add_row(
+            one.service, *cell, one.instance, Text(state, STYLES[state]), *numbers, ", ".join(one.models)
+        )
     return Group(table, Text(), Text(sums(fleet)))
 
 

@@ -74,6 +74,13 @@ family_option: Final = click.option(
 @click.option("--routers", type=COUNT, default=1, metavar="N", help="One is active, others stand by.")
 @click.option("--prepost", type=COUNT, default=1, metavar="N", help="How many to start.")
 @click.option(
+    "--cells",
+    type=COUNT,
+    default=1,
+    metavar="N",
+    help="Parts that stand for themselves, each with a router and workers as above; a gateway serves all.",
+)
+@click.option(
     "--nats-servers",
     type=click.Choice([1, 3]),
     default=1,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from giornata.config import ENV_PREFIX
+from giornata.wire.stores import STORE_BYTES
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import Command
@@ -35,6 +36,7 @@ def environment(
         **({"MODEL_NAME": plan.model_name} if plan.model_name else {}),
         **({"NATS_PASSWORD_FILE": str(password_file)} if password_file else {}),
         **({"REPLICAS": str(plan.nats_servers)} if plan.nats_servers > 1 else {}),
+        **({"NATS_STORE_BYTES": str(STORE_BYTES // len(plan.cells))} if len(plan.cells) > 1 else {}),
     }
     return {
         **base,

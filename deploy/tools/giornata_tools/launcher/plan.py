@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from giornata.config import ServiceConfig, load
+from giornata.wire.cells import MAIN
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.model import Model
 
@@ -34,6 +35,8 @@ class StackPlan:
     """Local folder or hub id of the checkpoint."""
     model_name: str | None = None
     replicas: Mapping[ServiceName, int] = field(default_factory=lambda: dict.fromkeys(ServiceName, 1))
+    cells: tuple[str, ...] = (MAIN,)
+    """Each has the `replicas` of every service but the gateway, which serves all."""
     nats_url: str | None = None
     """External NATS; None starts embedded ones."""
     nats_servers: int = 1
@@ -71,6 +74,11 @@ def planned(chosen: Model, state: Path, logs: Path, torch_threads: int, env: Map
         ready_s=chosen.ready_s,
         env=env,
     )
+
+
+def cell_names(n: int) -> tuple[str, ...]:
+    """Names of `n` cells: main, cell-2, cell-3 and so on."""
+    return MAIN, *(f"cell-{number}" for number in range(2, n + 1))
 
 
 def restart_delay_s(previous_s: float, ran_s: float) -> float:

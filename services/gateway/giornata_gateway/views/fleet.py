@@ -20,7 +20,8 @@ def fleet_view(reports: Sequence[InstanceReport] | None) -> FleetView:
     instances = list(map(_instance, reports or ()))
     workers = [view.worker for view in instances if view.worker and view.ready and not view.draining]
     states = [report.state for report in reports or ()]
-    queue = next((state.queue for state in states if state.queue is not None and state.active), None)
+    queues = [state.queue for state in states if state.queue is not None and state.active]
+    waits = [queue.wait_ms for queue in queues if queue.wait_ms is not None]
     paces = [worker.steps_per_s for worker in workers]
     known = [steps for steps in paces if steps is not None]
     return FleetView(
@@ -30,18 +31,20 @@ def fleet_view(reports: Sequence[InstanceReport] | None) -> FleetView:
         running_rows=sum(worker.running_rows for worker in workers),
         waiting_rows=sum(worker.waiting_rows for worker in workers),
         free_rows=sum(worker.free_rows for worker in workers),
-        queued_jobs=queue.jobs if queue else None,
-        queued_rows=queue.rows if queue else None,
+        queued_jobs=sum(queue.jobs for queue in queues) if queues else None,
+        queued_rows=sum(queue.rows for queue in queues) if queues else None,
         steps_per_s=sum(known) if paces and len(known) == len(paces) else None,
-        predicted_wait_s=None if queue is None or queue.wait_ms is None else queue.wait_ms / 1e3,
+        predicted_wait_s=min(waits) / 1e3 if waits else None,
         templates=_templates(reports or ()),
         stores=stores_of(states),
     )
 
 
 def stores_of(states: Iterable[ServiceState]) -> tuple[StoreRoom, ...] | None:
-    """How full the streams are, as the active router tells."""
-    return next((state.stores for state in states if state.stores is not None and state.active), None)
+    """How full the streams are, as the active routers tell: what cells share is told by each."""
+    told = (state.stores for state in states if state.active)
+    rooms = {room.store: room for stores in told for room in stores or ()}
+    return tuple(rooms.values()) or None
 
 
 def _templates(reports: Sequence[InstanceReport]) -> TemplateCounters | None:

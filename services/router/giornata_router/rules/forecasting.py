@@ -17,6 +17,7 @@ from giornata.scheduling.waiting import QueuedJob, Waiting
 from giornata.wire.errors import QueueTooLong
 from giornata.wire.jobs import Priority
 from giornata.wire.messages import Forecast
+from giornata.wire.models import ModelCard
 from giornata.wire.workers import QueueState, ServiceName
 
 
@@ -127,15 +128,28 @@ class Forecasting:
         """Time that decoding and pasting all rows take."""
         return self.stages.finish_ms(demand.model_digest, demand.tokens)
 
+    def waits_ms(self, waiting: int) -> dict[str, float]:
+        """How long one more picture would wait behind `waiting` jobs that are not carried yet, by model.
+
+        A model is left out while that is unknown.
+        """
+        found: dict[str, float] = {}
+        for card in self._served():
+            latest = self._latest.get(card.digest)
+            demand = Demand(card.name, card.digest, latest.shapes[:1] if latest else (ROW,))
+            wait_ms = self._wait_ms(demand, self._line.totals.all, waiting)
+            if wait_ms is not None:
+                found[card.name] = wait_ms
+        return found
+
     def _next_wait_ms(self, waiting: int) -> float | None:
         """How long one more picture would wait; None while it is unknown, and where several models are served."""
-        served = {c.digest: c for s in self._placement.fleet.ready(ServiceName.DENOISER) for c in s.models}
-        if len(served) != 1:
-            return None
-        [card] = served.values()
-        latest = self._latest.get(card.digest)
-        demand = Demand(card.name, card.digest, latest.shapes[:1] if latest else (ROW,))
-        return self._wait_ms(demand, self._line.totals.all, waiting)
+        served = self._served()
+        return self.waits_ms(waiting).get(served[0].name) if len(served) == 1 else None
+
+    def _served(self) -> list[ModelCard]:
+        ready = self._placement.fleet.ready(ServiceName.DENOISER)
+        return list({card.digest: card for state in ready for card in state.models}.values())
 
     def _preparing_before(self, priority: Priority) -> int:
         """Jobs that are prepared and come before a new one."""

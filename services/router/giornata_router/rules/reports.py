@@ -5,14 +5,17 @@ A figure that does not follow from recent telemetry is None, which is shown as *
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median
+from types import MappingProxyType
 from typing import Final
 
 from giornata.fleet import served
+from giornata.wire.cells import MAIN
 from giornata.wire.fleet import FleetSummary, InstanceReport
 from giornata.wire.workers import ServiceName, ServiceState
 
@@ -23,6 +26,7 @@ SHORTEST_S: Final = 0.5
 SAMPLES_S: Final = 60.0
 """Step times older than this say nothing about the next step."""
 MAX_SAMPLES: Final = 128
+_UNFELT_MS: Final = 10.0
 
 
 @dataclass
@@ -74,17 +78,34 @@ class StepRates:
         return median(recent) if recent else None
 
 
-def summary(router: str, states: Sequence[ServiceState]) -> FleetSummary:
-    """What an edit can be done with now, by the latest telemetry of every live instance; `router` leads."""
+def coarse(milliseconds: float) -> float:
+    """A wait in two digits, so that it is told again only where it has changed."""
+    if milliseconds < _UNFELT_MS:
+        return 0.0
+    return round(milliseconds, 1 - math.floor(math.log10(milliseconds)))
+
+
+def summary(
+    router: str,
+    states: Sequence[ServiceState],
+    cell: str = MAIN,
+    wait_ms: Mapping[str, float] = MappingProxyType({}),
+) -> FleetSummary:
+    """What an edit can be done with now in `cell`, by the latest telemetry of every live instance; `router` leads.
+
+    `wait_ms` tells how long a picture would wait for a worker, by model.
+    """
     taking = [state for state in states if state.ready and not state.draining]
     ready = Counter(state.service for state in taking)
     gateways = (state.instance for state in taking if state.service is ServiceName.GATEWAY)
     rooms = (room for state in taking if state.instance == router for room in state.stores or ())
     return FleetSummary(
+        cell=cell,
         router=router,
         ready=dict(sorted(ready.items())),
         gateways=tuple(islice(gateways, 2)),
         models=tuple(card for _, card in sorted(served(states).items())),
+        wait_ms={model: coarse(wait) for model, wait in sorted(wait_ms.items())},
         nearly_full=tuple(room.store for room in rooms if room.nearly_full),
     )
 
