@@ -14,11 +14,18 @@ from giornata.config import ServiceConfig, load
 from giornata.families import Family
 from giornata.nats_users import USERS_CONF
 from giornata.wire.permissions import has_anonymous
+from giornata.wire.stores import STORE_BYTES
 from giornata.wire.workers import ServiceName
 from giornata_tools.cli.system import up
 from giornata_tools.launcher.commands import GatewayPorts, environment, service_command
 from giornata_tools.launcher.model import DOWNLOAD_S, Model, builder_digest, choose, publish
-from giornata_tools.launcher.plan import DRAIN_ORDER, MAX_RESTART_DELAY_S, StackPlan, restart_delay_s
+from giornata_tools.launcher.plan import (
+    DRAIN_ORDER,
+    MAX_RESTART_DELAY_S,
+    StackPlan,
+    cell_names,
+    restart_delay_s,
+)
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import EmbeddedNats, NatsServer, nats_config, valkey_config
 from giornata_tools.launcher.up import UpOptions, plan
@@ -62,6 +69,14 @@ def test_a_service_reads_what_the_launcher_says(monkeypatch: pytest.MonkeyPatch)
     config = load(ServiceConfig, "router", ["--instance", "router-1"])
     assert (config.nats_url, config.blobs_url) == (NATS_URL, REDIS_URL)
     assert (config.instance, config.drain_s) == ("router-1", 3.5)
+
+
+def test_cells_share_the_room_of_one_store() -> None:
+    name = "GIORNATA_NATS_STORE_BYTES"
+    two = replace(PLAN, cells=cell_names(2))
+    assert name not in surroundings({})
+    assert int(surroundings({}, two)[name]) == STORE_BYTES // 2
+    assert surroundings({name: "99"}, two)[name] == "99"
 
 
 def test_addresses_are_no_flags_because_they_may_hold_passwords() -> None:

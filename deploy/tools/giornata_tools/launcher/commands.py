@@ -36,9 +36,10 @@ def environment(
         **({"MODEL_NAME": plan.model_name} if plan.model_name else {}),
         **({"NATS_PASSWORD_FILE": str(password_file)} if password_file else {}),
         **({"REPLICAS": str(plan.nats_servers)} if plan.nats_servers > 1 else {}),
-        **({"NATS_STORE_BYTES": str(STORE_BYTES // len(plan.cells))} if len(plan.cells) > 1 else {}),
     }
+    shared = {f"{ENV_PREFIX}NATS_STORE_BYTES": str(STORE_BYTES // len(plan.cells))}
     return {
+        **(shared if len(plan.cells) > 1 else {}),
         **base,
         **dict.fromkeys(threads, str(plan.torch_threads)),
         **{ENV_PREFIX + name: value for name, value in own.items()},
