@@ -15,6 +15,13 @@ from xdist.scheduler import LoadGroupScheduling
 
 from tests.order import ByGroup, longest_first
 
+os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+"""Of torch in the workers and in the processes that tests start; OpenMP reads it when torch is imported.
+
+More processes compute than there are processors. Threads that wait for each other by spinning then take most of the
+time: files that repaint took 422 s of two processors with them, and 113 s like this.
+"""
+
 pytest_plugins = ["pytester"]
 
 NO_BROWSER = "no browser:"

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from giornata.bus.streams import LINGER_S
 from giornata.deadlines import Deadline
-from giornata.retries import repeated, written
+from giornata.retries import error_code, repeated, written
 from giornata.wire import codec, subjects
 from giornata.wire.cells import MAIN
 from giornata.wire.errors import GiornataError, InternalError, JobNotFound, StoreFull, TemplateNotFound
@@ -78,7 +78,7 @@ class RecordBucket(Generic[R]):
         except KeyWrongLastSequenceError:
             return False
         except APIError as error:
-            if error.err_code != _STORE_FAILED:
+            if error_code(error) != _STORE_FAILED:
                 raise
             raise StoreFull(received=self.key_of(record), retry_after_s=FULL_RETRY_S) from error
         return True
@@ -116,7 +116,7 @@ class RecordBucket(Generic[R]):
         try:
             await written(publish)
         except APIError as error:
-            if error.err_code in _WRONG_LAST:
+            if error_code(error) in _WRONG_LAST:
                 raise KeyWrongLastSequenceError(description=error.description) from error
             raise
 

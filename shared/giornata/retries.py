@@ -10,7 +10,12 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 import nats.errors
-from nats.js.errors import BadRequestError, NoStreamResponseError, ServiceUnavailableError
+from nats.js.errors import (
+    BadRequestError,
+    KeyNotFoundError,
+    NoStreamResponseError,
+    ServiceUnavailableError,
+)
 from tenacity import (
     AsyncRetrying,
     RetryCallState,
@@ -32,6 +37,7 @@ LEADERLESS_S: Final = 15.0
 """How long we wait for a cluster that chooses a leader; Raft waits four to nine seconds before it replaces one."""
 _NO_SUITABLE_PEERS: Final = 10005
 """JetStream's error code: fewer servers are up than replicas are asked for."""
+_NOT_TAKEN: Final = (NoStreamResponseError, KeyNotFoundError)
 
 T = TypeVar("T")
 Errors = type[Exception] | tuple[type[Exception], ...]
@@ -75,11 +81,15 @@ async def repeated(ask: Callable[[], Awaitable[T]], limit_s: float = LEADERLESS_
 async def written(write: Callable[[], Awaitable[T]]) -> T:
     """The answer of JetStream to a write, which is tried again only if it was surely not taken.
 
-    After a TimeoutError or LostError it may have been taken.
+    After a TimeoutError or LostError it may have been taken. A creation meets KeyNotFoundError where another writer was
+    faster, and a cluster of servers has taken that record but not applied it: nobody can read it yet.
     """
-    return await until_led(lambda error: isinstance(error, NoStreamResponseError), LEADERLESS_S)(
-        _awaited, write
-    )
+    return await until_led(lambda error: isinstance(error, _NOT_TAKEN), LEADERLESS_S)(_awaited, write)
+
+
+def error_code(error: BaseException) -> int | None:
+    """JetStream's code of an error. An error that the client makes has none, nor even the attribute."""
+    return getattr(error, "err_code", None)
 
 
 async def _awaited(ask: Callable[[], Awaitable[T]]) -> T:
@@ -88,7 +98,7 @@ async def _awaited(ask: Callable[[], Awaitable[T]]) -> T:
 
 def _has_no_leader(error: BaseException) -> bool:
     if isinstance(error, BadRequestError):
-        return getattr(error, "err_code", None) == _NO_SUITABLE_PEERS  # errors made by the client have none
+        return error_code(error) == _NO_SUITABLE_PEERS
     return isinstance(error, (ServiceUnavailableError, nats.errors.TimeoutError, LostError))
 
 

@@ -170,7 +170,7 @@ def live_stack(
             logs = {path.name: path.read_text(errors="replace") for path in plan.logs.glob("*.log")}
     refused = {name: log for name, log in logs.items() if "nats_refused" in log or "answer_refused" in log}
     assert refused == {}, "every service has the rights that it needs"
-    assert stack.obituaries == [], "every process ended when and as it was told"
+    assert stack.obituaries == [], f"not every process ended when and as it was told: {stack.obituaries}"
 
 
 @contextmanager

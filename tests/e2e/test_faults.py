@@ -30,6 +30,7 @@ QUEUE_LIMIT = 4
 
 PAIRS = dict.fromkeys(ServiceName, 2) | {ServiceName.CONTROLNET: 1, ServiceName.LORA_STORE: 1}
 SETTINGS = {
+    "GIORNATA_CAPACITY_ROWS": "1",  # two pictures need two denoisers, however slow one of them looks
     "GIORNATA_DRAIN_S": "0",  # what a denoiser has begun goes on elsewhere
     "GIORNATA_NOTICE_S": "0",
     "GIORNATA_MAX_CONCURRENT_ROWS": "1",

@@ -126,6 +126,18 @@ async def test_one_server_may_die_whichever_and_the_next_when_it_is_back(
     cluster.servers[second].start()
 
 
+async def test_one_of_two_who_create_a_record_at_once_is_told_that_it_was_first(
+    cluster: NatsCluster, stack: AsyncExitStack
+) -> None:
+    """A router does: by accepting a job, and by carrying it as soon as the queue delivers it."""
+    buses_of_both = [await connected(stack, cluster, User.ROUTER) for _ in range(2)]
+    await streams.ensure(buses_of_both[0].jetstream, replicas=3, events_ttl_s=60)
+    both = [await Records.open(bus.jetstream) for bus in buses_of_both]
+    for _ in range(300):  # in one of forty the second writer finds no record to read
+        record = transitions.accepted(make_job())
+        assert sorted(await asyncio.gather(*(records.create(record) for records in both))) == [False, True]
+
+
 async def test_all_servers_may_be_killed_at_once(cluster: NatsCluster, stack: AsyncExitStack) -> None:
     bus = await connected(stack, cluster, User.ROUTER)
     await streams.ensure(bus.jetstream, replicas=3, events_ttl_s=60)

@@ -11,9 +11,9 @@ from contextlib import aclosing
 import nats.errors
 import structlog
 from nats.aio.msg import Msg
-from nats.js.errors import APIError
 
 from giornata.bus.work_queue import LaterLeaderError, QueueConsumer
+from giornata.retries import error_code
 from giornata.scheduling.waiting import QueuedJob, Turn, Waiting
 from giornata.scheduling.window import Window
 from giornata.wire import codec, subjects
@@ -114,7 +114,7 @@ class Queue:
             stored = not answer.duplicate  # otherwise it may have ended
             await self._tools.records.create(transitions.accepted(job))
         except nats.errors.Error as error:
-            if isinstance(error, APIError) and error.err_code == _MESSAGES_EXCEEDED:
+            if error_code(error) == _MESSAGES_EXCEEDED:
                 raise QueueFull(retry_after_s=RETRY_AFTER_S) from error
             raise ServiceUnavailable("The work queue does not answer.", retry_after_s=2) from error
         finally:

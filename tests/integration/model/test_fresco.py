@@ -65,6 +65,7 @@ def test_it_is_small_bfloat16_and_says_what_it_is() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("fresco-prompts")  # together they would outlast every other group
 @pytest.mark.parametrize("side", [128, 256])
 def test_the_pipeline_paints_what_the_prompt_says(pipeline: FluxFillPipeline, side: int) -> None:
     right = 0
@@ -78,6 +79,7 @@ def test_the_pipeline_paints_what_the_prompt_says(pipeline: FluxFillPipeline, si
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("fresco-backgrounds")  # together they would outlast every other group
 @pytest.mark.parametrize("side", [128, 256])
 def test_the_pipeline_completes_the_background(pipeline: FluxFillPipeline, side: int) -> None:
     slots = [slot for slot in cases.slots() if slot.task is Task.REMOVE and slot.side == side]

@@ -110,20 +110,24 @@ async def test_one_tenant_is_refused_before_it_has_all_places(bench: Bench, priv
         await bench.submit(make_job(tenant="few"))
 
 
-@pytest.mark.timeout(180)
-async def test_1000_queued_jobs_are_taken_over_at_once_and_each_ends_once(
-    bench: Bench, private_nats: NatsServer
+@pytest.mark.parametrize(
+    "count", [200, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(600)])]
+)
+async def test_queued_jobs_are_taken_over_at_once_and_each_ends_once(
+    bench: Bench, private_nats: NatsServer, count: int
 ) -> None:
-    jobs = [make_job(budget_ms=600_000, tenant=f"t{i % 3}") for i in range(1000)]
+    jobs = [make_job(budget_ms=600_000, tenant=f"t{i % 3}") for i in range(count)]
     async with AsyncExitStack() as stack:
         await queued(bench, jobs)
-        first = await stack.enter_async_context(running_router(private_nats.url, "r1", queue_limit=1000))
+        first = await stack.enter_async_context(running_router(private_nats.url, "r1", queue_limit=count))
         slow = await denoiser(stack, bench, "d1", capacity=8, step_s=0.2)
         await slow.news.until(lambda: len(slow.requests) == 8)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        await stack.enter_async_context(running_router(private_nats.url, "r2", queue_limit=1000))
-        assert (await told(bench, "r2", "full")).jobs > 800, "all that is queued counts at once"
+        await stack.enter_async_context(running_router(private_nats.url, "r2", queue_limit=count))
+        assert (await told(bench, "r2", "full")).jobs >= count - 100, (
+            "all that is queued counts at once, but for what is carried"
+        )
         slow._step_s = 0.0
         await denoiser(stack, bench, "d2", capacity=32, step_s=0.0)
         async with asyncio.timeout(120):
