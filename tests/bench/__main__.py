@@ -29,6 +29,7 @@ LONG: Final[dict[str, list[str]]] = {
     "router_decision": [],
     "submission": [],
     "router_scale": ["--seconds", "30", "--jobs", "2000"],
+    "cells": ["--seconds", "30", "--jobs", "2000", "--repeats", "3"],
     "serve": ["--seconds", "300", "--shares", "0.2,0.4,0.6,0.8,1.0,1.2"],
     "simulator_fidelity": ["--seconds", "600"],
     "simulation": ["--seconds", "600", "--seeds", "5", "--workers", "1000"],
