@@ -125,7 +125,7 @@ class Line:
         self.totals = LineTotals()
         """What the rows that wait ask for, summed up."""
         self._tickets = itertools.count()
-        self._shares = FairShares()
+        self._shares = FairShares[str]()
         self._favoured = 0
         """Jobs that were served for their deadline, one after the other."""
 
