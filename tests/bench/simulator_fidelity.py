@@ -165,10 +165,9 @@ class Bench:
         return calibrated(rounds, self.heard, jobs, self.templates, self.rest)
 
     async def live(self, rate: float) -> Live:
-        """Requests by chance at `rate` a second."""
-        requests = draw(
-            arrival_times(rate, self.options.seconds, self.options.seed), self.work, self.options.seed
-        )
+        """Requests by chance at `rate` a second; one where none would arrive."""
+        times = arrival_times(rate, self.options.seconds, self.options.seed) or [0.0]
+        requests = draw(times, self.work, self.options.seed)
         self.heard.rows.clear()
         began_s, stolen_s = time.perf_counter(), psutil.cpu_times().steal
         outcomes = await served([self.stack.url], requests, self.pictures)
