@@ -26,8 +26,7 @@ class RouterConfig(CellConfig):
     ageing_s: float = Field(
         AGEING_S,
         ge=0,
-        description="A batch job that has waited for so long comes as if it were interactive, any job after half of it "
-        "before its tenant's others.",
+        description="A batch job that has waited for so long comes as if it were interactive.",
     )
     stall_factor: float = Field(
         10.0,

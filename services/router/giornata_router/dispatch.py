@@ -99,11 +99,14 @@ class Dispatch:
             self._resolve(attempt, NoReport.RECHECK)
 
     def likely(self, demand: Demand) -> str | None:
-        """The worker that the first piece of `demand` would get now if no job came before it."""
+        """The worker that the first piece of `demand` would get now if no job came before it.
+
+        Where none has room, the one that will be empty first.
+        """
         alone, now = Line(), time.monotonic()
         alone.join("", demand.piece(), Claim(), now)
         placements = self._scheduler.decide(alone, self.placement, now).placements
-        return placements[0].worker if placements else None
+        return placements[0].worker if placements else self.placement.soonest(demand)
 
     @asynccontextmanager
     async def in_line(
@@ -121,8 +124,7 @@ class Dispatch:
         `rows` are indices of the job's rows, and `numbers` those of its next attempts; `fetching` is a worker that has
         been told to read their template from disk.
         """
-        if claim.finish_by_s is not None:
-            claim = replace(claim, takes_s=self.placement.least_ms(demand.piece()) / 1e3)
+        claim = replace(claim, takes_s=self.placement.least_ms(demand.piece()) / 1e3)
         key = self.line.join(job_id, demand, claim, time.monotonic(), rows=rows, fetching=fetching).key
         pending = self._pending[key] = PendingRows(rows, numbers)
         self._decide()
@@ -182,6 +184,7 @@ class Dispatch:
             self._wake.cancel()
             self._wake = None
         now = time.monotonic()
+        self.placement.heed(self.line.totals.all.rows)
         decision = self._scheduler.decide(self.line, self.placement, now)
         for key, worker, rows, passes in decision.placements:
             given = self._pending[key].give(worker, rows)

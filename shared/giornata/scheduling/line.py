@@ -1,9 +1,9 @@
 """Jobs that wait for a worker, and whose turn is next: fair between tenants, by priority, never starving. Pure.
 
-Tenants take turns by their shares (:mod:`giornata.scheduling.shares`). Among a tenant's jobs, the one with the least
-work that no worker has comes first, since so most jobs end soonest. Jobs that have waited for a while, and jobs whose
-rows stay together, come before all others of their tenant, in the order of their arrival. Batch jobs come after
-interactive ones until they have waited for twice as long.
+Tenants take turns by their shares (:mod:`giornata.scheduling.shares`). A tenant's jobs come in the order of their
+arrival, but each is deferred by a multiple of its work that no worker has: small jobs pass large ones, since so most
+jobs end soonest, but only those that come soon after. Jobs whose rows stay together come before all others of their
+tenant. Batch jobs come after interactive ones until they have waited for a while.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
 from operator import itemgetter
 from typing import Final, TypeVar
 
@@ -24,8 +23,9 @@ from giornata.scheduling.totals import LineTotals
 from giornata.wire.jobs import Priority
 
 AGEING_S: Final = 30.0
-"""A batch job that has waited for so long comes as if it were interactive, any job after half of it before its tenant's
-others."""
+"""A batch job that has waited for so long comes as if it were interactive."""
+DEFERRED: Final = 5.0
+"""A job comes after the jobs of its tenant that arrive within so many times its own work."""
 FAVOURED: Final = 8
 """Jobs with a deadline that may come before one that has waited for :data:`AGEING_S`; then it is its turn."""
 
@@ -37,7 +37,7 @@ class Turn(StrEnum):
     """Which of a tenant's jobs comes first."""
 
     LEAST_WORK = "least_work"
-    """The one with the least work that no worker has, until one has waited for half of :data:`AGEING_S`."""
+    """The least by its arrival and :data:`DEFERRED` times its work that no worker has."""
     ARRIVAL = "arrival"
     """The one that arrived first."""
 
@@ -45,7 +45,7 @@ class Turn(StrEnum):
 Key = tuple[str, int]
 """A job and a number: rows of one job may join the line several times, where some came back from a lost worker."""
 _Rank = tuple[bool, float, float, int]
-"""What orders a tenant's jobs: whether it yields to interactive ones, its deadline, work without a worker, ticket."""
+"""What orders a tenant's jobs: whether it yields to interactive ones, its deadline, its deferred arrival, ticket."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Claim:
     finish_by_s: float | None = None
     """When its rows should be computed, by the clock of `now`; None for no wish."""
     takes_s: float = 0.0
-    """The least time that computing them takes."""
+    """The least time that one of them takes, or all of them where they stay together; 0 where it is not known."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ class QueuedRows:
     fetching: str | None = None
     """The worker that was told to read the job's template from disk, since it is the likely one."""
 
-    @cached_property
-    def work(self) -> float:
-        """Token steps of its rows."""
-        return self.demand.size
+    @property
+    def takes_s(self) -> float:
+        """The least time that its rows take one after the other."""
+        return self.claim.takes_s * len(self.rows)
 
     @property
     def job_id(self) -> str:
@@ -125,7 +125,7 @@ class Line:
         self.totals = LineTotals()
         """What the rows that wait ask for, summed up."""
         self._tickets = itertools.count()
-        self._shares = FairShares()
+        self._shares = FairShares[str]()
         self._favoured = 0
         """Jobs that were served for their deadline, one after the other."""
 
@@ -212,8 +212,6 @@ class Line:
         times: list[float] = []
         for entry in self:
             claim = entry.claim
-            if self._turn is Turn.LEAST_WORK:
-                times.append(entry.since_s + self._ageing_s / 2)
             if self._by_deadline or claim.priority is Priority.BATCH:
                 times.append(entry.since_s + self._ageing_s)
             if self._by_deadline and claim.finish_by_s is not None:
@@ -235,9 +233,11 @@ class Line:
 
     def _rank(self, entry: QueuedRows, now: float) -> _Rank:
         yields = entry.claim.priority is Priority.BATCH and not self._aged(entry, now)
-        in_order = self._turn is Turn.ARRIVAL or entry.demand.together or entry.demand.alone
-        in_order |= now - entry.since_s >= self._ageing_s / 2
-        return yields, self._due_s(entry, now), 0.0 if in_order else entry.work, entry.key[1]
+        turn_s = entry.since_s
+        if self._turn is Turn.LEAST_WORK:
+            whole = entry.demand.together or entry.demand.alone
+            turn_s = -math.inf if whole else turn_s + DEFERRED * entry.takes_s
+        return yields, self._due_s(entry, now), turn_s, entry.key[1]
 
     def _aged(self, entry: QueuedRows, now: float) -> bool:
         return now - entry.since_s >= self._ageing_s

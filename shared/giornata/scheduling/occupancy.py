@@ -155,9 +155,17 @@ class Occupancy:
         empty = Backlog(self.shown.capacity_rows, pace.base_ms, tokens=self.shown.capacity_tokens)
         work_ms = sum(load.work_ms for load in loads)
         backlog = empty.running_what_fits(loads)
-        places = backlog.places if pace.costs is UNIT else backlog.worth(slack)
-        self.totals = Totals(Outlook(backlog), tuple(owners), tokens, work_ms, places)
+        self.totals = Totals(Outlook(backlog), tuple(owners), tokens, work_ms, self._worth(backlog, slack))
         return self.totals
+
+    def limit(self, slack: float) -> None:
+        """Let it have as many rows as are worth it by another `slack`."""
+        if self.totals is not None:
+            places = self._worth(self.totals.outlook.backlog, slack)
+            self.totals = self.totals._replace(places=places)
+
+    def _worth(self, backlog: Backlog, slack: float) -> int:
+        return backlog.places if self.pace.costs is UNIT else backlog.worth(slack)
 
     def _costs(
         self, attempt: Attempt, rows: Iterable[RowProgress], demand: Demand | None

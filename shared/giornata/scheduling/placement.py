@@ -25,8 +25,10 @@ from giornata.wire.workers import ServiceState
 SAMPLED: Final = 32
 """How many of many workers a forecast looks at."""
 
-SLACK: Final = 0.05
-"""Share of a worker's fastest rate that is given up for fewer rows, each of which then ends sooner."""
+SLACK: Final = 0.1
+"""Share of a worker's fastest rate that is given up for fewer rows, each of which then ends sooner, while none wait."""
+NEARLY: Final = 1.25
+"""A slack that is off by less than this factor is left as it is."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,13 @@ class Booking:
 class Placement:
     """The live fleet and the rows that were assigned to it from here.
 
-    A worker gets no more rows once it computes them as fast as with all its places, but for `slack` of that rate.
+    A worker gets no more rows once it computes them as fast as with all its places, but for a share of that rate:
+    `slack` while no rows wait, half of it where half as many wait as there are places, and less the more wait.
     """
 
     def __init__(self, patience: Patience | None = None, *, slack: float = SLACK) -> None:
-        self._slack = slack
+        self._most_slack = self._slack = slack
+        self._capacity_rows = 0
         self.fleet = Fleet()
         self.estimates = Estimates()
         self._repeats = Repeats()
@@ -86,6 +90,7 @@ class Placement:
                 worker.unseen.pop(attempt, None)
         worker.stalled = self._is_stalled(worker)
         self._workers[name] = worker
+        self._capacity_rows += shown.capacity_rows - (before.shown.capacity_rows if before else 0)
         served = worker.served
         for model in served:
             self._roster(model).put(worker)
@@ -104,6 +109,7 @@ class Placement:
         silent = {state.instance for state in self.fleet.expire(now)}
         for name in silent:
             worker = self._workers.pop(name, None)
+            self._capacity_rows -= worker.shown.capacity_rows if worker else 0
             for model in worker.served if worker else ():
                 self._roster(model).drop(name)
             self.estimates.forget(name)
@@ -132,6 +138,16 @@ class Placement:
     def refuse(self, worker: str) -> None:
         """Give nothing to `worker`, which had no room, before its next telemetry."""
         self._refused.add(worker)
+
+    def heed(self, waiting_rows: int) -> None:
+        """Let workers have as many rows as are worth it while so many wait in the line."""
+        slack = self._most_slack / (1 + 2 * waiting_rows / max(1, self._capacity_rows))
+        if self._slack / NEARLY <= slack <= self._slack * NEARLY:
+            return
+        self._slack = slack
+        for worker in self._workers.values():
+            worker.limit(slack)
+            self._changed(worker)
 
     def has_room(self, demand: Demand, excluded: Collection[str] = ()) -> bool:
         """Whether a worker that is not `excluded` could take `demand` now, be it a good choice or not."""
@@ -169,9 +185,9 @@ class Placement:
         ]
 
     def least_ms(self, demand: Demand) -> float:
-        """Time that `demand` takes alone on the fastest worker that serves it; 0 while no worker's speed is known."""
-        weigh = Weighing(demand)
-        known = (worker for worker in self._serving(demand).all() if worker.pace is not UNKNOWN)
+        """Time that `demand` takes alone on the fastest of the workers in a sample; 0 while no speed is known."""
+        weigh, sample = Weighing(demand), self._serving(demand).sample(SAMPLED)
+        known = (worker for worker, _ in sample if worker.pace is not UNKNOWN)
         return min((weigh.ms(worker, 1.0) for worker in known), default=0.0)
 
     def assigned(self, job_id: str) -> list[Booking]:

@@ -1,73 +1,98 @@
-"""Whose turn it is among tenants: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996). Pure.
+"""Whose turn it is among flows of jobs: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996). Pure.
 
-Every tenant has a start tag: the virtual time at which its next work begins. The tenant with the least tag is next, and
-what it is served moves its tag on by the work over its weight. So a tenant with a thousand jobs delays another tenant's
-single job by about one job, and the order of a tenant's own jobs is free.
+Every flow, such as a tenant, has a start tag: the virtual time at which its next work begins. The flow with the least
+tag is next, and what it is served moves its tag on by the work over its weight. So a tenant with a thousand jobs delays
+another tenant's single job by about one job, and the order of a tenant's own jobs is free. A job that leaves unserved
+costs its flow nothing.
 
-Virtual time moves on by the work over the weights of all tenants that wait (WF2Q+, Bennett and Zhang, INFOCOM 1996).
-It passes every tag in the end: no stream of new tenants starves an old one, and no tenant is remembered for ever.
+Virtual time moves on by the work over the weights of all flows that wait, and is never before the least of their tags
+(WF2Q+, Bennett and Zhang, INFOCOM 1996). It passes every tag in the end: no stream of new flows starves an old one, and
+no flow is remembered for ever.
 """
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from collections.abc import Hashable
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Final, Generic, NamedTuple, TypeVar
+
+F = TypeVar("F", bound=Hashable)
+
+VOID: Final = 64
+"""So many void entries may there be beside as many as are needed."""
 
 
-class FairShares:
-    """The start tags of tenants that wait, and of tenants that had more than their share lately."""
+class _Place(NamedTuple, Generic[F]):
+    """Where the next work of a flow begins."""
+
+    tag: float
+    ticket: int
+    """Of equal tags the older one comes first."""
+    flow: F
+
+
+class FairShares(Generic[F]):
+    """The start tags of flows that wait, and of flows that had more than their share lately; operations in O(log n)."""
 
     def __init__(self) -> None:
         self._virtual = 0.0
-        self._tags: dict[str, float] = {}
-        self._waiting: dict[str, tuple[int, float]] = {}
-        """How many jobs of a tenant wait, and its weight."""
+        self._places: dict[F, _Place[F]] = {}
+        self._waiting: dict[F, tuple[int, float]] = {}
+        """How many jobs of a flow wait, and its weight."""
         self._weights = 0.0
         """Their sum."""
-        self._idle: list[tuple[float, str]] = []
-        """A heap of the tags of tenants that wait no longer, and of some that have come back since."""
-        self._noted: set[tuple[float, str]] = set()
-        """What is in the heap."""
+        self._heap: list[_Place[F]] = []
+        """Places of flows that wait, and void ones."""
+        self._tickets = count()
+        self._most = VOID
+        """With more places than these, void ones are dropped."""
 
     def __len__(self) -> int:
-        return len(self._tags) + len(self._idle)
+        return max(len(self._places), len(self._heap))
 
-    def tag(self, tenant: str) -> float:
-        """Where the next work of a tenant that waits begins, in virtual time."""
-        return self._tags[tenant]
+    def tag(self, flow: F) -> float:
+        """Where the next work of a flow that waits begins, in virtual time."""
+        return self._places[flow].tag
 
-    def join(self, tenant: str, weight: float) -> None:
-        """One more job of `tenant` waits; `weight`, above 0, is the tenant's from now on."""
-        jobs, before = self._waiting.get(tenant, (0, 0.0))
-        if not jobs:
-            self._tags[tenant] = max(self._virtual, self._tags.get(tenant, 0.0))
-        self._waiting[tenant] = jobs + 1, weight
+    def first(self) -> F | None:
+        """The flow with the least tag; None where none waits."""
+        while self._heap:
+            place = self._heap[0]
+            if place.flow in self._waiting and self._places[place.flow] is place:
+                return place.flow
+            heappop(self._heap)
+        return None
+
+    def join(self, flow: F, weight: float) -> None:
+        """One more job of `flow` waits; `weight`, above 0, is the flow's from now on."""
+        jobs, before = self._waiting.get(flow, (0, 0.0))
+        first, known = self.first(), self._places.get(flow)
+        self._waiting[flow] = jobs + 1, weight
         self._weights += weight - before
+        if not jobs:
+            self._virtual = max(self._virtual, 0.0 if first is None else self.tag(first))
+            self._stand(flow, max(self._virtual, known.tag if known else 0.0))
 
-    def leave(self, tenant: str) -> None:
-        """One job of `tenant` waits no longer, served or not."""
-        jobs, weight = self._waiting.pop(tenant)
+    def leave(self, flow: F) -> None:
+        """One job of `flow` waits no longer, served or not."""
+        jobs, weight = self._waiting.pop(flow)
         if jobs > 1:
-            self._waiting[tenant] = jobs - 1, weight
-            return
-        self._weights = self._weights - weight if self._waiting else 0.0  # no rounding adds up
-        note = self._tags[tenant], tenant
-        if note not in self._noted:
-            self._noted.add(note)
-            heappush(self._idle, note)
-        self._forget()
+            self._waiting[flow] = jobs - 1, weight
+        else:
+            self._weights = self._weights - weight if self._waiting else 0.0  # no rounding adds up
 
-    def charge(self, tenant: str, work: float) -> None:
-        """Serve `work` of a tenant that waits."""
-        tag, (_, weight) = self._tags[tenant], self._waiting[tenant]
+    def charge(self, flow: F, work: float) -> None:
+        """Serve `work` of a flow that waits."""
         self._virtual += work / self._weights
-        self._tags[tenant] = tag + work / weight
-        self._forget()
+        self._stand(flow, self.tag(flow) + work / self._waiting[flow][1])
 
-    def _forget(self) -> None:
-        """Forget tenants that do not wait and that virtual time has passed."""
-        while self._idle and self._idle[0][0] <= self._virtual:
-            note = heappop(self._idle)
-            self._noted.discard(note)
-            tenant = note[1]
-            if tenant not in self._waiting and self._tags.get(tenant, 0.0) <= self._virtual:
-                self._tags.pop(tenant, None)
+    def _stand(self, flow: F, tag: float) -> None:
+        place = self._places[flow] = _Place(tag, next(self._tickets), flow)
+        heappush(self._heap, place)
+        if len(self) > self._most:
+            known = self._places.items()
+            kept = {f: at for f, at in known if f in self._waiting or at.tag > self._virtual}
+            self._places, self._heap = kept, list(kept.values())
+            heapify(self._heap)
+            self._most = 2 * len(self._places) + VOID

@@ -1,8 +1,7 @@
 """Accepted jobs that nothing was done for yet, and whose turn is next: all that is queued, in memory. Pure.
 
-Within a class jobs come in the order of start tags, as prepared rows do (:mod:`giornata.scheduling.line`). A tag is
-given when a job becomes the first of its tenant: the present virtual time, or where the tenant's last served job ends
-if that is later. So a cancelled job costs its tenant nothing, and each operation costs O(log n).
+Within a class tenants take turns by their shares (:mod:`giornata.scheduling.shares`), as prepared rows do
+(:mod:`giornata.scheduling.line`), and a tenant's jobs come in the order of their arrival.
 
 Batch jobs come after interactive ones. A batch job that has waited for a while joins the interactive class, in a flow
 of its tenant's aged batch jobs. It does not starve, and a flood of batch jobs, however old, delays its tenant's next
@@ -15,10 +14,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import count
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from giornata.scheduling.line import AGEING_S
+from giornata.scheduling.shares import VOID, FairShares
 from giornata.wire.jobs import Job, Priority
 
 _Flow = tuple[str, Priority]
@@ -64,11 +63,6 @@ class QueuedJob:
         """Jobs of one flow come in order."""
         return self.tenant, self.priority
 
-    @property
-    def work(self) -> float:
-        """Row steps over weight: by so much it moves its tenant on."""
-        return self.rows * self.steps / self.weight
-
 
 class Turn(NamedTuple):
     """The job that comes next."""
@@ -78,71 +72,42 @@ class Turn(NamedTuple):
     """It is a batch job that has not aged: it comes after all interactive ones."""
 
 
-class _Place(NamedTuple):
-    """Where the first job of a flow stands."""
-
-    tag: float
-    ticket: int
-    flow: _Flow
-
-
-_VOID: Final = 64
-"""So many void entries may a heap have beside as many as it needs."""
-
-
 class _Flows:
     """Jobs of one class, by flow; the flow with the least start tag comes next."""
 
     def __init__(self) -> None:
+        self._shares = FairShares[_Flow]()
         self._jobs: dict[_Flow, OrderedDict[str, tuple[QueuedJob, int]]] = {}
         """The jobs of each flow that has any, in order, and how many had joined it before."""
         self._joined: Counter[_Flow] = Counter()
         """How many jobs have joined each flow since it was empty."""
-        self._heap: list[_Place] = []
-        """Start tags of first jobs; places of flows that have emptied since are void."""
-        self._places: dict[_Flow, _Place] = {}
-        self._ends: dict[_Flow, float] = {}
-        """Where each flow's last served job ends, in virtual time; ends in the past are forgotten."""
-        self._virtual = 0.0
-        self._tickets = count()
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
     def join(self, job: QueuedJob) -> None:
-        if job.flow not in self._jobs:
-            self._jobs[job.flow] = OrderedDict()
-            self._stand(job.flow)
-        self._jobs[job.flow][job.job_id] = job, self._joined[job.flow]
+        self._jobs.setdefault(job.flow, OrderedDict())[job.job_id] = job, self._joined[job.flow]
+        self._shares.join(job.flow, job.weight)
         self._joined[job.flow] += 1
         self._size += 1
 
     def leave(self, job: QueuedJob) -> None:
         jobs = self._jobs[job.flow]
         del jobs[job.job_id]
+        self._shares.leave(job.flow)
         self._size -= 1
         if not jobs:
-            del self._jobs[job.flow], self._places[job.flow], self._joined[job.flow]
-        if not self._size:
-            self._ends = {flow: end for flow, end in self._ends.items() if end > self._virtual}
+            del self._jobs[job.flow], self._joined[job.flow]
 
     def first(self) -> QueuedJob | None:
-        while self._heap:
-            place = self._heap[0]
-            if self._places.get(place.flow) is place:
-                return next(iter(self._jobs[place.flow].values()))[0]
-            heappop(self._heap)
-        return None
+        flow = self._shares.first()
+        return None if flow is None else next(iter(self._jobs[flow].values()))[0]
 
     def serve(self, job: QueuedJob) -> None:
         """Take out the job that :meth:`first` has returned."""
-        place = heappop(self._heap)
-        self._virtual = max(self._virtual, place.tag)
-        self._ends[job.flow] = place.tag + job.work
+        self._shares.charge(job.flow, job.rows * job.steps)
         self.leave(job)
-        if job.flow in self._jobs:
-            self._stand(job.flow)
 
     def ahead(self, job: QueuedJob) -> float:
         """About how many jobs come before `job`, which may be new: each other flow has its share until then."""
@@ -156,14 +121,6 @@ class _Flows:
                 weight = next(iter(others.values()))[0].weight
                 found += min(len(others), (own + 1) * weight / job.weight)
         return found
-
-    def _stand(self, flow: _Flow) -> None:
-        """Let the first job of a flow wait for its turn."""
-        tag = max(self._virtual, self._ends.get(flow, 0.0))
-        place = self._places[flow] = _Place(tag, next(self._tickets), flow)
-        heappush(self._heap, place)
-        if len(self._heap) > 2 * len(self._places) + _VOID:
-            self._heap = sorted(self._places.values())
 
 
 class _Alarms:
@@ -179,7 +136,7 @@ class _Alarms:
 
     def drop(self, job_id: str) -> None:
         self._times.pop(job_id, None)
-        if len(self._heap) > 2 * len(self._times) + _VOID:
+        if len(self._heap) > 2 * len(self._times) + VOID:
             self._heap = sorted((time_s, job_id) for job_id, time_s in self._times.items())
 
     def due(self, now: float) -> Iterator[str]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.line import AGEING_S, FAVOURED, Claim, Line, QueuedRows, Turn
+from giornata.scheduling.line import AGEING_S, DEFERRED, FAVOURED, Claim, Line, QueuedRows, Turn
 from giornata.wire.jobs import Priority
 
 
@@ -30,14 +30,14 @@ def order(line: Line, now: float = 0.0) -> list[str]:
 def test_of_one_tenants_jobs_the_least_comes_first_or_the_earliest(turn: Turn, expected: str) -> None:
     line = Line(turn=turn)
     for i in range(5):
-        line.join(f"j{i}", demand(5 - i), Claim(tenant="a"), i)
+        line.join(f"j{i}", demand(5 - i), Claim(tenant="a", takes_s=5.0 - i), i)
     assert order(line) == [f"j{i}" for i in expected]
 
 
 def test_work_that_workers_have_counts_no_more() -> None:
     line, shape = Line(), RowShape(0, 16, 16, 10)
-    line.join("large", Demand("m", "d", (shape,) * 4), Claim(), 0)
-    line.join("small", Demand("m", "d", (shape,) * 2), Claim(), 0)
+    line.join("large", Demand("m", "d", (shape,) * 4), Claim(takes_s=1.0), 0)
+    line.join("small", Demand("m", "d", (shape,) * 2), Claim(takes_s=1.0), 0)
     assert order(line) == ["small", "large"]
     serve(line, "large", 3)
     assert order(line) == ["large", "small"]
@@ -45,25 +45,29 @@ def test_work_that_workers_have_counts_no_more() -> None:
 
 def test_small_jobs_without_end_do_not_starve_a_large_one_of_their_tenant() -> None:
     line, served = Line(), list[str]()
-    line.join("large", demand(1000), Claim(), 0)
-    for i in range(2 * int(AGEING_S)):
-        line.join(f"small{i}", demand(1), Claim(), i)
+    line.join("large", demand(1000), Claim(takes_s=4.0), 0)
+    for i in range(40):
+        line.join(f"small{i}", demand(1), Claim(takes_s=0.1), i)
         served.append(order(line, i)[0])
         serve(line, served[-1], now=i)
-    assert served.index("large") == AGEING_S / 2
+    assert served.index("large") == DEFERRED * 4, (
+        "it lets those pass that come within five times its own work"
+    )
 
 
-def test_the_scheduler_is_told_when_a_job_comes_before_its_tenants_others() -> None:
+def test_the_scheduler_is_told_when_a_batch_job_has_aged_and_that_nothing_else_changes() -> None:
     line = Line()
-    line.join("j", demand(), Claim(), 1)
-    assert line.changes_at(2) == 1 + AGEING_S / 2
-    assert line.changes_at(1 + AGEING_S / 2) is None
+    line.join("j", demand(), Claim(takes_s=1.0), 1)
+    assert line.changes_at(2) is None
+    line.join("batch", demand(), Claim(Priority.BATCH), 3)
+    assert line.changes_at(4) == 3 + AGEING_S
+    assert line.changes_at(3 + AGEING_S) is None
 
 
 def test_rows_that_stay_together_are_not_passed_by_smaller_jobs() -> None:
     line, shape = Line(), RowShape(0, 16, 16, 10)
-    line.join("lost", Demand("m", "d", (shape,) * 4, together=True), Claim(), 0)
-    line.join("small", demand(1), Claim(), 1)
+    line.join("small", demand(1), Claim(takes_s=0.1), 0)
+    line.join("lost", Demand("m", "d", (shape,) * 4, together=True), Claim(takes_s=4.0), 1)
     assert order(line, 2) == ["lost", "small"]
 
 

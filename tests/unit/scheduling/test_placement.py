@@ -280,8 +280,13 @@ def test_token_level_balancing_counts_masked_tokens() -> None:
     assert found == {"whole": 16, "masked": 5}
 
 
-@pytest.mark.parametrize(("slack", "rows"), [(0.05, 3), (0.0, 8)])
-def test_a_worker_gets_no_more_rows_than_make_it_faster(slack: float, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("slack", "waiting", "rows"),
+    [(0.05, 0, 3), (0.0, 0, 8), (0.2, 0, 2), (0.2, 4, 2), (0.2, 12, 3), (0.2, 80, 6), (0.0, 80, 8)],
+)
+def test_a_worker_gets_no_more_rows_than_make_it_faster_and_more_where_many_wait(
+    slack: float, waiting: int, rows: int
+) -> None:
     known = Placement(slack=slack)
     state = worker("d", capacity=8)
     assert state.worker is not None
@@ -290,7 +295,9 @@ def test_a_worker_gets_no_more_rows_than_make_it_faster(slack: float, rows: int)
         compute=fit, load=fit.model_copy(update={"weights": (0.0, 0.0)}), blocks=1, device="d"
     )
     known.observe(state.model_copy(update={"worker": state.worker.model_copy(update={"costs": costs})}), 0)
-    given_rows = 0
+    known.assign("before", 1, "d", DEMAND, now=0)
+    known.heed(waiting)
+    given_rows = 1
     while known.has_room(DEMAND) and choose(known, DEMAND) == "d":
         known.assign(f"j{given_rows}", 1, "d", DEMAND, now=0)
         given_rows += 1

@@ -107,7 +107,8 @@ class RunOptions:
     """Which of the waiting jobs comes first."""
     ageing_s: float = AGEING_S
     slack: float = SLACK
-    """Share of its fastest rate that a worker may lose to fewer rows; 0: it gets as many rows as it has places."""
+    """Share of its fastest rate that a worker may lose to fewer rows while none wait; 0: it gets as many rows as it has
+    places."""
     seed: int = 0
     """Seed of noise."""
 
@@ -221,16 +222,17 @@ class Simulation:
         )
 
     def _join(self, piece: Piece, now: float) -> None:
-        job, demand, claim = piece.job, piece.demand, Claim()
+        job, demand = piece.job, piece.demand
+        claim = Claim(takes_s=self._placement.least_ms(demand.piece()) / 1e3)
         if job.slo_s is not None:
             finish_by_s = job.at_s + job.slo_s - job.demand.rows * self._stages.finish_ms / 1e3
-            takes_s = self._placement.least_ms(demand.piece()) / 1e3 if self._options.by_deadline else 0.0
-            claim = replace(claim, finish_by_s=finish_by_s, takes_s=takes_s)
+            claim = replace(claim, finish_by_s=finish_by_s)
         self._line.join(job.job_id, demand, claim, now, rows=piece.rows)
         self._decide(now)
 
     def _decide(self, now: float) -> None:
         """Ask the scheduler, apply its decision, and ask again when it wants to be asked."""
+        self._placement.heed(self._line.totals.all.rows)
         decision = self._scheduler.decide(self._line, self._placement, now)
         for key, name, rows, passes in decision.placements:
             carried = self._carried[key[0]]
