@@ -76,7 +76,7 @@ class System:
         stack.enter_context(ValkeyServer(port=0, unix_socket_path=redis))
         self.nats_url, self._monitor = nats.url, f"http://127.0.0.1:{monitor}"
         self._port_file = folder / "port"
-        common = {"GIORNATA_NATS_URL": nats.url, "GIORNATA_REDIS_URL": f"unix://{redis}"}
+        common = {"GIORNATA_NATS_URL": nats.url, "GIORNATA_BLOBS_URL": f"unix://{redis}"}
         self._processes = {
             ROUTER: stack.enter_context(
                 _process("giornata_router", environment={**common, "GIORNATA_INSTANCE": ROUTER})
