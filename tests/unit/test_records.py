@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nats.js.api import PubAck
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
@@ -49,10 +50,13 @@ class Bucket:
         self.put(value)
         return self.revision
 
-    async def publish(self, _subject: str, value: bytes, *, headers: dict[str, str], msg_ttl: int) -> None:
+    async def publish(self, _subject: str, value: bytes, *, headers: dict[str, str], msg_ttl: int) -> PubAck:
         """As the bucket's stream takes it."""
-        await self.update(_subject, value, last=int(headers["Nats-Expected-Last-Subject-Sequence"]))
+        revision = await self.update(
+            _subject, value, last=int(headers["Nats-Expected-Last-Subject-Sequence"])
+        )
         self.lives_s.append(msg_ttl)
+        return PubAck(stream="KV_jobs", seq=revision)
 
     def put(self, value: bytes) -> None:
         self.value, self.revision, self.writes = value, self.revision + 1, self.writes + 1

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from giornata.records import Change
+from giornata.records import Change, Revised
 from giornata.wire.jobs import JobRecord
 from giornata_router.live_record import LiveRecord
 from giornata_router.rules import transitions
 from tests.contract.messages import JOB
 
-RECORD = transitions.accepted(JOB)
+KNOWN = Revised(transitions.accepted(JOB), 1)
 
 
 class SwallowingRecords:
@@ -23,15 +23,18 @@ class SwallowingRecords:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
 
-    async def get(self, job_id: str) -> JobRecord:
+    async def read(self, job_id: str) -> Revised[JobRecord]:
         assert job_id == JOB.job_id
         self.asked.set()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
-        return RECORD
+        return KNOWN
 
-    async def change(self, job_id: str, _: Change[JobRecord]) -> JobRecord:
-        return await self.get(job_id)
+    async def revise(
+        self, job_id: str, _: Change[JobRecord], known: Revised[JobRecord]
+    ) -> Revised[JobRecord]:
+        assert known is KNOWN
+        return await self.read(job_id)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +44,7 @@ async def test_whoever_was_cancelled_while_the_record_came_does_not_go_on(
     work: Callable[[LiveRecord], Awaitable[JobRecord]],
 ) -> None:
     records = SwallowingRecords()
-    progress = LiveRecord(None, records, RECORD)  # type: ignore[arg-type]  # nothing is told, and a fake
+    progress = LiveRecord(None, records, KNOWN)  # type: ignore[arg-type]  # nothing is told, and a fake
     task = asyncio.ensure_future(work(progress))
     await records.asked.wait()
     task.cancel()
