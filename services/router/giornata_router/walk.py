@@ -81,7 +81,8 @@ class Walk:
             LeaseEndedError: it can be begun again by the router that leads.
         """
         if not self._live.record.state.terminal:
-            error = await self._try()
+            over = self._cancelled or not self._deadline.remaining_s()
+            error = self._out_of_time() if over else await self._try()
             if error is not None:
                 await self._close(error)
         await self._live.tell_end()
@@ -103,8 +104,6 @@ class Walk:
 
     async def _try(self) -> GiornataError | None:
         """The walk itself; the error that ends the job, if any."""
-        if self._cancelled or not self._deadline.remaining_s():
-            return self._out_of_time()
         scope = asyncio.timeout(self._deadline.remaining_s())
         try:
             async with scope:
