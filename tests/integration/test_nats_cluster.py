@@ -151,7 +151,9 @@ async def test_what_was_begun_on_one_server_goes_on_with_three(
     records = await Records.open(bus.jetstream)
     accepted = [await accept(bus, records, make_job())]
     for replicas in (3, 1):  # who comes later with fewer takes nothing away
-        await streams.renew(bus.jetstream, replicas=replicas)
+        await streams.renew(
+            bus.jetstream, replicas=replicas, store_bytes=stores.STORE_BYTES, records_ttl_s=86400
+        )
         for name in ("KV_giornata-jobs", "KV_giornata-templates", "KV_giornata-leases", stores.EVENTS):
             async for attempt in insisting():
                 with attempt:

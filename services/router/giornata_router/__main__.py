@@ -25,9 +25,8 @@ async def main(config: RouterConfig, stop: asyncio.Event) -> None:
         await streams.ensure(
             jetstream, replicas=replicas, events_ttl_s=config.result_ttl_s, store_bytes=store_bytes
         )
-        await streams.renew(jetstream, replicas=replicas)
         ttl_s = streams.records_ttl_s(config.result_ttl_s, config.record_linger_s)
-        await streams.limit(jetstream, store_bytes=store_bytes, records_ttl_s=ttl_s)
+        await streams.renew(jetstream, replicas=replicas, store_bytes=store_bytes, records_ttl_s=ttl_s)
         await streams.ensure_queue(
             jetstream, replicas=replicas, max_messages=config.max_messages, store_bytes=store_bytes
         )

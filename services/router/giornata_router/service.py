@@ -30,6 +30,7 @@ from giornata.wire.events import DenoisedEvent, EventKind
 from giornata.wire.fleet import FleetRequest
 from giornata.wire.messages import CancelRows, ForecastRequest, SubmitRequest, TemplateRequest
 from giornata.wire.stores import LEASES
+from giornata.wire.telemetry import TelemetryReader
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
@@ -94,7 +95,9 @@ class Router:
         jetstream = self._bus.client.jetstream(timeout=streams.LEASE_TTL_S / 2)
         lease = Lease(jetstream, await jetstream.key_value(LEASES), self._config.instance, self._leadership)
         async with (
-            self._bus.listen(subjects.ALL_TELEMETRY, ServiceState, self._hear) as listening,
+            self._bus.listen(
+                subjects.ALL_TELEMETRY, ServiceState, self._hear, TelemetryReader().read
+            ) as listening,
             telemetry(self._bus, self._config.telemetry_hz, self._report),
             asyncio.TaskGroup() as tasks,
         ):

@@ -91,36 +91,26 @@ async def ensure(
         await _made(partial(jetstream.create_key_value, config), stream, store_bytes)
 
 
-async def renew(jetstream: JetStreamContext, *, replicas: int) -> None:
-    """Bring existing streams up to date. Only routers do this.
+async def renew(
+    jetstream: JetStreamContext, *, replicas: int, store_bytes: int, records_ttl_s: float
+) -> None:
+    """Bring existing streams up to date: servers, limits, and the life of job records. Only routers do this.
 
-    They are spread over `replicas` servers, never over fewer than now: a deployment that began with one server then
-    goes on with three. The event stream of an older version captured steps, too.
+    Streams are spread over `replicas` servers, never over fewer than now: a deployment that began with one server then
+    goes on with three. Earlier versions made streams without a limit, and an event stream that captured steps, too. A
+    stream that holds more than its limit keeps it, and takes nothing new until enough has expired.
     """
-    for name in stores.STREAMS:
-        config = (await repeated(partial(jetstream.stream_info, name))).config
-        wanted = config.evolve(num_replicas=max(replicas, config.num_replicas or 1))
+    limits = stores.limits(store_bytes)
+    found = [(await repeated(partial(jetstream.stream_info, name))).config for name in stores.STREAMS]
+    for config in sorted(found, key=lambda config: limits[str(config.name)] - (config.max_bytes or 0)):
+        name = str(config.name)
+        wanted = config.evolve(num_replicas=max(replicas, config.num_replicas or 1), max_bytes=limits[name])
         if name == stores.EVENTS:
             wanted = wanted.evolve(subjects=list(KEPT_EVENTS))
-        if wanted != config:
-            await repeated(partial(jetstream.update_stream, wanted))
-
-
-async def limit(jetstream: JetStreamContext, *, store_bytes: int, records_ttl_s: float) -> None:
-    """Bring the limits of existing streams up to date, and the life of job records. Only routers do this.
-
-    Earlier versions made streams without a limit. A stream that holds more than its limit keeps it, and takes nothing
-    new until enough has expired.
-    """
-    wanted = stores.limits(store_bytes)
-    found = [(await repeated(partial(jetstream.stream_info, name))).config for name in stores.STREAMS]
-    for config in sorted(found, key=lambda config: wanted[str(config.name)] - (config.max_bytes or 0)):
-        name = str(config.name)
-        changed = config.evolve(max_bytes=wanted[name])
         if name == stores.bucket_stream(stores.RECORDS):  # its terminal records have a life of their own
-            changed = changed.evolve(max_age=records_ttl_s, allow_msg_ttl=True)
-        if changed != config:
-            await _updated(jetstream, changed, store_bytes)
+            wanted = wanted.evolve(max_age=records_ttl_s, allow_msg_ttl=True)
+        if wanted != config:
+            await _updated(jetstream, wanted, store_bytes)
 
 
 async def _made(make: Callable[[], Awaitable[object]], stream: str, store_bytes: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from giornata.scheduling.backlog import Backlog, Outlook, RowLoad
@@ -19,12 +20,13 @@ REMEMBERED: Final = 64
 """How many ended attempts, and how many costs of rows, are kept of each worker."""
 
 
-class Totals(NamedTuple):
+@dataclass(frozen=True)
+class Totals:
     """Everything a worker has, summed up."""
 
-    outlook: Outlook
+    backlog: Backlog
     owners: tuple[str, ...]
-    """The job of each of the outlook's rows."""
+    """The job of each of the backlog's rows."""
     tokens: int
     """Image tokens that the rows compute."""
     work_ms: float
@@ -36,6 +38,11 @@ class Totals(NamedTuple):
     def rows(self) -> int:
         """Their number."""
         return len(self.owners)
+
+    @cached_property
+    def outlook(self) -> Outlook:
+        """The backlog, prepared to be asked; made for the few workers of many that are asked."""
+        return Outlook(self.backlog)
 
 
 @dataclass(slots=True)
@@ -156,7 +163,7 @@ class Occupancy:
         work_ms = sum(load.work_ms for load in loads)
         backlog = empty.running_what_fits(loads)
         places = backlog.places if pace.costs is UNIT else backlog.worth(slack)
-        self.totals = Totals(Outlook(backlog), tuple(owners), tokens, work_ms, places)
+        self.totals = Totals(backlog, tuple(owners), tokens, work_ms, places)
         return self.totals
 
     def _costs(

@@ -262,7 +262,7 @@ async def test_streams_of_earlier_versions_are_limited_by_the_next_router(privat
             config = (await jetstream.stream_info(name)).config
             await jetstream.update_stream(config.evolve(max_bytes=-1))
         ttl_s = streams.records_ttl_s(7 * 86400, 600)
-        await streams.limit(jetstream, store_bytes=STORE_BYTES, records_ttl_s=ttl_s)
+        await streams.renew(jetstream, replicas=1, store_bytes=STORE_BYTES, records_ttl_s=ttl_s)
         await streams.ensure_queue(jetstream, replicas=1, max_messages=10)
         found = {name: (await jetstream.stream_info(name)).config for name in (stores.JOBS, *stores.STREAMS)}
         assert {name: config.max_bytes for name, config in found.items()} == stores.limits(STORE_BYTES)
