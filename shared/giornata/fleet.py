@@ -7,6 +7,7 @@ still or fell behind takes no one for dead.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable
 from typing import Final, Generic, TypeVar
 
@@ -83,9 +84,15 @@ class Fleet(Heard[str]):
     def __init__(self) -> None:
         super().__init__()
         self._states: dict[str, ServiceState] = {}
+        self._order: list[tuple[ServiceName, str]] = []
+        """Service and name of every instance."""
 
     def observe(self, state: ServiceState, now: float) -> None:
         """Take in one telemetry message."""
+        known = self._states.get(state.instance)
+        if known is None or known.service is not state.service:
+            self.forget(state.instance)
+            insort(self._order, (state.service, state.instance))
         self._states[state.instance] = state
         self.hear(state.instance, now)
 
@@ -98,7 +105,9 @@ class Fleet(Heard[str]):
 
     def forget(self, name: str) -> None:
         """Drop an instance that is known to be gone."""
-        self._states.pop(name, None)
+        gone = self._states.pop(name, None)
+        if gone is not None:
+            del self._order[bisect_left(self._order, (gone.service, name))]
         super().forget(name)
 
     def get(self, instance: str) -> ServiceState | None:
@@ -107,7 +116,7 @@ class Fleet(Heard[str]):
 
     def all(self) -> list[ServiceState]:
         """Every live instance, ordered by service and name."""
-        return sorted(self._states.values(), key=lambda s: (s.service, s.instance))
+        return [self._states[name] for _, name in self._order]
 
     def ready(self, service: ServiceName) -> list[ServiceState]:
         """Instances of `service` that take work now, ordered by name."""

@@ -42,6 +42,14 @@ _WRONG_LAST: Final = {10071, 10164}
 FULL_RETRY_S: Final = 30.0
 
 
+@dataclass(frozen=True, slots=True)
+class Revised(Generic[R]):
+    """A record as it was at one of its revisions, which may be the present one."""
+
+    record: R
+    revision: int
+
+
 @dataclass(frozen=True)
 class RecordBucket(Generic[R]):
     """Records of kind `R` by key, in a bucket that :func:`giornata.bus.streams.ensure` made.
@@ -57,64 +65,73 @@ class RecordBucket(Generic[R]):
     key_of: Callable[[R], str]
     missing: type[GiornataError]
 
-    async def read(self, key: str) -> tuple[R, int]:
-        """A record and its revision."""
+    async def read(self, key: str) -> Revised[R]:
+        """The present revision of a record."""
         try:
             entry = await repeated(lambda: self.bucket.get(key))
         except (KeyNotFoundError, InvalidKeyError) as error:
             raise self._none(key) from error
         if entry.value is None or entry.revision is None:
             raise self._none(key)
-        return codec.decode(self.kind, entry.value), entry.revision
+        return Revised(codec.decode(self.kind, entry.value), entry.revision)
 
     async def get(self, key: str) -> R:
         """A record."""
-        return (await self.read(key))[0]
+        return (await self.read(key)).record
 
-    async def create(self, record: R) -> bool:
-        """Write the first revision; False if there is one already. StoreFull if the bucket has no room."""
+    async def create(self, record: R) -> int | None:
+        """Write the first revision, and return its number; None if there is one already.
+
+        StoreFull if the bucket has no room.
+        """
         try:
-            await written(lambda: self.bucket.create(self.key_of(record), codec.encode(record)))
+            return await written(lambda: self.bucket.create(self.key_of(record), codec.encode(record)))
         except KeyWrongLastSequenceError:
-            return False
+            return None
         except APIError as error:
             if error_code(error) != _STORE_FAILED:
                 raise
             raise StoreFull(received=self.key_of(record), retry_after_s=FULL_RETRY_S) from error
-        return True
 
-    async def put(self, record: R) -> None:
-        """Write a record, whether there is one or not."""
-        await written(lambda: self.bucket.put(self.key_of(record), codec.encode(record)))
+    async def put(self, record: R) -> int:
+        """Write a record, whether there is one or not, and return the number of its revision."""
+        return await written(lambda: self.bucket.put(self.key_of(record), codec.encode(record)))
 
     async def change(self, key: str, change: Change[R]) -> R:
         """The record after `change` was applied to the present one, again if another writer was faster."""
+        return (await self.revise(key, change)).record
+
+    async def revise(self, key: str, change: Change[R], known: Revised[R] | None = None) -> Revised[R]:
+        """As :meth:`change`. `known` is the revision that is probably the present one: so long, nothing is read.
+
+        What is to stay as it is was read, and is not only known.
+        """
         for _ in range(MAX_CONFLICTS):
-            record, revision = await self.read(key)
-            following = change(record)
-            if following is None or following == record:
-                return record
-            with contextlib.suppress(KeyWrongLastSequenceError):
-                await self._write(key, following, revision)
-                return following
+            present = known or await self.read(key)
+            following = change(present.record)
+            if following is not None and following != present.record:
+                with contextlib.suppress(KeyWrongLastSequenceError):
+                    return Revised(following, await self._write(key, following, present.revision))
+            elif known is None:
+                return present
+            known = None
         raise InternalError(f"The record {key} is changed by too many at once.")
 
     def life_s(self, _record: R) -> int | None:
         """How long a revision is kept if no other follows; None: as long as the bucket keeps any."""
         return None
 
-    async def _write(self, key: str, record: R, revision: int) -> None:
-        """Write the revision after `revision`, or raise KeyWrongLastSequenceError."""
+    async def _write(self, key: str, record: R, revision: int) -> int:
+        """Write the revision after `revision`, and return its number, or raise KeyWrongLastSequenceError."""
         data, life_s = codec.encode(record), self.life_s(record)
         if life_s is None:
-            await written(partial(self.bucket.update, key, data, last=revision))
-            return
+            return await written(partial(self.bucket.update, key, data, last=revision))
         # nats-py gives a life to the first revision of a key alone
         expected = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(revision)}
         subject = f"$KV.{self.name}.{key}"
         publish = partial(self.jetstream.publish, subject, data, headers=expected, msg_ttl=life_s)
         try:
-            await written(publish)
+            return (await written(publish)).seq
         except APIError as error:
             if error_code(error) in _WRONG_LAST:
                 raise KeyWrongLastSequenceError(description=error.description) from error
@@ -197,9 +214,13 @@ class Records(RecordBucket[JobRecord]):
         """An unfinished job's record lives as long as the bucket keeps any."""
         return record.job.result_ttl_s + self.linger_s if record.state.terminal else None
 
-    async def change(self, key: str, change: Change[JobRecord]) -> JobRecord:
+    async def revise(
+        self, key: str, change: Change[JobRecord], known: Revised[JobRecord] | None = None
+    ) -> Revised[JobRecord]:
         """Change a record as in every bucket. A terminal record stays as it is, and `change` is not called."""
-        return await super().change(key, lambda record: None if record.state.terminal else change(record))
+        return await super().revise(
+            key, lambda record: None if record.state.terminal else change(record), known
+        )
 
 
 class Quarantine(RecordBucket[JobRecord]):
@@ -216,9 +237,9 @@ class Quarantine(RecordBucket[JobRecord]):
 
     async def remove(self, job_id: str) -> JobRecord:
         """Forget a job; its record."""
-        record, revision = await self.read(job_id)
-        await self.delete(job_id, revision)
-        return record
+        found = await self.read(job_id)
+        await self.delete(job_id, found.revision)
+        return found.record
 
     async def all(self) -> list[JobRecord]:
         """The records of all jobs that are here, ordered by id."""
@@ -249,7 +270,7 @@ class TemplateRecords:
 
     async def create(self, record: TemplateRecord) -> bool:
         """Write the first revision; False if the template has a record already."""
-        return await self._records.create(record)
+        return await self._records.create(record) is not None
 
     async def change(self, tenant: str, template_id: str, change: Change[TemplateRecord]) -> TemplateRecord:
         """Change a record as in every bucket."""

@@ -7,6 +7,7 @@ A policy is used as ``await policy(function, *args)`` or as ``@policy.wraps``; t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, TypeVar
 
 import nats.errors
@@ -73,9 +74,27 @@ def until_led(worth_it: Callable[[BaseException], bool], limit_s: float) -> Asyn
     return _jittered(retry_if_exception(worth_it), 0.1, 1, stop_after_delay(limit_s))
 
 
+async def persistently(policy: Callable[[], AsyncRetrying], ask: Callable[[], Awaitable[T]]) -> T:
+    """What `ask` returns, tried again as the policy says; nothing but `ask` costs time where the first try succeeds.
+
+    The policy, made at the first failure, counts that one, and counts its time from it.
+    """
+    try:
+        return await ask()
+    except Exception as error:  # noqa: BLE001 - the policy raises what it does not try again
+        failures = [error]
+
+    async def after_the_first() -> T:
+        if failures:
+            raise failures.pop()
+        return await ask()
+
+    return await policy()(after_the_first)
+
+
 async def repeated(ask: Callable[[], Awaitable[T]], limit_s: float = LEADERLESS_S) -> T:
     """The answer of JetStream to a question that may be asked twice: a read, or the creation of what may exist."""
-    return await until_led(_has_no_leader, limit_s)(_awaited, ask)
+    return await persistently(partial(until_led, _has_no_leader, limit_s), ask)
 
 
 async def written(write: Callable[[], Awaitable[T]]) -> T:
@@ -84,7 +103,7 @@ async def written(write: Callable[[], Awaitable[T]]) -> T:
     After a TimeoutError or LostError it may have been taken. A creation meets KeyNotFoundError where another writer was
     faster, and a cluster of servers has taken that record but not applied it: nobody can read it yet.
     """
-    return await until_led(lambda error: isinstance(error, _NOT_TAKEN), LEADERLESS_S)(_awaited, write)
+    return await persistently(partial(until_led, _was_not_taken, LEADERLESS_S), write)
 
 
 def error_code(error: BaseException) -> int | None:
@@ -92,8 +111,8 @@ def error_code(error: BaseException) -> int | None:
     return getattr(error, "err_code", None)
 
 
-async def _awaited(ask: Callable[[], Awaitable[T]]) -> T:
-    return await ask()
+def _was_not_taken(error: BaseException) -> bool:
+    return isinstance(error, _NOT_TAKEN)
 
 
 def _has_no_leader(error: BaseException) -> bool:

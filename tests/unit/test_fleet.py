@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from giornata.fleet import SILENCE_S, Fleet, Heard
 from giornata.wire.workers import ServiceName, ServiceState
 from tests.fakes.fleet import CARD
@@ -59,3 +62,22 @@ def test_a_model_is_served_only_where_both_halves_have_the_same_digest() -> None
     assert fleet.cards() == {}
     fleet.observe(state(ServiceName.PREPOST, "p2"), 0)
     assert fleet.cards() == {CARD.name: CARD}
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(list(ServiceName)), st.integers(0, 9), st.booleans()),
+        max_size=40,
+    )
+)
+def test_all_are_in_order_however_they_come_and_go(moves: list[tuple[ServiceName, int, bool]]) -> None:
+    fleet, live = Fleet(), dict[str, ServiceName]()
+    for service, number, comes in moves:
+        name = f"i{number}"
+        if comes:
+            fleet.observe(state(service, name), 0)
+            live[name] = service
+        else:
+            fleet.forget(name)
+            live.pop(name, None)
+    assert [(s.service, s.instance) for s in fleet.all()] == sorted((s, name) for name, s in live.items())

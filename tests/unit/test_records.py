@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.api import PubAck
+from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
-from giornata.records import MAX_CONFLICTS, Change, Records
+from giornata.records import MAX_CONFLICTS, Change, Records, Revised
 from giornata.wire import codec
 from giornata.wire.errors import InternalError, JobNotFound
 from giornata.wire.jobs import JobRecord, JobState
@@ -26,12 +27,13 @@ class Bucket:
     def __init__(self) -> None:
         self.value = b""
         self.revision = 0
-        self.writes = 0
+        self.reads = self.writes = 0
         self.lives_s: list[int] = []
         """Lives that revisions were given."""
         self.meanwhile: Callable[[], None] = lambda: None
 
     async def get(self, key: str) -> KeyValue.Entry:
+        self.reads += 1
         if not self.revision:
             raise KeyNotFoundError
         entry = KeyValue.Entry("b", key, self.value, self.revision, None, None, None)
@@ -49,10 +51,15 @@ class Bucket:
         self.put(value)
         return self.revision
 
-    async def publish(self, _subject: str, value: bytes, *, headers: dict[str, str], msg_ttl: int) -> None:
+    async def publish(self, _subject: str, value: bytes, *, headers: dict[str, str], msg_ttl: int) -> PubAck:
         """As the bucket's stream takes it."""
-        await self.update(_subject, value, last=int(headers["Nats-Expected-Last-Subject-Sequence"]))
+        try:
+            last = int(headers["Nats-Expected-Last-Subject-Sequence"])
+            revision = await self.update(_subject, value, last=last)
+        except KeyWrongLastSequenceError as error:
+            raise APIError(code=400, err_code=10071) from error
         self.lives_s.append(msg_ttl)
+        return PubAck(stream="KV_jobs", seq=revision)
 
     def put(self, value: bytes) -> None:
         self.value, self.revision, self.writes = value, self.revision + 1, self.writes + 1
@@ -95,6 +102,35 @@ async def test_a_change_that_comes_second_is_applied_to_the_first_ones_result(
     changed = await records.change(JOB.job_id, failure)
     assert (changed.cancel, len(changed.causes)) == (True, 1)
     assert await records.get(JOB.job_id) == changed
+
+
+async def test_a_change_of_the_known_revision_reads_nothing(bucket: Bucket, records: Records) -> None:
+    known = Revised(RECORD, bucket.revision)
+    for causes in (1, 2, 3):
+        known = await records.revise(JOB.job_id, failure, known)
+        assert (len(known.record.causes), known.revision) == (causes, bucket.revision)
+    assert bucket.reads == 0
+    assert await records.get(JOB.job_id) == known.record
+
+
+async def test_a_known_revision_that_is_not_the_present_one_is_read_and_changed(
+    bucket: Bucket, records: Records
+) -> None:
+    known = Revised(RECORD, bucket.revision)
+    await records.change(JOB.job_id, lambda record: record.model_copy(update={"cancel": True}))
+    revised = await records.revise(JOB.job_id, failure, known)
+    assert (revised.record.cancel, len(revised.record.causes)) == (True, 1)
+    assert await records.read(JOB.job_id) == revised
+
+
+async def test_what_a_change_leaves_as_it_is_was_read_and_is_not_only_known(
+    bucket: Bucket, records: Records
+) -> None:
+    known = Revised(RECORD, bucket.revision)
+    await records.change(JOB.job_id, entering(JobState.COMPLETED))
+    for change in (entering(JobState.FAILED), lambda record: record, lambda _: None):
+        revised = await records.revise(JOB.job_id, change, known)
+        assert revised.record.state is JobState.COMPLETED
 
 
 async def test_endless_conflict_is_an_error(bucket: Bucket, records: Records) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -11,6 +12,7 @@ import structlog
 from nats.aio.msg import Msg
 
 from giornata.bus.work_queue import acknowledge
+from giornata.records import Revised
 from giornata.scheduling.waiting import QueuedJob
 from giornata.wire import codec
 from giornata.wire.errors import GiornataError, JobNotFound, ServiceUnavailable, StoreFull
@@ -41,16 +43,27 @@ class HeldJob:
     """Where the message is acknowledged; empty until it is delivered."""
     sequence: int = 0
     """The message's number in the stream; 0 until it is delivered."""
-    carried: bool = False
     walk: Walk | None = None
     cancelled: bool = False
     """A cancel was heard, maybe before there was a walk."""
     tries: int = 0
     """Tries that failed."""
+    creation: asyncio.Future[int | None] | None = None
+    """Which revision the submission has written of the record, if any; None where another router took the job in."""
 
     def deliver(self, message: Msg, sequence: int) -> None:
         """The message has come, maybe once more: what comes last is acknowledged."""
         self.data, self.reply, self.sequence = message.data, message.reply, sequence
+
+    def created(self, revision: int | None) -> bool:
+        """The submission has ended, and has written `revision` of the record, if any. Whether the message is here."""
+        if self.creation is not None and not self.creation.done():
+            self.creation.set_result(revision)
+        return bool(self.reply)
+
+    async def first_revision(self) -> int | None:
+        """The revision that the submission writes; None if it wrote none, or others may have followed."""
+        return None if self.creation is None or self.tries else await asyncio.shield(self.creation)
 
     def cancel(self) -> None:
         """Stop the walk, or the one that will be."""
@@ -88,10 +101,7 @@ async def carry(tools: Tools, held: HeldJob) -> bool:
 async def _walk(tools: Tools, held: HeldJob) -> None:
     job = codec.decode(Job, held.data)
     waited_s, held.waits_since_s = time.monotonic() - held.waits_since_s, time.monotonic()
-    record = transitions.accepted(job)
-    if not await tools.records.create(record):  # else the router that accepted it died before it wrote it
-        record = await tools.records.get(job.job_id)
-    held.walk = Walk(tools, record, waited_s * 1e3)
+    held.walk = Walk(tools, await _known(tools, held, job), waited_s * 1e3)
     if held.cancelled:
         held.walk.cancel()
     try:
@@ -101,6 +111,15 @@ async def _walk(tools: Tools, held: HeldJob) -> None:
     _tell(job, record)
 
 
+async def _known(tools: Tools, held: HeldJob, job: Job) -> Revised[JobRecord]:
+    """The record of a job: as its submission has just written it, or as it stands."""
+    record = transitions.accepted(job)
+    revision = await held.first_revision()
+    if revision is None:  # the router that accepted it may have died before it wrote the record
+        revision = await tools.records.create(record)
+    return await tools.records.read(job.job_id) if revision is None else Revised(record, revision)
+
+
 async def _give_up(tools: Tools, held: HeldJob, error: GiornataError) -> bool:
     """End a job with a record that cannot be read, since nothing else will: its time is over."""
     job = codec.decode(Job, held.data)
@@ -108,8 +127,8 @@ async def _give_up(tools: Tools, held: HeldJob, error: GiornataError) -> bool:
     record = transitions.closed(transitions.accepted(job), error, times)
     try:
         await tools.quarantine.put(record)
-        await tools.records.put(record)
-        await Walk(tools, record, 0.0).to_the_end()
+        known = Revised(record, await tools.records.put(record))
+        await Walk(tools, known, 0.0).to_the_end()
         await acknowledge(tools.bus.client, held.reply)
     except (nats.errors.Error, StoreFull, LeaseEndedError) as failure:
         log.warning("job_not_given_up", job=job.job_id, error=repr(failure))
@@ -131,9 +150,9 @@ async def heed_record(tools: Tools, held: HeldJob) -> None:
 async def end_unheld(tools: Tools, job_id: str) -> None:
     """End a job that has not come yet, if its record says that it is cancelled; its message goes when it comes."""
     try:
-        record = await tools.records.get(job_id)
-        if record.cancel and not record.state.terminal:
-            await Walk(tools, record, 0.0).to_the_end()
+        known = await tools.records.read(job_id)
+        if known.record.cancel and not known.record.state.terminal:
+            await Walk(tools, known, 0.0).to_the_end()
     except JobNotFound:
         log.info("cancel_of_unknown_job", job=job_id)
     except (GiornataError, nats.errors.Error, LeaseEndedError) as error:

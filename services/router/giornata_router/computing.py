@@ -56,7 +56,6 @@ class Computing:
                     self._resume_or_place(self._live.record.pending_rows)
             except ExceptionGroup as group:
                 raise _foremost(group) from None
-        await self._live.reread()
 
     def _resume_or_place(self, rows: Sequence[RowRecord]) -> None:
         """Ask the workers that have rows whether they do, and place the other rows."""

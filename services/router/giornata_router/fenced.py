@@ -8,7 +8,7 @@ import structlog
 
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.records import Change, Records
+from giornata.records import Change, Records, Revised
 from giornata.wire import subjects
 from giornata.wire.jobs import Assignment, Inspection, Job, JobRecord
 from giornata.wire.messages import (
@@ -34,26 +34,32 @@ class LeaderRecords:
 
     async def get(self, job_id: str) -> JobRecord:
         """A record; an unknown id raises JobNotFound."""
-        return await self._records.get(job_id)
+        return (await self.read(job_id)).record
 
-    async def create(self, record: JobRecord) -> bool:
+    async def read(self, job_id: str) -> Revised[JobRecord]:
+        """The present revision of a record; an unknown id raises JobNotFound."""
+        return await self._records.read(job_id)
+
+    async def create(self, record: JobRecord) -> int | None:
         """Write the first revision, as in every bucket."""
         self._leadership.check()
         return await self._records.create(record)
 
-    async def put(self, record: JobRecord) -> None:
-        """Write a record over one that cannot be read."""
+    async def put(self, record: JobRecord) -> int:
+        """Write a record over one that cannot be read, and return the number of its revision."""
         self._leadership.check()
-        await self._records.put(record)
+        return await self._records.put(record)
 
-    async def change(self, job_id: str, change: Change[JobRecord]) -> JobRecord:
-        """Change a record, as in every bucket. The lease is looked at after the record has been read."""
+    async def revise(
+        self, job_id: str, change: Change[JobRecord], known: Revised[JobRecord]
+    ) -> Revised[JobRecord]:
+        """Change a record, as in every bucket. The lease is looked at when the present record is known."""
 
         def led(record: JobRecord) -> JobRecord | None:
             self._leadership.check()
             return change(record)
 
-        return await self._records.change(job_id, led)
+        return await self._records.revise(job_id, led, known)
 
 
 class Workers:

@@ -9,18 +9,22 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Final, Literal
 
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.records import Change
+from giornata.records import Change, Revised
 from giornata.wire import subjects
 from giornata.wire.errors import JobCancelled
 from giornata.wire.events import DoneEvent, EventKind, StateEvent
 from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.values import ComputeTimes, StageTimes
 from giornata_router.fenced import LeaderRecords
+from giornata_router.rules import transitions
 from giornata_router.rules.transitions import Times
+
+UNWRITTEN_S: Final = 1.0
+"""A state that lasts this long is written by itself: the next change may be far away."""
 
 Stage = Literal["prepare", "queue", "denoise", "finish"]
 Compute = Literal["inspect", "encode", "denoise", "decode", "paste"]
@@ -93,34 +97,80 @@ class TimeSheet:
 
 
 class LiveRecord:
-    """A job's record, the events that tell of it, and the job's time."""
+    """A job's record, the events that tell of it, and the job's time.
 
-    def __init__(self, bus: Bus, records: LeaderRecords, record: JobRecord, waited_ms: float = 0.0) -> None:
-        self._bus, self._records = bus, records
-        self.job = record.job
-        self.record = record
-        """The record as last seen; where several tasks change it at once, the answer of :meth:`change` is newer."""
-        self.sheet = TimeSheet(record, waited_ms)
-        self.deadline = Deadline.after_ms(self.job.budget_ms - record.spent_ms - waited_ms)
+    A change is written over the revision that is known here, and the record is read only where another writer was
+    faster. A state that is not the last is told at once, and written with the next change.
+    """
+
+    def __init__(
+        self, bus: Bus, records: LeaderRecords, known: Revised[JobRecord], waited_ms: float = 0.0
+    ) -> None:
+        self._bus, self._records, self._known = bus, records, known
+        self.job = known.record.job
+        self.sheet = TimeSheet(known.record, waited_ms)
+        self.deadline = Deadline.after_ms(self.job.budget_ms - known.record.spent_ms - waited_ms)
         self.doing = "waiting in the queue"
         """What the job was at, for the error that says that its time is over."""
+        self._entered: JobState | None = None
+        """The state that no revision has yet."""
+        self._entered_s = 0.0
+
+    @property
+    def record(self) -> JobRecord:
+        """The latest revision that is known, which lacks a state that was entered since."""
+        return self._known.record
 
     async def change(self, change: Change[JobRecord]) -> JobRecord:
-        """The record as it stands afterwards; raises as :meth:`check`."""
-        self.record = await self._records.change(self.job.job_id, change)
+        """The record after `change`; raises as :meth:`check`."""
+        await self._revise(change)
         return self.check()
 
     async def reread(self) -> JobRecord:
         """The record as it stands; raises as :meth:`check`."""
-        self.record = await self._records.get(self.job.job_id)
+        self._learn(await self._records.read(self.job.job_id))
         return self.check()
 
     async def end(self, change: Change[JobRecord]) -> None:
         """Write the terminal state, if there is none yet."""
-        self.record = await self._records.change(self.job.job_id, change)
+        await self._revise(change)
+
+    async def enter(self, state: JobState) -> None:
+        """The job is in a state that is not terminal: tell it, and write it with the next change."""
+        self._entered, self._entered_s = state, time.monotonic()
+        await self.tell(state, self.record.attempt)
+
+    def unwritten(self, now: float) -> bool:
+        """Whether a state was entered some time ago, and no revision has it."""
+        return self._entered is not None and now - self._entered_s >= UNWRITTEN_S
+
+    async def write_state(self) -> None:
+        """Write the state that was entered, unless another change has taken it along."""
+        self._entered_s = time.monotonic()
+        await self._revise(lambda record: record)
+
+    async def _revise(self, change: Change[JobRecord]) -> None:
+        taken: JobState | None = None
+
+        def changed(record: JobRecord) -> JobRecord | None:
+            nonlocal taken
+            taken = self._entered
+            if taken is not None:
+                record = transitions.entered(record, taken, self.sheet.times())
+            return change(record)
+
+        revised = await self._records.revise(self.job.job_id, changed, self._known)
+        if self._entered is taken:
+            self._entered = None
+        self._learn(revised)
+
+    def _learn(self, found: Revised[JobRecord]) -> None:
+        """Keep the later revision: several tasks of a walk read and change the record at once."""
+        if found.revision >= self._known.revision:
+            self._known = found
 
     def check(self) -> JobRecord:
-        """The record as last seen.
+        """The latest revision that is known.
 
         Raises:
             EndedError: it is terminal.

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from pydantic import BaseModel
-from tenacity import RetryCallState
+from tenacity import AsyncRetrying, RetryCallState
 
 from giornata import retries
 from giornata.bus.bus import Bus
@@ -142,7 +142,10 @@ class PrepostClient:
             async with self._questions.asked(question(request)):
                 return await self._bus.call(subject, request, reply, deadline.at_most(limit_s))
 
-        return await retries.elsewhere(_worth_another_try, _after_faults(self._config.stage_tries))(ask_once)
+        def policy() -> AsyncRetrying:
+            return retries.elsewhere(_worth_another_try, _after_faults(self._config.stage_tries))
+
+        return await retries.persistently(policy, ask_once)
 
 
 def _after_faults(limit: int) -> Callable[[RetryCallState], bool]:

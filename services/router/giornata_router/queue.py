@@ -67,6 +67,7 @@ class Queue:
         self._waiting, self._window = Waiting(config.ageing_s), Window(config.prepared_rows)
         self._held: dict[str, HeldJob] = {}
         """Every accepted and unfinished job."""
+        self._carried: dict[str, HeldJob] = {}
         self._ended: Counter[Priority] = Counter()
         """Jobs that were acknowledged."""
         self._behind = Counter(dict.fromkeys(Priority, 1))
@@ -106,19 +107,20 @@ class Queue:
             self._tools.forecasting.admit(queued, self._waiting.ahead(queued))
             self._tools.room.take()
             own = self._hold(queued)
-        stored = False
+            own.creation = asyncio.get_running_loop().create_future()
+        stored = created = None
         try:
             answer = await self._tools.bus.jetstream.publish(
                 self._subject(job.priority), codec.encode(job), headers={IDEMPOTENCY_HEADER: job.job_id}
             )
             stored = not answer.duplicate  # otherwise it may have ended
-            await self._tools.records.create(transitions.accepted(job))
+            created = await self._tools.records.create(transitions.accepted(job))
         except nats.errors.Error as error:
             if error_code(error) == _MESSAGES_EXCEEDED:
                 raise QueueFull(retry_after_s=RETRY_AFTER_S) from error
             raise ServiceUnavailable("The work queue does not answer.", retry_after_s=2) from error
         finally:
-            if own is not None and not stored and not own.reply:
+            if own is not None and not own.created(created) and not stored:
                 self._release(own)
         return Accepted(job_id=job.job_id)
 
@@ -130,7 +132,7 @@ class Queue:
         """
         held, found = self._held.get(request.job_id), None
         if held is not None:
-            waiting = None if held.carried else self._waiting.ahead(held.job)
+            waiting = None if request.job_id in self._carried else self._waiting.ahead(held.job)
             found = self._tools.forecasting.of(held.job, time.monotonic(), waiting)
         steps = tuple(self._tools.dispatch.placement.steps(request.job_id).items())
         if found is None and not steps:
@@ -153,9 +155,8 @@ class Queue:
         """The connection is back, and messages may have been lost: cancels, and jobs on their way here."""
         for consumer in self._consumers:
             consumer.again()
-        for held in self._held.values():
-            if held.carried:
-                self._walks.create_task(heed_record(self._tools, held), name="recheck")
+        for held in self._carried.values():
+            self._walks.create_task(heed_record(self._tools, held), name="recheck")
 
     async def run(self) -> None:
         """Take jobs and have them carried; runs for ever.
@@ -209,12 +210,15 @@ class Queue:
                 consumer.again()
 
     async def _follow(self) -> None:
-        """Fit the window to the fleet, and end jobs that wait for longer than they may."""
+        """Fit the window to the fleet, end jobs that wait for longer than they may, and have lasting states written."""
         fleet = self._tools.dispatch.placement.fleet
         while True:
-            ready = fleet.ready(ServiceName.DENOISER)
+            now, ready = time.monotonic(), fleet.ready(ServiceName.DENOISER)
             self._window.resize(sum(state.worker.capacity_rows for state in ready if state.worker))
-            self._end_waiting(self._waiting.overdue(time.monotonic()))
+            self._end_waiting(self._waiting.overdue(now))
+            for walk in (held.walk for held in self._carried.values()):
+                if walk is not None and walk.unwritten(now):
+                    self._walks.create_task(walk.write_state(), name="state")
             self._fill()
             await asyncio.sleep(LOOK_S)
 
@@ -280,12 +284,12 @@ class Queue:
         await self._settle(held, ended=await self._try(held))
 
     async def _try(self, held: HeldJob) -> bool:
-        held.carried = True
+        self._carried[held.job.job_id] = held
         self._tools.forecasting.begin(held.job)
         try:
             return await carry(self._tools, held)
         finally:
-            held.carried = False
+            del self._carried[held.job.job_id]
             self._window.end(held.job)
             self._tools.forecasting.prepared(held.job.job_id)
 

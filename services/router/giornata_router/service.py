@@ -30,6 +30,7 @@ from giornata.wire.events import DenoisedEvent, EventKind
 from giornata.wire.fleet import FleetRequest
 from giornata.wire.messages import CancelRows, ForecastRequest, SubmitRequest, TemplateRequest
 from giornata.wire.stores import LEASES, in_cell
+from giornata.wire.telemetry import TelemetryReader
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
@@ -95,7 +96,9 @@ class Router:
         cell, leases = self._config.cell, await jetstream.key_value(in_cell(LEASES, self._config.cell))
         lease = Lease(jetstream, leases, self._config.instance, self._leadership, cell=cell)
         async with (
-            self._bus.listen(cells.in_cell(subjects.TELEMETRY, cell), ServiceState, self._hear) as listening,
+            self._bus.listen(
+                cells.in_cell(subjects.TELEMETRY, cell), ServiceState, self._hear, TelemetryReader().read
+            ) as listening,
             self._gateways(),
             telemetry(self._bus, self._config.telemetry_hz, self._report),
             asyncio.TaskGroup() as tasks,

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 import nats.errors
 import structlog
 
+from giornata.records import Revised
 from giornata.scheduling.demand import Demand
 from giornata.wire.errors import (
     AttemptsExhausted,
@@ -39,11 +40,11 @@ log = structlog.get_logger(__name__)
 
 
 class Walk:
-    """Carries one job: make it with the present record, then await :meth:`to_the_end` once."""
+    """Carries one job: make it with its record as last known, then await :meth:`to_the_end` once."""
 
-    def __init__(self, tools: Tools, record: JobRecord, waited_ms: float) -> None:
-        self._tools, self._job = tools, record.job
-        self._live = LiveRecord(tools.bus, tools.records, record, waited_ms)
+    def __init__(self, tools: Tools, known: Revised[JobRecord], waited_ms: float) -> None:
+        self._tools, self._job = tools, known.record.job
+        self._live = LiveRecord(tools.bus, tools.records, known, waited_ms)
         self._sheet, self._deadline = self._live.sheet, self._live.deadline
         self._scope: asyncio.Timeout | None = None
         self._cancelled = False
@@ -58,6 +59,17 @@ class Walk:
         if self._scope is not None and not self._scope.expired():
             self._scope.reschedule(asyncio.get_running_loop().time())
 
+    def unwritten(self, now: float) -> bool:
+        """Whether the job's state should be written down: the stage lasts."""
+        return self._live.unwritten(now)
+
+    async def write_state(self) -> None:
+        """Write the job's state down while a stage goes on."""
+        try:
+            await self._live.write_state()
+        except (GiornataError, nats.errors.Error, LeaseEndedError) as error:  # a later change writes it
+            log.warning("state_not_written", job=self._job.job_id, error=repr(error))
+
     async def to_the_end(self) -> JobRecord:
         """Walk until the record is terminal, the `done` event is published, and what has no more use is deleted.
 
@@ -69,7 +81,8 @@ class Walk:
             LeaseEndedError: it can be begun again by the router that leads.
         """
         if not self._live.record.state.terminal:
-            error = await self._try()
+            over = self._cancelled or not self._deadline.remaining_s()
+            error = self._out_of_time() if over else await self._try()
             if error is not None:
                 await self._close(error)
         await self._live.tell_end()
@@ -91,7 +104,7 @@ class Walk:
 
     async def _try(self) -> GiornataError | None:
         """The walk itself; the error that ends the job, if any."""
-        scope = asyncio.timeout(0.0 if self._cancelled else self._deadline.remaining_s())
+        scope = asyncio.timeout(self._deadline.remaining_s())
         try:
             async with scope:
                 self._scope = scope
@@ -125,7 +138,7 @@ class Walk:
         live = self._live
         live.check()
         if live.record.state is JobState.QUEUED:
-            await self._enter(JobState.PREPARING)
+            await live.enter(JobState.PREPARING)
         rows = await self._stages()
         while lost := self._lost(rows):
             await self._make_again(lost)
@@ -140,7 +153,7 @@ class Walk:
             inspection = await self._denoise(inspection)
             if self._lost(live.record.rows):
                 return live.record.rows
-        await self._enter(JobState.FINISHING)
+        await live.enter(JobState.FINISHING)
         return await self._finish(inspection)
 
     def _lost(self, rows: Iterable[RowRecord]) -> dict[int, Intermediate]:
@@ -255,7 +268,3 @@ class Walk:
         if not record.state.terminal:
             log.error("job_quarantined", job=self._job.job_id, causes=record.causes)
             await self._tools.quarantine.put(transitions.closed(record, error, self._sheet.times()))
-
-    async def _enter(self, state: JobState) -> None:
-        record = await self._live.change(lambda r: transitions.entered(r, state, self._sheet.times()))
-        await self._live.tell(state, record.attempt)

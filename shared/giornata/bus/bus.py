@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -177,17 +178,21 @@ class Bus:
 
     @asynccontextmanager
     async def listen(
-        self, subject: str, kind: type[M], callback: Callable[[M], None]
+        self,
+        subject: str,
+        kind: type[M],
+        callback: Callable[[M], None],
+        read: Callable[[bytes], M] | None = None,
     ) -> AsyncIterator[Listening]:
         """Call `callback` with every message on `subject`; it must only decide or enqueue.
 
-        Malformed messages are logged and dropped.
+        Malformed messages are logged and dropped. `read` decodes a message, by default as every `kind` is decoded.
         """
-        listening = Listening(self.client)
+        listening, read = Listening(self.client), read or partial(codec.decode, kind)
 
         async def receive(message: Msg) -> None:
             try:
-                callback(codec.decode(kind, message.data))
+                callback(read(message.data))
             except GiornataError as error:
                 log.warning("message_dropped", subject=message.subject, error=str(error))
             finally:

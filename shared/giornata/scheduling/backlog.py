@@ -24,8 +24,7 @@ LEAST: Final = 2
 """Rows that are always worth a step."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowLoad:
+class RowLoad(NamedTuple):
     """What one row adds to the steps that it takes part in."""
 
     steps: int

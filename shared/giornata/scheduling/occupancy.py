@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from giornata.scheduling.backlog import Backlog, Outlook, RowLoad
@@ -19,12 +20,13 @@ REMEMBERED: Final = 64
 """How many ended attempts, and how many costs of rows, are kept of each worker."""
 
 
-class Totals(NamedTuple):
+@dataclass(frozen=True)
+class Totals:
     """Everything a worker has, summed up."""
 
-    outlook: Outlook
+    backlog: Backlog
     owners: tuple[str, ...]
-    """The job of each of the outlook's rows."""
+    """The job of each of the backlog's rows."""
     tokens: int
     """Image tokens that the rows compute."""
     work_ms: float
@@ -36,6 +38,11 @@ class Totals(NamedTuple):
     def rows(self) -> int:
         """Their number."""
         return len(self.owners)
+
+    @cached_property
+    def outlook(self) -> Outlook:
+        """The backlog, prepared to be asked; made for the few workers of many that are asked."""
+        return Outlook(self.backlog)
 
 
 @dataclass(slots=True)
@@ -155,14 +162,13 @@ class Occupancy:
         empty = Backlog(self.shown.capacity_rows, pace.base_ms, tokens=self.shown.capacity_tokens)
         work_ms = sum(load.work_ms for load in loads)
         backlog = empty.running_what_fits(loads)
-        self.totals = Totals(Outlook(backlog), tuple(owners), tokens, work_ms, self._worth(backlog, slack))
+        self.totals = Totals(backlog, tuple(owners), tokens, work_ms, self._worth(backlog, slack))
         return self.totals
 
     def limit(self, slack: float) -> None:
         """Let it have as many rows as are worth it by another `slack`."""
         if self.totals is not None:
-            places = self._worth(self.totals.outlook.backlog, slack)
-            self.totals = self.totals._replace(places=places)
+            self.totals = replace(self.totals, places=self._worth(self.totals.backlog, slack))
 
     def _worth(self, backlog: Backlog, slack: float) -> int:
         return backlog.places if self.pace.costs is UNIT else backlog.worth(slack)

@@ -284,7 +284,7 @@ class Placement:
         stepping_ms = worker.shown.stepping_ms
         if stepping_ms <= self._patience.least_ms:
             return False
-        backlog = self._sum_up(worker).outlook.backlog
+        backlog = self._sum_up(worker).backlog
         step_ms = backlog.base_ms + sum(row.step_ms + row.first_ms for row in backlog.running)
         return stepping_ms > self._patience.factor * step_ms
 

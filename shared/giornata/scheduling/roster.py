@@ -35,6 +35,9 @@ class _Order:
         if value is not None:
             del self._places[bisect_left(self._places, (value, name))]
 
+    def __len__(self) -> int:
+        return len(self._places)
+
     def __iter__(self) -> Iterator[str]:
         return (name for _, name in self._places)
 
@@ -53,7 +56,8 @@ class Roster:
     def __init__(self, sum_up: Callable[[Occupancy], Totals]) -> None:
         self._sum_up = sum_up
         self._members: dict[str, Occupancy] = {}
-        self._changed: set[str] = set()
+        self._changed: dict[str, None] = {}
+        """Workers that have to be summed up, in the order in which they changed."""
         self._work, self._crowding = _Order(), _Order()
         self._having: dict[str, set[str]] = {}
         """The workers that have each template."""
@@ -65,7 +69,7 @@ class Roster:
         """Take in a worker, instead of what was known of it before."""
         before = self._members.get(worker.name)
         self._members[worker.name] = worker
-        self._changed.add(worker.name)
+        self._changed[worker.name] = None
         if before is None or before.places is not worker.places:
             self._have(worker.name, before.places if before else (), worker.places)
 
@@ -73,7 +77,7 @@ class Roster:
         """Take a worker out, if it is there."""
         worker = self._members.pop(name, None)
         if worker is not None:
-            self._changed.discard(name)
+            self._changed.pop(name, None)
             self._work.drop(name)
             self._crowding.drop(name)
             self._have(name, worker.places, ())
@@ -81,16 +85,23 @@ class Roster:
     def changed(self, name: str) -> None:
         """The rows of a worker have changed."""
         if name in self._members:
-            self._changed.add(name)
+            self._changed[name] = None
 
     def all(self, excluded: Collection[str] = ()) -> list[Occupancy]:
         """All workers but the excluded ones, least to compute first."""
         return [self._members[name] for name in self._ordered(excluded)]
 
     def sample(self, count: int) -> list[tuple[Occupancy, float]]:
-        """About `count` workers evenly spread over the order, each with how many workers it stands for."""
-        self._settle()
+        """About `count` workers evenly spread over the order, each with how many workers it stands for.
+
+        The order is that of the last time it was needed; only these workers are summed up.
+        """
+        if len(self._work) != len(self._members):
+            self._settle()
         names = self._work.every(max(1, len(self._members) // count))
+        for name in names:
+            if name in self._changed:
+                self._place(name)
         return [(self._members[name], len(self._members) / len(names)) for name in names]
 
     def least(
@@ -106,26 +117,38 @@ class Roster:
         return [self._members[name] for name in dict.fromkeys(names + found)]
 
     def has_room(self, demand: Demand, excluded: Collection[str] = ()) -> bool:
-        """Whether a worker could take `demand` now; workers that have changed are summed up for it."""
-        self._settle()
+        """Whether a worker could take `demand` now; workers that have changed are summed up until one can."""
         for name in self._crowding:
-            if name not in excluded:
-                worker = self._members[name]
-                totals = worker.totals or self._sum_up(worker)
-                return demand.fits(totals.rows, totals.places)
+            if name not in excluded and name not in self._changed:
+                if self._fits(name, demand):
+                    return True
+                break  # the others have less room
+        for name in list(self._changed):
+            self._place(name)
+            if name not in excluded and self._fits(name, demand):
+                return True
         return False
+
+    def _fits(self, name: str, demand: Demand) -> bool:
+        worker = self._members[name]
+        totals = worker.totals or self._sum_up(worker)
+        return demand.fits(totals.rows, totals.places)
 
     def _ordered(self, excluded: Collection[str]) -> Iterator[str]:
         self._settle()
         return (name for name in self._work if name not in excluded)
 
     def _settle(self) -> None:
-        for name in self._changed:
-            worker = self._members[name]
-            totals = worker.totals or self._sum_up(worker)
-            self._work.put(name, totals.work_ms)
-            self._crowding.put(name, totals.rows - totals.places if totals.rows else -math.inf)
-        self._changed.clear()
+        for name in list(self._changed):
+            self._place(name)
+
+    def _place(self, name: str) -> None:
+        """Move a worker that has changed to its place in the orders."""
+        self._changed.pop(name, None)
+        worker = self._members[name]
+        totals = worker.totals or self._sum_up(worker)
+        self._work.put(name, totals.work_ms)
+        self._crowding.put(name, totals.rows - totals.places if totals.rows else -math.inf)
 
     def _have(self, name: str, before: Collection[str], now: Collection[str]) -> None:
         for template in before:

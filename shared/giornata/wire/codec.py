@@ -38,6 +38,11 @@ def encode(message: BaseModel, *, limit_bytes: int = MAX_CONTROL_BYTES) -> bytes
 
 def decode(kind: type[M], data: bytes) -> M:
     """The `kind` in msgpack bytes; SchemaMismatch names a wrong schema, and all fields that are missing or wrong."""
+    return validated(kind, fields_of(kind, data))
+
+
+def fields_of(kind: type[BaseModel], data: bytes) -> dict[str, Any]:
+    """The fields of a `kind` in msgpack bytes, not validated; SchemaMismatch if this version cannot read them."""
     fields = unpack(data)
     schema = fields.pop("schema", None)
     if not isinstance(schema, int) or schema not in ACCEPTED_SCHEMAS:
@@ -46,6 +51,11 @@ def decode(kind: type[M], data: bytes) -> M:
             received=schema if isinstance(schema, int) else type(schema).__name__,
             accepted=" or ".join(str(number) for number in sorted(ACCEPTED_SCHEMAS)),
         )
+    return fields
+
+
+def validated(kind: type[M], fields: dict[str, Any]) -> M:
+    """The `kind` with these fields; SchemaMismatch names all that are missing or wrong."""
     try:
         return kind.model_validate(fields)
     except ValidationError as error:

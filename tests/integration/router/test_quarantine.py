@@ -5,7 +5,7 @@ from __future__ import annotations
 import nats.errors
 import pytest
 
-from giornata.records import Change, Quarantine, Records
+from giornata.records import Change, Quarantine, Records, Revised
 from giornata.wire.errors import AttemptsExhausted
 from giornata.wire.jobs import JobRecord, JobState
 from giornata_router.rules import transitions
@@ -36,15 +36,17 @@ async def test_a_job_is_in_quarantine_though_the_connection_breaks(
             raise nats.errors.TimeoutError
 
     class UnsteadyQuarantine(Quarantine):
-        async def put(self, record: JobRecord) -> None:
+        async def put(self, record: JobRecord) -> int:
             break_once("before the quarantine")
-            await super().put(record)
+            return await super().put(record)
 
     class UnsteadyRecords(Records):
-        async def change(self, key: str, change: Change[JobRecord]) -> JobRecord:
+        async def revise(
+            self, key: str, change: Change[JobRecord], known: Revised[JobRecord] | None = None
+        ) -> Revised[JobRecord]:
             if _ends(change, await self.get(key)):
                 break_once("before the terminal record")
-            return await super().change(key, change)
+            return await super().revise(key, change, known)
 
     job = make_job()
     record = transitions.accepted(job)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from giornata.records import Change
-from giornata.wire.jobs import JobRecord
-from giornata_router.live_record import LiveRecord
+from giornata.records import Change, Revised
+from giornata.wire.errors import JobCancelled
+from giornata.wire.events import StateEvent
+from giornata.wire.jobs import JobRecord, JobState
+from giornata_router.live_record import UNWRITTEN_S, LiveRecord
 from giornata_router.rules import transitions
 from tests.contract.messages import JOB
 
-RECORD = transitions.accepted(JOB)
+KNOWN = Revised(transitions.accepted(JOB), 1)
 
 
 class SwallowingRecords:
@@ -23,15 +26,18 @@ class SwallowingRecords:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
 
-    async def get(self, job_id: str) -> JobRecord:
+    async def read(self, job_id: str) -> Revised[JobRecord]:
         assert job_id == JOB.job_id
         self.asked.set()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
-        return RECORD
+        return KNOWN
 
-    async def change(self, job_id: str, _: Change[JobRecord]) -> JobRecord:
-        return await self.get(job_id)
+    async def revise(
+        self, job_id: str, _: Change[JobRecord], known: Revised[JobRecord]
+    ) -> Revised[JobRecord]:
+        assert known is KNOWN
+        return await self.read(job_id)
 
 
 @pytest.mark.parametrize(
@@ -41,9 +47,100 @@ async def test_whoever_was_cancelled_while_the_record_came_does_not_go_on(
     work: Callable[[LiveRecord], Awaitable[JobRecord]],
 ) -> None:
     records = SwallowingRecords()
-    progress = LiveRecord(None, records, RECORD)  # type: ignore[arg-type]  # nothing is told, and a fake
+    progress = LiveRecord(None, records, KNOWN)  # type: ignore[arg-type]  # nothing is told, and a fake
     task = asyncio.ensure_future(work(progress))
     await records.asked.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+class KeptRecords:
+    """One record in memory, and how often it was read."""
+
+    def __init__(self) -> None:
+        self.kept, self.reads = KNOWN, 0
+
+    async def read(self, _: str) -> Revised[JobRecord]:
+        self.reads += 1
+        return self.kept
+
+    async def revise(
+        self, _: str, change: Change[JobRecord], known: Revised[JobRecord]
+    ) -> Revised[JobRecord]:
+        if known.revision != self.kept.revision:
+            known = await self.read("")
+        following = change(known.record)
+        if following is not None and following != known.record:
+            self.kept = Revised(following, known.revision + 1)
+        return self.kept
+
+
+class Told:
+    """A bus that keeps the states it is to tell."""
+
+    def __init__(self) -> None:
+        self.states: list[JobState] = []
+
+    async def publish(self, _: str, event: StateEvent) -> None:
+        self.states.append(event.state)
+
+
+def state_in(records: KeptRecords) -> JobState:
+    return records.kept.record.state
+
+
+def cancelling(record: JobRecord) -> JobRecord:
+    return record.model_copy(update={"cancel": True})
+
+
+def failing(record: JobRecord) -> JobRecord:
+    return record.model_copy(update={"causes": (*record.causes, "lost")})
+
+
+async def test_a_state_is_told_at_once_and_written_with_the_next_change() -> None:
+    bus, records = Told(), KeptRecords()
+    live = LiveRecord(bus, records, KNOWN)  # type: ignore[arg-type]  # fakes
+    await live.enter(JobState.PREPARING)
+    assert (bus.states, records.kept) == ([JobState.PREPARING], KNOWN)
+    await live.change(failing)
+    await live.change(lambda record: record.model_copy(update={"state": JobState.RUNNING}))
+    states = [state_in(records)]
+    await live.enter(JobState.FINISHING)
+    await live.change(failing)
+    states.append(state_in(records))
+    await live.change(lambda record: record.model_copy(update={"state": JobState.RUNNING}))
+    await live.change(failing)
+    states.append(state_in(records))
+    assert states == [JobState.RUNNING, JobState.FINISHING, JobState.RUNNING], "a state is written once"
+    assert (records.kept.revision, records.reads) == (6, 0)
+
+
+async def test_a_state_that_lasts_is_written_by_itself_and_once() -> None:
+    records = KeptRecords()
+    live = LiveRecord(Told(), records, KNOWN)  # type: ignore[arg-type]  # fakes
+    await live.enter(JobState.PREPARING)
+    now = time.monotonic()
+    assert not live.unwritten(now)
+    assert live.unwritten(now + UNWRITTEN_S)
+    await live.write_state()
+    assert records.kept.record.state is JobState.PREPARING
+    assert not live.unwritten(now + UNWRITTEN_S)
+    await live.write_state()
+    assert records.kept.revision == 2
+
+
+async def test_a_cancel_that_another_wrote_is_met_at_the_next_change() -> None:
+    records = KeptRecords()
+    live = LiveRecord(Told(), records, KNOWN)  # type: ignore[arg-type]  # fakes
+    records.kept = Revised(cancelling(KNOWN.record), 2)
+    with pytest.raises(JobCancelled):
+        await live.change(failing)
+
+
+async def test_an_older_revision_that_arrives_later_is_not_the_latest() -> None:
+    records = KeptRecords()
+    live = LiveRecord(Told(), records, KNOWN)  # type: ignore[arg-type]  # fakes
+    await live.change(failing)
+    records.kept = KNOWN
+    assert (await live.reread()).causes == ("lost",)

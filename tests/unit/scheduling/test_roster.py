@@ -83,3 +83,44 @@ def test_those_with_least_to_compute_among_all_and_among_holders(
         assert len(sampled) >= min(count, len(everyone))
     for demand in (DEMAND, replace(DEMAND, shapes=(SHAPE,) * 3), replace(DEMAND, alone=True)):
         assert roster.has_room(demand, excluded) is any(demand.fits(held(o).rows, CAPACITY) for o in able)
+
+
+@given(
+    rows=st.lists(st.integers(0, 7), min_size=1, max_size=30),
+    changed=st.lists(st.tuples(st.integers(0, 29), st.integers(0, 7)), max_size=10),
+    excluded=st.sets(st.integers(0, 29).map(lambda number: f"d{number}")),
+)
+def test_there_is_room_where_any_worker_has_some(
+    rows: list[int], changed: list[tuple[int, int]], excluded: set[str]
+) -> None:
+    roster = Roster(held)
+    members = {f"d{number}": occupied(number, count, set()) for number, count in enumerate(rows)}
+    for one in members.values():
+        roster.put(one)
+    for number, count in [(None, None), *changed]:
+        if number is not None and count is not None:
+            members[f"d{number}"] = occupied(number, count, set())
+            roster.put(members[f"d{number}"])
+        sums = [held(one) for name, one in members.items() if name not in excluded]
+        assert roster.has_room(DEMAND, excluded) == any(DEMAND.fits(t.rows, t.places) for t in sums)
+
+
+def test_a_forecast_sums_up_the_workers_that_it_looks_at_and_no_others() -> None:
+    summed: list[str] = []
+
+    def noted(one: Occupancy) -> Totals:
+        summed.append(one.name)
+        return held(one)
+
+    roster = Roster(noted)
+    for turn in range(2):
+        for number in range(40):
+            roster.put(occupied(number, (number + turn) % 5, set()))
+        if not turn:
+            roster.least(1)
+            summed.clear()
+    looked_at = [one for one, _ in roster.sample(8)]
+    assert sorted(summed) == sorted(one.name for one in looked_at)
+    assert len(looked_at) == 8
+    assert all(one.totals is not None and one.totals.rows == held(one).rows for one in looked_at)
+    assert roster.least(40)[0].name in {f"d{number}" for number in range(40) if not (number + 1) % 5}

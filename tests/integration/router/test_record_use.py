@@ -1,0 +1,65 @@
+"""How often a walk uses its record: it writes what a successor goes on from, and reads what others have written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
+
+from giornata.deadlines import Deadline
+from giornata.records import Records, Revised
+from giornata.wire.jobs import JobRecord, JobState
+from tests.integration.conftest import NatsServer
+from tests.integration.router.bench import Bench, denoiser, make_job, running_router
+
+USES = Counter[str]()
+"""How often the router has read and written records, by what it did."""
+
+
+class CountedRecords(Records):
+    """Counts every question to the bucket, except those of watchers."""
+
+    async def read(self, key: str) -> Revised[JobRecord]:
+        USES["read"] += 1
+        return await super().read(key)
+
+    async def create(self, record: JobRecord) -> int | None:
+        USES["create"] += 1
+        return await super().create(record)
+
+    async def _write(self, key: str, record: JobRecord, revision: int) -> int:
+        USES["write"] += 1
+        return await super()._write(key, record, revision)
+
+
+async def test_an_undisturbed_walk_reads_its_record_once(bench: Bench, private_nats: NatsServer) -> None:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running_router(private_nats.url, "r1", records_of=CountedRecords))
+        await denoiser(stack, bench, "d1")
+        first = make_job()
+        await bench.submit(first)
+        await bench.ended(first)
+        USES.clear()
+        jobs = [make_job() for _ in range(4)]
+        for job in jobs:
+            await bench.submit(job)
+        assert {(await bench.ended(job)).state for job in jobs} == {JobState.COMPLETED}
+        lasting = USES["write"] - 2 * len(jobs)  # a state that lasts a second is written by itself
+        assert lasting <= 2 * len(jobs)
+        assert USES["create"] == len(jobs)
+        assert USES["read"] <= len(jobs) + lasting
+
+
+async def test_a_state_that_lasts_is_in_the_record(bench: Bench, private_nats: NatsServer) -> None:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running_router(private_nats.url, "r1"))
+        await denoiser(stack, bench, "d1")
+        bench.prepost.hold = asyncio.Event()
+        job = make_job()
+        await bench.submit(job)
+        found = await bench.records.until(
+            job.job_id, lambda record: record.state is JobState.PREPARING, Deadline.after_ms(30_000)
+        )
+        assert found.state is JobState.PREPARING
+        bench.prepost.hold.set()
+        assert (await bench.ended(job)).state is JobState.COMPLETED
