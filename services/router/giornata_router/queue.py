@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Iterable
-from contextlib import aclosing
+from functools import partial
 
 import nats.errors
 import structlog
 from nats.aio.msg import Msg
 
-from giornata.bus.work_queue import LaterLeaderError, QueueConsumer
+from giornata.bus.work_queue import QueueConsumer
 from giornata.retries import error_code
 from giornata.scheduling.waiting import QueuedJob, Turn, Waiting
 from giornata.scheduling.window import Window
@@ -31,6 +30,7 @@ from giornata.wire.messages import (
 )
 from giornata.wire.workers import QueueState, RowProgress, ServiceName, ServiceState
 from giornata_router.carrying import HeldJob, carry, end_unheld, heed_record
+from giornata_router.deliveries import Deliveries
 from giornata_router.rules import transitions
 from giornata_router.rules.places import RETRY_AFTER_S, Places
 from giornata_router.tools import Tools
@@ -38,14 +38,8 @@ from giornata_router.unreadable import Unreadable
 
 LOOK_S = 0.25
 """How often the window is fitted to the fleet, and budgets are looked at; telemetry comes too often for that."""
-AUDIT_S = 30.0
-"""How often the queue is asked for messages that were delivered and lost on their way."""
-SETTLED_S = 5.0
-"""Time in which a message that JetStream has delivered arrives, if it does."""
 CATCH_UP_S = 5.0
 """Limit of the time after a takeover in which no new job is begun: until all are known, no order is fair."""
-AGAIN_S = 1.0
-"""Time after which a queue that does not answer is asked again."""
 ENDED_AT_ONCE = 64
 """Jobs that are ended side by side without being carried: cancelled ones, and those with a budget that is over."""
 _MESSAGES_EXCEEDED = 10077
@@ -68,18 +62,20 @@ class Queue:
         self._held: dict[str, HeldJob] = {}
         """Every accepted and unfinished job."""
         self._carried: dict[str, HeldJob] = {}
-        self._ended: Counter[Priority] = Counter()
-        """Jobs that were acknowledged."""
-        self._behind = Counter(dict.fromkeys(Priority, 1))
-        """Messages that were in the queue when it was taken over, and have not come yet."""
         self._caught_up_by_s = time.monotonic() + CATCH_UP_S
         self._begun = {row.job_id for state in tools.dispatch.placement.fleet.all() for row in _rows(state)}
         """Jobs that workers have had since before the queue was taken over."""
         self._unreadable = Unreadable(walks)
         self._ending = asyncio.Semaphore(ENDED_AT_ONCE)
-        self._consumers = [
-            QueueConsumer(bus.client, bus.jetstream, priority, epoch, config.cell) for priority in Priority
-        ]
+        self._deliveries = {
+            priority: Deliveries(
+                QueueConsumer(bus.client, bus.jetstream, priority, epoch, config.cell),
+                self._take,
+                self._fill,
+                partial(self._arrived, priority),
+            )
+            for priority in Priority
+        }
 
     def state(self) -> QueueState:
         """What telemetry tells of the queue."""
@@ -153,8 +149,8 @@ class Queue:
 
     def recheck(self) -> None:
         """The connection is back, and messages may have been lost: cancels, and jobs on their way here."""
-        for consumer in self._consumers:
-            consumer.again()
+        for deliveries in self._deliveries.values():
+            deliveries.again()
         for held in self._carried.values():
             self._walks.create_task(heed_record(self._tools, held), name="recheck")
 
@@ -167,47 +163,18 @@ class Queue:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow(), name="window")
-                for consumer in self._consumers:
-                    tasks.create_task(self._consume(consumer), name=f"consume-{consumer.priority}")
-                    tasks.create_task(self._audit(consumer), name=f"audit-{consumer.priority}")
+                for priority, deliveries in self._deliveries.items():
+                    tasks.create_task(deliveries.consume(), name=f"consume-{priority}")
+                    tasks.create_task(deliveries.audit(), name=f"audit-{priority}")
         finally:
-            for consumer in self._consumers:
-                await consumer.end()
+            for deliveries in self._deliveries.values():
+                await deliveries.end()
 
-    async def _consume(self, consumer: QueueConsumer) -> None:
-        while True:
-            try:
-                self._behind[consumer.priority] = await consumer.begin()
-                async with aclosing(consumer.messages()) as messages:
-                    self._fill()
-                    async for message in messages:
-                        await self._take(message)
-                        self._behind[consumer.priority] -= 1
-                        self._fill()
-            except LaterLeaderError:
-                log.warning("later_leader", priority=consumer.priority)
-                raise
-            except nats.errors.Error as error:
-                log.warning("queue_unreachable", error=repr(error))
-                await asyncio.sleep(AGAIN_S)  # the client is reconnecting; there is nothing to wait on
-
-    async def _audit(self, consumer: QueueConsumer) -> None:
-        """Have delivered again what was delivered and did not arrive: its server may have died on the way."""
-        while True:
-            await asyncio.sleep(AUDIT_S)
-            try:
-                count, last = await consumer.delivered()
-            except nats.errors.Error as error:
-                log.warning("queue_not_audited", error=repr(error))
-                continue
-            ended = self._ended[consumer.priority]
-            await asyncio.sleep(SETTLED_S)
-            arrived = self._unreadable.count(self._subject(consumer.priority), last)
-            for held in self._held.values():
-                arrived += held.job.priority is consumer.priority and 0 < held.sequence <= last
-            if count > arrived + self._ended[consumer.priority] - ended:
-                log.warning("deliveries_lost", priority=consumer.priority)
-                consumer.again()
+    def _arrived(self, priority: Priority, last: int) -> int:
+        """Messages of a priority that are held, up to sequence number `last`."""
+        jobs = (held for held in self._held.values() if held.job.priority is priority)
+        arrived = sum(0 < held.sequence <= last for held in jobs)
+        return arrived + self._unreadable.count(self._subject(priority), last)
 
     async def _follow(self) -> None:
         """Fit the window to the fleet, end jobs that wait for longer than they may, and have lasting states written."""
@@ -259,7 +226,7 @@ class Queue:
     def _fill(self) -> None:
         """Carry as many jobs as the window has room for."""
         now = time.monotonic()
-        if now < self._caught_up_by_s and any(behind > 0 for behind in self._behind.values()):
+        if now < self._caught_up_by_s and any(one.behind > 0 for one in self._deliveries.values()):
             return
         while (turn := self._waiting.next(now)) is not None and self._window.has_room(turn):
             self._waiting.serve(turn)
@@ -296,7 +263,7 @@ class Queue:
     async def _settle(self, held: HeldJob, *, ended: bool) -> None:
         """Give the job's place back, or let it wait again after a while."""
         if ended:
-            self._ended[held.job.priority] += 1
+            self._deliveries[held.job.priority].ended += 1
             self._release(held)
         self._fill()
         if not ended:
