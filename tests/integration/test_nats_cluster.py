@@ -208,7 +208,7 @@ async def test_every_accepted_job_ends_though_servers_die_under_the_router(
         await connected(stack, cluster, user) for user in (User.GATEWAY, User.PREPOST, User.DENOISER)
     ]
     onlooker = await connected(stack, cluster, User.ROUTER)
-    await streams.ensure(gateway.jetstream, replicas=3, events_ttl_s=60)
+    await streams.ensure(onlooker.jetstream, replicas=3, events_ttl_s=60)
     bench = Insisting(gateway, await Records.open(gateway.jetstream), FakePrepost(prepost))
     done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
     await stack.enter_async_context(gateway.listen(done, DoneEvent, bench.hear))
