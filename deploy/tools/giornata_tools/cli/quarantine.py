@@ -16,6 +16,7 @@ from rich.table import Table
 from giornata import runtime
 from giornata.bus import bus
 from giornata.records import Quarantine
+from giornata.wire.cells import MAIN
 from giornata.wire.errors import GiornataError
 from giornata.wire.jobs import JobRecord
 from giornata.wire.permissions import User
@@ -56,13 +57,23 @@ def _command(name: str) -> Callable[[Act], Command]:
             metavar="FILE",
             help="Holds the password of the NATS user `operator`, where the server asks for one.",
         )
+        @click.option(
+            "--cell",
+            default=MAIN,
+            envvar="GIORNATA_CELL",
+            show_envvar=True,
+            metavar="NAME",
+            help="Whose quarantine; every cell has one.",
+        )
         @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
         @click.pass_context
         @wraps(act)
-        def command(ctx: click.Context, /, url: str, password_file: Path | None, **given: Any) -> None:
+        def command(
+            ctx: click.Context, /, url: str, password_file: Path | None, cell: str, **given: Any
+        ) -> None:
             with usage_errors():
                 nats_urls(url)
-            ctx.exit(interrupts.run(lambda: _connected(url, password_file, partial(act, **given))))
+            ctx.exit(interrupts.run(lambda: _connected(url, password_file, cell, partial(act, **given))))
 
         return command
 
@@ -109,18 +120,18 @@ async def release_job(kept: Quarantine, job_id: str, *, as_json: bool) -> None:
         click.echo(f"Job {job_id} is in quarantine no more.", err=True)
 
 
-async def _connected(url: str, password_file: Path | None, act: Act) -> int:
+async def _connected(url: str, password_file: Path | None, cell: str, act: Act) -> int:
     runtime.configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
     connecting = bus.connect(url, "giornata-cli", user=User.OPERATOR, password_file=password_file)
     try:
         async with connecting as connected:
-            await act(await Quarantine.open(connected.jetstream))
+            await act(await Quarantine.open(connected.jetstream, cell))
     except GiornataError as error:
         failure = str(error)
     except nats.errors.Error:
         failure = (
-            "The quarantine does not answer: no router has run here yet, or --password-file is missing: only the NATS "
-            "user operator may read it."
+            f"The quarantine of cell {cell} does not answer: no router has run there yet, or --password-file is "
+            "missing: only the NATS user operator may read it."
         )
     else:
         return 0

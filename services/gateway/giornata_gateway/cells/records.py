@@ -73,7 +73,10 @@ class CellRecords:
         if cell is not None:
             try:
                 return await (await self.open(cell)).get(job_id)
-            except JobNotFound:  # it has expired, or was not accepted there
+            except (
+                JobNotFound,
+                NotFoundError,
+            ):  # it has expired, was not accepted there, or the cell was removed
                 self._cell_of.pop(job_id, None)
         asked = list(self._open)
         found = await self._in(asked, job_id)
