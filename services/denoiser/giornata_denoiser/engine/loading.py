@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from giornata_denoiser.blocks.device import Arrival, Device
 from giornata_denoiser.blocks.ledger import TierLedger
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.rows.stored import Stored
+
+log = structlog.get_logger(__name__)
 
 GIVEN: Final = 2
 """Loads that a GPU's copy stream is given ahead: it never idles, and what becomes urgent waits for no more."""
@@ -44,7 +47,8 @@ class Loader:
     """The thread that loads, from entering to leaving the context.
 
     With `rate_bytes_s` it is no faster than a link of that width: the benchmarks of the planner throttle it. In this
-    thread, `on_loaded` is told of every slab.
+    thread, `on_loaded` is told of every slab. A load that fails is logged and raised in the block that asks for its
+    slab; the next ones go on.
     """
 
     def __init__(
@@ -93,13 +97,20 @@ class Loader:
         given: deque[Arrival] = deque()
         while (load := self._next()) is not None:
             self.under_way = load
-            began, size = time.perf_counter(), load.slabs.load_bytes(load.block, load.mode)
-            given.append(load.slabs.load(load.block, load.mode, partial(self._throttle, size, began)))
-            if len(given) > GIVEN:
-                given.popleft().finish()
-            self._on_loaded(Loaded(load, size, (time.perf_counter() - began) * 1e3))
+            try:
+                self._load(load, given)
+            except Exception as error:  # a thread's edge: logged, and raised where the slab is asked for
+                log.exception("load_failed", block=load.block, mode=load.mode)
+                load.slabs.fail(load.block, load.mode, error)
             self.under_way = None
             del load  # whose slabs would otherwise stay while nothing is to be done
+
+    def _load(self, load: SlabLoad, given: deque[Arrival]) -> None:
+        began, size = time.perf_counter(), load.slabs.load_bytes(load.block, load.mode)
+        given.append(load.slabs.load(load.block, load.mode, partial(self._throttle, size, began)))
+        if len(given) > GIVEN:
+            given.popleft().finish()
+        self._on_loaded(Loaded(load, size, (time.perf_counter() - began) * 1e3))
 
     def _throttle(self, size_bytes: int, began_s: float) -> None:
         """Wait until the link would have moved the slab, or the loader stops."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from giornata.wire.values import Mode
+from giornata_denoiser.blocks.device import Arrival
+from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.rows.template import Entry, Recording
@@ -82,6 +86,41 @@ def test_a_template_that_cannot_be_loaded_is_a_miss() -> None:
         made.batch.submit([row])
         latents.append(finished(made)["edit"].latent)
     torch.testing.assert_close(*latents, atol=FLOAT32, rtol=0)
+
+
+@pytest.mark.parametrize("where", ["load_bytes", "on_loaded", "finish"])
+def test_a_loader_that_fails_once_costs_one_row_its_template_and_goes_on(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it fails: nobody waits for ever, and later rows are loaded for."""
+    of = tiny_flux.family()
+    taken = template(of)
+    failures = ["once"]
+
+    def fail_once() -> None:
+        if failures and threading.current_thread().name == "loader":
+            raise RuntimeError(failures.pop())
+
+    if where == "load_bytes":
+        whole = Slabs.load_bytes
+
+        def load_bytes(self: Slabs, block: int, mode: Mode) -> int:
+            fail_once()
+            return whole(self, block, mode)
+
+        monkeypatch.setattr(Slabs, "load_bytes", load_bytes)
+    if where == "finish":
+        monkeypatch.setattr(Arrival, "finish", lambda _: fail_once())
+    with Loader(on_loaded=lambda _: fail_once() if where == "on_loaded" else None) as loader:
+        ended = []
+        for name in ("first", "second"):
+            made = engine(of, loader=loader)
+            made.batch.submit([edit(of, taken, Spec(name, grid=GRID, steps=5, seed=2))])
+            ended.append(finished(made)[name].latent)
+    assert failures == [], "it did fail"
+    alone = engine(of)
+    alone.batch.submit([edit(of, taken, Spec("alone", grid=GRID, steps=5, seed=2))])
+    torch.testing.assert_close(ended[1], finished(alone)["alone"].latent, atol=FLOAT32, rtol=0)
 
 
 def test_a_row_cancelled_between_steps_leaves_the_others_as_they_were() -> None:
