@@ -77,10 +77,17 @@ class Engine:
             self._assembled = None
         return rows
 
-    def compute(self, rows: tuple[Row, ...]) -> StepReport:
-        """One step of `rows`; changes nothing but the cached assembly.
+    def rest(self) -> None:
+        """Give back what steps have kept for rows: slabs, corrections, inputs, assembly. Rows that go on begin anew."""
+        self._sources.rest()
+        self._placed.clear()
+        self._assembled = None
 
-        If the step raises, every row is computed alone: the culprit fails, the others do not notice.
+    def compute(self, rows: tuple[Row, ...]) -> StepReport:
+        """One step of `rows`; changes nothing but what is kept for the next one.
+
+        If the step raises, every row is computed alone: the culprit fails, the others do not notice. If memory was out,
+        what is kept for rows is given back before.
 
         Raises:
             torch.AcceleratorError: the device itself is lost, and no row can be blamed.
@@ -94,7 +101,12 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - a row's edge: the row is answered with it, and the service logs it
             if len(rows) == 1 and rows[0].template is None:
                 return StepReport(began, self._clock(), failed=(FailedRow(rows[0], _row_error(error)),))
+            out_of_memory = isinstance(error, torch.OutOfMemoryError)
         # Outside of the handler, since the traceback keeps the tensors of the failed step alive.
+        if out_of_memory:
+            self.rest()
+            if self.family.device.type == "cuda":
+                torch.cuda.empty_cache()
         if len(rows) == 1:  # a template is never the reason of a failure
             return self.compute((replace(rows[0], template=None),))
         parts = [self.compute((row,)) for row in rows]

@@ -77,19 +77,25 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while rows := self._next():
-                report = self._engine.compute(rows)
-                with self._condition:
-                    self._began_s = None
-                    report = self._engine.settle(report)
-                self._on_report(report)
+                self._step(rows)
+                del rows  # which would otherwise stay while nothing is to be done
         except Exception as error:  # noqa: BLE001 - the thread's edge: its owner is told
             with self._condition:
                 self._accepting = False
             self._on_crash(error)
 
+    def _step(self, rows: tuple[Row, ...]) -> None:
+        report = self._engine.compute(rows)
+        with self._condition:
+            self._began_s = None
+            report = self._engine.settle(report)
+        self._on_report(report)
+
     def _next(self) -> tuple[Row, ...]:
         """The rows of the next step, once there are any; none when the loop is to stop."""
         with self._condition:
+            if not len(self._engine.batch):
+                self._engine.rest()
             self._condition.wait_for(lambda: self._stopping or len(self._engine.batch) > 0)
             if self._stopping:
                 return ()

@@ -87,6 +87,12 @@ class Sources:
         for key in self._running.keys() - keys:
             del self._running[key]
 
+    def rest(self) -> None:
+        """Forget all rows, and load nothing more for them."""
+        self._running.clear()
+        if self._options.loader is not None:
+            self._options.loader.schedule(())
+
     def step(self, rows: Sequence[Row]) -> StepPlan:
         """Plan the next step of the batch of `rows`, and begin to load what it takes."""
         running = [self._advanced(row) for row in rows]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +15,16 @@ from torch import Tensor
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Arrival
 from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader
+from giornata_denoiser.engine.loop import EngineLoop
+from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.rows.template import Entry, Recording
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
-from tests.unit.denoiser.engine.edits import GRID, edit, engine, finished, template
+from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, engine, finished, template
 from tests.unit.denoiser.engine.test_masked import FLOAT32
 
 
@@ -121,6 +127,64 @@ def test_a_loader_that_fails_once_costs_one_row_its_template_and_goes_on(
     alone = engine(of)
     alone.batch.submit([edit(of, taken, Spec("alone", grid=GRID, steps=5, seed=2))])
     torch.testing.assert_close(ended[1], finished(alone)["alone"].latent, atol=FLOAT32, rtol=0)
+
+
+def living_slabs() -> int:
+    gc.collect()
+    return sum(type(one) is Slabs for one in gc.get_objects())
+
+
+@pytest.mark.parametrize("loaded_ahead", [False, True])
+def test_an_idle_engine_keeps_nothing_of_its_last_rows(loaded_ahead: bool) -> None:
+    before = living_slabs()
+    of = tiny_flux.family()
+    taken = template(of)
+    ended = threading.Event()
+    rested = threading.Event()
+
+    class Resting(Engine):
+        def rest(self) -> None:
+            super().rest()
+            if ended.is_set():
+                rested.set()
+
+    def heard(report: StepReport) -> None:
+        if any(row.done for row in report.advanced):
+            ended.set()
+
+    with ExitStack() as stack:
+        loader = stack.enter_context(Loader()) if loaded_ahead else None
+        made = Resting(of, ROOMY, lambda: 0.0, reusing=ReuseOptions(loader))
+        loop = stack.enter_context(EngineLoop(made, heard, lambda _: None))
+        assert loop.submit([edit(of, taken, Spec("a", grid=GRID, steps=4))])
+        assert rested.wait(20)
+        assert living_slabs() == before
+
+
+class Small(FluxInpaint):
+    """A network whose memory has no room for several rows, and that tells what they kept when one is tried alone."""
+
+    kept: int | None = None
+
+    def predict(self, batch: object, latents: Tensor, *args: Any, **named: Any) -> Tensor:
+        if len(latents) > 16:
+            raise torch.OutOfMemoryError("no room")
+        if self.kept is None:
+            self.kept = living_slabs()
+        return super().predict(batch, latents, *args, **named)
+
+
+def test_rows_are_tried_alone_once_memory_is_given_back() -> None:
+    of = tiny_flux.family()
+    taken = template(of)
+    rows = [edit(of, taken, Spec(name, grid=GRID, steps=4, seed=i)) for i, name in enumerate("ab")]
+    before = living_slabs()
+    network = Small(tiny_flux.transformer())
+    made = engine(tiny_flux.family(network))
+    made.batch.submit(rows)
+    made.step()
+    assert network.kept == before + 1, "the slabs of the row that is tried"
+    assert set(finished(made)) == {"a", "b"}
 
 
 def test_a_row_cancelled_between_steps_leaves_the_others_as_they_were() -> None:
