@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-import structlog
 import torch
 from torch import Tensor
 
@@ -18,8 +17,6 @@ from giornata_denoiser.blocks.device import Arrival, Device
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.stored import Stored, store
 from giornata_denoiser.rows.template import Entry
-
-log = structlog.get_logger(__name__)
 
 Slab = Outside | Tensor
 
@@ -133,11 +130,15 @@ class Slabs:
                 slab = self._gather(block, mode)
                 pause()
         except Exception as error:  # noqa: BLE001 - a thread's edge: the block that asks raises it
-            log.warning("slab_not_loaded", block=block, mode=mode, error=repr(error))
             slot.set_exception(error)
             return Arrival()
         slot.set_result((slab, arrival))
         return arrival
+
+    def error(self, block: int, mode: Mode) -> BaseException | None:
+        """Why a slab that was loaded is not here; None where it is, or is still expected."""
+        slot = self._slabs.get((block, mode))
+        return slot.exception() if slot is not None and slot.done() else None
 
     def fail(self, block: int, mode: Mode, error: Exception) -> None:
         """Have the block that asks for an expected slab raise `error`; one that is here stays."""

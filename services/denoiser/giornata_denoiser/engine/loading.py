@@ -110,6 +110,8 @@ class Loader:
         given.append(load.slabs.load(load.block, load.mode, partial(self._throttle, size, began)))
         if len(given) > GIVEN:
             given.popleft().finish()
+        if (error := load.slabs.error(load.block, load.mode)) is not None:
+            log.warning("slab_not_loaded", block=load.block, mode=load.mode, error=repr(error))
         self._on_loaded(Loaded(load, size, (time.perf_counter() - began) * 1e3))
 
     def _throttle(self, size_bytes: int, began_s: float) -> None:
