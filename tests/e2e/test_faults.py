@@ -141,14 +141,14 @@ async def active_router(stack: LiveStack) -> str:
 
 async def test_a_job_survives_its_denoiser_and_then_its_router(stack: LiveStack) -> None:
     async with aiohttp.ClientSession(stack.url) as http:
-        job = await submit(http, slow_form(1))
+        job = await submit(http, slow_form(1, reuse="off"))
         await until_step(http, job, 3)
         await stack.kill(await busy_denoiser(stack))
         status = await ended(http, job)
         assert (status["state"], status["attempt"]) == ("completed", 2)
         assert await completions(http, job) == 1
 
-        jobs = [await submit(http, slow_form(1, seed=seed)) for seed in (7, 8, 9)]
+        jobs = [await submit(http, slow_form(1, reuse="off", seed=seed)) for seed in (7, 8, 9)]
         await until_step(http, jobs[0], 2)
         await stack.kill(await active_router(stack))
         statuses = [await ended(http, job) for job in jobs]

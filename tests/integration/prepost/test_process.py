@@ -28,6 +28,9 @@ from giornata.wire.requests import EditParameters, resolve
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.model.random.build import build
 
+STARTED_S = 180
+"""It imports torch and loads a model, maybe on a busy machine."""
+
 
 @pytest.fixture
 def environment(nats_url: str, redis_url: str) -> dict[str, str]:
@@ -80,7 +83,7 @@ async def test_the_process(
             *(sys.executable, "-m", "giornata_prepost", *flags), env=environment
         )
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(STARTED_S):
                 state = await heard.get()
                 assert state.ready
                 assert state.host == socket.gethostname()
