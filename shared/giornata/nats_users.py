@@ -74,7 +74,7 @@ def write_users(
         folder: see the top of this module.
         applications: hashes of the applications' passwords, by user.
         anonymous: whom clients without a password are; None refuses them.
-        cells: of the deployment, beside those that are known.
+        cells: cells of the deployment, added to those that the folder names already.
     """
     cells = tuple(dict.fromkeys((*known_cells(folder), *cells)))
     users = [user for user in User if user is not User.APPLICATION or anonymous]

@@ -73,10 +73,7 @@ class CellRecords:
         if cell is not None:
             try:
                 return await (await self.open(cell)).get(job_id)
-            except (
-                JobNotFound,
-                NotFoundError,
-            ):  # it has expired, was not accepted there, or the cell was removed
+            except (JobNotFound, NotFoundError):  # it expired or was refused there, or the cell is gone
                 self._cell_of.pop(job_id, None)
         asked = list(self._open)
         found = await self._in(asked, job_id)
