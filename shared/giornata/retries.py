@@ -15,6 +15,7 @@ from nats.js.errors import (
     BadRequestError,
     KeyNotFoundError,
     NoStreamResponseError,
+    NotFoundError,
     ServiceUnavailableError,
 )
 from tenacity import (
@@ -97,6 +98,15 @@ async def repeated(ask: Callable[[], Awaitable[T]], limit_s: float = LEADERLESS_
     return await persistently(partial(until_led, _has_no_leader, limit_s), ask)
 
 
+async def just_made(read: Callable[[], Awaitable[T]], limit_s: float = COMING_UP_S) -> T:
+    """The answer to a read of a stream or bucket that was made a moment ago, by whomever.
+
+    A cluster of servers says that it exists as soon as it is agreed upon; a server that has not applied it says that
+    there is none.
+    """
+    return await persistently(partial(until_led, _may_not_be_applied, limit_s), read)
+
+
 async def written(write: Callable[[], Awaitable[T]]) -> T:
     """The answer of JetStream to a write, which is tried again only if it was surely not taken.
 
@@ -119,6 +129,10 @@ def _has_no_leader(error: BaseException) -> bool:
     if isinstance(error, BadRequestError):
         return error_code(error) == _NO_SUITABLE_PEERS
     return isinstance(error, (ServiceUnavailableError, nats.errors.TimeoutError, LostError))
+
+
+def _may_not_be_applied(error: BaseException) -> bool:
+    return isinstance(error, NotFoundError) or _has_no_leader(error)
 
 
 def _jittered(worth_it: retry_base, first_s: float, most_s: float, stop: Stop) -> AsyncRetrying:

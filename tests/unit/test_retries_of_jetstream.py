@@ -8,6 +8,7 @@ import nats.errors
 import pytest
 from nats.js.errors import (
     BadRequestError,
+    BucketNotFoundError,
     KeyNotFoundError,
     KeyWrongLastSequenceError,
     NoStreamResponseError,
@@ -16,7 +17,7 @@ from nats.js.errors import (
 )
 
 from giornata.bus.connection import LostError, RefusedError
-from giornata.retries import repeated, written
+from giornata.retries import just_made, repeated, written
 
 REFUSED = RefusedError("publish", "x")
 
@@ -50,6 +51,19 @@ async def test_an_answer_that_says_no_is_an_answer(error: Exception) -> None:
     with pytest.raises(type(error)):
         await repeated(ask)
     assert len(asked) == 1
+
+
+async def test_what_was_just_made_may_be_away_for_a_moment() -> None:
+    for error in (BucketNotFoundError(), ServiceUnavailableError()):
+        ask, asked = failing(error, 2)
+        assert await just_made(ask) == "answer"
+        assert len(asked) == 3
+    ask, asked = failing(BadRequestError(), 1)
+    with pytest.raises(BadRequestError):
+        await just_made(ask)
+    ask, _ = failing(BucketNotFoundError(), 10_000)
+    with pytest.raises(BucketNotFoundError):
+        await just_made(ask, 0.2)
 
 
 async def test_a_write_that_nobody_took_is_tried_again_and_one_that_may_be_taken_is_not() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 
 from giornata import runtime
 from giornata.blobs import open_blobs
 from giornata.bus import bus, streams
-from giornata.planning.costing import Profile
+from giornata.planning.costing import CostModel, Profile
 from giornata.records import Records
+from giornata.retries import just_made
 from giornata.wire.workers import ServiceName
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
@@ -32,11 +34,13 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
             store_bytes=config.nats_store_bytes,
             cell=config.cell,
         )
-        records = await Records.open(connected.jetstream, config.cell)
+        records = await just_made(partial(Records.open, connected.jetstream, config.cell))
         checkpoint = await asyncio.to_thread(open_checkpoint, config)
         await asyncio.to_thread(rehearse, checkpoint)
         profile = await asyncio.to_thread(profile_of, config, checkpoint)
-        await Denoiser(config, connected, blobs, records, checkpoint, profile=profile).run(stop)
+        costs = CostModel.of(profile)
+        denoiser = Denoiser(config, connected, blobs, records, checkpoint, profile=profile, costs=costs)
+        await denoiser.run(stop)
 
 
 def profile_of(config: DenoiserConfig, checkpoint: Checkpoint) -> Profile:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Final
 
 import nats.errors
@@ -21,6 +22,7 @@ from giornata.bus import telemetry
 from giornata.bus.bus import Bus, Endpoint
 from giornata.planning.costing import CostModel, Profile
 from giornata.records import Records, TemplateRecords
+from giornata.retries import just_made
 from giornata.wire import subjects
 from giornata.wire.cells import in_cell
 from giornata.wire.errors import InternalError
@@ -61,7 +63,7 @@ log = structlog.get_logger(__name__)
 
 
 class Denoiser:
-    """One instance with one model."""
+    """One instance with one model; `costs` follow what its steps and loads take, from what the profile says."""
 
     _engine: RowEngine
     _carrier: Carrier
@@ -78,9 +80,10 @@ class Denoiser:
         checkpoint: Checkpoint,
         *,
         profile: Profile,
+        costs: CostModel,
     ) -> None:
         self._config, self._bus, self._blobs, self._checkpoint = config, bus, blobs, checkpoint
-        self._profile, self._costs = profile, CostModel.of(profile)
+        self._profile, self._costs = profile, costs
         self._outcomes = Outcomes(blobs, records, config.instance)
         self._reports: asyncio.Queue[StepReport] = asyncio.Queue()
         self._previews: asyncio.Queue[tuple[RunRequest, RowPreview]] = asyncio.Queue()
@@ -96,7 +99,8 @@ class Denoiser:
             ExceptionGroup: of an InternalError, when the engine has lost its device.
         """
         config, bus = self._config, self._bus
-        registrations = Registrations(await TemplateRecords.open(bus.jetstream), config.instance)
+        templates = await just_made(partial(TemplateRecords.open, bus.jetstream))
+        registrations = Registrations(templates, config.instance)
         async with AsyncExitStack() as stack:
             engine = engine_of(
                 config, self._checkpoint, self._profile, self._costs, told=self._reporter.loaded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import structlog
 
@@ -12,6 +13,7 @@ from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
 from giornata.bus.telemetry import publish, state_of, telemetry
 from giornata.records import TemplateRecords
+from giornata.retries import just_made
 from giornata.wire import subjects
 from giornata.wire.cells import anywhere
 from giornata.wire.events import DoneEvent, EventKind
@@ -38,7 +40,7 @@ async def serve(config: GatewayConfig, bus: Bus, blobs: BlobStore, stop: asyncio
     bridged_s = config.submit_window_s / 2  # the other half is for a request at the end of the first
     fleet = FleetListener(bridged_s)
     records = CellRecords(bus, fleet.cells)
-    templates = await TemplateRecords.open(bus.jetstream)
+    templates = await just_made(partial(TemplateRecords.open, bus.jetstream))
     async with AsyncExitStack() as stack:
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         for summaries in anywhere(subjects.SUMMARY):

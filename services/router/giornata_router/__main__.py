@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 
 from giornata import runtime
 from giornata.blobs import open_blobs
 from giornata.bus import bus, streams
 from giornata.records import Quarantine, Records
+from giornata.retries import just_made
 from giornata.wire.workers import ServiceName
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router
@@ -40,8 +42,10 @@ async def main(config: RouterConfig, stop: asyncio.Event) -> None:
             store_bytes=store_bytes,
             cell=config.cell,
         )
-        records = await Records.open(jetstream, config.cell, linger_s=config.record_linger_s)
-        quarantine = await Quarantine.open(jetstream, config.cell)
+        records = await just_made(
+            partial(Records.open, jetstream, config.cell, linger_s=config.record_linger_s)
+        )
+        quarantine = await just_made(partial(Quarantine.open, jetstream, config.cell))
         await Router(connected, blobs, records, quarantine, config).run(stop)
 
 

@@ -21,6 +21,7 @@ from giornata.bus.listening import keep_looking
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.fleet import ListeningClock
 from giornata.records import Quarantine, Records, TemplateRecords
+from giornata.retries import just_made
 from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Patience, Placement
 from giornata.scheduling.policies import PolicyName
@@ -93,7 +94,8 @@ class Router:
     async def run(self, stop: asyncio.Event) -> None:
         """Stand by, lead when the lease is free, until `stop`."""
         jetstream = self._bus.client.jetstream(timeout=streams.LEASE_TTL_S / 2)
-        cell, leases = self._config.cell, await jetstream.key_value(in_cell(LEASES, self._config.cell))
+        cell = self._config.cell
+        leases = await just_made(partial(jetstream.key_value, in_cell(LEASES, cell)))
         lease = Lease(jetstream, leases, self._config.instance, self._leadership, cell=cell)
         async with (
             self._bus.listen(

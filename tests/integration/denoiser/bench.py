@@ -18,6 +18,8 @@ from giornata import tensors
 from giornata.blobs import RedisBlobs
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
+from giornata.planning.costing import CostModel
+from giornata.planning.costs import Work
 from giornata.records import Records
 from giornata.wire import subjects
 from giornata.wire.events import DenoisedEvent, PreviewEvent, StepEvent
@@ -62,6 +64,16 @@ class Gated(FluxInpaint):
         return super().model_input(latents, conditioning)
 
 
+class Steady(CostModel):
+    """Tells what it observes, and decides by the profile: no edit skips a template because a busy machine was slow."""
+
+    def observe_step(self, work: Work, step_ms: float) -> bool:
+        costs = self.costs
+        taken = super().observe_step(work, step_ms)
+        self.costs = costs
+        return taken
+
+
 @dataclass
 class Bench:
     """A test's side of the conversation, and the workers it has started."""
@@ -94,6 +106,7 @@ class Bench:
             self.records,
             replace(self.checkpoint, family=replace(self.checkpoint.family, network=network)),
             profile=PROFILE,
+            costs=Steady.of(PROFILE),
         )
         worker = Worker(config.instance, network, asyncio.Event())
         async with self.bus.listen(

@@ -158,7 +158,7 @@ async def test_hit_and_miss_begin_from_the_same_noise(bench: Bench) -> None:
         await bench.report()
         (missed,) = await bench.latents(request)
     options: dict[str, Any] = {"template_policy": "inline", "template_bits": 0, "template_correction": False}
-    options["planner"] = PlannerName.KV  # whose choice follows no measured costs
+    options["planner"] = PlannerName.KV  # whose choice follows no loads
     async with bench.worker(**options) as worker:
         request = await bench.job(worker, reuse="strict", painted=[0], steps=2)
         await bench.run(worker, request)

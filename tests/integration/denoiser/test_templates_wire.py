@@ -204,7 +204,7 @@ async def test_what_is_on_disk_is_prefetched_into_memory(
 async def test_a_removed_template_leaves_both_tiers_and_rows_that_run_go_on(
     bench: Bench, registry: Registry, tmp_path: Path
 ) -> None:
-    # The exact planner's choice follows measured costs, and pictures follow its choice.
+    # The exact planner's choice follows what is loaded already, and pictures follow its choice.
     async with bench.worker(template_folder=tmp_path, planner=PlannerName.KV) as worker:
         await registry.ask(worker)
         await registry.settled()
@@ -215,6 +215,9 @@ async def test_a_removed_template_leaves_both_tiers_and_rows_that_run_go_on(
         while not bench.steps.empty():
             bench.steps.get_nowait()
         assert len(files_in(tmp_path)) == 1
+        await registry.counters(
+            worker, recorded=1
+        )  # what was told before the recording counts no bytes either
         permits = worker.network.permits
         while permits.acquire(blocking=False):
             pass
