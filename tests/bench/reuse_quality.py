@@ -24,7 +24,7 @@ from giornata_prepost.images.pictures import Pixels
 from giornata_tools.loadgen.drawing import svg
 from giornata_tools.quality import metrics
 from tests.bench.compute.bench_model import BenchModel, Request, box_of, held_out
-from tests.bench.compute.setting import Setting
+from tests.bench.compute.setting import Setting, Teacher
 from tests.bench.reporting.pareto import pareto
 from tests.bench.reporting.report import write
 from tests.flags import option, parsed
@@ -42,7 +42,7 @@ ANYWHERE, SAME = 1.0, 1e-4
 
 def axes() -> Iterator[Setting]:
     """The default, and every switch by itself."""
-    yield Setting()
+    yield from (Setting(teacher=teacher) for teacher in Teacher)
     yield Setting(corrected=False)
     yield Setting(form=Form.HIDDEN)
     yield from (Setting(bits=bits) for bits in BITS)
@@ -84,12 +84,11 @@ class Comparison:
     def row(self, switches: Setting) -> dict[str, Any]:
         """Of the table."""
         model, templates = self._model, self._recorded(switches)
-        rows = []
-        for request, template in zip(self._requests, templates, strict=True):
-            row = model.edit(request, switches.halo)
-            where, tolerance = model.region(row, switches.halo), ANYWHERE if switches.levels else SAME
-            rows.append(replace(row, region=where, template=template, tolerance=tolerance))
+        rows = self._rows(self._requests, switches)
         how = ReuseOptions(correction_bits=switches.correction_bits)
+        if switches.teacher is not Teacher.ITSELF:
+            taught = model.corrections(self._rows(self._teachers(switches.teacher), switches), how)
+            rows = [replace(row, corrections=known) for row, known in zip(rows, taught, strict=True)]
         pictures = [model.decode(row) for row in model.run(rows, how)]
         return {
             **_named(switches),
@@ -97,6 +96,26 @@ class Comparison:
             "KiB": round(statistics.mean(t.size_bytes for t in templates) / 1024, 1),
             "tokens of full": round(statistics.mean(_cost(row, switches) for row in rows), 3),
         }
+
+    def _rows(self, requests: Sequence[Request], switches: Setting) -> list[Row]:
+        model, rows = self._model, []
+        for request, template in zip(requests, self._recorded(switches), strict=True):
+            row = model.edit(request, switches.halo)
+            where, tolerance = model.region(row, switches.halo), ANYWHERE if switches.levels else SAME
+            rows.append(replace(row, region=where, template=template, tolerance=tolerance))
+        return rows
+
+    def _teachers(self, teacher: Teacher) -> list[Request]:
+        """Edits of the same pictures and masks: with other seeds, and with each other's prompts where asked."""
+        others = [*self._requests[1:], self._requests[0]]
+        return [
+            replace(
+                own,
+                seed=own.seed + 1000,
+                prompt=other.prompt if teacher is Teacher.PROMPT else own.prompt,
+            )
+            for own, other in zip(self._requests, others, strict=True)
+        ]
 
     def _in_full(self, halo: int) -> list[Reference]:
         """With the noise of this halo."""
@@ -124,7 +143,7 @@ def _named(switches: Setting) -> dict[str, Any]:
         "bits": switches.bits or 32,
         "levels": switches.levels or "strict",
         "halo": switches.halo,
-        "corrected": switches.corrected,
+        "corrected": str(switches.teacher) if switches.corrected else "",
     }
 
 
@@ -146,7 +165,8 @@ def _cost(row: Row, switches: Setting) -> float:
     """Tokens that the edit computes, text included, over those of full computation; the same for every form."""
     text = row.prompts[0].joint_tokens
     masked = (text + row.computed_tokens) / (text + row.image_tokens)
-    return (1 + masked * (row.steps - 1)) / row.steps if switches.corrected else masked
+    begins_in_full = switches.corrected and switches.teacher is Teacher.ITSELF
+    return (1 + masked * (row.steps - 1)) / row.steps if begins_in_full else masked
 
 
 def main() -> None:
@@ -178,7 +198,7 @@ def main() -> None:
 
 def _order(switches: Setting) -> tuple[object, ...]:
     """Variants of one recording in a row."""
-    return switches.form, switches.bits, switches.levels, switches.corrected, switches.halo
+    return switches.form, switches.bits, switches.levels, switches.corrected, switches.teacher, switches.halo
 
 
 if __name__ == "__main__":

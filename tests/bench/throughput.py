@@ -32,6 +32,8 @@ STATIC: Final = "static batching, padded"
 REUSE: Final = "ours, reuse"
 UNCORRECTED: Final = "ours, reuse without correction"
 """As in FlashPS: no step is computed in full."""
+TAUGHT: Final = "ours, reuse, mask seen before"
+"""With the correction of an earlier edit: no step is computed in full either."""
 
 
 class Limits(NamedTuple):
@@ -99,11 +101,12 @@ def _equal(rows: Rows, static: StaticBatching, options: SimpleNamespace) -> list
         "ours, reuse off": _engine(rows, drawn, options.batch, reuse=False),
         UNCORRECTED: _engine(rows, drawn, options.batch, reuse=True, setting=Setting(corrected=False)),
         REUSE: _engine(rows, drawn, options.batch, reuse=True),
+        TAUGHT: _engine(rows, drawn, options.batch, reuse=True, taught=True),
     }
     computed = [rows.computed(edit) for edit in drawn]
     limit = token_limit(rows.text_tokens, rows.tokens, computed)
     first_in_full = options.steps / (1 + (options.steps - 1) / limit)
-    limits = {UNCORRECTED: Limits(limit), REUSE: Limits(limit, first_in_full)}
+    limits = {UNCORRECTED: Limits(limit), REUSE: Limits(limit, first_in_full), TAUGHT: Limits(limit)}
     lines = _lines(
         f"equal, {options.steps}",
         len(drawn),
@@ -145,9 +148,14 @@ def _mixed(rows: Rows, static: StaticBatching, options: SimpleNamespace, mix: st
     return lines
 
 
-def _engine(rows: Rows, drawn: Sequence[Edit], batch: int, *, reuse: bool, **how: Any) -> System:
+def _engine(
+    rows: Rows, drawn: Sequence[Edit], batch: int, *, reuse: bool, taught: bool = False, **how: Any
+) -> System:
     """The engine as it is, or changed by the switches of :func:`tests.bench.compute.engines.engine_with`."""
     made = [rows.row(edit, reuse=reuse) for edit in drawn]
+    if taught:
+        with engines.engine_with(rows.family, rows=batch, **how) as engine:
+            made = engines.taught(engine, made)
 
     def run() -> None:
         with engines.engine_with(rows.family, rows=batch, **how) as engine:

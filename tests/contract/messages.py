@@ -152,6 +152,8 @@ WORKER = WorkerState(
         failed=8,
         memory_bytes=9,
         disk_bytes=10,
+        corrected=11,
+        corrections_bytes=12,
     ),
     resident={},
     samples=(

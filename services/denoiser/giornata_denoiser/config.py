@@ -63,7 +63,13 @@ class DenoiserConfig(ModelConfig):
     )
     template_correction: bool = Field(
         default=True,
-        description="An edit's first step computes everything and corrects what the later ones take from the template.",
+        description="An edit's first step computes everything and corrects what the later ones take from the template, "
+        "unless an edit with the same mask has done so before.",
+    )
+    template_corrections_mb: int = Field(
+        512,
+        ge=0,
+        description="Of corrections for later edits with the same mask, in MiB; with 0 every edit computes its own.",
     )
 
     capacity_rows: int = Field(

@@ -152,6 +152,7 @@ class Denoiser:
             config.template_memory_mb << 20,
             config.template_folder,
             config.template_disk_mb << 20,
+            corrections_bytes=config.template_corrections_mb << 20,
             pin=checkpoint.family.device.type == "cuda",
             told=self._reporter.loaded,
         )
@@ -227,6 +228,7 @@ class Denoiser:
             report = await self._reports.get()
             self._reporter.stepped(report)
             self._runs.advance(report)
+            self._lookup.learn(report.advanced)
             carried = [(self._carrier.attempt_of(preview.key), preview) for preview in report.previews]
             await self._carrier.advance(report)
             for attempt, preview in carried:

@@ -52,10 +52,15 @@ def template_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
     """What the templates of each worker have done, and how large they are, by tier."""
     meaning = "Edits that could take from a template, by the tier that had it; tier `none`: a miss."
     lookups = _counter("template_lookups", meaning, "worker", "tier")
-    sizes = _gauge("template_bytes", "Recorded templates.", "worker", "tier")
+    sizes = _gauge(
+        "template_bytes", "Recorded templates, and what edits have learned from them.", "worker", "tier"
+    )
     evictions = _counter("template_evictions", "Templates that had to go for others.", "worker", "tier")
     runs = _counter("template_runs", "Template runs that ended.", "worker", "outcome")
     prefetched = _counter("template_prefetches", "Templates read from disk ahead of their edits.", "worker")
+    corrected = _counter(
+        "template_corrections", "Rows that took what an earlier edit of their mask had learned.", "worker"
+    )
     for state in states:
         count = state.worker.templates if state.worker else None
         if count is None:
@@ -71,8 +76,10 @@ def template_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:
             evictions.add_metric([worker, tier], evicted)
         runs.add_metric([worker, "recorded"], count.recorded)
         runs.add_metric([worker, "failed"], count.failed)
+        sizes.add_metric([worker, "corrections"], count.corrections_bytes)
         prefetched.add_metric([worker], count.prefetched)
-    yield from (lookups, sizes, evictions, runs, prefetched)
+        corrected.add_metric([worker], count.corrected)
+    yield from (lookups, sizes, evictions, runs, prefetched, corrected)
 
 
 def router_metrics(states: Iterable[ServiceState]) -> Iterator[Metric]:

@@ -46,7 +46,7 @@ class RowShape(Shape):
     sequences: int = 1
     """2 with true classifier-free guidance."""
     begun: bool = False
-    """Whether it has made a step where it is, so that its next one is like the others."""
+    """Whether its next step is like the others: it has made one where it is, or knows what that would teach."""
 
     def load(self, pace: Pace, *, reuses: bool) -> RowLoad:
         """What the row adds to steps of a worker of this pace."""

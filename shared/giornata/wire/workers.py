@@ -133,6 +133,9 @@ class TemplateCounters(Wire):
     """Template runs that failed."""
     memory_bytes: int = 0
     disk_bytes: int = 0
+    corrected: int = 0
+    """Rows that took the correction of an earlier edit and computed no step in full."""
+    corrections_bytes: int = 0
 
 
 class WorkerState(Wire):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -18,6 +18,7 @@ from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Recording, shared_noise, template_noise
 from giornata_prepost.checkpoint import FAMILIES
@@ -85,9 +86,12 @@ class BenchModel:
         ticks = count()
         capacity = Capacity(engines.ROWS, engines.TOKENS)
         engine = Engine(self.family, capacity, lambda: float(next(ticks)), reusing=how)
-        return engines.drained(
-            engine, [replace(row, key=RowKey(str(index), 1, 0)) for index, row in enumerate(rows)]
-        )
+        return engines.drained(engine, _numbered(rows))
+
+    def corrections(self, rows: Sequence[Row], how: ReuseOptions) -> list[tuple[Correction, ...] | None]:
+        """What the first step of `rows` teaches them."""
+        engine = Engine(self.family, Capacity(len(rows), engines.TOKENS), lambda: 0.0, reusing=how)
+        return [row.corrections for row in engines.taught(engine, _numbered(rows))]
 
     def decode(self, row: Row) -> Pixels:
         """The model's picture of a finished row."""
@@ -106,6 +110,11 @@ class BenchModel:
             conditioning=tensors,
             guidance_scale=self.guidance,
         )
+
+
+def _numbered(rows: Iterable[Row]) -> list[Row]:
+    """`rows` with keys of their own."""
+    return [replace(row, key=RowKey(str(index), 1, 0)) for index, row in enumerate(rows)]
 
 
 def box_of(mask: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Final
 
 from giornata.wire.requests import EditParameters
@@ -16,6 +17,17 @@ FORM, BITS, LEVELS, CORRECTED = (
 HALO: Final = EditParameters.model_fields["halo"].default
 
 
+class Teacher(StrEnum):
+    """Whose correction an edit takes."""
+
+    ITSELF = "its own"
+    """It computes its first step in full."""
+    SEED = "another seed"
+    """An earlier edit of the same picture, mask and prompt."""
+    PROMPT = "another prompt"
+    """An earlier edit of the same picture and mask."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """One way to reuse."""
@@ -26,7 +38,8 @@ class Setting:
     """Recorded noise levels; 0 for the edit's own."""
     halo: int = HALO
     corrected: bool = CORRECTED
-    """By a first step that is computed in full."""
+    """By what a step in full shows."""
+    teacher: Teacher = Teacher.ITSELF
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""

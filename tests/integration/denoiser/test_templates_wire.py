@@ -204,8 +204,10 @@ async def test_what_is_on_disk_is_prefetched_into_memory(
 async def test_a_removed_template_leaves_both_tiers_and_rows_that_run_go_on(
     bench: Bench, registry: Registry, tmp_path: Path
 ) -> None:
-    # The exact planner's choice follows what is loaded already, and pictures follow its choice.
-    async with bench.worker(template_folder=tmp_path, planner=PlannerName.KV) as worker:
+    # The exact planner's choice follows what is loaded already, and pictures follow its choice; both edits are to learn
+    # for themselves.
+    options: dict[str, Any] = {"planner": PlannerName.KV, "template_corrections_mb": 0}
+    async with bench.worker(template_folder=tmp_path, **options) as worker:
         await registry.ask(worker)
         await registry.settled()
         request = await registry.request(worker)
@@ -233,6 +235,30 @@ async def test_a_removed_template_leaves_both_tiers_and_rows_that_run_go_on(
         assert (interrupted - whole).abs().max() < 1e-6
         assert await registry.edited(worker, registered=False) == (12, "miss")
         assert files_in(tmp_path) == []
+
+
+async def test_a_later_edit_of_a_mask_takes_what_the_first_one_has_learned(
+    bench: Bench, registry: Registry
+) -> None:
+    async with bench.worker() as worker:
+        await registry.ask(worker)
+        await registry.settled()
+        assert await registry.edited(worker) == (1, "hit")
+        told = await registry.counters(worker, recorded=1)
+        while not told.corrections_bytes:
+            told = await registry.counters(worker)
+        assert told.corrected == 0
+        assert await registry.edited(worker) == (1, "hit")
+        await registry.counters(worker, corrected=1, corrections_bytes=told.corrections_bytes)
+        await registry.remove()
+        await registry.counters(worker, memory_bytes=0, corrections_bytes=0)
+
+
+async def test_a_strict_edit_learns_for_itself_and_teaches_nobody(bench: Bench, registry: Registry) -> None:
+    async with bench.worker(template_policy="inline") as worker:
+        for _ in range(2):
+            assert await bench.edited(worker, reuse="strict") == 1
+        await registry.counters(worker, hits_memory=1, corrected=0, corrections_bytes=0)
 
 
 async def test_a_template_that_is_removed_while_it_is_recorded_is_not_kept(

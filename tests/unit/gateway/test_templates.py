@@ -108,6 +108,8 @@ def test_metrics_tell_tiers_runs_and_evictions_of_each_worker() -> None:
         ("giornata_template_runs", "d1", "failed"): 8,
         ("giornata_template_bytes", "d1", "memory"): 9,
         ("giornata_template_bytes", "d1", "disk"): 10,
+        ("giornata_template_bytes", "d1", "corrections"): 12,
+        ("giornata_template_corrections", "d1"): 11,
     }
 
 

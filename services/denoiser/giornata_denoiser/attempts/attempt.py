@@ -91,7 +91,7 @@ class Attempt:
                     "computed_tokens": None if row.template is None else row.computed_tokens,
                     "text_tokens": row.prompts[0].joint_tokens,
                     "sequences": len(row.prompts),
-                    "begun": row.begun,
+                    "begun": row.settled,
                 }
             yield RowProgress(
                 job_id=self.request.job.job_id,

@@ -107,7 +107,13 @@ def reused(row: Row, where: Region | None, how: Reusing, family: ModelFamily) ->
         return row
     if where is None:
         return replace(row, skipped=True)
-    reusing = replace(row, region=where, template=how.recording, tolerance=how.tolerance)
+    reusing = replace(
+        row,
+        region=where,
+        template=how.recording,
+        tolerance=how.tolerance,
+        corrections=how.corrections(where, len(row.prompts)),
+    )
     return reusing if profits(reusing, how.costs, family) else replace(row, skipped=True)
 
 

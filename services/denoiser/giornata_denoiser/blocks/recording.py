@@ -1,9 +1,12 @@
-"""Recording a template run: every step leaves an entry."""
+"""Recorders: a step of a template run leaves an entry, an edit's first one a correction."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from giornata.packed.region import Region
+from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.stored import Stored, store
 from giornata_denoiser.rows.template import Entry, Form, Kept
@@ -38,3 +41,37 @@ class EntryRecorder:
     def _kept(self, block: int) -> Kept:
         parts = (*self._heads.get(block, (None, None)), self._hidden.get(block))
         return Kept(*(part.pinned() if part is not None and part.data.is_cuda else part for part in parts))
+
+
+class CorrectionRecorder:
+    """Learns a sequence's correction in a step that is computed in full; an :class:`ActivationRecorder` of that step.
+
+    `slabs` are the sequence's, of the entry that serves that step; they hold its own values afterwards. The differences
+    are kept in `bits`; see :mod:`giornata_denoiser.rows.stored`.
+    """
+
+    def __init__(self, slabs: Slabs, region: Region, bits: int) -> None:
+        self._slabs, self._region, self._bits = slabs, region, bits
+        self._deltas: dict[tuple[int, str], Stored] = {}
+
+    def hidden(self, block: int, hidden: Tensor) -> None:
+        """(tokens, inner_dim): the input of `block`."""
+        if self._slabs.entry.blocks[block].hidden is not None:
+            self._take(block, "hidden", hidden, self._slabs.hidden(block))
+
+    def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
+        """(tokens, heads, head_dim) each."""
+        if self._slabs.entry.blocks[block].key is not None:
+            slab = self._slabs.keys_values(block)
+            self._take(block, "key", key.flatten(1), slab.key[slab.room :].flatten(1))
+            self._take(block, "value", value.flatten(1), slab.value[slab.room :].flatten(1))
+
+    def correction(self) -> Correction:
+        """What was learned, once the forward is over."""
+        return Correction(self._deltas)
+
+    def _take(self, block: int, part: str, own: Tensor, template: Tensor) -> None:
+        """Keep own - template; `template` (outside, channels) becomes the own one."""
+        own = own.index_select(0, self._region.on(own.device).outside)
+        self._deltas[block, part] = store(own - template, self._bits)
+        template.copy_(own)

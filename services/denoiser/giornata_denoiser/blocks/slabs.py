@@ -12,10 +12,12 @@ from torch import Tensor
 from giornata.packed.attention import Outside
 from giornata.packed.region import Region
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
+from giornata.planning.specs import PARTS
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Arrival, Device
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.stored import Stored, store
+from giornata_denoiser.rows.correction import Correction
+from giornata_denoiser.rows.stored import Stored
 from giornata_denoiser.rows.template import Entry
 
 Slab = Outside | Tensor
@@ -46,8 +48,8 @@ class Slabs:
     A block that asks for an expected slab waits until the loader has loaded it; any other slab is loaded by the asking
     thread.
 
-    `own` are the tokens that a sequence computes where it takes keys and values: text, and the region's. A `correction`
-    belongs to a sequence of which a step has been computed in full.
+    `own` are the tokens that a sequence computes where it takes keys and values: text, and the region's. What a
+    `correction` knows is added.
     """
 
     def __init__(
@@ -99,7 +101,8 @@ class Slabs:
         if slot is not None and slot.done() and slot.exception() is None and slot.result()[1].here:
             return 0
         parts = self.entry.blocks[block].taken(mode)
-        return sum(self._device.moved_bytes(part, self._gathered_bytes(part)) for part in parts)
+        moved = sum(self._device.moved_bytes(part, self._gathered_bytes(part)) for part in parts)
+        return moved + sum(self._device.moved_bytes(delta, 0) for delta in self._deltas(block, mode))
 
     def has(self, block: int, mode: Mode) -> bool:
         """Whether the slab is here, or expected."""
@@ -156,6 +159,12 @@ class Slabs:
                 self.load(block, mode)
             return self._slabs[block, mode].result()
 
+    def _deltas(self, block: int, mode: Mode) -> Iterator[Stored]:
+        """What a correction adds to a slab."""
+        if self._correction is not None:
+            deltas = (self._correction.of(block, part) for part in PARTS[mode])
+            yield from (delta for delta in deltas if delta is not None)
+
     def _gathered_bytes(self, part: Stored) -> int:
         return self._family.dtype.itemsize * len(self._index) * part.shape[1]
 
@@ -180,44 +189,5 @@ class Slabs:
         delta = None if self._correction is None else self._correction.of(block, part)
         if delta is not None:
             self._device.reads(*delta.tensors)
-            delta.add_to(slab[room:])
+            self._device.bring(delta).add_to(slab[room:])
         return slab
-
-
-class Correction:
-    """What an edit changes outside of its region, seen at one step and carried to all later ones.
-
-    The keys and values of outside tokens depend on the edit too: they attend to its prompt and to what is being
-    painted. A row therefore computes its first step in full; by how much its outside tokens differ there from the
-    template's is added to every entry that serves it later. FlashPS has no such step; decision record 0009 has the
-    measurements. It is an `ActivationRecorder` of one sequence for that step.
-
-    `slabs` are the sequence's, of the entry that serves that step; they hold its own values afterwards. The differences
-    are kept in `bits`; see :mod:`giornata_denoiser.rows.stored`.
-    """
-
-    def __init__(self, slabs: Slabs, region: Region, bits: int) -> None:
-        self._slabs, self._region, self._bits = slabs, region, bits
-        self._deltas: dict[tuple[int, str], Stored] = {}
-
-    def hidden(self, block: int, hidden: Tensor) -> None:
-        """(tokens, inner_dim): the input of `block`."""
-        if self._slabs.entry.blocks[block].hidden is not None:
-            self._take(block, "hidden", hidden, self._slabs.hidden(block))
-
-    def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
-        """(tokens, heads, head_dim) each."""
-        if self._slabs.entry.blocks[block].key is not None:
-            slab = self._slabs.keys_values(block)
-            self._take(block, "key", key.flatten(1), slab.key[slab.room :].flatten(1))
-            self._take(block, "value", value.flatten(1), slab.value[slab.room :].flatten(1))
-
-    def of(self, block: int, part: str) -> Stored | None:
-        """What is added to a block's `key`, `value` or `hidden`, (outside, channels), of another entry."""
-        return self._deltas.get((block, part))
-
-    def _take(self, block: int, part: str, own: Tensor, template: Tensor) -> None:
-        """Keep own - template; `template` (outside, channels) becomes the own one."""
-        own = own.index_select(0, self._region.on(own.device).outside)
-        self._deltas[block, part] = store(own - template, self._bits)
-        template.copy_(own)

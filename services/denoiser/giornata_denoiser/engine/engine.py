@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
-from giornata.packed.uses import Use
 from giornata.scheduling.batch import Batch, Capacity, Joining, RowKey
 from giornata.wire.errors import GiornataError, InternalError, RowPoisoned
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Waits
 from giornata_denoiser.engine.assembly import Assembly, DeviceInputs, assemble, place
 from giornata_denoiser.engine.protocol import FailedRow, RowPreview, StepReport
-from giornata_denoiser.engine.sources import ReuseOptions, Sources
+from giornata_denoiser.engine.sources import ReuseOptions, Sources, StepPlan
 from giornata_denoiser.engine.stepping import Stepped, denoise_step
 from giornata_denoiser.engine.weighing import Budget, fits
 from giornata_denoiser.families.preview_map import PreviewMap
@@ -78,7 +77,7 @@ class Engine:
         return rows
 
     def rest(self) -> None:
-        """Give back what steps have kept for rows: slabs, corrections, inputs, assembly. Rows that go on begin anew."""
+        """Give back what steps have kept for rows: slabs, inputs, assembly. Rows that go on load and place anew."""
         self._sources.rest()
         self._placed.clear()
         self._assembled = None
@@ -156,7 +155,7 @@ class Engine:
         return StepReport(
             began,
             ended,
-            _advanced(rows, plan.uses, stepped, finite),
+            _advanced(rows, plan, stepped, finite),
             tuple(FailedRow(row, RowPoisoned()) for row, good in zip(rows, finite, strict=True) if not good),
             plan.sample.model_copy(update=measured),
             _previews(rows, pictures),
@@ -180,13 +179,21 @@ class Engine:
 
 
 def _advanced(
-    rows: Sequence[Row], uses: Sequence[Use], stepped: Stepped, finite: Sequence[bool]
+    rows: Sequence[Row], plan: StepPlan, stepped: Stepped, finite: Sequence[bool]
 ) -> tuple[Row, ...]:
     """The rows after the step, but for those whose latent is not finite."""
-    recorders = [use.recorder for use in uses[: len(rows)]]
-    entries = [recorder.entry() if isinstance(recorder, EntryRecorder) else None for recorder in recorders]
-    made = zip(rows, stepped.latents, entries, stepped.memory, finite, strict=True)
-    return tuple(row.advanced(latent, entry, memory) for row, latent, entry, memory, good in made if good)
+    return tuple(
+        row.advanced(
+            stepped.latents[index],
+            stepped.memory[index],
+            entry=recorder.entry()
+            if isinstance(recorder := plan.uses[index].recorder, EntryRecorder)
+            else None,
+            corrections=tuple(each.correction() for each in plan.learning[index]) or None,
+        )
+        for index, row in enumerate(rows)
+        if finite[index]
+    )
 
 
 def _previews(rows: Sequence[Row], pictures: Sequence[Tensor | None]) -> tuple[RowPreview, ...]:

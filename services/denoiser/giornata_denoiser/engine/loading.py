@@ -171,6 +171,8 @@ class Accelerator(Device):
 
     def bring(self, stored: Stored) -> Stored:
         """The tensor from the device's tier, or by an asynchronous copy into it."""
+        if stored.data.is_cuda:  # the row's own
+            return stored
         name = str(id(stored))
         if name in self._here:
             self._ledger.use(name)
@@ -183,7 +185,7 @@ class Accelerator(Device):
 
     def moved_bytes(self, stored: Stored, slab_bytes: int) -> int:  # noqa: ARG002 - gathering there takes no time
         """All of `stored`, or nothing where it is on the device."""
-        return 0 if str(id(stored)) in self._here else stored.size_bytes
+        return 0 if stored.data.is_cuda or str(id(stored)) in self._here else stored.size_bytes
 
     def reads(self, *tensors: Tensor) -> None:
         """The copy stream reads these."""

@@ -11,9 +11,10 @@ from giornata.planning.batch import BatchPlanner, BatchRow
 from giornata.planning.blocks import Link
 from giornata.planning.costs import SLABS, Loads, Shape, StepCosts, row_blocks, slab_unit
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.recording import EntryRecorder
-from giornata_denoiser.blocks.slabs import Correction, Slabs
+from giornata_denoiser.blocks.recording import CorrectionRecorder, EntryRecorder
+from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.loading import SlabLoad
+from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Entry
 
@@ -32,8 +33,8 @@ class Served:
     """The mode of every block; until they are planned, the cheapest of what the block kept."""
     final: bool = False
     """Nothing that is still to be loaded would change the modes."""
-    corrections: tuple[Correction, ...] = ()
-    """One of each sequence, in a step that is computed in full to learn them."""
+    learning: tuple[CorrectionRecorder, ...] = ()
+    """One of each sequence, in a step that is computed in full to learn their corrections."""
     step: int = 0
     """The row's step when it was last served."""
 
@@ -50,12 +51,12 @@ class Served:
     @property
     def computed(self) -> tuple[Mode, ...]:
         """What the step computes."""
-        return (Mode.FULL,) * len(self.modes) if self.corrections else self.modes
+        return (Mode.FULL,) * len(self.modes) if self.learning else self.modes
 
     def uses(self) -> tuple[Use, ...]:
         """One of each sequence."""
-        if self.corrections:
-            return tuple(Use(recorder=correction) for correction in self.corrections)
+        if self.learning:
+            return tuple(Use(recorder=recorder) for recorder in self.learning)
         return tuple(Use(Taken(self.modes, slabs)) for slabs in self.slabs)
 
     def loads(self) -> tuple[Loads, ...]:
@@ -141,7 +142,6 @@ class Running:
         """Of its sequences; the same in all steps."""
         self._make_slabs, self._correction_bits = make_slabs, correction_bits
         self._entries = _entries(row)
-        self._corrections: tuple[Correction, ...] | None = None
 
     def is_of(self, row: Row) -> bool:
         """Whether `row` is this row some steps later, and not another row of its name."""
@@ -151,7 +151,7 @@ class Running:
     def plannable(self) -> Served | None:
         """What serves the step, if its modes may still change."""
         served = self.served
-        return None if served is None or served.final or served.corrections else served
+        return None if served is None or served.final or served.learning else served
 
     @property
     def changes(self) -> bool:
@@ -160,8 +160,8 @@ class Running:
 
     @property
     def following(self) -> Entry | None:
-        """The next entry that is not the present one; None while the correction of the row is not known."""
-        if self.served is not None and self.served.corrections:
+        """The next entry that is not the present one; None while its corrections are not known."""
+        if self.served is not None and self.served.learning:
             return None
         now, *later = self._entries[self.row.step :]
         return next((entry for entry in later if entry not in (None, now)), None)
@@ -172,20 +172,21 @@ class Running:
         self.row, self.served = row, None
         if entry is None:
             return
-        if served is not None and served.corrections and served.step == row.step:
-            # The step that was to teach the correction has failed and is tried again: half of the correction may be
-            # known, and the slabs may hold the row's own values already.
-            self._corrections = served = None
+        if served is not None and served.learning and served.step == row.step:
+            # The step that was to teach the corrections has failed and is tried again: the slabs may hold the row's own
+            # values already.
+            served = None
         if self.next is not None and self.next.entry is entry:
             served, self.next = self.next, None
         if served is None or served.entry is not entry:
             served = self.made(entry)
-        self.served = self._correcting(replace(served, corrections=(), step=row.step))
+        self.served = self._learning(replace(served, learning=(), step=row.step))
 
     def made(self, entry: Entry) -> Served:
         """What serves the row from `entry`, nothing of it loaded."""
         row = self.row
-        corrections: Sequence[Correction | None] = self._corrections or (None,) * len(row.prompts)
+        known = None if self._correction_bits is None else row.corrections
+        corrections: Sequence[Correction | None] = known or (None,) * len(row.prompts)
         slabs = tuple(
             self._make_slabs(row, entry, own, correction)
             for own, correction in zip(row.own_tokens, corrections, strict=True)
@@ -198,15 +199,16 @@ class Running:
             return (Use(recorder=EntryRecorder(self.row.level, blocks, self.row.records)),)
         return (Use(),) * len(self.row.prompts) if self.served is None else self.served.uses()
 
-    def _correcting(self, served: Served) -> Served | None:
-        """The first step is computed in full and teaches the correction; None where no later step needs one."""
+    def _learning(self, served: Served) -> Served | None:
+        """A step without corrections is computed in full and teaches them; None where no later step needs them."""
         region, bits = self.row.region, self._correction_bits
-        if bits is None or region is None or self._corrections is not None:
+        if bits is None or region is None or self.row.corrections is not None:
             return served
         if not any(self._entries[self.row.step + 1 :]):
             return None
-        self._corrections = tuple(Correction(slabs, region, bits) for slabs in served.slabs)
-        return replace(served, corrections=self._corrections)
+        return replace(
+            served, learning=tuple(CorrectionRecorder(slabs, region, bits) for slabs in served.slabs)
+        )
 
 
 def _entries(row: Row) -> tuple[Entry | None, ...]:

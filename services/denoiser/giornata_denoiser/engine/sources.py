@@ -15,11 +15,13 @@ from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.blocks.slabs import Correction, Slabs, Waits
+from giornata_denoiser.blocks.recording import CorrectionRecorder
+from giornata_denoiser.blocks.slabs import Slabs, Waits
 from giornata_denoiser.engine.loading import Loader, SlabLoad
 from giornata_denoiser.engine.running import Running, Served, planned
 from giornata_denoiser.engine.weighing import predicted_ms, reuses
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Entry
 
@@ -57,8 +59,8 @@ class ReuseOptions:
     ahead_bytes: int = 1 << 30
     """Most slabs that are loaded for later steps."""
     correction_bits: int | None = 8
-    """Bits of corrections: a row computes its first step in full and corrects by it what it takes later. None corrects
-    nothing, as FlashPS does.
+    """Bits of corrections: a row that brings none computes its first step in full and corrects by it what it takes
+    later. None corrects nothing, as FlashPS does.
     """
 
 
@@ -72,6 +74,8 @@ class StepPlan:
     """What the step computes, over all blocks."""
     sample: StepSample
     """The same for the router's regressions, with what is predicted; its times are 0 until they are measured."""
+    learning: tuple[tuple[CorrectionRecorder, ...], ...]
+    """By row: what learns its corrections in this step, one of each sequence; nothing for others."""
 
 
 class Sources:
@@ -105,7 +109,12 @@ class Sources:
         if loader is not None:
             loader.schedule(_loads(running, self._family.depth))
         sample = self._sample(rows, work, costs, missing, max(planned_ms, costs.step_ms(work)))
-        return StepPlan(by_sequence([each.uses(self._family.depth) for each in running]), work, sample)
+        return StepPlan(
+            by_sequence([each.uses(self._family.depth) for each in running]),
+            work,
+            sample,
+            tuple(() if each.served is None else each.served.learning for each in running),
+        )
 
     def _advanced(self, row: Row) -> Running:
         running = self._running.get(row.key)
@@ -189,10 +198,14 @@ class Sources:
         )
 
     def _slabs(self, row: Row, entry: Entry, own: int, correction: Correction | None) -> Slabs:
-        """The slabs of another sequence, if nothing of them is the row's own: neither now nor once it is corrected."""
+        """The slabs of another sequence, if nothing of them is the row's own.
+
+        Rows that share a correction share what it has been added to. A row that is yet to learn its own shares nothing:
+        it writes its own values into what it takes.
+        """
         if row.region is None:
             raise ValueError(f"row {row.key} computes everything")
-        key = id(entry), row.region.digest, own
+        key = id(entry), row.region.digest, own, id(correction)
         found = self._shared.get(key)
         if found is None:
             found = Slabs(
@@ -205,7 +218,7 @@ class Sources:
                 trace=self._trace,
                 correction=correction,
             )
-            if self._options.correction_bits is None:
+            if self._options.correction_bits is None or correction is not None:
                 self._shared[key] = found
         return found
 

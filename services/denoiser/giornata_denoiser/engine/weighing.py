@@ -51,7 +51,7 @@ def predicted_ms(rows: Sequence[Row], costs: StepCosts, blocks: int) -> float:
 
 def reuses(row: Row) -> bool:
     """Whether a row's next step may take from a template."""
-    return row.template is not None and row.region is not None and row.begun
+    return row.template is not None and row.region is not None and row.settled
 
 
 def step_bytes(rows: Sequence[Row], activation_bytes: float, family: ModelFamily) -> float:
@@ -97,9 +97,10 @@ def _recorded_bytes(row: Row, family: ModelFamily) -> int:
 def profits(row: Row, costs: StepCosts, family: ModelFamily) -> bool:
     """Whether a row with a template ends earlier than in full: below the crossover mask ratio.
 
-    Its first step is computed in full anyway. Its loads are spread over the others: every entry is loaded once.
+    Without corrections its first step is computed in full anyway. Its loads are spread over all: every entry is loaded
+    once.
     """
-    if row.template is None or row.steps < 2:
+    if row.template is None or (row.steps < 2 and row.corrections is None):
         return False
     entries = min(len(row.template.entries), row.steps)
     bytes_a_step = slab_bytes(row, family.dtype.itemsize) * entries / row.steps

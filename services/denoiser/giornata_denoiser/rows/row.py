@@ -13,6 +13,7 @@ from torch import Tensor
 from giornata.packed.region import Region
 from giornata.planning.costs import Shape
 from giornata.scheduling.batch import RowKey
+from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.template import Entry, Form, Recording
 
 MEMORY: Final = "memory-"
@@ -116,8 +117,12 @@ class Row:
     computed. Read only where there is a region."""
     tolerance: float = 1.0
     """How far the noise level of an entry may be from the row's."""
+    corrections: tuple[Correction, ...] | None = None
+    """What is added to what its sequences take; None until a step of the row, computed in full, has learned it."""
+    taught: bool = False
+    """Whether its last step has taught it these corrections."""
     begun: bool = False
-    """Whether it has made a step here: with a template, the first one is computed in full."""
+    """Whether it has made a step here."""
     records: RecordingSpec | None = None
     """What the steps of a template run leave behind; None for an edit."""
     entries: tuple[Entry, ...] = ()
@@ -180,15 +185,35 @@ class Row:
         return tuple(Shape(prompt.joint_tokens, self.image_tokens, computed) for prompt in self.prompts)
 
     @property
+    def settled(self) -> bool:
+        """Whether its next step is like the later ones; with a template, a row without corrections begins in full."""
+        return self.begun or self.corrections is not None
+
+    @property
     def tokens(self) -> int:
         """Tokens the row adds to a step."""
-        masked = self.template is not None and self.begun
+        masked = self.template is not None and self.settled
         return self.text_tokens + len(self.prompts) * (self.computed_tokens if masked else self.image_tokens)
 
-    def advanced(self, latent: Tensor, entry: Entry | None = None, memory: tuple[Tensor, ...] = ()) -> Row:
-        """The row after one more step, which may have left an entry behind."""
-        entries = self.entries if entry is None else (*self.entries, entry)
-        return replace(self, latent=latent, memory=memory, step=self.step + 1, begun=True, entries=entries)
+    def advanced(
+        self,
+        latent: Tensor,
+        memory: tuple[Tensor, ...] = (),
+        *,
+        entry: Entry | None = None,
+        corrections: tuple[Correction, ...] | None = None,
+    ) -> Row:
+        """The row after one more step, which may have left an entry behind, or taught its corrections."""
+        return replace(
+            self,
+            latent=latent,
+            memory=memory,
+            step=self.step + 1,
+            begun=True,
+            entries=self.entries if entry is None else (*self.entries, entry),
+            corrections=self.corrections if corrections is None else corrections,
+            taught=corrections is not None,
+        )
 
     def export(self) -> Snapshot:
         """The row's state as a value: with the same inputs it makes an equal row elsewhere."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import structlog
 
+from giornata.packed.region import Region
 from giornata.planning.costs import StepCosts
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import PrefetchTemplate, RunRequest
@@ -16,7 +17,10 @@ from giornata.wire.requests import Reuse
 from giornata.wire.templates import TemplateInputs
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.rows.correction import Correction
+from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.templates.corrections import KeptCorrections
 from giornata_denoiser.templates.identity import ANYWHERE, Wanted, wanted
 from giornata_denoiser.templates.registered import Registered, Registrations
 from giornata_denoiser.templates.runs import Runs, in_thread
@@ -35,6 +39,14 @@ class Reusing:
     """The recording that is taken from; None where there is none: everything is computed, from the same noise."""
     costs: StepCosts
     """Where taking from the recording gains nothing, everything is computed too."""
+    known: KeptCorrections | None = None
+    """What earlier edits have learned; None where every row is to learn its own."""
+
+    def corrections(self, region: Region, sequences: int) -> tuple[Correction, ...] | None:
+        """What a row of so many sequences adds to what it takes; None where it has to learn that."""
+        if self.known is None or self.recording is None:
+            return None
+        return self.known.find(self.recording.id, region, sequences)
 
 
 class Lookup:
@@ -70,7 +82,17 @@ class Lookup:
         asked = await asyncio.to_thread(self._wanted, request)
         with self._store.pinned(asked.recording_id):
             recording = await self._recording(request, asked, empty_text) if asked.fits else None
-            yield Reusing(asked.tolerance, recording, self._costs())
+            known = self._store.corrections if asked.tolerance == ANYWHERE else None
+            yield Reusing(asked.tolerance, recording, self._costs(), known)
+
+    def learn(self, rows: Iterable[Row]) -> None:
+        """Keep what `rows` have learned for later edits, those aside that want every step as it would be alone."""
+        for row in rows:
+            if not row.taught or row.tolerance != ANYWHERE or row.template is None:
+                continue
+            if self._store.size_of(row.template.id) is not None and self._store.corrections.claim(row):
+                keeping = in_thread(self._store.corrections.keep, row)
+                self._tasks.create_task(keeping, name="correction")
 
     def prefetch(self, request: PrefetchTemplate) -> None:
         """Read what is on disk for an edit into memory: the edit is about to come."""

@@ -14,6 +14,7 @@ from typing import Final
 from giornata.wire.workers import LoadSample, TemplateCounters, Tier
 from giornata_denoiser.blocks.ledger import TierLedger
 from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.templates.corrections import KeptCorrections
 from giornata_denoiser.templates.disk import Disk
 from giornata_denoiser.templates.identity import picture_of
 
@@ -29,7 +30,8 @@ class RecordingStore:
 
     What leaves memory stays on disk, if there is one; what leaves the disk is gone. A running row holds its recording
     itself, so that no eviction changes a result; pins keep recordings from being thrown out and loaded again. What
-    comes from disk stays mapped and counts as memory. `folder`, `disk_bytes`, `pin` and `told` are those of
+    comes from disk stays mapped and counts as memory. Beside them are the corrections that edits have learned, within
+    `corrections_bytes`. `folder`, `disk_bytes`, `pin` and `told` are those of
     :class:`giornata_denoiser.templates.disk.Disk`.
     """
 
@@ -39,6 +41,7 @@ class RecordingStore:
         folder: Path | None = None,
         disk_bytes: int = 0,
         *,
+        corrections_bytes: int = 0,
         pin: bool = False,
         told: Callable[[LoadSample], object] = lambda _: None,
     ) -> None:
@@ -46,6 +49,7 @@ class RecordingStore:
         self._memory = TierLedger(memory_bytes)
         self._recordings: dict[str, Recording] = {}
         self._disk = Disk(folder, disk_bytes, self._lock, pin=pin, told=told)
+        self.corrections = KeptCorrections(corrections_bytes, pin=pin)
         self._reading: dict[str, Future[Recording | None]] = {}
         self.counters: Counter[str] = Counter()
         """Lookups, prefetches and evictions, by their field of :class:`giornata.wire.workers.TemplateCounters`."""
@@ -54,7 +58,8 @@ class RecordingStore:
         """The counters and sizes, as telemetry tells them."""
         with self._lock:
             sizes = {"memory_bytes": self._memory.size_bytes, "disk_bytes": self._disk.ledger.size_bytes}
-            return TemplateCounters.model_validate({**self.counters, **sizes})
+        learned = {"corrected": self.corrections.served, "corrections_bytes": self.corrections.size_bytes}
+        return TemplateCounters.model_validate({**self.counters, **sizes, **learned})
 
     def resident(self) -> dict[Tier, tuple[str, ...]]:
         """Pictures whose recordings are here, the last used first, at most :data:`LISTED` a tier."""
@@ -111,13 +116,14 @@ class RecordingStore:
         return here or there
 
     def remove_all(self, prefix: str) -> None:
-        """Remove every recording whose id begins with `prefix`."""
+        """Remove every recording whose id begins with `prefix`, and what edits have learned from it."""
         with self._lock:
             names = {
                 name for tier in (self._memory, self._disk.ledger) for name in tier if name.startswith(prefix)
             }
         for name in names:
             self.remove(name)
+        self.corrections.remove_all(prefix)
 
     @contextmanager
     def pinned(self, recording_id: str) -> Iterator[None]:

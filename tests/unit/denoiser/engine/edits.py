@@ -95,22 +95,40 @@ class Oracle:
 
 
 def expected(
-    of: ModelFamily, row: Row, taken: Recording, modes: tuple[Mode, ...], *, corrected: bool
+    of: ModelFamily,
+    row: Row,
+    taken: Recording,
+    modes: tuple[Mode, ...],
+    *,
+    corrected: bool,
+    teacher: Row | None = None,
 ) -> Tensor:
-    """The edit's final latent by a second implementation: every step from the entry of its noise level."""
+    """The edit's final latent by a second implementation: every step from the entry of its noise level.
+
+    Where it is `corrected`, by its own first step or by that of a `teacher`.
+    """
     seen: list[tuple[Entry, Everything]] = []
     place = row.region
     assert place is not None
+    if teacher is not None:
+        seen, _ = _first_step(of, teacher, taken)
     while not row.done:
-        entry = min(taken.entries, key=lambda entry: abs(entry.level - row.level))
         if corrected and not seen:
-            everything = [Everything() for _ in row.prompts]
-            seen = [(entry, each) for each in everything]
-            row = row.advanced(step(of, [row], [Use(recorder=each) for each in everything])[0])
+            seen, latent = _first_step(of, row, taken)
+            row = row.advanced(latent)
             continue
+        entry = min(taken.entries, key=lambda entry: abs(entry.level - row.level))
         sources = [Oracle(entry, place, seen[i] if seen else None) for i in range(len(row.prompts))]
         row = row.advanced(step(of, [row], [Use(Taken(modes, source)) for source in sources])[0])
     return row.latent
+
+
+def _first_step(of: ModelFamily, row: Row, taken: Recording) -> tuple[list[tuple[Entry, Everything]], Tensor]:
+    """What a step in full shows of every sequence, beside the entry of its level; and the latent after it."""
+    entry = min(taken.entries, key=lambda entry: abs(entry.level - row.level))
+    everything = [Everything() for _ in row.prompts]
+    latent = step(of, [row], [Use(recorder=each) for each in everything])[0]
+    return [(entry, each) for each in everything], latent
 
 
 def preferred_modes(forms: frozenset[Form]) -> tuple[Mode, ...]:

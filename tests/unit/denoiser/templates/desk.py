@@ -85,7 +85,12 @@ class Desk:
         self.engine, self.registrations, self.blobs = FakeEngine(), FakeRegistrations(), MemoryBlobs()
         config = DenoiserConfig(model="tiny", template_folder=folder, **{"template_levels": 2, **options})
         registrations = cast("Registrations", self.registrations)
-        self.store = RecordingStore(config.template_memory_mb << 20, folder, config.template_disk_mb << 20)
+        self.store = RecordingStore(
+            config.template_memory_mb << 20,
+            folder,
+            config.template_disk_mb << 20,
+            corrections_bytes=config.template_corrections_mb << 20,
+        )
         self.runs = Runs(
             config,
             CHECKPOINT,

@@ -1,0 +1,36 @@
+"""What an edit's outside tokens differ in from its template's: learned in one step, added in later ones. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from giornata_denoiser.rows.stored import Stored
+
+
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """The differences of one sequence.
+
+    The keys and values of outside tokens depend on the edit too: they attend to its prompt and to what is being
+    painted. By how much they differ from the template's at one noise level is added to every entry that serves a row.
+    FlashPS has no such thing. It belongs to the template and the mask, hardly to prompt or seed, so that later edits
+    take the one that an earlier edit learned; decision records 0009 and 0024 have the measurements.
+    """
+
+    deltas: Mapping[tuple[int, str], Stored]
+    """(outside, channels) each: what is added to a block's `key`, `value` or `hidden`."""
+
+    def of(self, block: int, part: str) -> Stored | None:
+        """What is added to a block's `key`, `value` or `hidden`; None where it kept no such part."""
+        return self.deltas.get((block, part))
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Bytes of all differences."""
+        return sum(delta.size_bytes for delta in self.deltas.values())
+
+    def pinned(self) -> Correction:
+        """The same in pinned host memory."""
+        return Correction({place: delta.pinned() for place, delta in self.deltas.items()})

@@ -1,0 +1,109 @@
+"""What one edit has learned serves others of its template and mask: no step of theirs is computed in full."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from giornata.packed.tracing import Lane
+from giornata_denoiser.rows.correction import Correction
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.stored import EXACT
+from giornata_denoiser.rows.template import Form
+from giornata_denoiser.trace import Trace
+from tests.fakes import tiny_flux
+from tests.fakes.tiny_flux import Spec
+from tests.unit.denoiser.engine.edits import (
+    FORMS,
+    GRID,
+    edit,
+    engine,
+    expected,
+    finished,
+    preferred_modes,
+    template,
+)
+from tests.unit.denoiser.engine.test_masked import BLOCKS, FLOAT32
+
+OF = tiny_flux.family()
+
+
+def learned(teacher: Row, bits: int = EXACT) -> tuple[Correction, ...]:
+    made = engine(OF, correction_bits=bits)
+    made.batch.submit([teacher])
+    report = made.step()
+    assert report is not None
+    (taught,) = report.advanced
+    assert taught.taught
+    assert taught.corrections is not None
+    return taught.corrections
+
+
+@pytest.mark.parametrize("forms", FORMS[:3])
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_edits_take_what_another_one_has_learned(forms: frozenset[Form], scale: float) -> None:
+    """Of any seed, prompt and number of steps, beside each other and beside one that learns for itself."""
+    taken = template(OF, forms)
+    spec = Spec("teacher", grid=GRID, steps=5, text_tokens=3, true_cfg_scale=scale, seed=9)
+    teacher = edit(OF, taken, spec)
+    known = learned(teacher)
+    pupils = [
+        replace(
+            edit(OF, taken, replace(spec, job_id=f"p{seed}", seed=seed, steps=steps, text_tokens=tokens)),
+            corrections=known,
+        )
+        for seed, steps, tokens in ((1, 5, 3), (2, 1, 3), (3, 7, 4))
+    ]
+    alone = edit(OF, taken, replace(spec, job_id="alone", seed=4))
+    made = engine(OF, correction_bits=EXACT)
+    made.batch.submit([*pupils, alone])
+    ended = finished(made)
+    modes = preferred_modes(forms)
+    for pupil in pupils:
+        wanted = expected(OF, pupil, taken, modes, corrected=True, teacher=teacher)
+        torch.testing.assert_close(ended[pupil.key.job_id].latent, wanted, atol=FLOAT32, rtol=0)
+    wanted = expected(OF, alone, taken, modes, corrected=True)
+    torch.testing.assert_close(ended["alone"].latent, wanted, atol=FLOAT32, rtol=0)
+
+
+def test_no_step_is_computed_in_full_and_equal_edits_load_once(tmp_path: Path) -> None:
+    taken = template(OF)
+    known = learned(edit(OF, taken, Spec("teacher", grid=GRID, steps=4)))
+    loads = []
+    for count in (1, 3):
+        trace = Trace(OF.device)
+        made = engine(OF, correction_bits=EXACT, trace=trace)
+        rows = [edit(OF, taken, Spec(f"e{i}", grid=GRID, steps=4, seed=i)) for i in range(count)]
+        made.batch.submit([replace(row, corrections=known) for row in rows])
+        while (report := made.step()) is not None:
+            assert report.sample is not None
+            assert report.sample.image_tokens == count * rows[0].computed_tokens
+        trace.write(tmp_path / "trace.json")
+        events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+        loads.append(sum(event.get("cat") == Lane.LOAD for event in events))
+    assert loads == [BLOCKS * len(taken.entries)] * 2
+
+
+def test_an_engine_that_does_not_correct_leaves_aside_what_a_row_brings() -> None:
+    taken = template(OF)
+    row = edit(OF, taken, Spec("edit", grid=GRID, steps=4))
+    known = learned(row)
+    plain = []
+    for corrections in (None, known):
+        made = engine(OF, correction_bits=None)
+        made.batch.submit([replace(row, corrections=corrections)])
+        plain.append(finished(made)["edit"].latent)
+    assert torch.equal(*plain)
+
+
+def test_what_was_learned_is_kept_in_the_bits_that_are_asked_for() -> None:
+    row = edit(OF, template(OF), Spec("edit", grid=GRID, steps=4))
+    exact, half = (learned(row, bits)[0] for bits in (EXACT, 4))
+    assert half.size_bytes < exact.size_bytes / 2
+    assert (
+        half.deltas.keys() == exact.deltas.keys() == {(b, p) for b in range(BLOCKS) for p in ("key", "value")}
+    )

@@ -1,0 +1,89 @@
+"""Corrections that are kept: by recording, mask and sequences, within a budget, as long as the template is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from giornata_denoiser.rows.correction import Correction
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.stored import store
+from giornata_denoiser.templates.corrections import KeptCorrections
+from tests.fakes import tiny_flux
+from tests.fakes.tiny_flux import Spec
+from tests.unit.denoiser.engine.edits import edit, where
+from tests.unit.denoiser.templates.recordings import template
+
+OF = tiny_flux.family()
+SIZE = 8 * 10**3
+"""Bytes of a sequence's correction."""
+
+
+def taught(recording: str, tokens: tuple[int, ...] = (0, 5), *, sequences: int = 1) -> Row:
+    row = edit(OF, template(recording), Spec(grid=(4, 4), true_cfg_scale=float(sequences)), where(tokens))
+    deltas = {(0, "key"): store(torch.zeros(SIZE // 8, 2), 0)}
+    return replace(row, corrections=(Correction(deltas),) * len(row.prompts), taught=True)
+
+
+def kept(budget: int, *rows: Row) -> KeptCorrections:
+    made = KeptCorrections(budget)
+    for row in rows:
+        assert made.claim(row)
+        made.keep(row)
+    return made
+
+
+def found(made: KeptCorrections, row: Row) -> bool:
+    assert row.template is not None
+    assert row.region is not None
+    known = made.find(row.template.id, row.region, len(row.prompts))
+    return known is not None and known == row.corrections
+
+
+def test_rows_find_what_fits_them_and_nothing_else() -> None:
+    one, two = taught("one"), taught("one", sequences=2)
+    made = kept(10 * SIZE, one, two)
+    assert found(made, one)
+    assert found(made, two)
+    assert not found(made, taught("one", (0, 6)))
+    assert not found(made, taught("two"))
+    assert (made.served, made.size_bytes) == (2, 3 * SIZE)
+
+
+def test_the_first_one_stays_and_is_claimed_once() -> None:
+    one = taught("one")
+    made = kept(10 * SIZE, one)
+    again = KeptCorrections(10 * SIZE)
+    assert not made.claim(taught("one"))
+    assert found(made, one)
+    assert [again.claim(one), again.claim(one)] == [True, False]
+    assert not again.claim(replace(one, corrections=None))
+
+
+def test_the_least_recently_used_go_first_and_what_never_fits_is_not_claimed() -> None:
+    rows = [taught(name) for name in ("one", "two", "three")]
+    made = kept(2 * SIZE, *rows[:2])
+    assert found(made, rows[0])
+    assert made.claim(rows[2])
+    made.keep(rows[2])
+    assert [found(made, row) for row in rows] == [True, False, True]
+    assert made.size_bytes == 2 * SIZE
+    assert not KeptCorrections(SIZE - 1).claim(rows[0])
+    assert not KeptCorrections(0).claim(rows[0])
+
+
+def test_what_belongs_to_a_removed_template_goes_and_does_not_come_back() -> None:
+    one, late, other = taught("pic-one"), taught("pic-one", (0, 6)), taught("other-one")
+    made = kept(10 * SIZE, one, other)
+    assert made.claim(late)
+    made.remove_all("pic")
+    made.keep(late)
+    assert [found(made, row) for row in (one, late, other)] == [False, False, True]
+    assert made.size_bytes == SIZE
+
+
+def test_a_row_without_corrections_cannot_be_kept() -> None:
+    with pytest.raises(ValueError, match="no corrections"):
+        KeptCorrections(SIZE).keep(replace(taught("one"), corrections=None))
