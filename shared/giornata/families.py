@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -31,6 +32,11 @@ class Family(StrEnum):
     """`FluxInpaintPipeline`: any Flux text-to-image checkpoint; blends with the template after each step."""
     FLUX_FILL = "flux-fill"
     """`FluxFillPipeline`: conditioned on the masked picture; never blends."""
+
+
+def _flux_channels(network: Mapping[str, Any]) -> int:
+    blocks = int(network["num_layers"]) + int(network["num_single_layers"])
+    return 2 * blocks * int(network["num_attention_heads"]) * int(network["attention_head_dim"])
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,8 @@ class Kind:
     tokenizer: str = "tokenizer_2"
     """Sub-folders: of the denoising network, and of the tokenizer whose length prompts have."""
     max_text_tokens: int = 512
+    kept_channels: Callable[[Mapping[str, Any]], int] = _flux_channels
+    """Channels a token of the keys and values of all blocks, from the network's ``config.json``."""
 
 
 _FLUX_INPAINT: Final = Kind(
@@ -122,6 +130,21 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         default_strength=defaults.strength or kind.strength,
         native_size=int(vae.get("sample_size", kind.native_size)),
     )
+
+
+def level_bytes(folder: Path, card: ModelCard, bits: int) -> int:
+    """Bytes of one noise level of a template, as keys and values in so many `bits`, of a picture of the native size.
+
+    ValueError if the checkpoint's network does not tell its shape.
+    """
+    kind = KINDS[str(_read_json(folder / "model_index.json").get("_class_name"))]
+    try:
+        channels = kind.kept_channels(_read_json(folder / kind.network / "config.json"))
+    except KeyError as error:
+        raise ValueError(
+            f"{folder / kind.network} is not a network of diffusers: {error} is missing"
+        ) from error
+    return (card.native_size // card.pixel_multiple) ** 2 * channels * bits // 8
 
 
 def _serving_defaults(path: Path) -> ServingDefaults:

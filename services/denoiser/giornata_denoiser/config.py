@@ -9,6 +9,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from giornata.checkpoints import ModelConfig
+from giornata.machine import HOST_SHARE, memory_bytes
 from giornata.planning.batch import PlannerName
 from giornata.scheduling.batch import Joining
 from giornata_denoiser.rows.stored import BITS
@@ -43,7 +44,10 @@ class DenoiserConfig(ModelConfig):
         6, ge=1, le=200, description="Noise levels that are recorded; edits take the nearest one."
     )
     template_memory_mb: int = Field(
-        2048, ge=0, description="Recorded templates in memory, in MiB, least recently used out first."
+        default_factory=lambda: memory_bytes() // HOST_SHARE >> 20,
+        ge=0,
+        description="Recorded templates in memory, in MiB, least recently used out first; default a quarter of the "
+        "machine's memory.",
     )
     template_folder: Path | None = Field(
         None, description="Where recorded templates outlive the process; default nowhere."
@@ -55,11 +59,17 @@ class DenoiserConfig(ModelConfig):
         description="Most of one template, in MiB: it records fewer noise levels, then fewer blocks; "
         "default what memory, or the folder, holds.",
     )
-    template_device_mb: int = Field(
-        4096, ge=0, description="Of recorded templates on a GPU, beside what running rows take; in MiB."
+    template_device_mb: int | None = Field(
+        None,
+        ge=0,
+        description="Of recorded templates on a GPU, beside what running rows take, in MiB; default a quarter of what "
+        "the model leaves free.",
     )
-    template_ahead_mb: int = Field(
-        1024, ge=0, description="Most that is loaded from templates for later steps, in MiB."
+    template_ahead_mb: int | None = Field(
+        None,
+        ge=0,
+        description="Most that is loaded from templates for later steps, in MiB; default a sixteenth of the machine's "
+        "memory, on a GPU an eighth of what the model leaves free.",
     )
     template_correction: bool = Field(
         default=True,

@@ -6,10 +6,13 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
+import structlog
 import torch
 
+from giornata.machine import memory_bytes
 from giornata.packed.tracing import UNTRACED
 from giornata.planning.batch import PLANNERS
 from giornata.planning.costing import CostModel, Profile
@@ -21,10 +24,52 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loaded, Loader, device_for
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.engine.weighing import Budget
+from giornata_denoiser.templates.identity import keeping
 from giornata_denoiser.trace import Trace
 
 SPARED: Final = 0.9
-"""Share of a GPU's free memory that rows may fill where no budget is configured."""
+"""Share of a GPU's free memory that rows and templates may fill where no budget is configured."""
+DEVICE_SHARE: Final = 4
+AHEAD_SHARE: Final = 8
+"""Templates on a GPU, and what is loaded ahead, may take one part in so many of its free memory by default."""
+HOST_AHEAD_SHARE: Final = 16
+"""On a CPU, what is loaded ahead: one part in so many of the machine's memory."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """How the memory beside the model's weights is divided, in bytes."""
+
+    templates: int
+    """In host memory."""
+    device: int
+    """Templates on a GPU; 0 on a CPU."""
+    ahead: int
+    """Slabs for later steps."""
+    rows: float
+    """Rows, with their slabs, and activations."""
+
+
+def memory_of(config: DenoiserConfig, free_bytes: int | None) -> Memory:
+    """What is configured, else shares of what there is.
+
+    `free_bytes` are those of the GPU once the model is there; None on a CPU, where rows have no limit.
+    """
+    if free_bytes is None:
+        device, ahead, left = 0, memory_bytes() // HOST_AHEAD_SHARE, math.inf
+    else:
+        device, ahead = free_bytes // DEVICE_SHARE, free_bytes // AHEAD_SHARE
+        if config.template_device_mb is not None:
+            device = config.template_device_mb << 20
+        left = max(0.0, SPARED * free_bytes - device)
+    return Memory(
+        config.template_memory_mb << 20,
+        device,
+        ahead if config.template_ahead_mb is None else config.template_ahead_mb << 20,
+        left if config.memory_mb is None else config.memory_mb << 20,
+    )
 
 
 @contextmanager
@@ -40,6 +85,8 @@ def engine_of(
     `told` hears of every load that the cost model hears of, in the loader's thread.
     """
     device = checkpoint.family.device
+    memory = memory_of(config, free_bytes(device))
+    _tell(config, checkpoint, memory)
     trace = Trace(device) if config.trace_file is not None else None
 
     def loaded(load: Loaded) -> None:
@@ -54,8 +101,8 @@ def engine_of(
                 loader=loader,
                 model=model,
                 planner=PLANNERS[config.planner],
-                device=device_for(device, config.template_device_mb << 20),
-                ahead_bytes=config.template_ahead_mb << 20,
+                device=device_for(device, memory.device),
+                ahead_bytes=memory.ahead,
                 correction_bits=config.template_bits if config.template_correction else None,
             )
             yield Engine(
@@ -63,7 +110,7 @@ def engine_of(
                 Capacity(config.capacity_rows, config.capacity_tokens),
                 time.perf_counter,
                 checkpoint.preview_map,
-                budget=budget_of(config, profile, device),
+                budget=budget_of(config, profile, memory),
                 joining=config.batching,
                 reusing=reusing,
                 trace=trace or UNTRACED,
@@ -73,20 +120,38 @@ def engine_of(
             trace.write(config.trace_file)
 
 
-def budget_of(config: DenoiserConfig, profile: Profile, device: torch.device) -> Budget:
-    """The limits of one step, by time and memory; call it once the model is on the device."""
+def budget_of(config: DenoiserConfig, profile: Profile, memory: Memory) -> Budget:
+    """The limits of one step, by time and memory."""
     return Budget(
         step_ms=config.step_limit_ms or math.inf,
-        memory_bytes=_memory_bytes(config, device),
+        memory_bytes=memory.rows,
         activation_bytes=profile.activation_bytes,
         caps=profile.caps if config.batch_caps else (),
     )
 
 
-def _memory_bytes(config: DenoiserConfig, device: torch.device) -> float:
-    if config.memory_mb is not None:
-        return config.memory_mb << 20
-    if device.type != "cuda":
-        return math.inf
-    free, _ = torch.cuda.mem_get_info(device)
-    return max(0.0, SPARED * free - (config.template_device_mb << 20))
+def free_bytes(device: torch.device) -> int | None:
+    """What is free on a GPU, once the model is there; None for a CPU."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
+
+def _tell(config: DenoiserConfig, checkpoint: Checkpoint, memory: Memory) -> None:
+    """Log the budgets, and what of a picture's template they leave out: every step would compute that in full."""
+    card, depth = checkpoint.card, checkpoint.family.depth
+    log.info(
+        "budgets",
+        templates_mb=memory.templates >> 20,
+        device_mb=memory.device >> 20,
+        ahead_mb=memory.ahead >> 20,
+        rows_mb=None if math.isinf(memory.rows) else int(memory.rows) >> 20,
+    )
+    side = card.native_size // card.pixel_multiple
+    kept = keeping(config, checkpoint.family, side * side, config.template_levels)
+    if kept.levels < config.template_levels or kept.first_block:
+        log.warning(
+            "template_budget_small",
+            picture=f"{card.native_size}x{card.native_size}",
+            levels=f"{kept.levels} of {config.template_levels}",
+            blocks=f"{depth - kept.first_block} of {depth}",
+            remedy="raise GIORNATA_TEMPLATE_MEMORY_MB, or name a GIORNATA_TEMPLATE_FOLDER",
+        )

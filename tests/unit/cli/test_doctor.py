@@ -213,3 +213,11 @@ def test_a_gateway_whose_streams_are_nearly_full_is_a_warning() -> None:
     assert servers.judge_gateway("http://g", ready).verdict is Verdict.OK
     found = servers.judge_gateway("http://g", ready | {"nearly_full": ["KV_giornata-jobs"]})
     assert (found.verdict, "KV_giornata-jobs" in found.sentence) == (Verdict.WARN, True)
+
+
+def test_a_model_whose_templates_do_not_fit_is_told() -> None:
+    folder = str(Path(__file__).parents[3] / "deploy/model/fresco")
+    assert checkpoint.model(folder).verdict is Verdict.OK
+    tight = checkpoint.model(folder, memory_bytes=1000)
+    assert tight.verdict is Verdict.WARN
+    assert "TEMPLATE_MEMORY_MB" in (tight.remedy or "")

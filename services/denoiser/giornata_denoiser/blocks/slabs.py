@@ -92,8 +92,10 @@ class Slabs:
         return slab
 
     def size_bytes(self, block: int, mode: Mode) -> int:
-        """Bytes of a slab as it is kept here; 0 in a mode that takes nothing."""
-        return sum(self._gathered_bytes(part) for part in self.entry.blocks[block].taken(mode))
+        """Bytes of a slab as it is kept here, with room for the sequence's own; 0 in a mode that takes nothing."""
+        tokens = len(self._index) + (self._own if mode is Mode.KV else 0)
+        channels = sum(part.shape[1] for part in self.entry.blocks[block].taken(mode))
+        return self._family.dtype.itemsize * tokens * channels
 
     def load_bytes(self, block: int, mode: Mode) -> int:
         """Bytes that have to move for a slab; 0 for one that is here."""

@@ -49,7 +49,12 @@ class Engine:
     ) -> None:
         self.family = family
         self._preview_map = preview_map
-        how, limit = reusing or ReuseOptions(), budget or Budget()
+        how = reusing or ReuseOptions()
+        limit = replace(
+            budget or Budget(),
+            ahead_bytes=0 if how.loader is None else how.ahead_bytes,
+            correction_bits=how.correction_bits,
+        )
         self._model = how.model
         self.batch: Batch[Row] = Batch(
             capacity, lambda rows: fits(rows, limit, how.model.costs, family), joining

@@ -38,10 +38,9 @@ class Served:
     step: int = 0
     """The row's step when it was last served."""
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all slabs that the modes take."""
-        return sum(slabs.size_bytes(block, mode) for slabs, block, mode in self._taken())
+    def block_bytes(self, block: int) -> int:
+        """Bytes of the slabs that a block's mode takes."""
+        return sum(slabs.size_bytes(block, self.modes[block]) for slabs in self._distinct)
 
     @property
     def missing_bytes(self) -> int:
@@ -138,6 +137,8 @@ class Running:
         """What serves the present step; None computes everything."""
         self.next: Served | None = None
         """What is loaded ahead: the next entry that is not the present one."""
+        self.ahead = 0
+        """How many of its blocks, from the first one."""
         self.shapes = row.shapes
         """Of its sequences; the same in all steps."""
         self._make_slabs, self._correction_bits = make_slabs, correction_bits

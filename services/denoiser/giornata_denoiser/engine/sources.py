@@ -124,18 +124,17 @@ class Sources:
         running.advance(row)
         return running
 
-    def _look_ahead(self, rows: Iterable[Running]) -> None:
-        """What serves the rows next is loaded ahead, as far as there is room."""
-        room = self._options.ahead_bytes
+    def _look_ahead(self, rows: Sequence[Running]) -> None:
+        """What serves the rows next is loaded ahead, as far as there is room: the first blocks of all rows."""
         for each in rows:
             entry = each.following
-            if entry is None:
-                continue
-            if each.next is None or each.next.entry is not entry:
-                each.next = each.made(entry)
-            room -= each.next.size_bytes
-            if room < 0:
-                each.next = None
+            if entry is not None and (each.next is None or each.next.entry is not entry):
+                each.next, each.ahead = each.made(entry), 0
+        ahead = _fitting([each.next for each in rows], self._family.depth, self._options.ahead_bytes)
+        for each, blocks in zip(rows, ahead, strict=True):
+            if each.next is not None and blocks < each.ahead:  # rows have joined: what is loaded beyond goes
+                each.next = each.made(each.next.entry)
+            each.ahead = blocks
 
     def _plan(self, rows: Sequence[Running], costs: StepCosts) -> float:
         """Choose the modes of rows whose modes may still change; the step's predicted end in ms, 0 if none may."""
@@ -223,6 +222,20 @@ class Sources:
         return found
 
 
+def _fitting(served: Sequence[Served | None], blocks: int, room_bytes: int) -> list[int]:
+    """How many blocks of each fit into the room of all, one block of all after the other."""
+    fitting = [0] * len(served)
+    for block in range(blocks):
+        for index, each in enumerate(served):
+            if each is None:
+                continue
+            room_bytes -= each.block_bytes(block)
+            if room_bytes < 0:
+                return fitting
+            fitting[index] = block + 1
+    return fitting
+
+
 def _loads(rows: Sequence[Running], blocks: int) -> Iterator[SlabLoad]:
     """Loads in the order of their use: this step's, what it did without and the next step can use, later ones."""
     now = [each.served for each in rows if each.served is not None]
@@ -231,8 +244,11 @@ def _loads(rows: Sequence[Running], blocks: int) -> Iterator[SlabLoad]:
         for each in rows
         if each.served is not None and not (each.served.final or each.changes)
     ]
-    ahead = [each.next for each in rows if each.next is not None]
-    for group in (now, missed, ahead):
+    for group in (now, missed):
         for block in range(blocks):
             for served in group:
                 yield from served.load(block)
+    for block in range(blocks):
+        for each in rows:
+            if each.next is not None and block < each.ahead:
+                yield from each.next.load(block)

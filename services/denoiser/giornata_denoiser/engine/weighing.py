@@ -12,9 +12,7 @@ from giornata.planning.specs import recording_bytes
 from giornata.wire.values import Mode
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
-
-ENTRIES = 3
-"""Entries' worth of slabs that a row may hold: of its step, of a later step, and its correction."""
+from giornata_denoiser.rows.stored import stored_bytes
 
 
 @dataclass(frozen=True)
@@ -26,6 +24,10 @@ class Budget:
     """Bytes of rows, of what they take from templates, and of activations."""
     activation_bytes: float = 0.0
     """Bytes of a step's activations for each token that it computes."""
+    ahead_bytes: float = 0.0
+    """Most bytes of slabs that are loaded for later steps, of all rows together."""
+    correction_bits: int | None = None
+    """Of corrections that rows learn; None where they learn none."""
     caps: tuple[BatchCap, ...] = ()
     """Caps of the profile; without any, nothing is capped."""
 
@@ -34,7 +36,7 @@ def fits(rows: Sequence[Row], budget: Budget, costs: StepCosts, family: ModelFam
     """Whether `rows` may share a step."""
     return (
         predicted_ms(rows, costs, family.depth) <= budget.step_ms
-        and step_bytes(rows, budget.activation_bytes, family) <= budget.memory_bytes
+        and step_bytes(rows, budget, family) <= budget.memory_bytes
         and sum(share(row.tokens, budget.caps) for row in rows) <= 1.0
     )
 
@@ -54,17 +56,21 @@ def reuses(row: Row) -> bool:
     return row.template is not None and row.region is not None and row.settled
 
 
-def step_bytes(rows: Sequence[Row], activation_bytes: float, family: ModelFamily) -> float:
-    """Memory of a step of `rows` beside the model's weights."""
-    held = sum(row_bytes(row, family) for row in rows)
-    return held + activation_bytes * sum(row.tokens for row in rows)
+def step_bytes(rows: Sequence[Row], budget: Budget, family: ModelFamily) -> float:
+    """The most memory that a step of `rows` takes beside the model's weights, what is loaded ahead among it."""
+    held = sum(row_bytes(row, family, budget.correction_bits) for row in rows)
+    ahead = min(budget.ahead_bytes, sum(slab_bytes(row, family.dtype.itemsize) for row in rows))
+    return held + ahead + budget.activation_bytes * sum(row.tokens for row in rows)
 
 
-def row_bytes(row: Row, family: ModelFamily) -> int:
-    """The most that a row holds between steps: its tensors, what it takes from a template, what it records."""
+def row_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int:
+    """The most that a row holds in a step: its tensors, what it takes from a template and learns, what it records."""
     held = sum(tensor.nbytes for tensor in (row.latent, *row.memory, *row.conditioning.values()))
     held += sum(prompt.size_bytes for prompt in row.prompts)
-    return held + ENTRIES * slab_bytes(row, family.dtype.itemsize) + _recorded_bytes(row, family)
+    held += slab_bytes(row, family.dtype.itemsize) + correction_bytes(
+        row, family.dtype.itemsize, correction_bits
+    )
+    return held + _recorded_bytes(row, family)
 
 
 def slab_bytes(row: Row, itemsize: int) -> int:
@@ -81,6 +87,17 @@ def slab_bytes(row: Row, itemsize: int) -> int:
     return itemsize * sum(
         channels[Mode.KV] * (own + outside) + channels[Mode.HIDDEN] * outside for own in row.own_tokens
     )
+
+
+def correction_bytes(row: Row, itemsize: int, bits: int | None) -> int:
+    """Bytes of a row's corrections, those that it brings or those that it will learn in `bits`."""
+    if row.template is None or row.region is None or bits is None:
+        return 0
+    if row.corrections is not None:
+        return sum(correction.size_bytes for correction in row.corrections)
+    kept = [part.shape[1] for block in row.template.entries[0].blocks for part in block.parts]
+    outside = len(row.region.outside)
+    return len(row.prompts) * sum(stored_bytes(outside, channels, bits, itemsize) for channels in kept)
 
 
 def _recorded_bytes(row: Row, family: ModelFamily) -> int:

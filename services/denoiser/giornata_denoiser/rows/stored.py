@@ -90,6 +90,13 @@ class Stored:
             yield part, levels.to(dtype), scale[part], low[part]
 
 
+def stored_bytes(tokens: int, channels: int, bits: int, itemsize: int) -> int:
+    """Bytes of (tokens, channels) in `bits`, ranges included; `itemsize` bytes an element where they are exact."""
+    if bits == EXACT:
+        return tokens * channels * itemsize
+    return tokens * channels * bits // 8 + 2 * channels * torch.float32.itemsize
+
+
 def store(tensor: Tensor, bits: int) -> Stored:
     """A copy of (tokens, channels) in `bits`, on its device.
 

@@ -60,19 +60,19 @@ def wanted(
     if parameters is not None and strict:
         steps = parameters.num_inference_steps or config.template_levels
         track = levels(steps=steps, strength=parameters.strength or 1.0)
-        keeping = _keeping(config, checkpoint.family, inspection.tokens, track.steps, track.steps)
+        kept = keeping(config, checkpoint.family, inspection.tokens, track.steps, track.steps)
     else:
-        keeping = _keeping(config, checkpoint.family, inspection.tokens, config.template_levels)
-        track = levels(steps=keeping.levels, strength=1.0)
+        kept = keeping(config, checkpoint.family, inspection.tokens, config.template_levels)
+        track = levels(steps=kept.levels, strength=1.0)
     levels_kept = [round(level, 6) for level in track.levels.tolist()]
     guidance = checkpoint.card.default_guidance_scale or 0.0
-    what = (config.template_form, config.template_bits, levels_kept, guidance, keeping.first_block)
+    what = (config.template_form, config.template_bits, levels_kept, guidance, kept.first_block)
     return Wanted(
         f"{picture_id(tenant, inspection.template_key)}-{digest_of(RECORDER, *what)}",
         track,
         SAME if strict else ANYWHERE,
-        keeping.first_block,
-        fits=keeping.first_block < checkpoint.family.depth,
+        kept.first_block,
+        fits=kept.first_block < checkpoint.family.depth,
     )
 
 
@@ -81,7 +81,7 @@ def picture_of(recording_id: str) -> str:
     return recording_id.partition("-")[0]
 
 
-def _keeping(
+def keeping(
     config: DenoiserConfig, family: ModelFamily, tokens: int, levels: int, least_levels: int = LEAST_LEVELS
 ) -> Keeping:
     """What fits into the configured bytes and into a tier; what no tier holds would be recorded at every edit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from giornata.packed.tracing import Lane
+from giornata_denoiser.engine.loading import Loaded, Loader
+from giornata_denoiser.engine.weighing import slab_bytes
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import EXACT
@@ -107,3 +110,26 @@ def test_what_was_learned_is_kept_in_the_bits_that_are_asked_for() -> None:
     assert (
         half.deltas.keys() == exact.deltas.keys() == {(b, p) for b in range(BLOCKS) for p in ("key", "value")}
     )
+
+
+@pytest.mark.parametrize("blocks", range(BLOCKS + 1))
+def test_of_the_next_entry_as_many_blocks_are_loaded_ahead_as_fit(blocks: int) -> None:
+    taken = template(OF, steps=2)
+    row = edit(OF, taken, Spec("edit", grid=GRID, steps=2))
+    row = replace(row, corrections=learned(row))
+    loads: list[tuple[int, int]] = []
+    all_loaded = threading.Event()
+
+    def loaded(done: Loaded) -> None:
+        loads.append((taken.entries.index(done.load.slabs.entry), done.load.block))
+        if len(loads) == BLOCKS + blocks:
+            all_loaded.set()
+
+    room = slab_bytes(row, OF.dtype.itemsize) * blocks // BLOCKS
+    with Loader(on_loaded=loaded) as loader:
+        made = engine(OF, correction_bits=EXACT, loader=loader, ahead_bytes=room)
+        made.batch.submit([row])
+        made.step()
+        assert all_loaded.wait(20)
+        assert loads == [(0, b) for b in range(BLOCKS)] + [(1, b) for b in range(blocks)]
+        assert finished(made)["edit"].done

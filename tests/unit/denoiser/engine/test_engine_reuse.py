@@ -204,7 +204,7 @@ def test_a_plan_begins_where_the_loader_is() -> None:
         made.batch.take_all()
     idle, busy = seen
     assert idle.busy_ms == 0
-    assert busy.busy_ms == pytest.approx(Measured.costs.load_ms(others.size_bytes(0, Mode.KV)))
+    assert busy.busy_ms == pytest.approx(Measured.costs.load_ms(others.load_bytes(0, Mode.KV)))
 
 
 def test_an_edit_of_one_step_is_computed_in_full() -> None:

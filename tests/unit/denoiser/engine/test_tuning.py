@@ -10,8 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 import torch
 
+from giornata.machine import memory_bytes
 from giornata.packed.region import region
 from giornata.planning.batch import PlannerName
 from giornata.planning.costing import BatchCap, CostModel
@@ -22,7 +24,8 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Form, Recording
-from giornata_denoiser.tuning import budget_of, engine_of
+from giornata_denoiser.tuning import Memory, budget_of, engine_of, memory_of
+from tests.contract.messages import CARD
 from tests.fakes import tiny_flux
 from tests.fakes.profiles import PROFILE
 from tests.fakes.tiny_flux import Spec
@@ -45,7 +48,7 @@ def run(engine: Engine, rows: list[Row]) -> dict[str, Row]:
 
 def edited(rows: list[Row] | None = None, **options: Any) -> tuple[dict[str, Row], CostModel]:
     """Rows by an engine that is configured so; by default one that takes from its own picture's template."""
-    checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None)
+    checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None, card=CARD)
     model = CostModel.of(PROFILE)
     with engine_of(config(**options), checkpoint, PROFILE, model) as engine:
         if rows is None:
@@ -84,7 +87,7 @@ def test_steps_and_loads_reach_the_cost_model() -> None:
 
 def steps_of(rows: list[Row], **options: Any) -> list[list[str]]:
     """Who shared every step."""
-    checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None)
+    checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None, card=CARD)
     with engine_of(config(**options), checkpoint, PROFILE, CostModel.of(PROFILE)) as engine:
         engine.batch.submit(rows)
         shared = []
@@ -110,17 +113,40 @@ def test_a_limit_of_time_or_memory_lets_rows_run_alone() -> None:
     alone = [["a"], ["b"], ["b"], ["c"]]
     assert steps_of(three()) == [["a", "b", "c"], ["b"]]
     assert steps_of(three(), step_limit_ms=1e-9) == alone
-    family = tiny_flux.family()
-    small = budget_of(config(memory_mb=1), PROFILE, family.device)
-    assert small.memory_bytes == 1 << 20
-    assert budget_of(config(), PROFILE, family.device).memory_bytes == math.inf
+    small = config(memory_mb=1)
+    assert budget_of(small, PROFILE, memory_of(small, None)).memory_bytes == 1 << 20
+    assert budget_of(config(), PROFILE, memory_of(config(), None)).memory_bytes == math.inf
+
+
+def test_budgets_follow_the_machine_unless_they_are_configured() -> None:
+    host, gpu = memory_bytes(), 56 << 30
+    on_cpu, on_gpu = memory_of(config(), None), memory_of(config(), gpu)
+    assert on_cpu.templates == on_gpu.templates == host // 4 >> 20 << 20
+    assert (on_cpu.device, on_cpu.ahead, on_cpu.rows) == (0, host // 16, math.inf)
+    assert (on_gpu.device, on_gpu.ahead) == (14 << 30, 7 << 30)
+    assert on_gpu.device + on_gpu.rows == pytest.approx(0.9 * gpu)
+    own = memory_of(config(template_memory_mb=1, template_device_mb=2, template_ahead_mb=3, memory_mb=4), gpu)
+    assert own == Memory(1 << 20, 2 << 20, 3 << 20, 4 << 20)
+
+
+@pytest.mark.parametrize(("memory_mb", "told"), [(1 << 20, []), (0, ["0 of 4"])])
+def test_a_budget_too_small_for_a_template_is_told_at_the_start(memory_mb: int, told: list[str]) -> None:
+    checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None, card=CARD)
+    small = config(template_memory_mb=memory_mb)
+    with (
+        structlog.testing.capture_logs() as logs,
+        engine_of(small, checkpoint, PROFILE, CostModel.of(PROFILE)),
+    ):
+        pass
+    assert [log["event"] for log in logs if log["event"] == "budgets"] == ["budgets"]
+    assert [log["blocks"] for log in logs if log["event"] == "template_budget_small"] == told
 
 
 def test_caps_of_the_profile_hold_where_that_is_configured() -> None:
     profile = PROFILE.model_copy(update={"caps": (BatchCap(tokens=1000, rows=2),)})
-    device = torch.device("cpu")
-    assert budget_of(config(), profile, device).caps == ()
-    assert budget_of(config(batch_caps=True), profile, device).caps == profile.caps
+    memory = memory_of(config(), None)
+    assert budget_of(config(), profile, memory).caps == ()
+    assert budget_of(config(batch_caps=True), profile, memory).caps == profile.caps
 
 
 def test_a_trace_is_written_at_the_end(tmp_path: Path) -> None:

@@ -6,10 +6,20 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
+from giornata.families import KINDS
 from giornata.planning.costing import BatchCap
 from giornata.planning.costs import StepCosts
+from giornata.wire.values import Mode
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.engine.weighing import Budget, fits, row_bytes, share, slab_bytes, step_bytes
+from giornata_denoiser.engine.weighing import (
+    Budget,
+    correction_bytes,
+    fits,
+    row_bytes,
+    share,
+    slab_bytes,
+    step_bytes,
+)
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.stored import EXACT
@@ -32,14 +42,14 @@ def test_memory_stays_within_its_budget_over_a_thousand_admissions() -> None:
     of = tiny_flux.family()
     taken = template(of)
     rows = list(rows_of_any_weight(of, taken))
-    activation = 1000.0
-    most = 4 * max(step_bytes([row], activation, of) for row in rows)
-    made = engine(of, budget=Budget(memory_bytes=most, activation_bytes=activation))
+    held = Budget(activation_bytes=1000.0, correction_bits=8)
+    most = 4 * max(step_bytes([row], held, of) for row in rows)
+    made = engine(of, budget=replace(held, memory_bytes=most))
     made.batch.submit(rows)
     fullest, admitted = 0, set()
     while joined := made.plan():
         admitted |= {row.key for row in joined}
-        assert step_bytes(joined, activation, of) <= most
+        assert step_bytes(joined, held, of) <= most
         fullest = max(fullest, len(joined))
         made.batch.settle(
             [row.advanced(row.latent) for row in joined], [r.key for r in joined if r.step + 1 >= r.steps]
@@ -58,9 +68,27 @@ def test_what_is_counted_is_what_is_held() -> None:
     )
     held = [slab.keys_values(block) for slab in slabs for block in range(BLOCKS)]
     assert slab_bytes(row, 4) == sum(each.key.nbytes + each.value.nbytes for each in held) > 0
+    for bits in (EXACT, 8, 4):
+        made = engine(of, correction_bits=bits)
+        made.batch.submit([row])
+        report = made.step()
+        assert report is not None
+        (taught,) = report.advanced
+        learned = sum(each.size_bytes for each in taught.corrections or ())
+        assert correction_bytes(taught, 4, bits) == correction_bytes(row, 4, bits) == learned > 0
+    assert correction_bytes(row, 4, None) == 0
     run = replace(tiny_flux.row(of, Spec("run", grid=GRID, steps=3)), records=RecordingSpec(FORMS[0], EXACT))
     recorded = template(of, steps=3).size_bytes
-    assert row_bytes(run, of) - row_bytes(replace(run, records=None), of) == recorded
+    assert row_bytes(run, of, 8) - row_bytes(replace(run, records=None), of, 8) == recorded
+
+
+def test_what_is_loaded_ahead_counts_once_for_all_rows() -> None:
+    of = tiny_flux.family()
+    taken = template(of)
+    rows = [edit(of, taken, Spec(f"r{i}", grid=GRID)) for i in range(3)]
+    alone, entry = step_bytes(rows, Budget(), of), sum(slab_bytes(row, 4) for row in rows)
+    assert step_bytes(rows, Budget(ahead_bytes=100), of) - alone == 100
+    assert step_bytes(rows, Budget(ahead_bytes=1e12), of) - alone == entry
 
 
 def test_rows_share_a_step_while_it_is_predicted_to_be_short_enough() -> None:
@@ -82,3 +110,9 @@ def test_a_cap_counts_rows_of_unequal_sizes() -> None:
     tight = Budget(caps=(BatchCap(tokens=1000, rows=2),))
     assert fits(rows[:2], tight, StepCosts((0.0,) * 5), of)
     assert not fits(rows, tight, StepCosts((0.0,) * 5), of)
+
+
+def test_what_a_checkpoint_folder_says_of_templates_is_what_its_network_keeps() -> None:
+    of = tiny_flux.family()
+    said = KINDS["FluxFillPipeline"].kept_channels(tiny_flux.transformer().config)
+    assert said == sum(spec.channels([Mode.KV]) for spec in of.specs)

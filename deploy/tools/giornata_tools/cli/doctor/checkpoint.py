@@ -7,13 +7,25 @@ from __future__ import annotations
 
 from os import environ
 from pathlib import Path
+from typing import Final
 
-from giornata.families import read_model_card
+from giornata import machine
+from giornata.families import level_bytes, read_model_card
+from giornata.machine import HOST_SHARE
+from giornata.planning.specs import LEAST_LEVELS
+from giornata.wire.models import ModelCard
 from giornata_tools.cli.doctor.finding import Finding, fail, ok, warn
 
+GIB: Final = 1 << 30
+BITS: Final = 4
+"""Of recorded values by default."""
 
-def model(source: str | None) -> Finding:
-    """The checkpoint that ``GIORNATA_MODEL`` names can be read."""
+
+def model(source: str | None, memory_bytes: int | None = None) -> Finding:
+    """The checkpoint that ``GIORNATA_MODEL`` names can be read, and its templates fit into `memory_bytes`.
+
+    By default those that a denoiser would have here.
+    """
     if source is None:
         return ok("none is named; the built-in one is served")
     folder = Path(source)
@@ -28,7 +40,26 @@ def model(source: str | None) -> Finding:
         card = read_model_card(folder)
     except (ValueError, OSError) as error:
         return fail(f"{error}.", "Name the folder of a diffusers checkpoint, the one with model_index.json.")
-    return ok(f"{card.name}: {card.family}, {card.default_steps} steps by default")
+    known = f"{card.name}: {card.family}, {card.default_steps} steps by default"
+    return _with_templates(folder, card, known, _template_bytes() if memory_bytes is None else memory_bytes)
+
+
+def _with_templates(folder: Path, card: ModelCard, known: str, room: int) -> Finding:
+    """Memory has room for one template of the model's native size, with as many noise levels as pictures need."""
+    least = LEAST_LEVELS * level_bytes(folder, card, BITS)
+    if least <= room:
+        return ok(known)
+    return warn(
+        f"{known}; one template of {card.native_size} x {card.native_size} pixels takes {least / GIB:.1f} GiB, and "
+        f"{room / GIB:.1f} GiB of memory are for templates: blocks that are left out are computed in full.",
+        "Raise GIORNATA_TEMPLATE_MEMORY_MB, or name a GIORNATA_TEMPLATE_FOLDER.",
+    )
+
+
+def _template_bytes() -> int:
+    """What a denoiser keeps of templates in memory, as it is configured here."""
+    asked = environ.get("GIORNATA_TEMPLATE_MEMORY_MB", "")
+    return int(asked) << 20 if asked.isdecimal() else machine.memory_bytes() // HOST_SHARE
 
 
 def _on_hub(source: str) -> Finding:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import os
 import shutil
 import socket
 import subprocess
@@ -15,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+from giornata.machine import memory_bytes
 from giornata_tools.cli.doctor.finding import SETUP, Finding, fail, ok, warn
 from giornata_tools.provenance import installed, lacking
 
@@ -127,7 +127,7 @@ def disk(folder: Path, free_bytes: int | None = None) -> Finding:
 
 def memory(total_bytes: int | None = None) -> Finding:
     """There is memory for six services and the built-in model; `total_bytes` is asked of the system unless given."""
-    total = _memory_bytes() if total_bytes is None else total_bytes
+    total = memory_bytes() if total_bytes is None else total_bytes
     shown = f"{total / GIB:.1f} GiB"
     if total < 4 * GIB:
         return warn(
@@ -144,13 +144,3 @@ def browser() -> Finding:
             "No Chromium; the tests of the page are skipped.", "apt-get install chromium, if you test."
         )
     return ok(program)
-
-
-def _memory_bytes() -> int:
-    """Memory of the machine, or of the container if that has less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdecimal() else total

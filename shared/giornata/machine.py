@@ -1,0 +1,20 @@
+"""What the machine has, as far as budgets follow it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+HOST_SHARE: Final = 4
+"""A denoiser's templates may fill one part in so many of the machine's memory by default."""
+
+
+def memory_bytes() -> int:
+    """Memory of the machine, or of the container if that has less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdecimal() else total
