@@ -23,7 +23,7 @@ from giornata.wire import codec, subjects
 from giornata.wire.cells import MAIN
 from giornata.wire.errors import GiornataError, InternalError, JobNotFound, StoreFull, TemplateNotFound
 from giornata.wire.jobs import JobRecord
-from giornata.wire.stores import QUARANTINE, RECORDS, TEMPLATES, in_cell
+from giornata.wire.stores import QUARANTINE, RECORDS, TEMPLATES, own_name
 from giornata.wire.templates import TemplateRecord
 
 R = TypeVar("R", bound=BaseModel)
@@ -206,7 +206,7 @@ class Records(RecordBucket[JobRecord]):
         cls, jetstream: JetStreamContext, cell: str = MAIN, *, linger_s: int = LINGER_S
     ) -> Records:
         """The bucket of a cell."""
-        name = in_cell(RECORDS, cell)
+        name = own_name(RECORDS, cell)
         bucket = await jetstream.key_value(name)
         return cls(jetstream, name, bucket, JobRecord, _job_id, JobNotFound, linger_s=linger_s)
 
@@ -232,7 +232,7 @@ class Quarantine(RecordBucket[JobRecord]):
     @classmethod
     async def open(cls, jetstream: JetStreamContext, cell: str = MAIN) -> Quarantine:
         """The bucket of a cell."""
-        name = in_cell(QUARANTINE, cell)
+        name = own_name(QUARANTINE, cell)
         return cls(jetstream, name, await jetstream.key_value(name), JobRecord, _job_id, JobNotFound)
 
     async def remove(self, job_id: str) -> JobRecord:

@@ -40,13 +40,15 @@ ENV: Final = {
     "GIORNATA_HEARTBEAT_S": f"{HEARTBEAT_S:g}",
     "GIORNATA_JOB_BUDGET_S": f"{BUDGET_S:g}",
     "GIORNATA_RESULT_TTL_S": str(RESULT_TTL_S),
+    "GIORNATA_RECORD_LINGER_S": "86400",
     "GIORNATA_STALL_S": "3",
     "GIORNATA_INSPECT_S": "5",
     "GIORNATA_ENCODE_S": "15",
     "GIORNATA_FINISH_S": "15",
     "GIORNATA_MAX_FAILURES": "10",
 }
-"""Short limits, so that what a fault makes wait does not wait for long; and many attempts, since workers fall often."""
+"""Short limits, so that what a fault makes wait does not wait for long; and many attempts, since workers fall often.
+Records outlive the run, which looks at all of them."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from giornata.bus.bus import UnansweredError
 from giornata.bus.streams import LEASE_TTL_S
 from giornata.wire.cells import MAIN
 from giornata.wire.messages import Epoch
-from giornata.wire.stores import LEASES, bucket_stream, in_cell
+from giornata.wire.stores import LEASES, bucket_stream, own_name
 from giornata_router.rules.tenure import Sighting, Watch
 
 RENEW_S: Final = LEASE_TTL_S / 3
@@ -95,7 +95,7 @@ class Lease:
         cell: str = MAIN,
     ) -> None:
         self._jetstream, self._bucket, self._holder = jetstream, bucket, holder.encode()
-        self._stream = bucket_stream(in_cell(LEASES, cell))
+        self._stream = bucket_stream(own_name(LEASES, cell))
         self._leadership, self._clock = leadership, clock
         self._watch = Watch(LEASE_TTL_S)
         self._revision = 0

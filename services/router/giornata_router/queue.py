@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from functools import partial
+from typing import Any
 
 import nats.errors
 import structlog
@@ -66,6 +67,7 @@ class Queue:
         self._begun = {row.job_id for state in tools.dispatch.placement.fleet.all() for row in _rows(state)}
         """Jobs that workers have had since before the queue was taken over."""
         self._unreadable = Unreadable(walks)
+        self._ended = False
         self._ending = asyncio.Semaphore(ENDED_AT_ONCE)
         self._deliveries = {
             priority: Deliveries(
@@ -142,7 +144,7 @@ class Queue:
         """End a job, carried or not: a cancel was broadcast."""
         held = self._held.get(request.job_id)
         if held is None:
-            self._walks.create_task(end_unheld(self._tools, request.job_id), name="cancel")
+            self._start(end_unheld(self._tools, request.job_id), name="cancel")
             return
         held.cancel()
         self._end_waiting([held.job])
@@ -152,7 +154,7 @@ class Queue:
         for deliveries in self._deliveries.values():
             deliveries.again()
         for held in self._carried.values():
-            self._walks.create_task(heed_record(self._tools, held), name="recheck")
+            self._start(heed_record(self._tools, held), name="recheck")
 
     async def run(self) -> None:
         """Take jobs and have them carried; runs for ever.
@@ -167,6 +169,7 @@ class Queue:
                     tasks.create_task(deliveries.consume(), name=f"consume-{priority}")
                     tasks.create_task(deliveries.audit(), name=f"audit-{priority}")
         finally:
+            self._ended = True
             for deliveries in self._deliveries.values():
                 await deliveries.end()
 
@@ -185,7 +188,7 @@ class Queue:
             self._end_waiting(self._waiting.overdue(now))
             for walk in (held.walk for held in self._carried.values()):
                 if walk is not None and walk.unwritten(now):
-                    self._walks.create_task(walk.write_state(), name="state")
+                    self._start(walk.write_state(), name="state")
             self._fill()
             await asyncio.sleep(LOOK_S)
 
@@ -226,21 +229,33 @@ class Queue:
     def _fill(self) -> None:
         """Carry as many jobs as the window has room for."""
         now = time.monotonic()
+        if self._ended:
+            return
         if now < self._caught_up_by_s and any(one.behind > 0 for one in self._deliveries.values()):
             return
         while (turn := self._waiting.next(now)) is not None and self._window.has_room(turn):
             self._waiting.serve(turn)
             self._begin(turn)
 
+    def _start(self, work: Coroutine[Any, Any, object], *, name: str) -> None:
+        """Do `work` beside; no more once :meth:`run` has ended: walks are being cancelled, and another router goes on.
+
+        A walk that was cancelled may still return as if it had not been: ``wait_for`` of Python 3.11 swallows that.
+        """
+        if self._ended:
+            work.close()
+        else:
+            self._walks.create_task(work, name=name)
+
     def _begin(self, turn: Turn) -> None:
         self._window.begin(turn)
-        self._walks.create_task(self._carry(self._held[turn.job.job_id]), name="walk")
+        self._start(self._carry(self._held[turn.job.job_id]), name="walk")
 
     def _end_waiting(self, jobs: Iterable[QueuedJob]) -> None:
         """Let jobs that wait meet their end, without a place in the window."""
         for job in jobs:
             if self._waiting.leave(job.job_id) is not None:
-                self._walks.create_task(self._end(self._held[job.job_id]), name="end")
+                self._start(self._end(self._held[job.job_id]), name="end")
 
     async def _end(self, held: HeldJob) -> None:
         async with self._ending:

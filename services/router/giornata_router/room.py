@@ -29,8 +29,8 @@ class Room:
 
     def __init__(self, jetstream: JetStreamContext, cell: str = MAIN) -> None:
         self._jetstream = jetstream
-        self._jobs = stores.in_cell(stores.JOBS, cell)
-        self._records = stores.bucket_stream(stores.in_cell(stores.RECORDS, cell))
+        self._jobs = stores.own_name(stores.JOBS, cell)
+        self._records = stores.bucket_stream(stores.own_name(stores.RECORDS, cell))
         self._names = (self._jobs, *stores.SHARED_STREAMS, *stores.cell_streams(cell))
         self._stores: Mapping[str, StoreRoom] = {}
         self._unfinished = 0

@@ -26,11 +26,12 @@ from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Patience, Placement
 from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.scheduler import SCHEDULERS
-from giornata.wire import cells, subjects
+from giornata.wire import subjects
+from giornata.wire.cells import MAIN, in_cell
 from giornata.wire.events import DenoisedEvent, EventKind
 from giornata.wire.fleet import FleetRequest
 from giornata.wire.messages import CancelRows, ForecastRequest, SubmitRequest, TemplateRequest
-from giornata.wire.stores import LEASES, in_cell
+from giornata.wire.stores import LEASES, own_name
 from giornata.wire.telemetry import TelemetryReader
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
@@ -95,11 +96,11 @@ class Router:
         """Stand by, lead when the lease is free, until `stop`."""
         jetstream = self._bus.client.jetstream(timeout=streams.LEASE_TTL_S / 2)
         cell = self._config.cell
-        leases = await just_made(partial(jetstream.key_value, in_cell(LEASES, cell)))
+        leases = await just_made(partial(jetstream.key_value, own_name(LEASES, cell)))
         lease = Lease(jetstream, leases, self._config.instance, self._leadership, cell=cell)
         async with (
             self._bus.listen(
-                cells.in_cell(subjects.TELEMETRY, cell), ServiceState, self._hear, TelemetryReader().read
+                in_cell(subjects.TELEMETRY, cell), ServiceState, self._hear, TelemetryReader().read
             ) as listening,
             self._gateways(),
             telemetry(self._bus, self._config.telemetry_hz, self._report),
@@ -117,7 +118,7 @@ class Router:
 
     def _gateways(self) -> AbstractAsyncContextManager[object]:
         """Hear the gateways' telemetry, which belongs to no cell; in the first cell it is heard with all other."""
-        if self._config.cell == cells.MAIN:
+        if self._config.cell == MAIN:
             return nullcontext()
         return self._bus.listen(subjects.telemetry_of(ServiceName.GATEWAY), ServiceState, self._hear)
 
@@ -150,7 +151,7 @@ class Router:
         walks = asyncio.TaskGroup()
         queue = Queue(self._tools, walks, self._leadership.check())
         template = partial(register, self._tools, await TemplateRecords.open(self._bus.jetstream))
-        here = partial(cells.in_cell, cell=self._config.cell)
+        here = partial(in_cell, cell=self._config.cell)
         endpoints = (
             Endpoint(here(subjects.SUBMIT), SubmitRequest, self._by_holder(queue.submit)),
             Endpoint(here(subjects.FORECAST), ForecastRequest, self._by_holder(queue.forecast)),

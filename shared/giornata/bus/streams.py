@@ -56,7 +56,7 @@ async def ensure_queue(
     cell: str = MAIN,
 ) -> None:
     """Create the work queue of `cell`, or bring its limits up to date. Only routers do this."""
-    name = stores.in_cell(stores.JOBS, cell)
+    name = stores.own_name(stores.JOBS, cell)
     config = StreamConfig(
         name=name,
         subjects=[in_cell(subjects.ALL_JOBS, cell)],
@@ -89,7 +89,7 @@ async def ensure(
     ttls_s = BUCKET_TTL_S | {stores.RECORDS: records_ttl_s(events_ttl_s, LINGER_S)}
     most = stores.limits(store_bytes, cell)
     for bucket, ttl_s in ttls_s.items():
-        name = stores.in_cell(bucket, cell)
+        name = stores.own_name(bucket, cell)
         size = most[stores.bucket_stream(name)]
         config = KeyValueConfig(name, ttl=ttl_s, history=1, max_bytes=size, replicas=replicas)
         await _ensure_bucket(jetstream, config, store_bytes)
@@ -147,7 +147,7 @@ async def update(
         wanted = config.evolve(max_bytes=most[name], num_replicas=max(replicas, config.num_replicas or 1))
         if name == stores.EVENTS:
             wanted = wanted.evolve(subjects=list(KEPT_EVENTS))
-        if name == stores.bucket_stream(stores.in_cell(stores.RECORDS, cell)):
+        if name == stores.bucket_stream(stores.own_name(stores.RECORDS, cell)):
             wanted = wanted.evolve(
                 max_age=records_ttl_s, allow_msg_ttl=True
             )  # ended jobs' have a life of their own

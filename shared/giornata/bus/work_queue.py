@@ -65,7 +65,7 @@ class QueueConsumer:
         cell: str = MAIN,
     ) -> None:
         self._client, self._jetstream = client, jetstream
-        self._stream = stores.in_cell(stores.JOBS, cell)
+        self._stream = stores.own_name(stores.JOBS, cell)
         self._subject = in_cell(subjects.jobs(priority), cell)
         self.priority, self._epoch = priority, epoch
         self._name = stores.queue_consumer_name(priority, self._epoch)

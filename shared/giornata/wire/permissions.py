@@ -105,7 +105,7 @@ def _streams(cell: str) -> tuple[str, ...]:
 
 def _keeps(bucket: str, cell: str = MAIN) -> tuple[str, ...]:
     """The rights to open a bucket, and to read and write its keys."""
-    name = stores.in_cell(bucket, cell)
+    name = stores.own_name(bucket, cell)
     stream = stores.bucket_stream(name)
     return f"{API}.STREAM.INFO.{stream}", f"{API}.STREAM.MSG.GET.{stream}", f"$KV.{name}.>"
 
@@ -205,7 +205,7 @@ _NEEDS: Final[Mapping[User, Rights]] = {
 
 
 def _router_keeps(cell: str) -> tuple[str, ...]:
-    jobs = stores.in_cell(stores.JOBS, cell)
+    jobs = stores.own_name(stores.JOBS, cell)
     return (
         *_makes(cell),
         *(f"{API}.STREAM.{verb}.{stream}" for verb in ("INFO", "UPDATE") for stream in _streams(cell)),
@@ -225,7 +225,7 @@ _KEEPS: Final[Mapping[User, Callable[[str], tuple[str, ...]]]] = {
     User.DENOISER: lambda cell: (*_makes(cell), *_keeps(stores.RECORDS, cell)),
     User.OPERATOR: lambda cell: (
         *_keeps(stores.QUARANTINE, cell),
-        *_follows(stores.bucket_stream(stores.in_cell(stores.QUARANTINE, cell))),
+        *_follows(stores.bucket_stream(stores.own_name(stores.QUARANTINE, cell))),
     ),
 }
 """What a user needs of JetStream to keep the jobs of a cell."""

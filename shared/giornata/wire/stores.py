@@ -1,6 +1,6 @@
 """Names of the streams and key-value buckets in JetStream. :mod:`giornata.bus.streams` makes them.
 
-The work queue, and the buckets of records, quarantine and lease, are a cell's own; :func:`in_cell` gives their names.
+The work queue, and the buckets of records, quarantine and lease, are a cell's own; :func:`own_name` gives their names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def bucket_stream(bucket: str) -> str:
     return f"KV_{bucket}"
 
 
-def in_cell(name: str, cell: str) -> str:
+def own_name(name: str, cell: str) -> str:
     """The name of a stream or a bucket of `cell`, by the name that the first cell's has."""
     return name if cell == MAIN else f"{name}-{cell}"
 
@@ -46,7 +46,7 @@ SHARED_STREAMS: Final = (EVENTS, bucket_stream(TEMPLATES))
 
 def cell_streams(cell: str) -> tuple[str, ...]:
     """The streams of a cell's own buckets."""
-    return tuple(bucket_stream(in_cell(bucket, cell)) for bucket in (RECORDS, QUARANTINE, LEASES))
+    return tuple(bucket_stream(own_name(bucket, cell)) for bucket in (RECORDS, QUARANTINE, LEASES))
 
 
 STREAMS: Final = (*SHARED_STREAMS, *cell_streams(MAIN))
@@ -75,7 +75,7 @@ def limits(store_bytes: int, cell: str = MAIN) -> dict[str, int]:
     sixteenth = (store_bytes - LEASE_BYTES) // 16
     shares = {stream: sixteenth * share for stream, share in _SIXTEENTHS.items()}
     most = {**shares, bucket_stream(LEASES): LEASE_BYTES, EVENTS: EVENTS_BYTES}
-    return {name if name in SHARED_STREAMS else in_cell(name, cell): size for name, size in most.items()}
+    return {name if name in SHARED_STREAMS else own_name(name, cell): size for name, size in most.items()}
 
 
 def queue_consumer_name(priority: Priority, epoch: tuple[int, int]) -> str:

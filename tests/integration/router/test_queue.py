@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 
 import nats.errors
 import pytest
@@ -21,6 +21,9 @@ from giornata.wire.jobs import Job, JobState, Priority
 from giornata.wire.messages import Epoch
 from giornata.wire.stores import RECORDS
 from giornata.wire.workers import QueueState, ServiceName, ServiceState
+from giornata_router import queue as router_queue
+from giornata_router.carrying import HeldJob
+from giornata_router.tools import Tools
 from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 
@@ -229,3 +232,27 @@ async def test_what_was_lost_on_its_way_comes_again_and_what_is_acknowledged_doe
     for message in again:
         await acknowledge(bench.bus.client, message.reply)
     assert await left(bench) == 0
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_walk_that_swallows_its_cancellation_begins_no_other(
+    bench: Bench, private_nats: NatsServer, monkeypatch: pytest.MonkeyPatch, *, ended: bool
+) -> None:
+    """As wait_for of Python 3.11 may: the router that steps down is in order, and leaves the next job to another."""
+    carried: asyncio.Queue[str] = asyncio.Queue()
+
+    async def stubborn(_tools: Tools, held: HeldJob) -> bool:
+        carried.put_nowait(held.job.job_id)
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return ended
+
+    monkeypatch.setattr(router_queue, "carry", stubborn)
+    jobs = [make_job() for _ in range(3)]
+    async with running_router(private_nats.url, "r1", prepared_rows=1) as router:
+        for job in jobs:
+            await bench.submit(job)
+        assert await asyncio.wait_for(carried.get(), 20) == jobs[0].job_id
+    assert router.exception() is None
+    assert carried.empty()
+    assert await left(bench) == len(jobs)

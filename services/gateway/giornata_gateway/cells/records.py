@@ -85,6 +85,11 @@ class CellRecords:
 
     async def change(self, job_id: str, change: Change[JobRecord]) -> JobRecord:
         """Change a record as in every bucket; JobNotFound as :meth:`get`."""
+        if job_id in self._cell_of:
+            try:
+                return await (await self.open(self.cell_of(job_id))).change(job_id, change)
+            except (JobNotFound, NotFoundError):  # as in get, which looks elsewhere
+                pass
         await self.get(job_id)
         return await (await self.open(self.cell_of(job_id))).change(job_id, change)
 
