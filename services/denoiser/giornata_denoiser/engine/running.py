@@ -38,9 +38,13 @@ class Served:
     step: int = 0
     """The row's step when it was last served."""
 
-    def block_bytes(self, block: int) -> int:
-        """Bytes of the slabs that a block's mode takes."""
-        return sum(slabs.size_bytes(block, self.modes[block]) for slabs in self._distinct)
+    @cached_property
+    def block_bytes(self) -> tuple[int, ...]:
+        """Bytes of the slabs that each block's mode takes."""
+        return tuple(
+            sum(slabs.size_bytes(block, mode) for slabs in self._distinct)
+            for block, mode in enumerate(self.modes)
+        )
 
     @property
     def missing_bytes(self) -> int:
@@ -62,8 +66,8 @@ class Served:
         """What every block's modes would have to move."""
         return tuple(
             Loads(
-                hidden_bytes=sum(each.load_bytes(block, Mode.HIDDEN) for each in self._distinct),
-                kv_bytes=sum(each.load_bytes(block, Mode.KV) for each in self._distinct),
+                hidden_bytes=self._load_bytes(block, Mode.HIDDEN) if kept.hidden is not None else 0,
+                kv_bytes=self._load_bytes(block, Mode.KV) if kept.key is not None else 0,
                 hidden_kept=kept.hidden is not None,
                 kv_kept=kept.key is not None,
             )
@@ -74,6 +78,9 @@ class Served:
         """What the block's mode takes, whether it is here or not."""
         if self.modes[block] is not Mode.FULL:
             yield from (SlabLoad(slabs, block, self.modes[block]) for slabs in self._distinct)
+
+    def _load_bytes(self, block: int, mode: Mode) -> int:
+        return sum(each.load_bytes(block, mode) for each in self._distinct)
 
     @cached_property
     def _distinct(self) -> tuple[Slabs, ...]:
@@ -141,6 +148,8 @@ class Running:
         """How many of its blocks, from the first one."""
         self.shapes = row.shapes
         """Of its sequences; the same in all steps."""
+        self._complete: Served | None = None
+        """What serves the row and has been found to be here as a whole."""
         self._make_slabs, self._correction_bits = make_slabs, correction_bits
         self._entries = _entries(row)
 
@@ -153,6 +162,24 @@ class Running:
         """What serves the step, if its modes may still change."""
         served = self.served
         return None if served is None or served.final or served.learning else served
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that have to move for this step."""
+        served, complete = self.served, self._complete
+        if served is None or (complete is not None and served.slabs is complete.slabs):
+            return 0
+        missing = served.missing_bytes
+        if served.final and not missing:
+            self._complete = served
+        return missing
+
+    @property
+    def wanted(self) -> tuple[object, ...]:
+        """What its loads follow from: while it stays the same, nothing else is to be loaded."""
+        served, after = self.served, self.next
+        now = () if served is None else (served.slabs, served.modes, served.final, bool(served.learning))
+        return (*now, self.changes, self.ahead, None if after is None else after.slabs)
 
     @property
     def changes(self) -> bool:

@@ -84,6 +84,8 @@ class Sources:
     def __init__(self, family: ModelFamily, options: ReuseOptions, waits: Waits, trace: Tracing) -> None:
         self._family, self._options, self._waits, self._trace = family, options, waits, trace
         self._running: dict[RowKey, Running] = {}
+        self._scheduled: list[tuple[object, ...]] = []
+        """What the loader's queue follows from, by row."""
         self._shared: WeakValueDictionary[tuple[object, ...], Slabs] = WeakValueDictionary()
 
     def retain(self, keys: Collection[RowKey]) -> None:
@@ -94,6 +96,7 @@ class Sources:
     def rest(self) -> None:
         """Forget all rows, and load nothing more for them."""
         self._running.clear()
+        self._scheduled = []
         if self._options.loader is not None:
             self._options.loader.schedule(())
 
@@ -105,9 +108,10 @@ class Sources:
             self._look_ahead(running)
         planned_ms = self._plan(running, costs)
         work = self._work(running)
-        missing = sum(each.served.missing_bytes for each in running if each.served is not None)
-        if loader is not None:
+        missing = sum(each.missing_bytes for each in running)
+        if loader is not None and self._scheduled != (wanted := [each.wanted for each in running]):
             loader.schedule(_loads(running, self._family.depth))
+            self._scheduled = wanted
         sample = self._sample(rows, work, costs, missing, max(planned_ms, costs.step_ms(work)))
         return StepPlan(
             by_sequence([each.uses(self._family.depth) for each in running]),
@@ -224,12 +228,14 @@ class Sources:
 
 def _fitting(served: Sequence[Served | None], blocks: int, room_bytes: int) -> list[int]:
     """How many blocks of each fit into the room of all, one block of all after the other."""
+    if sum(sum(each.block_bytes) for each in served if each is not None) <= room_bytes:
+        return [0 if each is None else blocks for each in served]
     fitting = [0] * len(served)
     for block in range(blocks):
         for index, each in enumerate(served):
             if each is None:
                 continue
-            room_bytes -= each.block_bytes(block)
+            room_bytes -= each.block_bytes[block]
             if room_bytes < 0:
                 return fitting
             fitting[index] = block + 1
