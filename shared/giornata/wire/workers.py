@@ -134,7 +134,7 @@ class TemplateCounters(Wire):
     memory_bytes: int = 0
     disk_bytes: int = 0
     corrected: int = 0
-    """Rows that took the correction of an earlier edit and computed no step in full."""
+    """Rows that were given the correction of an earlier edit, and have no step to compute in full."""
     corrections_bytes: int = 0
 
 

@@ -27,7 +27,7 @@ class KeptCorrections:
         self._claimed: set[str] = set()
         self._pin = pin
         self.served = 0
-        """How many rows have taken what an earlier one learned."""
+        """How many rows were given what an earlier one learned."""
 
     @property
     def size_bytes(self) -> int:
@@ -64,12 +64,13 @@ class KeptCorrections:
         try:
             if self._pin:
                 corrections = tuple(correction.pinned() for correction in corrections)
-        finally:
+        except Exception:  # such as no memory to pin: another row may claim it
             with self._lock:
-                claimed = name in self._claimed
                 self._claimed.discard(name)
+            raise
         with self._lock:
-            if claimed:
+            if name in self._claimed:
+                self._claimed.discard(name)
                 self._kept[name] = corrections
                 for gone in self._ledger.add(name, _size_bytes(row)):
                     self._kept.pop(gone, None)

@@ -84,6 +84,20 @@ def test_what_belongs_to_a_removed_template_goes_and_does_not_come_back() -> Non
     assert made.size_bytes == SIZE
 
 
+def test_what_could_not_be_pinned_may_be_claimed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, made = taught("one"), KeptCorrections(10 * SIZE, pin=True)
+
+    def no_memory(_: Correction) -> Correction:
+        raise RuntimeError("no memory to pin")
+
+    monkeypatch.setattr(Correction, "pinned", no_memory)
+    assert made.claim(one)
+    with pytest.raises(RuntimeError, match="no memory"):
+        made.keep(one)
+    assert not found(made, one)
+    assert made.claim(one)
+
+
 def test_a_row_without_corrections_cannot_be_kept() -> None:
     with pytest.raises(ValueError, match="no corrections"):
         KeptCorrections(SIZE).keep(replace(taught("one"), corrections=None))
