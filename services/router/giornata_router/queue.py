@@ -241,6 +241,7 @@ class Queue:
         """Do `work` beside; no more once :meth:`run` has ended: walks are being cancelled, and another router goes on.
 
         A walk that was cancelled may still return as if it had not been: ``wait_for`` of Python 3.11 swallows that.
+        Its task cannot be asked: one whose own group of tasks has failed says that it is being cancelled, too.
         """
         if self._ended:
             work.close()

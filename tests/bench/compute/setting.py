@@ -38,7 +38,7 @@ class Setting:
     """Recorded noise levels; 0 for the edit's own."""
     halo: int = HALO
     corrected: bool = CORRECTED
-    """By what a step in full shows."""
+    """Whether what is taken is corrected by a step that is computed in full."""
     teacher: Teacher = Teacher.ITSELF
 
     def as_dict(self) -> dict[str, object]:

@@ -82,7 +82,7 @@ class Engine:
         return rows
 
     def rest(self) -> None:
-        """Give back what steps have kept for rows: slabs, inputs, assembly. Rows that go on load and place anew."""
+        """Give back what steps have kept for rows: slabs, inputs, assembly. Rows that go on have theirs made again."""
         self._sources.rest()
         self._placed.clear()
         self._assembled = None

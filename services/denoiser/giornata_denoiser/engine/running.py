@@ -49,7 +49,7 @@ class Served:
     @property
     def missing_bytes(self) -> int:
         """Bytes that have to move for the modes."""
-        return sum(slabs.load_bytes(block, mode) for slabs, block, mode in self._taken())
+        return sum(self._load_bytes(block, mode) for block, mode in enumerate(self.modes))
 
     @property
     def computed(self) -> tuple[Mode, ...]:
@@ -86,9 +86,6 @@ class Served:
     def _distinct(self) -> tuple[Slabs, ...]:
         """Each once, where sequences share them."""
         return tuple(dict.fromkeys(self.slabs))
-
-    def _taken(self) -> Iterator[tuple[Slabs, int, Mode]]:
-        return ((slabs, block, mode) for slabs in self._distinct for block, mode in enumerate(self.modes))
 
 
 def planned(
@@ -148,8 +145,8 @@ class Running:
         """How many of its blocks, from the first one."""
         self.shapes = row.shapes
         """Of its sequences; the same in all steps."""
-        self._complete: Served | None = None
-        """What serves the row and has been found to be here as a whole."""
+        self._complete: tuple[Slabs, ...] | None = None
+        """Slabs of which everything that the row takes has been found to be here."""
         self._make_slabs, self._correction_bits = make_slabs, correction_bits
         self._entries = _entries(row)
 
@@ -166,12 +163,12 @@ class Running:
     @property
     def missing_bytes(self) -> int:
         """Bytes that have to move for this step."""
-        served, complete = self.served, self._complete
-        if served is None or (complete is not None and served.slabs is complete.slabs):
+        served = self.served
+        if served is None or served.slabs is self._complete:
             return 0
         missing = served.missing_bytes
         if served.final and not missing:
-            self._complete = served
+            self._complete = served.slabs
         return missing
 
     @property

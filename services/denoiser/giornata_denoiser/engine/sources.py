@@ -75,7 +75,7 @@ class StepPlan:
     sample: StepSample
     """The same for the router's regressions, with what is predicted; its times are 0 until they are measured."""
     learning: tuple[tuple[CorrectionRecorder, ...], ...]
-    """By row: what learns its corrections in this step, one of each sequence; nothing for others."""
+    """By row: the recorders that learn its corrections in this step, one a sequence; empty where it learns none."""
 
 
 class Sources:

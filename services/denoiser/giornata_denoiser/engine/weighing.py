@@ -27,7 +27,7 @@ class Budget:
     ahead_bytes: float = 0.0
     """Most bytes of slabs that are loaded for later steps, of all rows together."""
     correction_bits: int | None = None
-    """Of corrections that rows learn; None where they learn none."""
+    """Bits of the corrections that rows learn; None where they learn none."""
     caps: tuple[BatchCap, ...] = ()
     """Caps of the profile; without any, nothing is capped."""
 
@@ -90,7 +90,7 @@ def slab_bytes(row: Row, itemsize: int) -> int:
 
 
 def correction_bytes(row: Row, itemsize: int, bits: int | None) -> int:
-    """Bytes of a row's corrections, those that it brings or those that it will learn in `bits`."""
+    """Bytes of the corrections that a row has, or will learn in `bits`."""
     if row.template is None or row.region is None or bits is None:
         return 0
     if row.corrections is not None:

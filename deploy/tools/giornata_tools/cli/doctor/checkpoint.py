@@ -11,20 +11,19 @@ from typing import Final
 
 from giornata import machine
 from giornata.families import level_bytes, read_model_card
-from giornata.machine import HOST_SHARE
 from giornata.planning.specs import LEAST_LEVELS
 from giornata.wire.models import ModelCard
 from giornata_tools.cli.doctor.finding import Finding, fail, ok, warn
+from giornata_tools.cli.doctor.machine import GIB
 
-GIB: Final = 1 << 30
 BITS: Final = 4
-"""Of recorded values by default."""
+"""Bits of a recorded value, as a denoiser has them by default."""
 
 
 def model(source: str | None, memory_bytes: int | None = None) -> Finding:
     """The checkpoint that ``GIORNATA_MODEL`` names can be read, and its templates fit into `memory_bytes`.
 
-    By default those that a denoiser would have here.
+    Their default is what a denoiser would have on this machine.
     """
     if source is None:
         return ok("none is named; the built-in one is served")
@@ -59,7 +58,7 @@ def _with_templates(folder: Path, card: ModelCard, known: str, room: int) -> Fin
 def _template_bytes() -> int:
     """What a denoiser keeps of templates in memory, as it is configured here."""
     asked = environ.get("GIORNATA_TEMPLATE_MEMORY_MB", "")
-    return int(asked) << 20 if asked.isdecimal() else machine.memory_bytes() // HOST_SHARE
+    return int(asked) << 20 if asked.isdecimal() else machine.memory_bytes() // machine.HOST_SHARE
 
 
 def _on_hub(source: str) -> Finding:
