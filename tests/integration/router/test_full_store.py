@@ -78,6 +78,11 @@ class Leaders(News):
     def leads(self, name: str) -> bool:
         return self.latest is not None and self.latest.instance == name
 
+    def knows(self, records_bytes: int) -> bool:
+        """Whether the router has read that its records take so much. It reads in its own time."""
+        rooms = (self.latest and self.latest.stores) or ()
+        return any(room.store == KEYS and room.used_bytes >= records_bytes for room in rooms)
+
 
 @asynccontextmanager
 async def told(bench: Bench) -> AsyncIterator[Leaders]:
@@ -99,12 +104,15 @@ async def once(bench: Bench, job: Job) -> None:
     await bench.bus.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(5000))
 
 
-async def filled(bench: Bench, share: float) -> None:
-    """Put records of other jobs into the bucket, up to `share` of its limit or until it takes no more."""
+async def filled(bench: Bench, share: float) -> int:
+    """Put records of other jobs into the bucket, up to `share` of its limit or until it takes no more.
+
+    Returns its bytes, before those that were padded.
+    """
     while True:
         info = await bench.bus.jetstream.stream_info(KEYS)
         if info.state.bytes >= share * (info.config.max_bytes or 0):
-            return
+            return info.state.bytes
         try:
             await asyncio.gather(*(bench.records.create(transitions.accepted(wordy())) for _ in range(32)))
         except StoreFull:
@@ -113,6 +121,7 @@ async def filled(bench: Bench, share: float) -> None:
     with suppress(APIError):
         for number in itertools.count():
             await bucket.create(f"pad{number}", b"")
+    return info.state.bytes
 
 
 async def submitted_for_ever(bench: Bench) -> None:
@@ -154,7 +163,8 @@ async def test_a_full_store_refuses_jobs_and_loses_neither_those_it_has_nor_its_
         await leaders.until(lambda: leaders.leads("r1"))
         await stack.enter_async_context(running_router(small_nats.url, "r2", store_bytes=LEAST_STORE_BYTES))
 
-        await filled(small, 0.89)
+        full = await filled(small, 0.89)
+        await leaders.until(lambda: leaders.knows(full * 49 // 50))
         with pytest.raises(StoreFull) as refused:
             await submitted_for_ever(small)
         assert (refused.value.code, refused.value.status) == ("store_full", 503)
