@@ -7,6 +7,7 @@ form costs to load, or `hidden` to project again, is not in it. ``python -m test
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,8 @@ STRICT: Final = 0
 BITS: Final = (0, 8, 4)
 LEVELS: Final = (4, 8, 16, STRICT)
 HALOS: Final = (0, 1, 2)
+RENEWALS: Final = (4, 7, 10)
+"""One step in so many is computed in full where there is no template."""
 ANYWHERE, SAME = 1.0, 1e-4
 """Tolerances of noise levels."""
 
@@ -51,6 +54,7 @@ def axes() -> Iterator[Setting]:
     yield Setting(bits=0, levels=STRICT)
     yield Setting(bits=8, levels=4)
     yield from (Setting(halo=halo, corrected=False) for halo in HALOS)
+    yield from (Setting(renewed_every=every) for every in RENEWALS)
 
 
 def product() -> Iterator[Setting]:
@@ -83,7 +87,7 @@ class Comparison:
 
     def row(self, switches: Setting) -> dict[str, Any]:
         """Of the table."""
-        model, templates = self._model, self._recorded(switches)
+        model, templates = self._model, [] if switches.renewed_every else self._recorded(switches)
         rows = self._rows(self._requests, switches)
         how = ReuseOptions(correction_bits=switches.correction_bits)
         if switches.teacher is not Teacher.ITSELF:
@@ -93,12 +97,18 @@ class Comparison:
         return {
             **_named(switches),
             **_scores(pictures, self._in_full(switches.halo)),
-            "KiB": round(statistics.mean(t.size_bytes for t in templates) / 1024, 1),
+            "KiB": round(statistics.mean([t.size_bytes for t in templates] or [0]) / 1024, 1),
             "tokens of full": round(statistics.mean(_cost(row, switches) for row in rows), 3),
         }
 
     def _rows(self, requests: Sequence[Request], switches: Setting) -> list[Row]:
         model, rows = self._model, []
+        if switches.renewed_every:
+            rows = [model.edit(request, switches.halo) for request in requests]
+            return [
+                replace(row, region=model.region(row, switches.halo), renewed_every=switches.renewed_every)
+                for row in rows
+            ]
         for request, template in zip(requests, self._recorded(switches), strict=True):
             row = model.edit(request, switches.halo)
             where, tolerance = model.region(row, switches.halo), ANYWHERE if switches.levels else SAME
@@ -138,6 +148,9 @@ class Comparison:
 
 
 def _named(switches: Setting) -> dict[str, Any]:
+    if switches.renewed_every:
+        own = f"own, every {switches.renewed_every}"
+        return {"form": own, "bits": 32, "levels": "", "halo": switches.halo, "corrected": ""}
     return {
         "form": str(switches.form),
         "bits": switches.bits or 32,
@@ -165,6 +178,9 @@ def _cost(row: Row, switches: Setting) -> float:
     """Tokens that the edit computes, text included, over those of full computation; the same for every form."""
     text = row.prompts[0].joint_tokens
     masked = (text + row.computed_tokens) / (text + row.image_tokens)
+    if switches.renewed_every:
+        renewals = math.ceil(row.steps / switches.renewed_every)
+        return (renewals + masked * (row.steps - renewals)) / row.steps
     begins_in_full = switches.corrected and switches.teacher is Teacher.ITSELF
     return (1 + masked * (row.steps - 1)) / row.steps if begins_in_full else masked
 

@@ -82,6 +82,13 @@ class DenoiserConfig(ModelConfig):
         description="Of corrections for later edits with the same mask, in MiB; with 0 every edit computes its own.",
     )
 
+    renew_steps: int = Field(
+        7,
+        ge=0,
+        description="An edit without a template computes one step in so many in full, or three where that is more, "
+        "and the others only where its mask is; 0 computes all in full.",
+    )
+
     capacity_rows: int = Field(
         8, ge=1, le=1024, description="Most rows of one step, and of what is accepted."
     )

@@ -22,6 +22,9 @@ LOAD: Final = ("slab", "bytes")
 SLABS: Final = 8
 """In how many slabs the planner counts the largest load of a block: enough to tell loads apart, few enough to plan."""
 
+RENEWALS: Final = 3
+"""How often a row without a template computes everything at the least; decision record 0029 has the measurements."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -152,6 +155,14 @@ def row_blocks(
         )
         for index, load in enumerate(loads)
     )
+
+
+def renewed_every(steps: int, most: int) -> int:
+    """Without a template: from one of a row's `steps` that is computed in full to the next, at `most` so many.
+
+    In a short run noise levels are far apart: :data:`RENEWALS` steps are in full at the least. 0 for none but these.
+    """
+    return min(most, math.ceil(steps / RENEWALS))
 
 
 def worth_reusing(

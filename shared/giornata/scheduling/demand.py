@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from giornata.planning.costs import Shape, StepCosts
+from giornata.planning.costs import Shape, StepCosts, renewed_every
 from giornata.scheduling.backlog import RowLoad
 from giornata.wire.values import Mode
 
@@ -22,6 +23,8 @@ class Pace:
     """Blocks of the transformer; all costs but the base of a step are costs of one block."""
     reused: Mode = Mode.KV
     """How rows take from templates there."""
+    renewed_every: int = 0
+    """Rows without a template compute one step in so many in full there, and of others their compute set; 0: all."""
     slowness: float = 1.0
     """How many times slower this worker is than `costs`, which all workers of its kind share."""
     loading: float = 1.0
@@ -48,20 +51,33 @@ class RowShape(Shape):
     begun: bool = False
     """Whether its next step is like the others: it has made one where it is, or knows what that would teach."""
 
-    def load(self, pace: Pace, *, reuses: bool) -> RowLoad:
-        """What the row adds to steps of a worker of this pace."""
+    def load(self, pace: Pace, *, reuses: bool, renewed_every: int = 0) -> RowLoad:
+        """What the row adds to steps of a worker of this pace.
+
+        It takes from a template, or what one step in full in so many makes (0: none does), or computes everything.
+        """
         full_ms = pace.row_ms(self, Mode.FULL)
         tokens = self.sequences * (self.text + self.image)
         whole = RowLoad(self.steps, full_ms, tokens=tokens)
-        if not reuses or self.computed >= self.image:
+        if not (reuses or renewed_every) or self.computed >= self.image:
             return whole
-        masked_ms = pace.loading * pace.row_ms(self, pace.reused)
+        masked_ms = pace.loading * pace.row_ms(self, pace.reused) if reuses else pace.row_ms(self, Mode.KV)
         if masked_ms >= full_ms:  # above the crossover the worker does not reuse
             return whole
         masked = self.sequences * (self.text + self.computed)
+        if not reuses:  # steps in full are spread over the others
+            share = self._renewals(renewed_every)
+            masked_ms += share * (full_ms - masked_ms)
+            masked += round(share * (tokens - masked))
         if self.begun:
             return RowLoad(self.steps, masked_ms, tokens=masked)
         return RowLoad(self.steps, masked_ms, full_ms - masked_ms, masked, tokens - masked)
+
+    def _renewals(self, every: int) -> float:
+        """Share of steps in full among the steps to come, the first one of a row that has not begun aside."""
+        if self.begun:
+            return 1 / every
+        return (math.ceil(self.steps / every) - 1) / max(1, self.steps - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +91,8 @@ class Demand:
     """Picture whose recording they may take from; None where they do not reuse."""
     ticket: int = 0
     """Counts jobs in order of arrival."""
+    renews: bool = False
+    """Where no template is at hand, its rows may take what their own steps in full make."""
     within_ms: float | None = None
     """Time from now in which the client wants the rows computed."""
     together: bool = False
@@ -118,4 +136,9 @@ class Demand:
 
     def loads(self, pace: Pace, *, reuses: bool) -> tuple[RowLoad, ...]:
         """What its rows add to steps of a worker of this pace."""
-        return tuple(shape.load(pace, reuses=reuses and self.template is not None) for shape in self.shapes)
+        hit = reuses and self.template is not None
+        most = pace.renewed_every if self.renews and not hit else 0
+        return tuple(
+            shape.load(pace, reuses=hit, renewed_every=renewed_every(shape.steps, most))
+            for shape in self.shapes
+        )

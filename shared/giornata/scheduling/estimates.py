@@ -57,6 +57,7 @@ class _Worker:
     kind: _Kind
     blocks: int
     reused: Mode
+    renewed_every: int
     slowness: float = 1.0
     told: float = 1.0
     """The slowness of its pace: it follows in steps, since all costs at the worker are computed again at each."""
@@ -83,7 +84,7 @@ class Estimates:
         worker = self._workers.get(instance)
         if worker is None or worker.kind is not kind:
             self.forget(instance)
-            worker = self._workers[instance] = _Worker(kind, costs.blocks, costs.reused)
+            worker = self._workers[instance] = _Worker(kind, costs.blocks, costs.reused, costs.renewed_every)
             kind.workers += 1
         for sample in shown.samples:
             if not sample.rows:
@@ -112,7 +113,7 @@ class Estimates:
         if abs(worker.slowness - worker.told) > TOLD * worker.told:
             worker.told = round(worker.slowness, 2)
         loading = round(1 + worker.excess.ms(1.0), 2)
-        return worker.kind.pace(worker.blocks, worker.reused, worker.told, loading)
+        return worker.kind.pace(worker, loading)
 
     def fetch_ms(self, instance: str, size_bytes: float) -> float:
         """Time that a worker takes to read so much of a template from disk; 0 while it is unknown."""
@@ -137,16 +138,17 @@ class _Kind:
         """How many there are of the kind."""
         self._untaught = 0
         """Steps since the regression took one in."""
-        self._paces: dict[tuple[int, Mode, float, float], Pace] = {}
+        self._paces: dict[tuple[int, Mode, int, float, float], Pace] = {}
         """With the present costs."""
 
-    def pace(self, blocks: int, reused: Mode, slowness: float, loading: float) -> Pace:
+    def pace(self, worker: _Worker, loading: float) -> Pace:
         """The same object for the same values, until costs are refitted."""
-        costs, key = self.steps.costs, (blocks, reused, slowness, loading)
+        costs = self.steps.costs
+        key = worker.blocks, worker.reused, worker.renewed_every, worker.told, loading
         pace = self._paces.get(key)
         if pace is None or pace.costs is not costs:
             self._paces = {of: other for of, other in self._paces.items() if other.costs is costs}
-            pace = self._paces[key] = Pace(costs, blocks, reused, slowness, loading)
+            pace = self._paces[key] = Pace(costs, *key)
         return pace
 
     def step(self, sample: StepSample, blocks: int, slowness: float) -> float:

@@ -69,7 +69,7 @@ class Occupancy:
     """None once the worker's rows have changed."""
     _loads: dict[Attempt, tuple[RowLoad, ...]] = field(default_factory=dict)
     """Costs of what is listed and unseen, at the present pace; a new message empties it."""
-    rates: dict[tuple[int, int, int, int, bool], RowLoad] = field(default_factory=dict)
+    rates: dict[tuple[int, ...], RowLoad] = field(default_factory=dict)
     """Costs of rows like the listed ones, at the present pace: most are listed many times, with fewer steps left."""
 
     @classmethod
@@ -188,12 +188,14 @@ class Occupancy:
 
     def _load(self, row: RowProgress) -> RowLoad:
         computed = _computed(row)
-        key = row.text_tokens, row.tokens, computed, row.sequences, row.begun
-        steps, alike = max(1, row.steps - row.step), self.rates.get(key)
+        steps, every = max(1, row.steps - row.step), row.renewed_every
+        spread = steps if every and not row.begun else 0  # over which steps in full are spread
+        key = row.text_tokens, row.tokens, computed, row.sequences, row.begun, every, spread
+        alike = self.rates.get(key)
         if alike is not None:
             return RowLoad(steps, alike.step_ms, alike.first_ms, alike.tokens, alike.first_tokens)
         shape = RowShape(row.text_tokens, row.tokens, computed, steps, row.sequences, row.begun)
-        load = shape.load(self.pace, reuses=computed < row.tokens)
+        load = shape.load(self.pace, reuses=computed < row.tokens and not every, renewed_every=every)
         if len(self.rates) >= REMEMBERED:
             self.rates.clear()
         self.rates[key] = load

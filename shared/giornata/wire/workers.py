@@ -46,6 +46,8 @@ class RowProgress(Wire):
     """2 with true classifier-free guidance."""
     begun: bool = False
     """Whether the row has made a step here; the first step of an edit that reuses is computed in full."""
+    renewed_every: int = 0
+    """Without a template: one step in so many is computed in full; 0 for a row with one, or that computes all so."""
 
 
 class StepSample(Wire):
@@ -116,6 +118,8 @@ class WorkerCosts(Wire):
     """Torch's name of it; workers of one model and device share regressions at the router."""
     reused: Mode = Mode.KV
     """How edits take from recordings here."""
+    renewed_every: int = 0
+    """Edits without a recording compute one step in so many in full here, or more; 0: all."""
 
 
 class TemplateCounters(Wire):

@@ -40,6 +40,8 @@ class Setting:
     corrected: bool = CORRECTED
     """Whether what is taken is corrected by a step that is computed in full."""
     teacher: Teacher = Teacher.ITSELF
+    renewed_every: int = 0
+    """Without a template: steps from one that is computed in full to the next; 0 takes from a template."""
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""

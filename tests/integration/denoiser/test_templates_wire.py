@@ -142,9 +142,9 @@ async def test_a_registered_template_is_recorded_before_its_first_edit(
 
 async def test_another_worker_records_it_at_first_sight(bench: Bench, registry: Registry) -> None:
     async with bench.worker() as worker:
-        assert await registry.edited(worker, registered=False) == (12, "miss")
+        assert await registry.edited(worker, registered=False) == (1, "miss")
         other = await Registry.open(bench)
-        assert await other.edited(worker) == (12, "miss")
+        assert await other.edited(worker) == (1, "miss")
         assert (await other.settled()).worker == worker.instance
         assert await other.edited(worker) == (1, "hit")
         assert (await registry.counters(worker, recorded=1)).misses == 2
@@ -165,12 +165,14 @@ async def test_an_edit_that_finds_it_tells_a_record_whose_recorder_has_died(
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(("renew_steps", "computed"), [(7, 1), (0, 12)])
 async def test_nothing_is_recorded_for_a_miss_where_the_policy_is_off(
-    bench: Bench, registry: Registry
+    bench: Bench, registry: Registry, renew_steps: int, computed: int
 ) -> None:
-    async with bench.worker(template_policy="off") as worker:
+    """Without a template an edit takes what its own steps make, or computes everything."""
+    async with bench.worker(template_policy="off", renew_steps=renew_steps) as worker:
         for _ in range(2):
-            assert await registry.edited(worker) == (12, "miss")
+            assert await registry.edited(worker) == (computed, "miss")
         assert (await registry.counters(worker, misses=2)).recorded == 0
 
 
@@ -233,7 +235,7 @@ async def test_a_removed_template_leaves_both_tiers_and_rows_that_run_go_on(
         await bench.report()
         (interrupted,) = await bench.latents(running)
         assert (interrupted - whole).abs().max() < 1e-6
-        assert await registry.edited(worker, registered=False) == (12, "miss")
+        assert await registry.edited(worker, registered=False) == (1, "miss")
         assert files_in(tmp_path) == []
 
 
@@ -270,7 +272,7 @@ async def test_a_template_that_is_removed_while_it_is_recorded_is_not_kept(
         await registry.remove()
         await registry.counters(worker, failed=1)
         worker.network.permits.release(1000)
-        assert await registry.edited(worker, registered=False) == (12, "miss")
+        assert await registry.edited(worker, registered=False) == (1, "miss")
         assert files_in(tmp_path) == []
         await registry.counters(worker, recorded=0, memory_bytes=0)
 

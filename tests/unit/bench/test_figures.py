@@ -17,11 +17,11 @@ def test_throughput_is_held_against_both_limits() -> None:
     times = {"base": [4.0, 4.0], "plain": [2.0, 2.0], "corrected": [2.5, 2.5]}
     limits = {"plain": Limits(4.0), "corrected": Limits(4.0, 2.0)}
     found: dict[str, Any] = {line["system"]: line for line in _lines("equal", 8, times, "base", limits)}
-    first = "of the limit, first step in full"
+    first = "of the limit, some in full"
     assert (found["base"]["of the limit"], found["base"][first]) == ("", "")
     assert (found["plain"]["of the limit"], found["plain"][first]) == (0.5, "")
     assert (found["corrected"]["of the limit"], found["corrected"][first]) == (0.4, 0.8)
-    assert found["corrected"]["limit, first step in full"] == 2.0
+    assert found["corrected"]["limit, some in full"] == 2.0
     assert len({tuple(line) for line in found.values()}) == 1, "a table has one set of columns"
 
 

@@ -88,10 +88,11 @@ class Attempt:
             shape: dict[str, Any] = {}
             if row is not None:
                 shape = {
-                    "computed_tokens": None if row.template is None else row.computed_tokens,
+                    "computed_tokens": row.computed_tokens if row.template or row.renewed_every else None,
                     "text_tokens": row.prompts[0].joint_tokens,
                     "sequences": len(row.prompts),
                     "begun": row.settled,
+                    "renewed_every": row.renewed_every,
                 }
             yield RowProgress(
                 job_id=self.request.job.job_id,

@@ -13,6 +13,7 @@ from torch import Tensor
 from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
 from giornata.packed.region import Region, region_of
+from giornata.planning.costs import renewed_every
 from giornata.scheduling.batch import RowKey
 from giornata.wire import jobs
 from giornata.wire.errors import InputLost, SchemaMismatch
@@ -102,19 +103,23 @@ def _made(
 
 
 def reused(row: Row, where: Region | None, how: Reusing, family: ModelFamily) -> Row:
-    """`row`, which has the template's noise outside of `where`, without computing there if that gains anything."""
-    if how.recording is None:
-        return row
+    """`row`, which has the template's noise outside of `where`, without computing there if that gains anything.
+
+    Where there is no recording, or it is not worth its loads, the row takes what its own steps make.
+    """
+    row = replace(row, skipped=how.recording is not None)
     if where is None:
-        return replace(row, skipped=True)
-    reusing = replace(
+        return row
+    taking = replace(
         row,
         region=where,
         template=how.recording,
         tolerance=how.tolerance,
         corrections=how.corrections(where, len(row.prompts)),
+        skipped=False,
     )
-    return reusing if profits(reusing, how.costs, family) else replace(row, skipped=True)
+    renewing = replace(row, region=where, renewed_every=renewed_every(row.steps, how.renew_steps))
+    return next((each for each in (taking, renewing) if profits(each, how.costs, family)), row)
 
 
 def _snapshot(row: jobs.RowRecord, latents: bytes | None) -> Snapshot | None:

@@ -32,6 +32,7 @@ class Reporter:
             "blocks": checkpoint.family.depth,
             "device": profile.device,
             "reused": Mode.KV if config.template_form is Form.KV else Mode.HIDDEN,
+            "renewed_every": config.renew_steps,
         }
         self._samples: deque[StepSample] = deque(maxlen=MAX_SAMPLES)
         self._loads: deque[LoadSample] = deque(maxlen=MAX_SAMPLES)

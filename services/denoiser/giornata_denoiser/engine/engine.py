@@ -103,7 +103,7 @@ class Engine:
         except torch.AcceleratorError:
             raise
         except Exception as error:  # noqa: BLE001 - a row's edge: the row is answered with it, and the service logs it
-            if len(rows) == 1 and rows[0].template is None:
+            if len(rows) == 1 and rows[0].template is None and not rows[0].renewed_every:
                 return StepReport(began, self._clock(), failed=(FailedRow(rows[0], _row_error(error)),))
             out_of_memory = isinstance(error, torch.OutOfMemoryError)
         # Outside of the handler, since the traceback keeps the tensors of the failed step alive.
@@ -111,8 +111,8 @@ class Engine:
             self.rest()
             if self.family.device.type == "cuda":
                 torch.cuda.empty_cache()
-        if len(rows) == 1:  # a template is never the reason of a failure
-            return self.compute((replace(rows[0], template=None),))
+        if len(rows) == 1:  # what is taken is never the reason of a failure
+            return self.compute((replace(rows[0], template=None, renewed_every=0),))
         parts = [self.compute((row,)) for row in rows]
         return StepReport(
             began,

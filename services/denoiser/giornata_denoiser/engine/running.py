@@ -11,15 +11,19 @@ from giornata.planning.batch import BatchPlanner, BatchRow
 from giornata.planning.blocks import Link
 from giornata.planning.costs import SLABS, Loads, Shape, StepCosts, row_blocks, slab_unit
 from giornata.wire.values import Mode
+from giornata_denoiser.blocks.own import OwnKeysValues
 from giornata_denoiser.blocks.recording import CorrectionRecorder, EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.loading import SlabLoad
+from giornata_denoiser.engine.renewing import Renewing
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Entry
 
 MakeSlabs = Callable[[Row, Entry, int, Correction | None], Slabs]
 """Makes the slabs of a row's entry for a sequence that computes so many tokens, corrected or not."""
+MakeOwn = Callable[[Row, int], OwnKeysValues]
+"""Makes what a sequence that computes so many tokens keeps of a step in full."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +138,9 @@ def _with_modes(served: Served, modes: tuple[Mode, ...], loads: Sequence[Loads])
 class Running:
     """All that one row has at the planner, from the step in which it joins until it leaves."""
 
-    def __init__(self, row: Row, make_slabs: MakeSlabs, correction_bits: int | None) -> None:
+    def __init__(
+        self, row: Row, make_slabs: MakeSlabs, make_own: MakeOwn, correction_bits: int | None
+    ) -> None:
         self.row = row
         """At its present step."""
         self.served: Served | None = None
@@ -149,10 +155,16 @@ class Running:
         """Slabs of which everything that the row takes has been found to be here."""
         self._make_slabs, self._correction_bits = make_slabs, correction_bits
         self._entries = _entries(row)
+        renews = row.template is None and row.region is not None and row.renewed_every > 0
+        self._renewing = Renewing([make_own(row, own) for own in row.own_tokens]) if renews else None
 
     def is_of(self, row: Row) -> bool:
         """Whether `row` is this row some steps later, and not another row of its name."""
-        return row.conditioning is self.row.conditioning and row.template is self.row.template
+        return (
+            row.conditioning is self.row.conditioning
+            and row.template is self.row.template
+            and row.renewed_every == self.row.renewed_every
+        )
 
     @property
     def plannable(self) -> Served | None:
@@ -195,6 +207,8 @@ class Running:
         """Choose what serves the next step of `row`; slabs that are here already stay."""
         entry, served = self._entries[row.step], self.served
         self.row, self.served = row, None
+        if self._renewing is not None:
+            self._renewing.advance(row)
         if entry is None:
             return
         if served is not None and served.learning and served.step == row.step:
@@ -222,7 +236,15 @@ class Running:
         """What each of the row's sequences does in a forward of so many `blocks`."""
         if self.row.records is not None:
             return (Use(recorder=EntryRecorder(self.row.level, blocks, self.row.records)),)
+        if self._renewing is not None:
+            return self._renewing.uses(blocks)
         return (Use(),) * len(self.row.prompts) if self.served is None else self.served.uses()
+
+    def computed(self, blocks: int) -> tuple[Mode, ...]:
+        """What so many blocks of the step compute."""
+        if self._renewing is not None:
+            return self._renewing.modes(blocks)
+        return (Mode.FULL,) * blocks if self.served is None else self.served.computed
 
     def _learning(self, served: Served) -> Served | None:
         """A step without corrections is computed in full and teaches them; None where no later step needs them."""

@@ -12,14 +12,14 @@ from giornata.packed.uses import Use, by_sequence
 from giornata.planning.batch import BatchPlanner, plan_batch
 from giornata.planning.costs import StepCosts, Work, step_work
 from giornata.scheduling.batch import RowKey
-from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.device import Device
+from giornata_denoiser.blocks.own import OwnKeysValues
 from giornata_denoiser.blocks.recording import CorrectionRecorder
 from giornata_denoiser.blocks.slabs import Slabs, Waits
 from giornata_denoiser.engine.loading import Loader, SlabLoad
 from giornata_denoiser.engine.running import Running, Served, planned
-from giornata_denoiser.engine.weighing import predicted_ms, reuses
+from giornata_denoiser.engine.weighing import predicted_ms
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
@@ -123,7 +123,7 @@ class Sources:
     def _advanced(self, row: Row) -> Running:
         running = self._running.get(row.key)
         if running is None or not running.is_of(row):
-            running = Running(row, self._slabs, self._options.correction_bits)
+            running = Running(row, self._slabs, self._own, self._options.correction_bits)
             self._running[row.key] = running
         running.advance(row)
         return running
@@ -171,10 +171,9 @@ class Sources:
 
     def _work(self, rows: Iterable[Running]) -> Work:
         """What a step of `rows` computes, over all blocks."""
-        full = (Mode.FULL,) * self._family.depth
         work = Work()
         for each in rows:
-            modes = full if each.served is None else each.served.computed
+            modes = each.computed(self._family.depth)
             work += step_work(each.shapes, [modes] * len(each.shapes))
         return work
 
@@ -196,9 +195,14 @@ class Sources:
             assemble_ms=0.0,
             step_ms=0.0,
             predicted_ms=expected_ms,
-            reusing_ms=sum(ms for row, ms in zip(rows, least_ms, strict=True) if reuses(row)),
+            reusing_ms=sum(ms for row, ms in zip(rows, least_ms, strict=True) if row.masked),
             excess_ms=max(0.0, expected_ms - base_ms - sum(least_ms)),
         )
+
+    def _own(self, row: Row, own: int) -> OwnKeysValues:
+        if row.region is None:
+            raise ValueError(f"row {row.key} computes everything")
+        return OwnKeysValues(row.region, own, self._family)
 
     def _slabs(self, row: Row, entry: Entry, own: int, correction: Correction | None) -> Slabs:
         """The slabs of another sequence, if nothing of them is the row's own.

@@ -10,6 +10,7 @@ from giornata.planning.costing import BatchCap
 from giornata.planning.costs import StepCosts, Work, step_work, worth_reusing
 from giornata.planning.specs import recording_bytes
 from giornata.wire.values import Mode
+from giornata_denoiser.blocks.own import own_channels
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import stored_bytes
@@ -45,15 +46,14 @@ def predicted_ms(rows: Sequence[Row], costs: StepCosts, blocks: int) -> float:
     """Predicted time of a step of `blocks` blocks that waits for no load."""
     work = Work()
     for row in rows:
-        template = row.template if reuses(row) else None
-        modes = (Mode.FULL,) * blocks if template is None else template.entries[0].modes
+        modes = masked_modes(row, blocks) if row.masked else (Mode.FULL,) * blocks
         work += step_work(row.shapes, [modes] * len(row.prompts))
     return costs.step_ms(work)
 
 
-def reuses(row: Row) -> bool:
-    """Whether a row's next step may take from a template."""
-    return row.template is not None and row.region is not None and row.settled
+def masked_modes(row: Row, blocks: int) -> tuple[Mode, ...]:
+    """The modes of so many blocks in a step that computes the row's region, and of the rest as little as can be."""
+    return (Mode.KV,) * blocks if row.template is None else row.template.entries[0].modes
 
 
 def step_bytes(rows: Sequence[Row], budget: Budget, family: ModelFamily) -> float:
@@ -70,7 +70,7 @@ def row_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int
     held += slab_bytes(row, family.dtype.itemsize) + correction_bytes(
         row, family.dtype.itemsize, correction_bits
     )
-    return held + _recorded_bytes(row, family)
+    return held + _own_bytes(row, family) + _recorded_bytes(row, family)
 
 
 def slab_bytes(row: Row, itemsize: int) -> int:
@@ -100,6 +100,14 @@ def correction_bytes(row: Row, itemsize: int, bits: int | None) -> int:
     return len(row.prompts) * sum(stored_bytes(outside, channels, bits, itemsize) for channels in kept)
 
 
+def _own_bytes(row: Row, family: ModelFamily) -> int:
+    """Bytes of the keys and values that a row without a template keeps from its last step in full."""
+    if row.template is not None or row.region is None or not row.renewed_every:
+        return 0
+    tokens = sum(row.own_tokens) + len(row.prompts) * len(row.region.outside)
+    return family.dtype.itemsize * tokens * sum(map(own_channels, family.specs))
+
+
 def _recorded_bytes(row: Row, family: ModelFamily) -> int:
     """Bytes of the entries that a template run will leave in host memory."""
     what = row.records
@@ -112,16 +120,16 @@ def _recorded_bytes(row: Row, family: ModelFamily) -> int:
 
 
 def profits(row: Row, costs: StepCosts, family: ModelFamily) -> bool:
-    """Whether a row with a template ends earlier than in full: below the crossover mask ratio.
+    """Whether a row that takes anything ends earlier than in full: below the crossover mask ratio.
 
     Without corrections its first step is computed in full anyway. Its loads are spread over all: every entry is loaded
     once.
     """
-    if row.template is None or (row.steps < 2 and row.corrections is None):
+    if (row.template is None and row.renewed_every < 2) or (row.steps < 2 and row.corrections is None):
         return False
-    entries = min(len(row.template.entries), row.steps)
+    entries = 0 if row.template is None else min(len(row.template.entries), row.steps)
     bytes_a_step = slab_bytes(row, family.dtype.itemsize) * entries / row.steps
-    return worth_reusing(costs, row.shapes, row.template.entries[0].modes, bytes_a_step)
+    return worth_reusing(costs, row.shapes, masked_modes(row, family.depth), bytes_a_step)
 
 
 def share(tokens: int, caps: Sequence[BatchCap]) -> float:

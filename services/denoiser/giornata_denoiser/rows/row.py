@@ -119,6 +119,10 @@ class Row:
     """How far the noise level of an entry may be from the row's."""
     corrections: tuple[Correction, ...] | None = None
     """What is added to what its sequences take; None until a step of the row, computed in full, has learned it."""
+    renewed_every: int = 0
+    """Without a template: from one step that is computed in full to the next, so many; those between take the keys and
+    values that the last one made of the outside tokens. 0 computes every step in full. Read only where there is a
+    region."""
     taught: bool = False
     """Whether its last step has taught it these corrections."""
     begun: bool = False
@@ -190,10 +194,20 @@ class Row:
         return self.begun or self.corrections is not None
 
     @property
+    def masked(self) -> bool:
+        """Whether its next step computes its region alone, where everything that it takes is here."""
+        if self.region is None:
+            return False
+        if self.template is not None:
+            return self.settled
+        return self.begun and self.renewed_every > 0 and self.step % self.renewed_every > 0
+
+    @property
     def tokens(self) -> int:
         """Tokens the row adds to a step."""
-        masked = self.template is not None and self.settled
-        return self.text_tokens + len(self.prompts) * (self.computed_tokens if masked else self.image_tokens)
+        return self.text_tokens + len(self.prompts) * (
+            self.computed_tokens if self.masked else self.image_tokens
+        )
 
     def advanced(
         self,

@@ -36,9 +36,11 @@ class Reusing:
     tolerance: float
     """How far the noise level of an entry may be from a row's."""
     recording: Recording | None
-    """The recording that is taken from; None where there is none: everything is computed, from the same noise."""
+    """The recording that is taken from; None where there is none. The noise is the same."""
     costs: StepCosts
-    """Where taking from the recording gains nothing, everything is computed too."""
+    """Where taking gains nothing, everything is computed."""
+    renew_steps: int = 0
+    """Without a recording: at most so many steps from one that is computed in full to the next; 0 computes all so."""
     known: KeptCorrections | None = None
     """What earlier edits have learned; None where every row is to learn its own."""
 
@@ -82,8 +84,11 @@ class Lookup:
         asked = await asyncio.to_thread(self._wanted, request)
         with self._store.pinned(asked.recording_id):
             recording = await self._recording(request, asked, empty_text) if asked.fits else None
-            known = self._store.corrections if asked.tolerance == ANYWHERE else None
-            yield Reusing(asked.tolerance, recording, self._costs(), known)
+            # `strict` asks for the picture of full computation, as nearly as can be.
+            every, known = 0, None
+            if asked.tolerance == ANYWHERE:
+                every, known = self._config.renew_steps, self._store.corrections
+            yield Reusing(asked.tolerance, recording, self._costs(), every, known)
 
     def learn(self, rows: Iterable[Row]) -> None:
         """Keep what `rows` have learned for later edits, those aside that want every step as it would be alone."""

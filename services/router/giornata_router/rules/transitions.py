@@ -187,6 +187,7 @@ def demand(
         job.model_digest,
         shapes,
         template=picture_id(job.tenant, inspection.template_key) if reuses else None,
+        renews=asked.reuse is Reuse.AUTO,
         together=failures > 0,
         alone=0 < failures == max_failures - 1,
     )

@@ -1,0 +1,73 @@
+"""A row's own keys and values of the tokens outside its region: kept from a step in full, taken by those after it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from giornata.packed.attention import Outside
+from giornata.packed.region import Region
+from giornata.planning.specs import PARTS, BlockSpec
+from giornata.wire.values import Mode
+from giornata_denoiser.families.protocol import ModelFamily
+
+
+def own_channels(spec: BlockSpec) -> int:
+    """Channels that one token outside keeps of a block.
+
+    Raises:
+        KeyError: the block has no keys and values to keep.
+    """
+    return sum(spec.parts[part] for part in PARTS[Mode.KV])
+
+
+class OwnKeysValues:
+    """What one sequence keeps; satisfies :class:`giornata.packed.uses.Source`.
+
+    `own` are the tokens that it computes between two steps in full: text, and the region's. There is room for their
+    keys and values in front of those that are kept.
+    """
+
+    def __init__(self, region: Region, own: int, family: ModelFamily) -> None:
+        self._outside = region.on(family.device).outside
+        self._own, self._family = own, family
+        self._kept: dict[int, Outside] = {}
+
+    def keys_values(self, block: int) -> Outside:
+        """(own + outside, heads, head_dim) each, the first `own` rows free.
+
+        Raises:
+            LookupError: no step in full has passed the block.
+        """
+        return self._kept[block]
+
+    def hidden(self, block: int) -> Tensor:
+        """Nothing is kept of a block's input.
+
+        Raises:
+            LookupError: always.
+        """
+        raise LookupError(f"the input of block {block} is not kept")
+
+    def keep(self, block: int, key: Tensor, value: Tensor) -> None:
+        """(tokens, heads, head_dim) each, of all tokens of the picture."""
+        kept = self._kept.get(block)
+        if kept is None:
+            shape = self._own + len(self._outside), *key.shape[1:]
+            kept = self._kept[block] = Outside(key.new_empty(shape), value.new_empty(shape), self._own)
+        torch.index_select(key, 0, self._outside, out=kept.key[self._own :])
+        torch.index_select(value, 0, self._outside, out=kept.value[self._own :])
+
+
+class OwnRecorder:
+    """Fills what a sequence keeps in a step in full, whose :class:`giornata.packed.uses.ActivationRecorder` it is."""
+
+    def __init__(self, kept: OwnKeysValues) -> None:
+        self._kept = kept
+
+    def hidden(self, block: int, hidden: Tensor) -> None:
+        """Nothing is kept of a block's input."""
+
+    def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
+        """(tokens, heads, head_dim) each."""
+        self._kept.keep(block, key, value)

@@ -1,0 +1,180 @@
+"""Edits without a template: between two steps in full they take their own keys and values of the outside tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from giornata.planning.costs import StepCosts
+from giornata.wire.values import Mode
+from giornata_denoiser.attempts.inputs import reused
+from giornata_denoiser.engine.weighing import row_bytes
+from giornata_denoiser.families.flux.checkpoints import FluxInpaint
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.stored import EXACT
+from giornata_denoiser.templates.lookup import Reusing
+from tests.fakes import tiny_flux
+from tests.fakes.tiny_flux import Spec
+from tests.unit.denoiser.engine.edits import GRID, edit, engine, finished, template, where
+from tests.unit.denoiser.engine.test_masked import BLOCKS, DOUBLE, FLOAT32, recorded, reusing, step
+
+OF = tiny_flux.family()
+KV = (Mode.KV,) * BLOCKS
+
+
+def renewing(of: ModelFamily, spec: Spec, every: int) -> Row:
+    return replace(edit(of, None, spec), renewed_every=every)
+
+
+def expected(of: ModelFamily, row: Row, every: int) -> Tensor:
+    """By a second implementation: each step in full shows what the steps until the next one take."""
+    seen: list[Any] = []
+    first = row.step
+    while not row.done:
+        if row.step == first or row.step % every == 0:
+            latent, seen = recorded(of, row)
+        else:
+            (latent,) = step(of, [row], reusing(row, seen, KV, room=False))
+        row = row.advanced(latent)
+    return row.latent
+
+
+def resumed(of: ModelFamily, spec: Spec, at_step: int) -> Row:
+    """A row that another worker has begun."""
+    row = tiny_flux.row(of, spec)
+    while row.step < at_step:
+        row = row.advanced(step(of, [row])[0])
+    return replace(tiny_flux.row(of, spec, row.export()), region=where(), renewed_every=3)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 10])
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+@pytest.mark.parametrize("fill", [False, True])
+def test_steps_take_what_the_last_one_in_full_made(every: int, scale: float, fill: bool) -> None:
+    """Beside a row that takes from a template, and one that computes everything."""
+    of = tiny_flux.family(fill=fill, dtype=DOUBLE)
+    specs = [Spec(f"e{i}", grid=GRID, steps=7 - i, true_cfg_scale=scale, seed=i) for i in range(3)]
+    row = renewing(of, specs[0], every)
+    others = [edit(of, template(of), specs[1]), tiny_flux.row(of, specs[2])]
+    made = engine(of, correction_bits=EXACT)
+    made.batch.submit([row, *others])
+    ended = finished(made)
+    torch.testing.assert_close(ended["e0"].latent, expected(of, row, every), atol=FLOAT32, rtol=0)
+    for other in others:
+        alone = engine(of, correction_bits=EXACT)
+        alone.batch.submit([other])
+        wanted = finished(alone)[other.key.job_id].latent
+        torch.testing.assert_close(ended[other.key.job_id].latent, wanted, atol=FLOAT32, rtol=0)
+
+
+def test_what_is_taken_matters() -> None:
+    # Otherwise the test above would prove nothing.
+    row = renewing(OF, Spec(grid=GRID, steps=7), 3)
+    assert (expected(OF, row, 3) - expected(OF, row, 1)).abs().max() > 100 * FLOAT32
+
+
+def test_a_row_that_goes_on_here_begins_in_full() -> None:
+    row = resumed(OF, Spec(grid=GRID, steps=7), 4)
+    made = engine(OF)
+    made.batch.submit([row])
+    torch.testing.assert_close(finished(made)["job"].latent, expected(OF, row, 3), atol=FLOAT32, rtol=0)
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_the_samples_tell_what_is_computed(forgets: bool) -> None:
+    """A row whose own keys and values have been given back computes its next step in full."""
+    row = renewing(OF, Spec(grid=GRID, steps=8), 3)
+    made = engine(OF)
+    made.batch.submit([row])
+    tokens = []
+    for number in range(8):
+        if forgets and number == 5:
+            made.rest()
+        (now,) = made.plan()
+        planned = now.tokens - now.text_tokens
+        report = made.settle(made.compute((now,)))
+        assert report.sample is not None
+        tokens.append(report.sample.image_tokens)
+        assert planned == tokens[-1] or (forgets and number == 5)
+    assert tokens == [16, 4, 4, 16, 4, 16 if forgets else 4, 16, 4]
+
+
+class Hiccup(FluxInpaint):
+    """A network one forward of which fails after its last block."""
+
+    forwards = 0
+
+    def __init__(self, fails: int) -> None:
+        super().__init__(tiny_flux.transformer())
+        self._fails = fails
+
+    def predict(self, *args: Any, **named: Any) -> Tensor:
+        found = super().predict(*args, **named)
+        self.forwards += 1
+        if self.forwards == self._fails:
+            raise RuntimeError("once")
+        return found
+
+
+@pytest.mark.parametrize("fails", [1, 2, 4])
+def test_a_step_that_failed_is_computed_again(fails: int) -> None:
+    """In a batch each row is tried alone, as it was: neither loses what it keeps."""
+    rows = [renewing(OF, Spec(name, grid=GRID, steps=6, seed=i), 3) for i, name in enumerate("ab")]
+    made = engine(tiny_flux.family(Hiccup(fails)))
+    made.batch.submit(rows)
+    ended = finished(made)
+    for row in rows:
+        wanted = expected(OF, row, 3)
+        torch.testing.assert_close(ended[row.key.job_id].latent, wanted, atol=FLOAT32, rtol=0)
+
+
+def test_a_row_that_fails_alone_goes_on_in_full() -> None:
+    row = renewing(OF, Spec(grid=GRID, steps=5), 3)
+    made = engine(tiny_flux.family(Hiccup(2)))
+    made.batch.submit([row])
+    ended = finished(made)["job"]
+    wanted = row
+    while not wanted.done:
+        wanted = wanted.advanced(step(OF, [wanted])[0])
+    torch.testing.assert_close(ended.latent, wanted.latent, atol=FLOAT32, rtol=0)
+    assert not ended.renewed_every
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_what_it_keeps_is_weighed(scale: float) -> None:
+    row = renewing(OF, Spec(grid=GRID, true_cfg_scale=scale), 3)
+    outside, width = 12, 64
+    kept = sum(2 * BLOCKS * width * 4 * (own + outside) for own in row.own_tokens)
+    assert row_bytes(row, OF, None) - row_bytes(replace(row, renewed_every=0), OF, None) == kept
+
+
+def test_a_miss_renews_where_that_gains_something() -> None:
+    """Not with `strict`, where nothing lies outside, in a single step, or where masks save nothing."""
+    costs = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0))
+    long, row, one = (tiny_flux.row(OF, Spec(grid=GRID, steps=steps)) for steps in (30, 4, 1))
+    auto = Reusing(1.0, None, costs, 7)
+    assert reused(long, where(), auto, OF).renewed_every == 7
+    found = reused(row, where(), auto, OF)
+    assert (found.renewed_every, found.template, found.skipped) == (2, None, False)
+    assert found.region is not None
+    assert found.region.digest == where().digest
+    for built, place, how in (
+        (row, where(), replace(auto, renew_steps=0)),
+        (row, None, auto),
+        (one, where(), auto),
+        (row, where(), replace(auto, costs=StepCosts((1.0, 0.0, 0.0, 0.0, 0.0)))),
+    ):
+        found = reused(built, place, how, OF)
+        assert (found.renewed_every, found.region, found.skipped) == (0, None, False)
+
+
+def test_a_template_whose_loads_are_too_slow_is_left_for_ones_own() -> None:
+    slow = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0), (1e6, 1.0))
+    row = tiny_flux.row(OF, Spec(grid=GRID, steps=4))
+    found = reused(row, where(), Reusing(1.0, template(OF), slow, 7), OF)
+    assert (found.renewed_every, found.template, found.skipped) == (2, None, True)

@@ -1,0 +1,50 @@
+"""What rows are expected to cost, against the sum over their steps."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.planning.costs import StepCosts
+from giornata.scheduling.demand import Demand, Pace, RowShape
+from giornata.wire.values import Mode
+
+COSTS = StepCosts((5.0, 0.1, 0.2, 0.05, 0.001))
+PACE = Pace(COSTS, blocks=4, renewed_every=7)
+
+
+@given(steps=st.integers(1, 60), every=st.integers(1, 20), sequences=st.integers(1, 2))
+def test_a_row_that_renews_costs_what_its_steps_do(steps: int, every: int, sequences: int) -> None:
+    shape = RowShape(10, 100, 20, steps, sequences)
+    load = shape.load(PACE, reuses=False, renewed_every=every)
+    modes = [Mode.KV if step % every else Mode.FULL for step in range(steps)]
+    assert load.work_ms == pytest.approx(sum(PACE.row_ms(shape, mode) for mode in modes))
+    assert load.step_ms + load.first_ms == pytest.approx(PACE.row_ms(shape, Mode.FULL))
+
+
+def test_a_row_on_its_way_renews_one_step_in_so_many() -> None:
+    shape = RowShape(10, 100, 20, 14, begun=True)
+    load = shape.load(PACE, reuses=False, renewed_every=7)
+    full, masked = (PACE.row_ms(shape, mode) for mode in (Mode.FULL, Mode.KV))
+    assert load.step_ms == pytest.approx(masked + (full - masked) / 7)
+    assert load.first_ms == 0.0
+    assert load.tokens == 30 + round(80 / 7)
+
+
+@pytest.mark.parametrize("renews", [False, True])
+def test_only_a_miss_of_an_edit_that_may_renew_is_spread(renews: bool) -> None:
+    shape = RowShape(10, 100, 20, 14)
+    asked = Demand("m", "d", (shape,), template="t", renews=renews)
+    (miss,), (hit,) = asked.loads(PACE, reuses=False), asked.loads(PACE, reuses=True)
+    assert hit == shape.load(PACE, reuses=True)
+    assert miss == shape.load(PACE, reuses=False, renewed_every=5 if renews else 0)  # three of 14 steps
+    assert hit.work_ms < miss.work_ms
+
+
+def test_what_saves_nothing_is_computed_in_full() -> None:
+    same = Pace(StepCosts((1.0, 0.0, 0.0, 0.0, 0.0)), renewed_every=7)
+    shape = RowShape(10, 100, 20, 14)
+    assert shape.load(same, reuses=False, renewed_every=7) == shape.load(same, reuses=False)
+    whole = RowShape(10, 100, 100, 14)
+    assert whole.load(PACE, reuses=False, renewed_every=7) == whole.load(PACE, reuses=False)
