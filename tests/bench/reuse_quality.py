@@ -25,6 +25,7 @@ from giornata_prepost.images.pictures import Pixels
 from giornata_tools.loadgen.drawing import svg
 from giornata_tools.quality import metrics
 from tests.bench.compute.bench_model import BenchModel, Request, box_of, held_out
+from tests.bench.compute.inpaint_model import InpaintModel
 from tests.bench.compute.setting import Setting, Teacher
 from tests.bench.reporting.pareto import pareto
 from tests.bench.reporting.report import write
@@ -37,7 +38,7 @@ STRICT: Final = 0
 BITS: Final = (0, 8, 4)
 LEVELS: Final = (4, 8, 16, STRICT)
 HALOS: Final = (0, 1, 2)
-RENEWALS: Final = (4, 7, 10)
+RENEWALS: Final = (2, 3, 4, 5, 7, 10)
 """One step in so many is computed in full where there is no template."""
 ANYWHERE, SAME = 1.0, 1e-4
 """Tolerances of noise levels."""
@@ -195,17 +196,21 @@ def main() -> None:
             option("--side", type=int, default=256, help="of the pictures: 128 or 256"),
             option("--all", is_flag=True, help="every combination, not one switch at a time"),
             option("--guidance", type=float, default=30.0),
+            option("--steps", type=int, default=STEPS),
+            option("--inpaint", is_flag=True, help="as a text-to-image model inpaints, which sees no mask"),
         ],
     )
     torch.set_num_threads(2)
     requests = held_out(options.side, options.limit)
-    model = BenchModel(options.model, steps=STEPS, guidance=options.guidance)
+    how = {"steps": options.steps, "guidance": options.guidance}
+    inpaints = options.inpaint and InpaintModel(options.model, **how, like=requests[0])
+    model = inpaints or BenchModel(options.model, **how)
     comparison = Comparison(model, requests)
     rows = []
     for switches in sorted(dict.fromkeys(product() if options.all else axes()), key=_order):
         rows.append(comparison.row(switches))
         print(rows[-1], flush=True)
-    workload = {"edits": len(requests), "side": options.side, "steps": STEPS, "guidance": options.guidance}
+    workload = {"edits": len(requests), "side": options.side, "inpaint": options.inpaint, **how}
     path = write("reuse_quality", rows, workload=workload)
     picture = path.with_suffix(".svg")
     picture.write_text(svg(pareto(rows)), encoding="utf-8")

@@ -10,6 +10,7 @@ from giornata.planning.costing import CostModel, Profile
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import Mode
 from giornata.wire.workers import LoadSample, RowProgress, StepSample, TemplateCounters, Tier, WorkerState
+from giornata_denoiser.blocks.own import renew_steps
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.protocol import StepReport
@@ -32,7 +33,7 @@ class Reporter:
             "blocks": checkpoint.family.depth,
             "device": profile.device,
             "reused": Mode.KV if config.template_form is Form.KV else Mode.HIDDEN,
-            "renewed_every": config.renew_steps,
+            "renewed_every": renew_steps(config.renew_steps, checkpoint.family),
         }
         self._samples: deque[StepSample] = deque(maxlen=MAX_SAMPLES)
         self._loads: deque[LoadSample] = deque(maxlen=MAX_SAMPLES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,18 @@ from giornata.packed.region import Region
 from giornata.planning.specs import PARTS, BlockSpec
 from giornata.wire.values import Mode
 from giornata_denoiser.families.protocol import ModelFamily
+
+UNSEEN: Final = 3
+"""Most steps from one in full to the next where the network sees no mask; decision record 0029 has the measurements."""
+
+
+def renew_steps(configured: int, family: ModelFamily) -> int:
+    """At most so many steps from one in full to the next; 0 computes all in full.
+
+    A network that blends learns of the picture around the mask from its latent alone, which changes from step to step:
+    what it makes of it lasts for fewer steps.
+    """
+    return min(configured, UNSEEN) if family.network.blends else configured
 
 
 def own_channels(spec: BlockSpec) -> int:

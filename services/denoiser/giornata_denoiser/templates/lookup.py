@@ -15,6 +15,7 @@ from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import PrefetchTemplate, RunRequest
 from giornata.wire.requests import Reuse
 from giornata.wire.templates import TemplateInputs
+from giornata_denoiser.blocks.own import renew_steps
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.rows.correction import Correction
@@ -87,7 +88,8 @@ class Lookup:
             # `strict` asks for the picture of full computation, as nearly as can be.
             every, known = 0, None
             if asked.tolerance == ANYWHERE:
-                every, known = self._config.renew_steps, self._store.corrections
+                every = renew_steps(self._config.renew_steps, self._checkpoint.family)
+                known = self._store.corrections
             yield Reusing(asked.tolerance, recording, self._costs(), every, known)
 
     def learn(self, rows: Iterable[Row]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from giornata.planning.costs import StepCosts
 from giornata.wire.values import Mode
 from giornata_denoiser.attempts.inputs import reused
+from giornata_denoiser.blocks.own import renew_steps
 from giornata_denoiser.engine.weighing import row_bytes
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
@@ -178,3 +179,9 @@ def test_a_template_whose_loads_are_too_slow_is_left_for_ones_own() -> None:
     row = tiny_flux.row(OF, Spec(grid=GRID, steps=4))
     found = reused(row, where(), Reusing(1.0, template(OF), slow, 7), OF)
     assert (found.renewed_every, found.template, found.skipped) == (2, None, True)
+
+
+@pytest.mark.parametrize(("fill", "steps"), [(True, [0, 2, 7]), (False, [0, 2, 3])])
+def test_a_network_that_sees_no_mask_renews_more_often(fill: bool, steps: list[int]) -> None:
+    of = tiny_flux.family(fill=fill)
+    assert [renew_steps(configured, of) for configured in (0, 2, 7)] == steps
