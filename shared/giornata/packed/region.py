@@ -45,6 +45,14 @@ def region(cells: Tensor) -> Region | None:
     return Region(flat.nonzero().squeeze(1), (~flat).nonzero().squeeze(1), digest)
 
 
+def united(one: Region, other: Region) -> Region | None:
+    """The region that computes what either of two does, of one picture; None where that is all of it."""
+    cells = torch.zeros(len(one.computed) + len(one.outside), dtype=torch.bool)
+    cells[one.computed.cpu()] = True
+    cells[other.computed.cpu()] = True
+    return region(cells)
+
+
 def region_of(cells: CellMap) -> Region | None:
     """:func:`region` of a compute set as an inspection carries it."""
     packed = torch.frombuffer(bytearray(cells.bits), dtype=torch.uint8)

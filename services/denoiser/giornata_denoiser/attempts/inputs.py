@@ -20,7 +20,7 @@ from giornata.wire.errors import InputLost, SchemaMismatch
 from giornata.wire.messages import RunRequest
 from giornata.wire.values import Intermediate
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.engine.weighing import profits
+from giornata_denoiser.engine.weighing import profits, run_ms
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import MEMORY, Row, Snapshot
@@ -110,6 +110,17 @@ def reused(row: Row, where: Region | None, how: Reusing, family: ModelFamily) ->
     row = replace(row, skipped=how.recording is not None)
     if where is None:
         return row
+    taking = _taking(row, where, how, family)
+    renewing = replace(row, region=where, renewed_every=renewed_every(row.steps, how.renew_steps))
+    return next((each for each in (taking, renewing) if profits(each, how.costs, family)), row)
+
+
+def _taking(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row:
+    """`row` as it takes from the recording of `how`.
+
+    Where no edit has learned the correction of its mask, it takes that of another mask and computes what lies in either
+    of both, if that is less than computing its first step in full.
+    """
     taking = replace(
         row,
         region=where,
@@ -118,8 +129,13 @@ def reused(row: Row, where: Region | None, how: Reusing, family: ModelFamily) ->
         corrections=how.corrections(where, len(row.prompts)),
         skipped=False,
     )
-    renewing = replace(row, region=where, renewed_every=renewed_every(row.steps, how.renew_steps))
-    return next((each for each in (taking, renewing) if profits(each, how.costs, family)), row)
+    if taking.corrections is not None or (wider := how.nearest(where, len(row.prompts))) is None:
+        return taking
+    widened = replace(taking, region=wider, corrections=())
+    if run_ms(widened, how.costs, family.depth) >= run_ms(taking, how.costs, family.depth):
+        return taking
+    known = how.widened(wider, len(row.prompts))
+    return taking if known is None else replace(widened, corrections=known)
 
 
 def _snapshot(row: jobs.RowRecord, latents: bytes | None) -> Snapshot | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from giornata.planning.costing import BatchCap
 from giornata.planning.costs import StepCosts, Work, step_work, worth_reusing
@@ -130,6 +130,12 @@ def profits(row: Row, costs: StepCosts, family: ModelFamily) -> bool:
     entries = 0 if row.template is None else min(len(row.template.entries), row.steps)
     bytes_a_step = slab_bytes(row, family.dtype.itemsize) * entries / row.steps
     return worth_reusing(costs, row.shapes, masked_modes(row, family.depth), bytes_a_step)
+
+
+def run_ms(row: Row, costs: StepCosts, blocks: int) -> float:
+    """Predicted time of all steps of a row with a template that has not begun, alone and waiting for no load."""
+    first, later = (predicted_ms([each], costs, blocks) for each in (row, replace(row, begun=True)))
+    return first + (row.steps - row.step - 1) * later
 
 
 def share(tokens: int, caps: Sequence[BatchCap]) -> float:

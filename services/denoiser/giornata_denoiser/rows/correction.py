@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from torch import Tensor
+
 from giornata_denoiser.rows.stored import Stored
 
 
@@ -30,6 +32,10 @@ class Correction:
     def size_bytes(self) -> int:
         """Bytes of all differences."""
         return sum(delta.size_bytes for delta in self.deltas.values())
+
+    def narrowed(self, index: Tensor) -> Correction:
+        """That of the outside tokens `index` (n,), int64, alone."""
+        return Correction({place: delta.rows(index) for place, delta in self.deltas.items()})
 
     def pinned(self) -> Correction:
         """The same in pinned host memory."""

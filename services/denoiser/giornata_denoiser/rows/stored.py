@@ -60,6 +60,10 @@ class Stored:
         """The same in pinned host memory, from which copies to a CUDA device are asynchronous."""
         return self._each(lambda part: part.cpu().pin_memory())
 
+    def rows(self, index: Tensor) -> Stored:
+        """The tokens `index` (n,), int64, alone."""
+        return Stored(self.data.index_select(0, index), self.scale, self.low)
+
     def _each(self, change: Callable[[Tensor], Tensor]) -> Stored:
         scale, low = (None if part is None else change(part) for part in (self.scale, self.low))
         return Stored(change(self.data), scale, low)

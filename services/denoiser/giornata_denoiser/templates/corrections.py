@@ -1,16 +1,28 @@
-"""Corrections that edits have learned, kept for later edits of the same template and mask. Safe in several threads."""
+"""Corrections that edits have learned, kept for later ones of the template, by masks. Safe in several threads."""
 
 from __future__ import annotations
 
 import threading
+from itertools import islice
+from typing import Final, NamedTuple
 
-from giornata.packed.region import Region
+import torch
+
+from giornata.packed.region import Region, united
 from giornata_denoiser.blocks.ledger import TierLedger
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
 
 Corrections = tuple[Correction, ...]
 """One of each sequence of a row."""
+TRIED: Final = 32
+"""So many of a recording's corrections are tried for a mask that is new."""
+
+
+class _Kept(NamedTuple):
+    region: Region
+    """Outside of which it corrects."""
+    corrections: Corrections
 
 
 class KeptCorrections:
@@ -23,7 +35,7 @@ class KeptCorrections:
     def __init__(self, budget_bytes: int, *, pin: bool = False) -> None:
         self._lock = threading.Lock()
         self._ledger = TierLedger(budget_bytes)
-        self._kept: dict[str, Corrections] = {}
+        self._kept: dict[str, _Kept] = {}
         self._claimed: set[str] = set()
         self._pin = pin
         self.served = 0
@@ -43,12 +55,52 @@ class KeptCorrections:
             if found is not None:
                 self._ledger.use(name)
                 self.served += 1
-        return found
+        return None if found is None else found.corrections
+
+    def nearest(self, recording_id: str, region: Region, sequences: int) -> Region | None:
+        """The smallest region that holds `region` and for which :meth:`widened` has corrections; None where none has.
+
+        It is `region` with that of another mask: what lies outside of both, an edit of the other has learned.
+        """
+        unions = [united(region, kept.region) for _, kept in self._latest(recording_id, sequences)]
+        return min(
+            (union for union in unions if union is not None),
+            key=lambda union: len(union.computed),
+            default=None,
+        )
+
+    def widened(self, recording_id: str, region: Region, sequences: int) -> Corrections | None:
+        """What a row of a region of :meth:`nearest` takes; None where it has gone meanwhile.
+
+        Copies at the first time, and keeps the copy.
+        """
+        found = self.find(recording_id, region, sequences)
+        if found is not None:
+            return found
+        for source, kept in self._latest(recording_id, sequences):
+            inside = torch.isin(kept.region.outside, region.outside)
+            if int(inside.sum()) < len(region.outside):
+                continue
+            index = inside.nonzero().squeeze(1)
+            made = self._pinned(tuple(each.narrowed(index) for each in kept.corrections))
+            with self._lock:
+                self.served += 1
+                if source in self._kept:  # else its template was removed meanwhile
+                    self._enter(_name(recording_id, region, sequences), _Kept(region, made))
+            return made
+        return None
+
+    def _latest(self, recording_id: str, sequences: int) -> list[tuple[str, _Kept]]:
+        """What is kept for rows of so many sequences, the last used :data:`TRIED`, the latest first."""
+        prefix, suffix = f"{recording_id}/", f"/{sequences}"
+        with self._lock:
+            names = (n for n in reversed(tuple(self._ledger)) if n.startswith(prefix) and n.endswith(suffix))
+            return [(name, self._kept[name]) for name in islice(names, TRIED)]
 
     def claim(self, row: Row) -> bool:
         """Whether `row` brings corrections that are not here and would fit; who is told so calls :meth:`keep`."""
         name = _name_of(row)
-        if name is None or _size_bytes(row) > self._ledger.budget_bytes:
+        if name is None or _size_bytes(row.corrections or ()) > self._ledger.budget_bytes:
             return False
         with self._lock:
             new = name not in self._kept and name not in self._claimed
@@ -59,11 +111,10 @@ class KeptCorrections:
     def keep(self, row: Row) -> None:
         """Keep the corrections of a claimed `row`, unless its template was removed meanwhile. Pinning blocks."""
         name, corrections = _name_of(row), row.corrections
-        if name is None or corrections is None:
+        if name is None or corrections is None or row.region is None:
             raise ValueError(f"row {row.key} has no corrections")
         try:
-            if self._pin:
-                corrections = tuple(correction.pinned() for correction in corrections)
+            corrections = self._pinned(corrections)
         except Exception:  # such as no memory to pin: another row may claim it
             with self._lock:
                 self._claimed.discard(name)
@@ -71,9 +122,16 @@ class KeptCorrections:
         with self._lock:
             if name in self._claimed:
                 self._claimed.discard(name)
-                self._kept[name] = corrections
-                for gone in self._ledger.add(name, _size_bytes(row)):
-                    self._kept.pop(gone, None)
+                self._enter(name, _Kept(row.region, corrections))
+
+    def _pinned(self, corrections: Corrections) -> Corrections:
+        return tuple(each.pinned() for each in corrections) if self._pin else corrections
+
+    def _enter(self, name: str, kept: _Kept) -> None:
+        """Keep it, within the budget; the caller holds the lock."""
+        self._kept[name] = kept
+        for gone in self._ledger.add(name, _size_bytes(kept.corrections)):
+            self._kept.pop(gone, None)
 
     def remove_all(self, prefix: str) -> None:
         """Remove the corrections of every recording whose id begins with `prefix`, and let claims lapse."""
@@ -94,5 +152,5 @@ def _name_of(row: Row) -> str | None:
     return _name(row.template.id, row.region, len(row.prompts))
 
 
-def _size_bytes(row: Row) -> int:
-    return sum(correction.size_bytes for correction in row.corrections or ())
+def _size_bytes(corrections: Corrections) -> int:
+    return sum(correction.size_bytes for correction in corrections)

@@ -51,6 +51,18 @@ class Reusing:
             return None
         return self.known.find(self.recording.id, region, sequences)
 
+    def nearest(self, region: Region, sequences: int) -> Region | None:
+        """See :meth:`giornata_denoiser.templates.corrections.KeptCorrections.nearest`."""
+        if self.known is None or self.recording is None:
+            return None
+        return self.known.nearest(self.recording.id, region, sequences)
+
+    def widened(self, region: Region, sequences: int) -> tuple[Correction, ...] | None:
+        """See :meth:`giornata_denoiser.templates.corrections.KeptCorrections.widened`."""
+        if self.known is None or self.recording is None:
+            return None
+        return self.known.widened(self.recording.id, region, sequences)
+
 
 class Lookup:
     """Finds recordings for edits; tells `runs` of misses and `registrations` of registered templates that it finds."""

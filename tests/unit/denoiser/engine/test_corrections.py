@@ -12,12 +12,16 @@ import pytest
 import torch
 
 from giornata.packed.tracing import Lane
+from giornata.planning.costs import StepCosts
+from giornata_denoiser.attempts.inputs import reused
 from giornata_denoiser.engine.loading import Loaded, Loader, SlabLoad
 from giornata_denoiser.engine.weighing import slab_bytes
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Form
+from giornata_denoiser.templates.corrections import KeptCorrections
+from giornata_denoiser.templates.lookup import Reusing
 from giornata_denoiser.trace import Trace
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
@@ -30,6 +34,7 @@ from tests.unit.denoiser.engine.edits import (
     finished,
     preferred_modes,
     template,
+    where,
 )
 from tests.unit.denoiser.engine.test_masked import BLOCKS, FLOAT32
 
@@ -72,6 +77,43 @@ def test_edits_take_what_another_one_has_learned(forms: frozenset[Form], scale: 
         torch.testing.assert_close(ended[pupil.key.job_id].latent, wanted, atol=FLOAT32, rtol=0)
     wanted = expected(OF, alone, taken, modes, corrected=True)
     torch.testing.assert_close(ended["alone"].latent, wanted, atol=FLOAT32, rtol=0)
+
+
+@pytest.mark.parametrize("forms", FORMS[:3])
+def test_an_edit_takes_what_one_of_a_neighbouring_mask_has_learned(forms: frozenset[Form]) -> None:
+    """It computes what lies in either mask; outside of both it takes what the other one has learned there."""
+    taken = template(OF, forms)
+    teacher = edit(OF, taken, Spec("teacher", grid=GRID, steps=5, seed=9))
+    kept = KeptCorrections(1 << 30)
+    assert kept.claim(replace(teacher, corrections=learned(teacher)))
+    kept.keep(replace(teacher, corrections=learned(teacher)))
+    costs = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0))
+    how = Reusing(1.0, taken, costs, known=kept)
+    place = where((5, 6))
+    spec = Spec("pupil", grid=GRID, steps=4, seed=3)
+    pupil = reused(tiny_flux.row(OF, spec), place, how, OF)
+    assert pupil.region is not None
+    assert pupil.region.computed.tolist() == [0, 5, 6, 10, 15]
+    assert pupil.settled
+    made = engine(OF, correction_bits=EXACT)
+    made.batch.submit([pupil])
+    wanted = expected(OF, pupil, taken, preferred_modes(forms), corrected=True, teacher=teacher)
+    torch.testing.assert_close(finished(made)["pupil"].latent, wanted, atol=FLOAT32, rtol=0)
+
+
+def test_a_mask_far_away_is_not_worth_computing_beside_ones_own() -> None:
+    taken = template(OF)
+    teacher = edit(OF, taken, Spec("teacher", grid=GRID, steps=5), where(tuple(range(5))))
+    kept = KeptCorrections(1 << 30)
+    assert kept.claim(replace(teacher, corrections=learned(teacher)))
+    kept.keep(replace(teacher, corrections=learned(teacher)))
+    how = Reusing(1.0, taken, StepCosts((0.0, 0.0, 1.0, 0.0, 0.0)), known=kept)
+    for steps, alone in ((3, False), (4, True)):  # 3 tokens more in each step, or 12 more in the first
+        row = tiny_flux.row(OF, Spec(grid=GRID, steps=steps, text_tokens=0))
+        found = reused(row, where((3, 4, 5, 6)), how, OF)
+        assert found.region is not None
+        assert (found.corrections is None) is alone
+        assert len(found.region.computed) == (4 if alone else 7)
 
 
 def test_no_step_is_computed_in_full_and_equal_edits_load_once(tmp_path: Path) -> None:

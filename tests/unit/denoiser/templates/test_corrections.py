@@ -84,6 +84,42 @@ def test_what_belongs_to_a_removed_template_goes_and_does_not_come_back() -> Non
     assert made.size_bytes == SIZE
 
 
+def region_digest(*tokens: int) -> bytes:
+    return where(tokens).digest
+
+
+def test_a_mask_takes_what_was_learned_outside_of_it_and_of_the_nearest_other_one() -> None:
+    near, far, guided = taught("one", (0, 5)), taught("one", (9, 10, 11, 12)), taught("one", sequences=2)
+    for index, row in enumerate((near, far, guided)):
+        assert row.region is not None
+        rows = float(index) + torch.arange(len(row.region.outside)).unsqueeze(1).expand(-1, 2)
+        corrections = tuple(Correction({(0, "key"): store(rows + 0.5, 0)}) for _ in row.prompts)
+        object.__setattr__(row, "corrections", corrections)
+    made = kept(10 * SIZE, far, near, guided)
+    wanted = where((0, 6))
+    assert made.nearest("two", wanted, 1) is None
+    union = made.nearest("one", wanted, 1)
+    assert union is not None
+    assert union.digest == region_digest(0, 5, 6)
+    before = made.size_bytes
+    known = made.widened("one", union, 1)
+    assert known is not None
+    assert near.region is not None
+    (delta,) = [each.deltas[0, "key"].data[:, 0] for each in known]
+    tokens = near.region.outside.tolist()
+    assert delta.tolist() == [0.5 + tokens.index(token) for token in union.outside.tolist()]
+    assert made.widened("one", union, 1) is known, "it is copied once"
+    assert made.size_bytes == before + known[0].size_bytes
+    assert made.served == 2
+    made.remove_all("one")
+    assert made.widened("one", union, 1) is None
+
+
+def test_masks_that_cover_the_picture_together_have_nothing_in_common() -> None:
+    first, rest = tuple(range(8)), tuple(range(8, 16))
+    assert kept(10 * SIZE, taught("one", first)).nearest("one", where(rest), 1) is None
+
+
 def test_what_could_not_be_pinned_may_be_claimed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     one, made = taught("one"), KeptCorrections(10 * SIZE, pin=True)
 
