@@ -1,7 +1,8 @@
 """One step with reuse beside one in full: the engine's step alone, one row, its slabs on the device.
 
 ``python -m tests.bench.step_time`` prints the ratio full ÷ masked for several mask ratios and both forms, beside the
-limit (T + L) / (T + M): T text tokens, L image tokens, M computed ones, halo included. Baseline and ours take turns.
+limit (T + L) / (T + M): T text tokens, L image tokens, M computed ones, halo included. The limit of `hidden` is by
+operations, since it projects the tokens outside again. Baseline and ours take turns.
 The real shape: ``--model real --device cuda``.
 """
 
@@ -16,6 +17,8 @@ from typing import Any, Final
 import torch
 
 from giornata.packed.uses import Taken, Use
+from giornata.planning.costs import Shape
+from giornata.wire.values import Mode
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
@@ -28,7 +31,7 @@ from tests.bench.compute.rows import Rows
 from tests.bench.compute.setting import DEFAULT, Setting
 from tests.bench.reporting.options import clock_of, rows_of, shared, wait_for
 from tests.bench.reporting.report import write
-from tests.bench.systems.workload import Edit, token_limit
+from tests.bench.systems.workload import Edit, operation_limit, token_limit
 from tests.flags import option, parsed
 
 RATIOS: Final = (0.05, 0.11, 0.2, 0.35, 0.5)
@@ -67,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for ratio in RATIOS:
             steps[str(form), ratio] = _prepared(rows, replace(rows.masked(_edit(ratio)), template=template))
     times = _measured(steps, options.repeats, family.device, clock_of(options))
-    lines = [_line(rows, form, ratio, times) for form, ratio in steps if form != FULL[0]]
+    lines = [_line(rows, form, ratio, times) for form in Form for ratio in RATIOS]
     workload = {
         **vars(options),
         "model": described(family),
@@ -112,11 +115,16 @@ def _measured(
     return times
 
 
-def _line(rows: Rows, form: str, ratio: float, times: dict[tuple[str, float], list[float]]) -> dict[str, Any]:
+def _line(
+    rows: Rows, form: Form, ratio: float, times: dict[tuple[str, float], list[float]]
+) -> dict[str, Any]:
     full, ours = times[FULL], times[form, ratio]
     computed = rows.computed(_edit(ratio))
     ratios = [a / b for a, b in zip(full, ours, strict=True)]
     limit = token_limit(rows.text_tokens, rows.tokens, [computed])
+    if form is Form.HIDDEN:
+        shape = Shape(rows.text_tokens, rows.tokens, computed)
+        limit = operation_limit(rows.family.specs, shape, Mode.HIDDEN)
     return {
         "form": form,
         "mask": ratio,

@@ -13,6 +13,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from giornata.planning.costs import Shape
+from giornata.planning.specs import BlockSpec, mean_operations
+from giornata.wire.values import Mode
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.distributions import Mix, at_percentile, chosen, zipf
 
@@ -103,6 +106,17 @@ def square(edit: Edit, side: int) -> Tensor:
     touched = torch.zeros(side, side, dtype=torch.bool)
     touched[top : top + width, left : left + width] = True
     return touched
+
+
+def operation_limit(specs: Sequence[BlockSpec], shape: Shape, mode: Mode) -> float:
+    """What steps in `mode` can gain at most by their multiplications, projections of outside tokens among them."""
+    cell, outside, pair = mean_operations(specs)
+
+    def operations(of: Mode) -> float:
+        work = shape.work(of)
+        return cell * work.tokens + outside * work.projected + pair * work.pairs
+
+    return operations(Mode.FULL) / operations(mode)
 
 
 def token_limit(text: int, tokens: int, computed: Sequence[int]) -> float:
