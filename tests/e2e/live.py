@@ -26,10 +26,11 @@ from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import Stack, running
 from tests.fakes import paced_denoiser
+from tests.patience import HUNG_S
 
 ROOT = Path(__file__).parents[2]
 READY_S = 240.0
-RESULT_S = 60.0
+RESULT_S = HUNG_S
 
 NO_REPLICAS: Mapping[ServiceName, int] = MappingProxyType({})
 NO_ENV: Mapping[str, str] = MappingProxyType({})

@@ -22,6 +22,7 @@ from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName
 from tests.e2e.live import LiveStack
 from tests.e2e.pictures import box, file, pixels, scene
+from tests.patience import HUNG_S
 
 GIORNATA = str(Path(sys.executable).with_name("giornata"))
 DOORS = ("http", "nats")
@@ -250,7 +251,7 @@ class Seen:
                     self._more.notify_all()
 
     async def until(self, text: str) -> None:
-        async with asyncio.timeout(60), self._more:
+        async with asyncio.timeout(HUNG_S), self._more:
             await self._more.wait_for(lambda: text in self.text)
 
 

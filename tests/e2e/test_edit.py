@@ -18,6 +18,7 @@ from giornata.wire.events import StepEvent
 from giornata.wire.requests import Reuse
 from tests.e2e.live import LiveStack
 from tests.e2e.pictures import box, edit_form, file, pixels, scene
+from tests.patience import HUNG_S
 
 
 @pytest.fixture
@@ -183,7 +184,7 @@ async def test_a_client_that_leaves_cancels_its_edit(http: aiohttp.ClientSession
         if data.get("step"):
             break
     answer.close()
-    async with asyncio.timeout(20), http.get(f"/v1/jobs/{job_id}/events") as replay:
+    async with asyncio.timeout(HUNG_S), http.get(f"/v1/jobs/{job_id}/events") as replay:
         async for _ in events(replay):
             pass
     async with http.get(f"/v1/jobs/{job_id}") as status:

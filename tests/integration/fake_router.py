@@ -38,6 +38,7 @@ from giornata.wire.values import ComputeTimes, StageTimes
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from giornata_router.rules.reports import StepRates, report, summary
 from tests.fakes import fleet
+from tests.patience import HUNG_MS
 
 CARD = fleet.CARD.model_copy(update={"default_steps": 3})
 STAGES = StageTimes(prepare=10, queue=20, denoise=30, finish=40)
@@ -172,7 +173,7 @@ class FakeRouter:
         await self.summarise(ready=ready)
         with contextlib.suppress(GiornataError):  # its answer comes after the summary on the same connections
             await self.bus.call(
-                subjects.EDIT_CANCEL, CancelMessage(job_id="none"), Accepted, Deadline.after_ms(2000)
+                subjects.EDIT_CANCEL, CancelMessage(job_id="none"), Accepted, Deadline.after_ms(HUNG_MS)
             )
 
     async def summarise(self, *, ready: bool = True) -> None:

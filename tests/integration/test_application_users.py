@@ -34,6 +34,7 @@ from tests.fakes.fleet import FakePrepost
 from tests.integration.conftest import NatsServer
 from tests.integration.nats_cluster import NatsCluster, nats_cluster
 from tests.integration.router.bench import running_router
+from tests.patience import HUNG_S
 
 GIORNATA = Path(sys.executable).with_name("giornata")
 PICTURE = b"the finished picture"
@@ -146,7 +147,7 @@ async def system(
 async def _open(application: Application) -> None:
     """Return when the whole system carries out edits."""
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(HUNG_S),
         giornata.client.connect(application.url, api_key=application.key) as client,
     ):
         while True:
@@ -240,7 +241,7 @@ async def test_no_picture_goes_to_an_inbox_that_is_anothers(system: System) -> N
             await asker.client.publish(subject, codec.encode(message), reply=reply)
             if reply.startswith("_INBOX_app.shop-2"):
                 continue
-            told, data = await asyncio.wait_for(heard.get(), 10)
+            told, data = await asyncio.wait_for(heard.get(), HUNG_S)
             body = codec.decode(ErrorBody, data)
             assert (told, body.code, body.field) == (reply, "invalid_field", field_at_fault)
             assert body.received is None or told.startswith(own), "the asker's text goes to the asker alone"
@@ -260,7 +261,7 @@ async def test_a_revoked_application_is_cut_off_and_others_go_on(system: System)
         client._bus.client._disconnected_cb = _setting(kept)
         status, _, err = await system.operator.run("revoke", "app.shop")
         assert (status, "taken it: 1." in err) == (0, True), err
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HUNG_S):
             await cut.wait()
         assert (await (await client.edit(image=b"picture", prompt="a star"))).pictures[0].data == PICTURE
         assert not kept.is_set(), "the other's connection stayed open"
@@ -340,5 +341,5 @@ async def test_every_server_of_a_cluster_takes_a_change(tmp_path: Path) -> None:
             bus.client._disconnected_cb = _setting(cut)
             status, _, err = await operator.run("revoke", "app.shop")
             assert (status, "taken it: 3." in err) == (0, True), err
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HUNG_S):
                 await cut.wait()

@@ -30,6 +30,7 @@ from giornata.wire.jobs import JobState
 from giornata.wire.messages import Forecast
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway_fakes import Stage
+from tests.patience import HUNG_S
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "edit_over_nats.py"
 
@@ -118,7 +119,7 @@ async def test_the_time_of_an_edit_ends(stage: Stage, nats_url: str) -> None:
         edit = await client.edit(image=b"picture", prompt="a scarf", timeout_s=0.5)
         with pytest.raises(DeadlineExceeded):
             await edit
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HUNG_S):
         await stage.router.ended.wait()
     assert (await stage.record()).state is JobState.CANCELLED
 
@@ -127,7 +128,7 @@ async def test_progress_ends_for_everybody_who_reads_it(stage: Stage, nats_url: 
     async with giornata.client.connect(nats_url) as client:
         edit = await client.edit(image=b"picture", prompt="a scarf")
         assert [told async for told in edit]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HUNG_S):
             assert [told async for told in edit] == []
             await edit
             await edit
@@ -152,7 +153,7 @@ async def test_a_gateway_that_falls_silent_is_not_waited_for_for_ever(
         edit = await client.edit(image=b"picture", prompt="a scarf", timeout_s=0.3)
         progress = aiter(edit)
         assert await anext(progress) == StateEvent(job_id="job_1", state=JobState.QUEUED, attempt=0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HUNG_S):
             with pytest.raises(DeadlineExceeded):
                 await anext(progress)
             with pytest.raises(DeadlineExceeded):

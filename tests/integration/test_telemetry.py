@@ -12,6 +12,7 @@ from giornata.bus import bus as buses
 from giornata.bus.telemetry import RETOLD_S, Sparing, telemetry
 from giornata.wire import subjects
 from giornata.wire.workers import ServiceName, ServiceState, Tier, WorkerState
+from tests.patience import HUNG_S
 from tests.unit.test_fleet import state
 
 
@@ -30,7 +31,7 @@ async def test_it_goes_on_after_a_failure_and_says_that_it_leaves(nats_url: str)
     async with (
         buses.connect(nats_url, "test") as bus,
         bus.listen(subject, ServiceState, heard.put_nowait),
-        asyncio.timeout(10),
+        asyncio.timeout(HUNG_S),
     ):
         async with telemetry(bus, 20, report):
             told = [await heard.get() for _ in range(3)]

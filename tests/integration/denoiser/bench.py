@@ -35,10 +35,11 @@ from giornata_denoiser.families.rows import text_shapes
 from giornata_denoiser.service import Denoiser
 from tests.fakes.masks import grown
 from tests.fakes.profiles import PROFILE
+from tests.patience import HUNG_MS, HUNG_S
 
 GRID = (3, 4)
 STEPS = 4
-WAIT_S = 20.0
+WAIT_S = HUNG_S
 REF = BlobRef(key="none", size_bytes=0, sha256="")
 
 
@@ -149,7 +150,7 @@ class Bench:
             model_digest=card.digest,
             parameters=resolve(asked, card, 0),
             image=REF,
-            budget_ms=60_000,
+            budget_ms=HUNG_MS,
             result_ttl_s=60,
         )
         rows = tuple(RowRecord(index=i, seed=i, attempt=1, worker=worker.instance) for i in range(n))
@@ -162,7 +163,7 @@ class Bench:
             inspection=inspected(painted, asked.halo),
             encoding=encoding,
             rows=rows,
-            remaining_ms=60_000,
+            remaining_ms=HUNG_MS,
         )
 
     async def _encoding(self, job_id: str, n: int, painted: Sequence[int]) -> Encoding:
@@ -195,7 +196,7 @@ class Bench:
 
     async def run(self, worker: Worker, request: RunRequest) -> RunAnswer:
         subject = subjects.worker(worker.instance, "run")
-        return (await self.bus.call(subject, request, RunReply, Deadline.after_ms(5000))).answer
+        return (await self.bus.call(subject, request, RunReply, Deadline.after_ms(HUNG_MS))).answer
 
     async def latents(self, request: RunRequest) -> list[Tensor]:
         record = await self.records.get(request.job.job_id)

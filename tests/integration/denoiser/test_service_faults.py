@@ -18,6 +18,7 @@ from giornata.wire.errors import InternalError
 from giornata.wire.messages import CancelRows, Epoch, RunAnswer
 from giornata_tools.model.random.build import build
 from tests.integration.denoiser.bench import STEPS, WAIT_S, Bench, taken
+from tests.patience import HUNG_S
 
 
 @pytest.mark.parametrize("broadcast", [False, True])
@@ -191,7 +192,7 @@ async def test_a_process_whose_model_cannot_compute_never_serves(
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        _, errors = await asyncio.wait_for(process.communicate(), 60)
+        _, errors = await asyncio.wait_for(process.communicate(), HUNG_S)
     finally:
         if process.returncode is None:
             process.kill()

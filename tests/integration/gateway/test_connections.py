@@ -9,9 +9,9 @@ import pytest
 
 from tests.integration.gateway.test_hostile import connection
 from tests.integration.gateway_fakes import open_stage
+from tests.patience import HUNG_S
 
 PING = b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"
-PATIENCE_S = 10.0
 
 
 def form(image_bytes: int) -> bytes:
@@ -25,13 +25,13 @@ def form(image_bytes: int) -> bytes:
 
 async def everything(reader: asyncio.StreamReader) -> bytes:
     """What comes until the gateway closes the connection."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(HUNG_S):
         return await reader.read()
 
 
 async def one_answer(reader: asyncio.StreamReader) -> bytes:
     """The head of an answer whose body is read too."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(HUNG_S):
         head = await reader.readuntil(b"\r\n\r\n")
         length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length: "))
         await reader.readexactly(int(length.partition(b" ")[2]))

@@ -13,6 +13,7 @@ from giornata.client import connect
 from giornata.wire.stores import TEMPLATES, bucket_stream
 from tests.integration.gateway.test_templates import get, register
 from tests.integration.gateway_fakes import Stage, open_gateway
+from tests.patience import HUNG_S
 
 BODY = (
     b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nx\r\n'
@@ -40,7 +41,7 @@ async def other(stage: Stage, nats_url: str, redis_url: str, tmp_path: Path) -> 
 
 async def left(stage: Stage) -> None:
     """Return when no client can connect any more."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HUNG_S):
         while True:
             try:
                 async with stage.http.get("/healthz", headers={"Connection": "close"}):
@@ -83,7 +84,7 @@ async def test_who_has_come_is_answered_and_nobody_else_comes(stage: Stage) -> N
     answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 200")
     assert b"\r\nConnection: close\r\n" in answer
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HUNG_S):
         await stage.serving
     writer.close()
     idle_writer.close()
@@ -116,7 +117,7 @@ async def test_who_waits_for_a_template_is_told_how_far_it_is(stage: Stage) -> N
     while await readers() == before:
         continue  # it has not come yet
     stage.stop.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HUNG_S):
         status, answer = await waiting
         await stage.serving
     assert (status, answer["state"]) == (200, "recording")

@@ -16,6 +16,7 @@ from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway.test_jobs import frames_of, submit
 from tests.integration.gateway_fakes import Stage, open_stage
+from tests.patience import HUNG_S
 
 MIB = 1 << 20
 OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
@@ -42,7 +43,7 @@ async def connection(
 
 async def answer_to(stage: Stage, request: bytes) -> tuple[int, bytes]:
     """Status and everything of the answer to a request that asks to close the connection."""
-    async with connection(stage) as (reader, writer), asyncio.timeout(5):
+    async with connection(stage) as (reader, writer), asyncio.timeout(HUNG_S):
         writer.write(request)
         text = await reader.read(-1)
     return int(text.split(b" ", 2)[1]), text
@@ -68,7 +69,7 @@ async def test_a_slow_upload_keeps_nobody_out_and_ends_in_time(
         writer.write(upload(size=1000, sent=10))
         await writer.drain()
         assert (await stage.edit())[0] == 200
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HUNG_S):
             answer = await reader.readuntil(b"}}")
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b'"code":"request_timeout"' in answer
@@ -109,7 +110,7 @@ async def test_who_does_not_read_the_answer_is_cut_off_and_the_next_is_served(
         async with connection(stage, receive_buffer=4096) as (reader, writer):
             writer.write(f"GET /v1/jobs/{job_id}/image HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             assert b" 200 " in await reader.readline()
-            async with asyncio.timeout(10), stage.http.get(f"/v1/jobs/{job_id}/image") as response:
+            async with asyncio.timeout(HUNG_S), stage.http.get(f"/v1/jobs/{job_id}/image") as response:
                 assert await response.read() == picture_of(0, 16 * MIB)
 
 
@@ -159,7 +160,7 @@ async def test_a_client_that_leaves_while_its_job_is_submitted_leaves_no_job(sta
         await asyncio.gather(request, return_exceptions=True)
         async with stage.http.get("/healthz"):  # by now the gateway has seen it leave
             stage.router.answer_when.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HUNG_S):
             await stage.router.ended.wait()
         assert (await stage.record()).state == "cancelled"
 

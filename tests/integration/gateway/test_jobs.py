@@ -17,6 +17,7 @@ from giornata.wire.messages import Forecast
 from giornata.wire.workers import RowProgress
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway_fakes import Stage, open_gateway, open_stage
+from tests.patience import HUNG_S
 
 
 async def submit(stage: Stage, **fields: str) -> str:
@@ -196,7 +197,7 @@ async def test_a_follower_notices_an_end_of_which_nobody_told(
         await stage.router.held.wait()
         async with stage.http.get(f"/v1/jobs/{job_id}/events") as response:
             stage.router.hold.set()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HUNG_S):
                 assert "event: image_edit.completed" in await response.text()
 
 

@@ -46,6 +46,7 @@ from tests.integration.prepost.asking import (
     serving,
     template_inputs,
 )
+from tests.patience import HUNG_S
 
 
 @pytest.fixture(scope="module", params=[Family.FLUX_INPAINT, Family.FLUX_FILL], ids=str)
@@ -250,7 +251,7 @@ async def test_draining_takes_its_time_and_no_more(
 
     monkeypatch.setattr(model, "encode_text", held)
     config = config.model_copy(update={"drain_s": drain_s})
-    async with serving(config, caller, blobs, model) as stop, asyncio.timeout(20):
+    async with serving(config, caller, blobs, model) as stop, asyncio.timeout(HUNG_S):
         job = await a_job(blobs, card, png(SCENE), None)
         asked = asyncio.ensure_future(encoded(caller, job, await inspected(caller, job)))
         await begun.wait()
