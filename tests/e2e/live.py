@@ -175,11 +175,27 @@ def live_stack(
 
 
 @contextmanager
-def paced(step_s: float) -> Iterator[EnvOf]:
-    """While inside, stacks with the yielded environment have denoisers whose steps wait `step_s` and compute little."""
-    env = {paced_denoiser.STEP_S: str(step_s), "PYTHONPATH": str(ROOT)}
+def paced(step_s: float | Path) -> Iterator[EnvOf]:
+    """While inside, stacks with the yielded environment start denoisers whose steps wait `step_s` and compute little.
+
+    A file holds the seconds of denoisers that are to wait at times; see :func:`slowly`.
+    """
+    name = paced_denoiser.STEP_FILE if isinstance(step_s, Path) else paced_denoiser.STEP_S
+    env = {name: str(step_s), "PYTHONPATH": str(ROOT)}
     with mock.patch.dict(commands.MODULES, {ServiceName.DENOISER: paced_denoiser.__name__}):
         yield {ServiceName.DENOISER: env}
+
+
+@contextmanager
+def slowly(file: Path, step_s: float) -> Iterator[None]:
+    """While inside, steps of the denoisers that are :func:`paced` by `file` wait `step_s`."""
+    new = file.with_suffix(".new")
+    new.write_text(str(step_s), encoding="utf-8")
+    new.replace(file)
+    try:
+        yield
+    finally:
+        file.unlink()
 
 
 class Portal:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import runpy
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,10 +18,23 @@ from torch import Tensor
 
 STEP_S = "PACED_STEP_S"
 """Environment variable: seconds that a forward of the transformer waits for each picture, beside what it computes."""
+STEP_FILE = "PACED_STEP_FILE"
+"""Environment variable in its place: a file that holds the seconds while it is there. It may come and go."""
 PICTURE_TOKENS = 48
 """Tokens of a picture of 128 x 96 pixels."""
 MAX_PICTURES = 4
 """The longest wait: larger batches are computed when the service measures itself at its start."""
+
+
+def step_s() -> float:
+    """Seconds that a picture is to take now."""
+    file = os.environ.get(STEP_FILE)
+    if file is None:
+        return float(os.environ[STEP_S])
+    with suppress(FileNotFoundError):
+        return float(Path(file).read_text(encoding="utf-8"))
+    return 0.0
+
 
 load = FluxTransformer2DModel.from_pretrained
 
@@ -29,11 +44,10 @@ def load_paced(*args: Any, **options: Any) -> FluxTransformer2DModel:
 
     Two pictures in one step take twice as long as one, so that a router spreads them.
     """
-    wait_s = float(os.environ[STEP_S])
     model: FluxTransformer2DModel = load(*args, **options)
 
     def wait(_module: Any, inputs: tuple[Tensor]) -> None:
-        time.sleep(wait_s * min(MAX_PICTURES, max(1.0, len(inputs[0]) / PICTURE_TOKENS)))
+        time.sleep(step_s() * min(MAX_PICTURES, max(1.0, len(inputs[0]) / PICTURE_TOKENS)))
 
     model.x_embedder.register_forward_pre_hook(wait)
     return model

@@ -142,9 +142,9 @@ def private_redis() -> Iterator[tuple[str, Callable[[], None]]]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections to NATS are tried for a second where nothing else is said, instead of ten."""
+    """Connections to NATS are tried for four seconds where nothing else is said, instead of ten."""
     connect = bus.connect.__wrapped__  # type: ignore[attr-defined]  # the function below the context manager
-    monkeypatch.setitem(connect.__kwdefaults__, "timeout_s", 1.0)
+    monkeypatch.setitem(connect.__kwdefaults__, "timeout_s", 4.0)
 
 
 @pytest.fixture

@@ -267,7 +267,7 @@ async def test_a_revoked_application_is_cut_off_and_others_go_on(system: System)
         assert not kept.is_set(), "the other's connection stayed open"
         await shop.client.close()
     with pytest.raises(ServiceUnavailable, match="does not let us in"):
-        async with buses.connect(system.shop.url, "shop", timeout_s=2):
+        async with buses.connect(system.shop.url, "shop", timeout_s=5):
             pass
     async with giornata.client.connect(press.url, api_key=system.shop.key) as client:
         with pytest.raises(Unauthorized):
@@ -293,7 +293,7 @@ async def test_a_client_with_the_wrong_inbox_is_told_at_once(system: System) -> 
                 pass
     assert application not in url
     with pytest.raises(ServiceUnavailable, match="does not let us in"):
-        async with buses.connect(url, "shop", timeout_s=2):
+        async with buses.connect(url, "shop", timeout_s=5):
             pass
 
 

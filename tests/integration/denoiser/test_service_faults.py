@@ -158,7 +158,7 @@ async def test_a_drained_row_goes_on_elsewhere_as_if_nothing_had_happened(bench:
 async def test_time_that_is_over_ends_the_assignment(bench: Bench) -> None:
     async with bench.worker(permits=1) as worker:
         request = await bench.job(worker)
-        await bench.run(worker, request.model_copy(update={"remaining_ms": 300}))
+        await bench.run(worker, request.model_copy(update={"remaining_ms": 4000}))
         await bench.step()
         await bench.idle()
         assert bench.denoised.empty()

@@ -67,7 +67,7 @@ async def test_it_is_ready_when_telemetry_says_so_and_leaves_nothing(tmp_path: P
         assert len(passwords) == len(User)
         assert not any(password in text for password in passwords for text in told)
     assert stack.obituaries == [], "everything ended with status 0"
-    assert {child.pid for child in children()} == before
+    assert {child.pid for child in children()} <= before
 
 
 async def test_the_blob_store_survives_a_restart_of_the_stack(tmp_path: Path) -> None:

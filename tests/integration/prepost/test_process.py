@@ -78,7 +78,9 @@ async def test_the_process(
     async with (
         bus.connect(nats_url, "test") as caller,
         RedisBlobs.open(redis_url) as blobs,
-        caller.listen(subjects.telemetry(ServiceName.PREPOST, instance), ServiceState, heard.put_nowait),
+        caller.listen(
+            subjects.telemetry(ServiceName.PREPOST, instance), ServiceState, heard.put_nowait
+        ) as listening,
     ):
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "giornata_prepost", *flags), env=environment
@@ -101,6 +103,7 @@ async def test_the_process(
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+        await listening.caught_up()
     states = [heard.get_nowait() for _ in range(heard.qsize())]
     assert states[-1].draining
     assert not states[-1].ready
