@@ -43,7 +43,7 @@ def tiny_model() -> Path:
 
 @pytest.fixture(scope="session")
 def pace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file that paces the shared stack's denoiser."""
+    """The file that lets steps wait in the stacks that are paced; see :func:`tests.e2e.live.slowly`."""
     return tmp_path_factory.mktemp("pace") / "step_s"
 
 

@@ -175,13 +175,14 @@ def live_stack(
 
 
 @contextmanager
-def paced(step_s: float | Path) -> Iterator[EnvOf]:
+def paced(file: Path, step_s: float | None = None) -> Iterator[EnvOf]:
     """While inside, stacks with the yielded environment start denoisers whose steps wait `step_s` and compute little.
 
-    A file holds the seconds of denoisers that are to wait at times; see :func:`slowly`.
+    With None they compute, and decide by settled costs. In either case `file` lets steps wait: see :func:`slowly`.
     """
-    name = paced_denoiser.STEP_FILE if isinstance(step_s, Path) else paced_denoiser.STEP_S
-    env = {name: str(step_s), "PYTHONPATH": str(ROOT)}
+    env = {paced_denoiser.STEP_FILE: str(file), "PYTHONPATH": str(ROOT)}
+    if step_s is not None:
+        env[paced_denoiser.STEP_S] = str(step_s)
     with mock.patch.dict(commands.MODULES, {ServiceName.DENOISER: paced_denoiser.__name__}):
         yield {ServiceName.DENOISER: env}
 

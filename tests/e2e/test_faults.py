@@ -18,7 +18,7 @@ from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.servers import NATS, VALKEY
 from giornata_tools.launcher.stack import running
 from tests.e2e.jobs import completions, ended, painted, steps_told, submit, until_step
-from tests.e2e.live import LiveStack, live_stack, paced
+from tests.e2e.live import LiveStack, live_stack, paced, slowly
 from tests.e2e.pictures import box, edit_form, file, scene
 
 pytestmark = pytest.mark.slow
@@ -40,9 +40,9 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def pairs(tiny_model: Path) -> Iterator[LiveStack]:
+def pairs(tiny_model: Path, pace: Path) -> Iterator[LiveStack]:
     """Two of each service, three NATS servers, and denoisers whose steps wait."""
-    with paced(STEP_S) as env_of, live_stack(tiny_model, PAIRS, SETTINGS, 3, env_of) as live:
+    with paced(pace, STEP_S) as env_of, live_stack(tiny_model, PAIRS, SETTINGS, 3, env_of) as live:
         yield live
 
 
@@ -208,18 +208,24 @@ async def test_a_full_gateway_refuses_with_retry_after(stack: LiveStack) -> None
             assert b"image_edit.completed" in await first.read()
 
 
-async def test_a_full_queue_refuses_and_keeps_what_it_accepted(stack: LiveStack) -> None:
+async def test_a_full_queue_refuses_and_keeps_what_it_accepted(stack: LiveStack, pace: Path) -> None:
     async with aiohttp.ClientSession(stack.url) as http:
-        jobs = await asyncio.gather(*(submit(http, slow_form(8, seed=seed)) for seed in range(QUEUE_LIMIT)))
-        async with http.post("/v1/jobs", data=slow_form(8)) as answer:
-            assert (answer.status, (await answer.json())["error"]["code"]) == (429, "batch_queue_full")
-            assert int(answer.headers["Retry-After"]) >= 1
+        with slowly(pace, 1.0):  # none ends before the queue is full
+            jobs = [
+                await submit(http, slow_form(8, seed=seed, num_inference_steps=40))
+                for seed in range(QUEUE_LIMIT)
+            ]
+            async with http.post("/v1/jobs", data=slow_form(8)) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (429, "batch_queue_full")
+                assert int(answer.headers["Retry-After"]) >= 1
         assert [(await ended(http, job))["state"] for job in jobs] == ["completed"] * QUEUE_LIMIT
         assert (await ended(http, await submit(http, edit_form())))["state"] == "completed"
 
 
-async def test_a_stopped_stack_leaves_accepted_jobs_to_the_next(tiny_model: Path, tmp_path: Path) -> None:
-    with paced(STEP_S) as env_of:
+async def test_a_stopped_stack_leaves_accepted_jobs_to_the_next(
+    tiny_model: Path, tmp_path: Path, pace: Path
+) -> None:
+    with paced(pace, STEP_S) as env_of:
         plan = StackPlan(
             state=tmp_path / "state",
             logs=tmp_path / "logs",

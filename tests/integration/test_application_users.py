@@ -20,19 +20,20 @@ from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.bus.connection import barrier
 from giornata.config import new_instance
+from giornata.nats_reload import reload_servers
 from giornata.nats_users import password_file, read_keys
 from giornata.records import Records
 from giornata.wire import codec, subjects
 from giornata.wire.errors import ErrorBody, GiornataError, NotPermitted, ServiceUnavailable, Unauthorized
 from giornata.wire.messages import CancelMessage, EditMessage, FinishReply, FinishRequest
-from giornata.wire.permissions import User
+from giornata.wire.permissions import RELOADER, User
 from giornata.wire.requests import EditParameters
 from giornata_gateway import service
 from giornata_gateway.config import GatewayConfig
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
 from tests.integration.conftest import NatsServer
-from tests.integration.nats_cluster import NatsCluster, nats_cluster
+from tests.integration.nats_cluster import nats_cluster
 from tests.integration.router.bench import running_router
 from tests.patience import HUNG_S
 
@@ -325,15 +326,11 @@ async def test_servers_that_do_not_take_a_change_are_told(
     assert read_keys(operator.keys).keys == ()
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> NatsCluster:
-    """Three servers, all with the same users."""
-    return NatsCluster(tmp_path)
-
-
 async def test_every_server_of_a_cluster_takes_a_change(tmp_path: Path) -> None:
     with nats_cluster(tmp_path) as cluster:
         first, *_, last = cluster.servers.values()
+        while await reload_servers(first.url, password_file(cluster.users, RELOADER)) < len(cluster.servers):
+            continue  # they have not found each other yet
         operator = Operator(first.url, cluster.users, tmp_path / "keys.json")
         shop = await operator.add("shop", servers=3)
         cut = asyncio.Event()

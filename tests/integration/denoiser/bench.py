@@ -18,8 +18,6 @@ from giornata import tensors
 from giornata.blobs import RedisBlobs
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.planning.costing import CostModel
-from giornata.planning.costs import Work
 from giornata.records import Records
 from giornata.wire import subjects
 from giornata.wire.events import DenoisedEvent, PreviewEvent, StepEvent
@@ -34,7 +32,7 @@ from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.rows import text_shapes
 from giornata_denoiser.service import Denoiser
 from tests.fakes.masks import grown
-from tests.fakes.profiles import PROFILE
+from tests.fakes.profiles import PROFILE, Steady
 from tests.patience import HUNG_MS, HUNG_S
 
 GRID = (3, 4)
@@ -63,16 +61,6 @@ class Gated(FluxInpaint):
         if self.lost:
             raise torch.AcceleratorError("the device is gone", 1)
         return super().model_input(latents, conditioning)
-
-
-class Steady(CostModel):
-    """Tells what it observes, and decides by the profile: no edit skips a template because a busy machine was slow."""
-
-    def observe_step(self, work: Work, step_ms: float) -> bool:
-        costs = self.costs
-        taken = super().observe_step(work, step_ms)
-        self.costs = costs
-        return taken
 
 
 @dataclass
