@@ -91,6 +91,8 @@ class FakeRouter:
     """Set when a submission arrives."""
     answer_when: asyncio.Event | None = None
     """Submissions are accepted only then."""
+    answer_late: asyncio.Event | None = None
+    """Submissions are answered only then, while their jobs go on."""
     silent: int = 0
     """How many submissions are not answered in time."""
     failure: GiornataError | None = None
@@ -215,6 +217,8 @@ class FakeRouter:
             self.jobs[job.job_id] = job
             self.cancelled[job.job_id] = asyncio.Event()
             self.tasks.create_task(self._carry_out(job))
+        if self.answer_late is not None:
+            await self.answer_late.wait()
         return Accepted(job_id=job.job_id)
 
     async def _carry_out(self, job: Job) -> None:
