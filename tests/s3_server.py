@@ -17,6 +17,8 @@ from typing import Final
 
 import pytest
 
+from tests.patience import HUNG_S
+
 BUCKET: Final = "blobs"
 CREDENTIALS: Final = {"AWS_ACCESS_KEY_ID": "giornata-test", "AWS_SECRET_ACCESS_KEY": "a-secret-of-tests"}
 """What clients of the server have in their environment."""
@@ -59,7 +61,7 @@ def s3_server(*, volumes: int = 8, volume_mb: int = 64) -> Iterator[S3Server]:
         _await_ready(process)
         reader.start()  # it may write more than a pipe holds
         bucket = f"http://127.0.0.1:{web['filer']}/buckets/{BUCKET}/"
-        urllib.request.urlopen(urllib.request.Request(bucket, method="POST"), timeout=10).close()
+        urllib.request.urlopen(urllib.request.Request(bucket, method="POST"), timeout=HUNG_S).close()
         yield S3Server(web["s3"])
     finally:
         process.kill()

@@ -17,7 +17,8 @@ from giornata_denoiser.rows.template import Form
 from tests.fakes import tiny_flux
 from tests.fakes.row_engine import SteppedEngine
 from tests.fakes.tiny_flux import Spec
-from tests.unit.denoiser.engine.test_loop import WAIT_S, GatedLoop
+from tests.patience import HUNG_S
+from tests.unit.denoiser.engine.test_loop import GatedLoop
 
 FAMILY = tiny_flux.family()
 
@@ -176,7 +177,7 @@ def test_many_threads_may_submit(make: Make, count: int) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(WAIT_S)
+        thread.join(HUNG_S)
     seen: list[tuple[str, int]] = []
     while len(seen) < 4 * count:
         seen += stepped(made)

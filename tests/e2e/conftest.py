@@ -17,7 +17,10 @@ from giornata.families import Family
 from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.model import choose
-from tests.e2e.live import NO_ENV, NO_ENV_OF, EnvOf, LiveStack, live_stack
+from tests.e2e.live import NO_ENV, NO_ENV_OF, EnvOf, LiveStack, live_stack, paced, slowly
+
+SLOW_STEP_S = 0.05
+"""Of a picture of 128 x 96 pixels; larger ones take up to four times as long."""
 
 
 class StartStack(Protocol):
@@ -39,10 +42,25 @@ def tiny_model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def stack(tiny_model: Path) -> Iterator[LiveStack]:
+def pace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that lets steps wait in the stacks that are paced; see :func:`tests.e2e.live.slowly`."""
+    return tmp_path_factory.mktemp("pace") / "step_s"
+
+
+@pytest.fixture(scope="session")
+def stack(tiny_model: Path, pace: Path) -> Iterator[LiveStack]:
     """One of each service, for all tests that only use it."""
-    with live_stack(tiny_model) as live:
+    with ExitStack() as opened:
+        with paced(pace) as env_of:
+            live = opened.enter_context(live_stack(tiny_model, env_of=env_of))
         yield live
+
+
+@pytest.fixture
+def slow_steps(stack: LiveStack, pace: Path) -> Iterator[None]:
+    """No edit of many steps is over before a test has acted, however quick the machine is."""
+    with slowly(pace, SLOW_STEP_S):
+        yield
 
 
 @pytest.fixture

@@ -26,10 +26,11 @@ from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import Stack, running
 from tests.fakes import paced_denoiser
+from tests.patience import HUNG_S
 
 ROOT = Path(__file__).parents[2]
 READY_S = 240.0
-RESULT_S = 60.0
+RESULT_S = HUNG_S
 
 NO_REPLICAS: Mapping[ServiceName, int] = MappingProxyType({})
 NO_ENV: Mapping[str, str] = MappingProxyType({})
@@ -174,11 +175,28 @@ def live_stack(
 
 
 @contextmanager
-def paced(step_s: float) -> Iterator[EnvOf]:
-    """While inside, stacks with the yielded environment have denoisers whose steps wait `step_s` and compute little."""
-    env = {paced_denoiser.STEP_S: str(step_s), "PYTHONPATH": str(ROOT)}
+def paced(file: Path, step_s: float | None = None) -> Iterator[EnvOf]:
+    """While inside, stacks with the yielded environment start denoisers whose steps wait `step_s` and compute little.
+
+    With None they compute, and decide by settled costs. In either case `file` lets steps wait: see :func:`slowly`.
+    """
+    env = {paced_denoiser.STEP_FILE: str(file), "PYTHONPATH": str(ROOT)}
+    if step_s is not None:
+        env[paced_denoiser.STEP_S] = str(step_s)
     with mock.patch.dict(commands.MODULES, {ServiceName.DENOISER: paced_denoiser.__name__}):
         yield {ServiceName.DENOISER: env}
+
+
+@contextmanager
+def slowly(file: Path, step_s: float) -> Iterator[None]:
+    """While inside, steps of the denoisers that are :func:`paced` by `file` wait `step_s`."""
+    new = file.with_suffix(".new")
+    new.write_text(str(step_s), encoding="utf-8")
+    new.replace(file)
+    try:
+        yield
+    finally:
+        file.unlink()
 
 
 class Portal:

@@ -22,6 +22,7 @@ from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName
 from tests.e2e.live import LiveStack
 from tests.e2e.pictures import box, file, pixels, scene
+from tests.patience import HUNG_S
 
 GIORNATA = str(Path(sys.executable).with_name("giornata"))
 DOORS = ("http", "nats")
@@ -139,6 +140,7 @@ async def test_progress_is_drawn_on_a_terminal(stack: LiveStack, folder: Path) -
     assert "edited.png: 128x96, seed 7" in seen.text
 
 
+@pytest.mark.usefixtures("slow_steps")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("kind", DOORS)
 async def test_ctrl_c_cancels_and_says_so(stack: LiveStack, folder: Path, kind: str, number: int) -> None:
@@ -151,6 +153,7 @@ async def test_ctrl_c_cancels_and_says_so(stack: LiveStack, folder: Path, kind: 
     await stack.until(_idle)
 
 
+@pytest.mark.usefixtures("slow_steps")
 @pytest.mark.parametrize("kind", DOORS)
 async def test_time_that_is_over_cancels(stack: LiveStack, folder: Path, kind: str) -> None:
     status, _, err = await giornata(
@@ -202,6 +205,7 @@ async def test_the_fleet_as_table_and_as_json(stack: LiveStack, folder: Path) ->
     assert {one["service"] for one in json.loads(out)["instances"]} == set(ServiceName)
 
 
+@pytest.mark.usefixtures("slow_steps")
 async def test_watching_sees_an_edit_run_and_ends_with_ctrl_c(stack: LiveStack, folder: Path) -> None:
     watching = await asyncio.create_subprocess_exec(
         GIORNATA, "status", "--watch", "--json", "--url", stack.url, cwd=folder, env=environment(),
@@ -250,7 +254,7 @@ class Seen:
                     self._more.notify_all()
 
     async def until(self, text: str) -> None:
-        async with asyncio.timeout(60), self._more:
+        async with asyncio.timeout(HUNG_S), self._more:
             await self._more.wait_for(lambda: text in self.text)
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 async def test_the_demo_edits_four_pictures_and_reports(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     process = await asyncio.create_subprocess_exec(

@@ -18,6 +18,7 @@ from giornata.wire.events import StepEvent
 from giornata.wire.requests import Reuse
 from tests.e2e.live import LiveStack
 from tests.e2e.pictures import box, edit_form, file, pixels, scene
+from tests.patience import HUNG_S
 
 
 @pytest.fixture
@@ -151,6 +152,7 @@ async def test_a_job_is_followed_replayed_and_fetched(http: aiohttp.ClientSessio
     assert [number for _, number, _ in again if number is not None] == [n for n in seen if n > middle]
 
 
+@pytest.mark.usefixtures("slow_steps")
 async def test_cancel_ends_a_job_within_a_few_steps(http: aiohttp.ClientSession) -> None:
     async with http.post(
         "/v1/jobs", data=edit_form(file(scene(512, 512)), file(box(512, 512)), num_inference_steps=200)
@@ -173,6 +175,7 @@ async def test_cancel_ends_a_job_within_a_few_steps(http: aiohttp.ClientSession)
         assert (answer.status, (await answer.json())["error"]["code"]) == (409, "job_cancelled")
 
 
+@pytest.mark.usefixtures("slow_steps")
 async def test_a_client_that_leaves_cancels_its_edit(http: aiohttp.ClientSession, stack: LiveStack) -> None:
     form = edit_form(file(scene(512, 512)), file(box(512, 512)), num_inference_steps=200, stream=True)
     answer = await http.post("/v1/images/edits", data=form)
@@ -183,7 +186,7 @@ async def test_a_client_that_leaves_cancels_its_edit(http: aiohttp.ClientSession
         if data.get("step"):
             break
     answer.close()
-    async with asyncio.timeout(20), http.get(f"/v1/jobs/{job_id}/events") as replay:
+    async with asyncio.timeout(HUNG_S), http.get(f"/v1/jobs/{job_id}/events") as replay:
         async for _ in events(replay):
             pass
     async with http.get(f"/v1/jobs/{job_id}") as status:

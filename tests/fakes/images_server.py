@@ -48,8 +48,9 @@ class ImagesServer:
         files = {name: part.file.read() for name, part in form.items() if isinstance(part, web.FileField)}
         fields = {name: value for name, value in form.items() if isinstance(value, str)}
         assert isinstance(request.transport, asyncio.Transport)
-        asked = Asked(len(self.asked), fields, files, request.headers.get("Authorization"), request.transport)
+        key = request.headers.get("Authorization")
         async with self.came:
+            asked = Asked(len(self.asked), fields, files, key, request.transport)
             self.asked.append(asked)
             self.came.notify_all()
         return await self.respond(asked)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from tests.patience import HUNG_S
+
 
 class News:
     """Fakes tell that something happened; tests wait until a condition holds, asked again at every telling."""
@@ -17,7 +19,7 @@ class News:
         self._next.set()
         self._next = asyncio.Event()
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = HUNG_S) -> None:
         """Return when `condition` holds."""
         async with asyncio.timeout(timeout_s):
             while not condition():

@@ -8,18 +8,39 @@ from __future__ import annotations
 import os
 import runpy
 import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 from torch import Tensor
 
+from giornata.planning import costing
+from giornata.planning.costing import Profile
+from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.profiling import calibration
+from tests.fakes.profiles import PROFILE, Steady
+
 STEP_S = "PACED_STEP_S"
-"""Environment variable: seconds that a forward of the transformer waits for each picture, beside what it computes."""
+"""Environment variable: seconds that a forward of the transformer waits for each picture, beside what it computes.
+
+Without it forwards do not wait, and costs are settled: whether an edit reuses does not depend on the machine.
+"""
+STEP_FILE = "PACED_STEP_FILE"
+"""Environment variable: a file that holds other seconds while it is there. It may come and go."""
 PICTURE_TOKENS = 48
 """Tokens of a picture of 128 x 96 pixels."""
 MAX_PICTURES = 4
 """The longest wait: larger batches are computed when the service measures itself at its start."""
+
+
+def step_s() -> float:
+    """Seconds that a picture is to take now."""
+    with suppress(FileNotFoundError):
+        return float(Path(os.environ[STEP_FILE]).read_text(encoding="utf-8"))
+    return float(os.environ.get(STEP_S, "0"))
+
 
 load = FluxTransformer2DModel.from_pretrained
 
@@ -29,16 +50,25 @@ def load_paced(*args: Any, **options: Any) -> FluxTransformer2DModel:
 
     Two pictures in one step take twice as long as one, so that a router spreads them.
     """
-    wait_s = float(os.environ[STEP_S])
     model: FluxTransformer2DModel = load(*args, **options)
 
     def wait(_module: Any, inputs: tuple[Tensor]) -> None:
-        time.sleep(wait_s * min(MAX_PICTURES, max(1.0, len(inputs[0]) / PICTURE_TOKENS)))
+        time.sleep(step_s() * min(MAX_PICTURES, max(1.0, len(inputs[0]) / PICTURE_TOKENS)))
 
     model.x_embedder.register_forward_pre_hook(wait)
     return model
 
 
+def settled(checkpoint: Checkpoint, _bits: int) -> Profile:
+    """Costs that nobody has measured, in place of the first steps'."""
+    card = checkpoint.card
+    return PROFILE.model_copy(update={"model": card.name, "model_digest": card.digest, "caps": ()})
+
+
 if __name__ == "__main__":
-    with mock.patch.object(FluxTransformer2DModel, "from_pretrained", load_paced):
+    with ExitStack() as patched:
+        patched.enter_context(mock.patch.object(FluxTransformer2DModel, "from_pretrained", load_paced))
+        if STEP_S not in os.environ:
+            patched.enter_context(mock.patch.object(calibration, "calibrate", settled))
+            patched.enter_context(mock.patch.object(costing, "CostModel", Steady))
         runpy.run_module("giornata_denoiser", run_name="__main__", alter_sys=True)

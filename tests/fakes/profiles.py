@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from giornata.planning.costing import BatchCap, Fit, Profile
-from giornata.planning.costs import COMPUTE, LOAD
+from giornata.planning.costing import BatchCap, CostModel, Fit, Profile
+from giornata.planning.costs import COMPUTE, LOAD, Work
 
 WEIGHTS: Final = (2.0, 0.1, 0.01, 0.002, 1e-6)
 LOAD_WEIGHTS: Final = (0.05, 1e-6)
@@ -28,3 +28,13 @@ PROFILE: Final = Profile(
     activation_bytes=4096.0,
     caps=(BatchCap(tokens=100, rows=8), BatchCap(tokens=1000, rows=4)),
 )
+
+
+class Steady(CostModel):
+    """Tells what it observes, and decides by the profile: no edit skips a template because a busy machine was slow."""
+
+    def observe_step(self, work: Work, step_ms: float) -> bool:
+        costs = self.costs
+        taken = super().observe_step(work, step_ms)
+        self.costs = costs
+        return taken

@@ -22,6 +22,7 @@ from giornata.bus import bus
 from giornata.nats_users import USERS_CONF, write_users
 from giornata.wire.permissions import User
 from tests.integration.gateway_fakes import Stage, open_stage
+from tests.patience import HUNG_S
 
 MAX_PAYLOAD_BYTES = 8 << 20
 """What deploy/ configures too: inline pictures of the NATS door."""
@@ -105,8 +106,10 @@ def nats_url(server_folder: Path) -> Iterator[str]:
 def redis_url(server_folder: Path) -> Iterator[str]:
     """The Redis-protocol server that tests share, over a unix socket."""
     path = server_folder / "redis.sock"
-    with ValkeyServer(port=0, unix_socket_path=path):
-        yield f"unix://{path}"
+    server = ValkeyServer(port=0, unix_socket_path=path)
+    server.start(timeout=HUNG_S)
+    yield f"unix://{path}"
+    server.stop()
 
 
 @pytest.fixture
@@ -133,7 +136,7 @@ def private_redis() -> Iterator[tuple[str, Callable[[], None]]]:
     """URL of a Redis-protocol server of this test alone, and what stops it."""
     folder = Path(tempfile.mkdtemp(prefix="gio-"))
     server = ValkeyServer(port=0, unix_socket_path=folder / "redis.sock")
-    server.start()
+    server.start(timeout=HUNG_S)
     yield f"unix://{folder / 'redis.sock'}", server.stop
     with contextlib.suppress(ValkeyServerNotStartedError):
         server.stop()
@@ -142,9 +145,9 @@ def private_redis() -> Iterator[tuple[str, Callable[[], None]]]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections to NATS are tried for a second where nothing else is said, instead of ten."""
+    """Connections to NATS are tried for four seconds where nothing else is said, instead of ten."""
     connect = bus.connect.__wrapped__  # type: ignore[attr-defined]  # the function below the context manager
-    monkeypatch.setitem(connect.__kwdefaults__, "timeout_s", 1.0)
+    monkeypatch.setitem(connect.__kwdefaults__, "timeout_s", 4.0)
 
 
 @pytest.fixture

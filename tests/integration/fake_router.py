@@ -38,6 +38,7 @@ from giornata.wire.values import ComputeTimes, StageTimes
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from giornata_router.rules.reports import StepRates, report, summary
 from tests.fakes import fleet
+from tests.patience import HUNG_MS
 
 CARD = fleet.CARD.model_copy(update={"default_steps": 3})
 STAGES = StageTimes(prepare=10, queue=20, denoise=30, finish=40)
@@ -90,6 +91,8 @@ class FakeRouter:
     """Set when a submission arrives."""
     answer_when: asyncio.Event | None = None
     """Submissions are accepted only then."""
+    answer_late: asyncio.Event | None = None
+    """Submissions are answered only then, while their jobs go on."""
     silent: int = 0
     """How many submissions are not answered in time."""
     failure: GiornataError | None = None
@@ -172,7 +175,7 @@ class FakeRouter:
         await self.summarise(ready=ready)
         with contextlib.suppress(GiornataError):  # its answer comes after the summary on the same connections
             await self.bus.call(
-                subjects.EDIT_CANCEL, CancelMessage(job_id="none"), Accepted, Deadline.after_ms(2000)
+                subjects.EDIT_CANCEL, CancelMessage(job_id="none"), Accepted, Deadline.after_ms(HUNG_MS)
             )
 
     async def summarise(self, *, ready: bool = True) -> None:
@@ -214,6 +217,8 @@ class FakeRouter:
             self.jobs[job.job_id] = job
             self.cancelled[job.job_id] = asyncio.Event()
             self.tasks.create_task(self._carry_out(job))
+        if self.answer_late is not None:
+            await self.answer_late.wait()
         return Accepted(job_id=job.job_id)
 
     async def _carry_out(self, job: Job) -> None:

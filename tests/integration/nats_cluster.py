@@ -7,11 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nats.js import JetStreamContext
+from nats.js.errors import ServiceUnavailableError
 
 from giornata.nats_users import USERS_CONF, password_file, write_cluster, write_users
+from giornata.retries import repeated
 from giornata.wire.permissions import User
 from giornata_tools.launcher.servers import free_ports
 from tests.integration.conftest import NatsServer
+from tests.patience import HUNG_S
 
 NAMES = ("n1", "n2", "n3")
 
@@ -39,11 +42,15 @@ class NatsCluster:
         return password_file(self.users, user)
 
     async def leader(self, jetstream: JetStreamContext, stream: str) -> str:
-        """Which server leads a stream."""
-        info = await jetstream.stream_info(stream)
-        assert info.cluster is not None
-        assert info.cluster.leader is not None
-        return info.cluster.leader
+        """Which server leads a stream, once one does."""
+
+        async def read() -> str:
+            info = await jetstream.stream_info(stream)
+            if info.cluster is None or info.cluster.leader is None:
+                raise ServiceUnavailableError
+            return info.cluster.leader
+
+        return await repeated(read, HUNG_S)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from giornata.wire.errors import MalformedMessage, NotSupported, ServiceUnavaila
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import Accepted, AdapterRequest, CancelRows
 from giornata.wire.workers import ServiceName, ServiceState
+from tests.patience import HUNG_MS, HUNG_S
 
 SERVICES = {
     ServiceName.CONTROLNET: ("giornata_controlnet", subjects.controlnet("residuals")),
@@ -40,14 +41,14 @@ class Running:
 
     async def state(self, *, draining: bool) -> ServiceState:
         """The next telemetry that says so."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HUNG_S):
             while (state := await self.states.get()).draining is not draining:
                 pass
         return state
 
     async def ask(self, adapter: str = "canny") -> Accepted:
-        request = AdapterRequest(adapter=adapter, remaining_ms=5_000)
-        return await self.bus.call(self.subject, request, Accepted, Deadline.after_ms(5_000))
+        request = AdapterRequest(adapter=adapter, remaining_ms=HUNG_MS)
+        return await self.bus.call(self.subject, request, Accepted, Deadline.after_ms(HUNG_MS))
 
 
 @pytest.fixture(params=list(SERVICES))
@@ -89,13 +90,13 @@ async def test_the_refusal_reaches_the_caller_as_the_same_error(service: Running
 async def test_another_message_is_named_malformed_and_does_no_harm(service: Running) -> None:
     wrong = CancelRows(job_id="job", attempt=1)
     with pytest.raises(MalformedMessage, match="adapter"):
-        await service.bus.call(service.subject, wrong, BlobRef, Deadline.after_ms(5_000))
+        await service.bus.call(service.subject, wrong, BlobRef, Deadline.after_ms(HUNG_MS))
     with pytest.raises(NotSupported):
         await service.ask()
 
 
 async def test_it_is_discovered_as_a_micro_service(service: Running) -> None:
-    message = await service.bus.client.request(f"$SRV.INFO.giornata-{service.name}", b"", timeout=5)
+    message = await service.bus.client.request(f"$SRV.INFO.giornata-{service.name}", b"", timeout=HUNG_S)
     assert service.instance.encode() in message.data
     assert service.subject.encode() in message.data
 
@@ -104,7 +105,7 @@ async def test_sigterm_says_draining_and_ends_with_status_0(service: Running) ->
     service.process.terminate()
     last = await service.state(draining=True)
     assert not last.ready
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HUNG_S):
         assert await service.process.wait() == 0
     with pytest.raises(ServiceUnavailable):
         await service.ask()

@@ -22,6 +22,7 @@ from giornata.wire.errors import (
 from giornata.wire.messages import Accepted, AdapterRequest, CancelRows
 from giornata.wire.workers import ServiceName
 from tests.integration.conftest import NatsServer
+from tests.patience import HUNG_MS, HUNG_S
 
 SUBJECT = subjects.lora("test")
 
@@ -36,7 +37,7 @@ def endpoint(handler: object) -> Endpoint:
     return Endpoint(SUBJECT, CancelRows, handler)  # type: ignore[arg-type]  # handlers of several shapes
 
 
-async def ask(bus: Bus, job_id: str = "j", ms: float = 2000) -> Accepted:
+async def ask(bus: Bus, job_id: str = "j", ms: float = HUNG_MS) -> Accepted:
     return await bus.call(SUBJECT, CancelRows(job_id=job_id, attempt=1), Accepted, Deadline.after_ms(ms))
 
 
@@ -83,7 +84,7 @@ async def test_a_malformed_request_is_answered_with_what_is_missing(bus: Bus) ->
     async with bus.serve("test", endpoint(handler), instance="i"):
         with pytest.raises(MalformedMessage, match="job_id"):
             await bus.call(
-                SUBJECT, AdapterRequest(adapter="a", remaining_ms=1), Accepted, Deadline.after_ms(2000)
+                SUBJECT, AdapterRequest(adapter="a", remaining_ms=1), Accepted, Deadline.after_ms(HUNG_MS)
             )
 
 
@@ -120,7 +121,7 @@ async def test_what_was_lost_with_the_connection_is_asked_again(private_nats: Na
         buses.connect(private_nats.url, "asker") as one,
         buses.connect(private_nats.url, "answerer") as other,
         other.answer(endpoint(handler)),
-        asyncio.timeout(60),
+        asyncio.timeout(HUNG_S),
     ):
         asking = asyncio.create_task(ask(one, ms=600_000))
         await asked.get()
@@ -135,7 +136,7 @@ async def test_a_request_to_jetstream_fails_with_its_connection(private_nats: Na
     async with buses.connect(private_nats.url, "asker") as bus:
         subscription = await bus.client.subscribe("$JS.API.NOBODY")  # takes the request, and says nothing
         asking = asyncio.create_task(bus.client.request("$JS.API.NOBODY", b"", timeout=600))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HUNG_S):
             await subscription.next_msg(timeout=None)
             private_nats.kill()
             with pytest.raises(LostError):
@@ -155,7 +156,7 @@ async def test_a_handler_ends_when_its_request_has_no_time_left(bus: Bus) -> Non
     async with bus.serve("test", Endpoint(SUBJECT, AdapterRequest, handler), instance="i"):
         request = AdapterRequest(adapter="a", remaining_ms=50)
         with pytest.raises(DeadlineExceeded):
-            await bus.call(SUBJECT, request, Accepted, Deadline.after_ms(5000))
+            await bus.call(SUBJECT, request, Accepted, Deadline.after_ms(HUNG_MS))
         assert ended.is_set()
 
 
@@ -170,7 +171,7 @@ async def test_leaving_answers_every_request_that_was_delivered(bus: Bus, nats_u
 
     async with buses.connect(nats_url, "other") as other:
         async with other.serve("test", endpoint(handler), instance="i"):
-            asked = [asyncio.create_task(ask(bus, f"j{i}", 5000)) for i in range(20)]
+            asked = [asyncio.create_task(ask(bus, f"j{i}")) for i in range(20)]
             await begun.wait()
             await barrier(bus.client)
             await barrier(other.client)
@@ -190,8 +191,8 @@ async def test_an_endpoint_answers_from_the_moment_it_is_entered_and_to_the_mome
     async with buses.connect(nats_url, "other") as other:
         for i in range(100):
             async with other.answer(endpoint(handler)):
-                asked = asyncio.create_task(ask(bus, f"j{i}", 1000))
-                assert (await ask(bus, f"k{i}", 1000)).job_id == f"k{i}"
+                asked = asyncio.create_task(ask(bus, f"j{i}"))
+                assert (await ask(bus, f"k{i}")).job_id == f"k{i}"
                 await barrier(bus.client)  # else the server may hear of the end before it takes the other one
             assert (await asked).job_id == f"j{i}"
 
@@ -201,7 +202,7 @@ async def test_a_service_can_be_found_by_its_name(bus: Bus) -> None:
         return Accepted(job_id=request.job_id)
 
     async with bus.serve("prepost", endpoint(handler), instance="found-me"):
-        info = await bus.client.request("$SRV.INFO.giornata-prepost", timeout=2)
+        info = await bus.client.request("$SRV.INFO.giornata-prepost", timeout=HUNG_S)
     assert b"found-me" in info.data
     assert SUBJECT.encode() in info.data
 
@@ -211,7 +212,7 @@ async def test_a_malformed_message_does_not_end_a_subscription(bus: Bus) -> None
     async with bus.listen("giornata.cancel.*", CancelRows, heard.put_nowait):
         await bus.client.publish("giornata.cancel.x", b"\xc1")
         await bus.publish("giornata.cancel.x", CancelRows(job_id="after", attempt=1))
-        assert (await asyncio.wait_for(heard.get(), 2)).job_id == "after"
+        assert (await asyncio.wait_for(heard.get(), HUNG_S)).job_id == "after"
 
 
 async def test_a_lost_server_is_found_again_and_told(private_nats: NatsServer) -> None:
@@ -220,7 +221,7 @@ async def test_a_lost_server_is_found_again_and_told(private_nats: NatsServer) -
         bus.on_reconnect.append(back.set)
         private_nats.kill()
         private_nats.start()
-        await asyncio.wait_for(back.wait(), 10)
+        await asyncio.wait_for(back.wait(), HUNG_S)
         await bus.client.flush()
 
 
@@ -229,7 +230,7 @@ async def test_a_pong_for_which_no_one_waits_any_more_ends_no_connection(bus: Bu
     given_up = asyncio.get_running_loop().create_future()
     given_up.cancel()
     await bus.client._send_ping(given_up)
-    await bus.client.flush(timeout=5)
+    await bus.client.flush(timeout=HUNG_S)
 
 
 async def test_no_server_is_a_plain_sentence() -> None:
@@ -277,7 +278,7 @@ async def test_leaving_without_a_server_ends_soon_and_quietly(private_nats: Nats
         return Accepted(job_id=request.job_id)
 
     async with (
-        asyncio.timeout(5),
+        asyncio.timeout(HUNG_S),
         buses.connect(private_nats.url, "test") as bus,
         bus.answer(endpoint(handler)),
         bus.serve("test", Endpoint(subjects.lora("other"), CancelRows, handler), instance="i"),
@@ -324,7 +325,7 @@ async def test_waiting_to_catch_up_ends_with_the_connection(private_nats: NatsSe
         await listening.caught_up()
         private_nats.kill()
         with pytest.raises(LostError):
-            await asyncio.wait_for(listening.caught_up(), 10)
+            await asyncio.wait_for(listening.caught_up(), HUNG_S)
         private_nats.start()
 
 

@@ -31,9 +31,10 @@ from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
 from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import COSTS, running_router
+from tests.patience import HUNG_S
 
 OTHER = "b"
-LIMIT_S = 30
+
 PLACES = 8
 SLOW = CostFit(weights=(1000.0, 0.0, 0.0, 0.0, 0.0), r2=1.0, residual_ms=0.0, samples=1, outliers=0)
 """A step of a second, as a denoiser tells it."""
@@ -86,7 +87,7 @@ class Deployment:
 
     async def hears(self, *cells: str) -> None:
         """Return when the gateway tells of these cells' workers."""
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(HUNG_S):
             while True:
                 fleet = await self.get("/v1/fleet")
                 found = {one["cell"] for one in fleet["instances"] if one["service"] == "denoiser"}
@@ -116,7 +117,7 @@ class Deployment:
 
     async def ended(self, job_id: str) -> str:
         """The state in which a job ended."""
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(HUNG_S):
             while True:
                 told = await self.get(f"/v1/jobs/{job_id}")
                 if JobState(told["state"]).terminal:
@@ -159,7 +160,7 @@ async def open_gateway(made: Deployment, redis_url: str, folder: Path) -> None:
     tasks.create_task(service.serve(config, front, blobs, stop))
     made.stack.callback(stop.set)
     assert config.port_file is not None
-    async with asyncio.timeout(LIMIT_S):
+    async with asyncio.timeout(HUNG_S):
         while not config.port_file.exists() or not config.port_file.read_text():  # noqa: ASYNC110 - a file tells
             await asyncio.sleep(0.02)
     http = aiohttp.ClientSession(f"http://127.0.0.1:{int(config.port_file.read_text())}")
@@ -195,7 +196,7 @@ async def test_edits_go_where_the_wait_is_shorter(both: Deployment) -> None:
     held = [await both.accepted() for _ in range(PLACES)]
     await both.denoisers[own].news.until(lambda: len(both.jobs(own)) == PLACES)
     queued: list[str] = []
-    async with asyncio.timeout(LIMIT_S):
+    async with asyncio.timeout(HUNG_S):
         while not both.jobs(other):  # the router tells of its wait a moment later
             queued.append(await both.accepted())
             await asyncio.sleep(0.2)
@@ -251,7 +252,7 @@ async def test_a_job_is_cancelled_and_followed_in_its_cell(both: Deployment) -> 
     async with both.http.get(f"/v1/jobs/{job}/events") as followed:
         async with both.http.delete(f"/v1/jobs/{job}") as answer:
             assert answer.status == 202
-        told = (await asyncio.wait_for(followed.read(), LIMIT_S)).decode()
+        told = (await asyncio.wait_for(followed.read(), HUNG_S)).decode()
     assert "job_cancelled" in told
     assert await both.ended(job) == "cancelled"
     assert both.jobs(other) == []

@@ -28,8 +28,9 @@ from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
 from tests.integration.nats_cluster import NatsCluster, nats_cluster
 from tests.integration.router.bench import Bench, make_job, running_router
+from tests.patience import HUNG_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 LEADERLESS_S = 40
 """A server that is missed is replaced as leader within ten seconds; machines may be busy."""
@@ -191,7 +192,7 @@ class Insisting(Bench):
 
     async def end(self, job: Job) -> JobRecord:
         """The terminal record; its event may have gone with a connection."""
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(HUNG_S):
             while True:
                 await asyncio.wait([self.done[job.job_id]], timeout=3)
                 async for attempt in insisting():
@@ -225,14 +226,14 @@ async def test_every_accepted_job_ends_though_servers_die_under_the_router(
     for worker in workers:
         await stack.enter_async_context(worker.run())
 
-    jobs = [make_job(budget_ms=120_000) for _ in range(8)]
+    jobs = [make_job() for _ in range(8)]
     for stream in (stores.JOBS, "KV_giornata-jobs"):
         batch, jobs = jobs[:4], jobs[4:] + jobs[:4]
         for job in batch:
             await bench.submit(job)
         server = cluster.servers[await cluster.leader(onlooker.jetstream, stream)]
         server.kill()
-        late = make_job(budget_ms=120_000)
+        late = make_job()
         await bench.submit(late)
         server.start()
         for job in (*batch, late):

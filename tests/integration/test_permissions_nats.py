@@ -36,6 +36,7 @@ from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
 from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import make_job, running_router
+from tests.patience import HUNG_MS, HUNG_S
 
 Guarded = tuple[NatsServer, Path]
 Connect = Callable[[User], Any]
@@ -200,16 +201,16 @@ async def test_a_job_runs_from_the_gateway_to_its_end_with_everybodys_own_rights
             gateway.listen(done, DoneEvent, ended.put_nowait),
             FakePrepost(prepost).run(),
             FakeDenoiser(denoiser, await Records.open(denoiser.jetstream), "d1").run(),
-            asyncio.timeout(30),
+            asyncio.timeout(HUNG_S),
         ):
             job = make_job()
             while True:
                 try:
                     await gateway.call(
                         subjects.SUBMIT,
-                        SubmitRequest(job=job, remaining_ms=2000),
+                        SubmitRequest(job=job, remaining_ms=HUNG_MS),
                         Accepted,
-                        Deadline.after_ms(2000),
+                        Deadline.after_ms(HUNG_MS),
                     )
                 except ServiceUnavailable:  # the router does not lead yet
                     await asyncio.sleep(0.1)
@@ -247,7 +248,7 @@ async def test_an_answer_that_would_write_a_record_is_not_given(
         with capture_logs() as logs:
             await application.client.publish(subjects.EDIT_CANCEL, message, reply="$KV.giornata-jobs.job_x")
             answer = await application.call(
-                subjects.EDIT_CANCEL, CancelMessage(job_id="j"), Accepted, Deadline.after_ms(5000)
+                subjects.EDIT_CANCEL, CancelMessage(job_id="j"), Accepted, Deadline.after_ms(HUNG_MS)
             )
     assert answer.job_id == "j"
     assert "answer_refused" in {log["event"] for log in logs}
@@ -268,7 +269,7 @@ async def test_templates_are_watched_and_events_replayed_by_the_gateway(connect:
         for _ in range(2000):  # flow control sets in
             await router.publish(subjects.event("g", "j", EventKind.DONE), event)
         for _ in range(2000):
-            await subscription.next_msg(timeout=10)
+            await subscription.next_msg(timeout=HUNG_S)
         await subscription.unsubscribe()
     assert [log for log in logs if log["event"] == "nats_refused"] == []
 
@@ -303,5 +304,5 @@ async def test_an_observer_and_the_health_check_find_a_service(
     prepost, observer = [await connect(user) for user in (PREPOST, OBSERVER)]
     async with FakePrepost(prepost).run():
         assert await is_ready(server.url, ServiceName.PREPOST, 10, password_file(users, PREPOST))
-        answer = await observer.client.request("$SRV.PING.giornata-prepost", b"", timeout=10)
+        answer = await observer.client.request("$SRV.PING.giornata-prepost", b"", timeout=HUNG_S)
     assert b'"giornata-prepost"' in answer.data

@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+from tests.patience import HUNG_S
+
 PROGRAM = """
 import asyncio, sys, threading, time
 from giornata import runtime
@@ -50,7 +52,7 @@ def test_a_signal_begins_a_drain_that_ends_well(number: signal.Signals) -> None:
     )
     ready(process)
     process.send_signal(number)
-    out, log = process.communicate(timeout=20)
+    out, log = process.communicate(timeout=HUNG_S)
     assert (out, process.returncode) == ("drained\n", 0)
     assert '"instance": "test-1"' in log
 
@@ -72,7 +74,7 @@ def test_a_second_signal_ends_at_once_whatever_hangs() -> None:
     process.terminate()
     ready(process)
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=HUNG_S)
     assert process.returncode == 130
 
 
@@ -90,7 +92,7 @@ def test_a_second_signal_ends_at_once_whatever_hangs() -> None:
 )
 def test_an_expected_failure_is_one_sentence(body: str) -> None:
     process = start(body)
-    _, log = process.communicate(timeout=20)
+    _, log = process.communicate(timeout=HUNG_S)
     assert process.returncode == 1
     assert "No server answers." in log
     assert "Traceback" not in log
@@ -98,7 +100,7 @@ def test_an_expected_failure_is_one_sentence(body: str) -> None:
 
 def test_a_surprise_is_logged_with_its_traceback_and_fails_too() -> None:
     process = start("raise KeyError('vae')")
-    _, log = process.communicate(timeout=20)
+    _, log = process.communicate(timeout=HUNG_S)
     assert process.returncode == 1
     [line] = [line for line in log.splitlines() if "service_failed" in line]
     assert "Traceback" in line

@@ -12,6 +12,7 @@ from giornata.bus import bus as buses
 from giornata.bus.telemetry import RETOLD_S, Sparing, telemetry
 from giornata.wire import subjects
 from giornata.wire.workers import ServiceName, ServiceState, Tier, WorkerState
+from tests.patience import HUNG_S
 from tests.unit.test_fleet import state
 
 
@@ -30,7 +31,7 @@ async def test_it_goes_on_after_a_failure_and_says_that_it_leaves(nats_url: str)
     async with (
         buses.connect(nats_url, "test") as bus,
         bus.listen(subject, ServiceState, heard.put_nowait),
-        asyncio.timeout(10),
+        asyncio.timeout(HUNG_S),
     ):
         async with telemetry(bus, 20, report):
             told = [await heard.get() for _ in range(3)]
@@ -69,7 +70,7 @@ async def test_the_probe_sees_what_the_fleet_sees(
     monkeypatch.setattr("socket.gethostname", lambda: "here")
     told = state(ServiceName.CONTROLNET, "probed", host="here").model_copy(update=changes)
     async with buses.connect(nats_url, "test") as bus, telemetry(bus, 20, lambda: told):
-        assert await probe.is_ready(nats_url, ServiceName.CONTROLNET, 0.5) is ready
+        assert await probe.is_ready(nats_url, ServiceName.CONTROLNET, HUNG_S if ready else 2) is ready
 
 
 def test_the_probe_says_in_a_sentence_what_it_lacks(nats_url: str) -> None:
@@ -77,7 +78,7 @@ def test_the_probe_says_in_a_sentence_what_it_lacks(nats_url: str) -> None:
         (nats_url, "No lora-store on this host"),
         ("nats://127.0.0.1:1", "GIORNATA_NATS_URL"),
     ):
-        arguments = ["lora-store", "--timeout", "0.3"]
+        arguments = ["lora-store", "--timeout", "2"]
         result = CliRunner().invoke(probe.main, arguments, env={"GIORNATA_NATS_URL": url})
         assert result.exit_code == 1
         assert sentence in result.stderr

@@ -17,8 +17,8 @@ from giornata.wire.jobs import BlobRef
 from giornata_tools.launcher.process import Process
 from giornata_tools.launcher.servers import socket_folder, valkey_command
 from giornata_tools.launcher.warden import Warden
+from tests.patience import HUNG_S
 
-START_S = 30
 MB = 1 << 20
 
 
@@ -39,7 +39,7 @@ async def valkey(folder: Path) -> AsyncIterator[Process]:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(process.attend())
             try:
-                await process.announced(START_S)
+                await process.announced(HUNG_S)
                 yield process
             finally:
                 process.kill()

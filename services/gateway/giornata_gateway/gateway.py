@@ -121,10 +121,13 @@ class Gateway:
         return job
 
     @asynccontextmanager
-    async def awaited(self, admitted: Admitted) -> AsyncIterator[AwaitedJob]:
-        """A job while its request waits. Leaving cancels it, unless it has an idempotency key."""
+    async def awaited(self, admitted: Admitted, *, streamed: bool) -> AsyncIterator[AwaitedJob]:
+        """A job while its request waits, `streamed` where its steps are told.
+
+        Leaving cancels it, unless it has an idempotency key.
+        """
         admitted.submitting()
-        async with self.submission.awaited(admitted.prepared) as awaited:
+        async with self.submission.awaited(admitted.prepared, streamed=streamed) as awaited:
             admitted.accepted(awaited.job, awaited=True)
             yield awaited
 

@@ -94,7 +94,8 @@ class EditEndpoints:
             with gateway.uploads.growing() as grow, ExitStack() as held:
                 grow(MESSAGE_COPIES * inline_bytes(envelope))
                 admitted = await gateway.admit(order, key, held)
-                async with gateway.awaited(admitted) as awaited:
+                streamed = envelope.progress is not None
+                async with gateway.awaited(admitted, streamed=streamed) as awaited:
                     if admitted.stay.repeated:
                         gateway.metrics.repeated("nats")
                     if envelope.progress is not None:
@@ -127,7 +128,7 @@ class EditEndpoints:
         queued = StateEvent(job_id=job_id, state=JobState.QUEUED, attempt=0)
         told = forecast_fields(await gateway.ledger.forecast(job_id))
         await self._publish(subject, queued.model_copy(update=told))
-        async with open_feed(gateway.bus, job_id, 0, gateway.restore) as events:
+        async with open_feed(gateway.bus, job_id, 0, gateway.restore, awaited.steps) as events:
             async for item in until_done(events, awaited.ended, gateway.config.heartbeat_s, awaited.deadline):
                 if item is not None and item.event != queued:
                     await self._publish(subject, item.event)

@@ -17,6 +17,8 @@ from typing import Any, Final
 import pytest
 from playwright.async_api import Browser, ConsoleMessage, Page, Request, Route, async_playwright
 
+from tests.patience import HUNG_MS
+
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 FLAGS: Final = (
     "--no-sandbox",  # tests may run as root, in containers
@@ -28,7 +30,7 @@ FLAGS: Final = (
     "--disable-sync",
 )
 SCREENS: Final = Path(__file__).parents[3] / "out" / "screens"
-LIMIT_MS: Final = 30_000
+LIMIT_MS: Final = HUNG_MS
 """How long a page may take for anything; machines that run tests are busy."""
 
 

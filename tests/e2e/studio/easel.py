@@ -17,7 +17,7 @@ from tests.e2e.studio.gateway import GREY, plain
 Visit = Callable[..., AbstractAsyncContextManager[tuple[Page, Watch]]]
 """Opens a page of the shared stack: its path, and options of the browser's context."""
 LONG: Final = "200"
-"""Steps of an edit that is not over before the test has acted."""
+"""Steps of an edit that is not over before the test has acted, where steps are slow: see `slow_steps`."""
 CANCELLED: Final = "Cancelled. The picture is as it was."
 
 expect.set_options(timeout=LIMIT_MS)

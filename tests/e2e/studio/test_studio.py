@@ -32,6 +32,7 @@ from tests.e2e.studio.easel import (
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
+@pytest.mark.usefixtures("slow_steps")
 async def test_a_mask_drawn_by_mouse_is_repainted_and_the_rest_is_kept(visit: Visit, tmp_path: Path) -> None:
     original = scene(256, 192)
     async with visit() as (page, _):
@@ -115,6 +116,7 @@ async def test_crop_to_the_mask(visit: Visit, tmp_path: Path) -> None:
     assert max(np.ptp(rows), np.ptp(columns)) <= 80 / 2 + 2  # the picture is seen at more than twice its size
 
 
+@pytest.mark.usefixtures("slow_steps")
 async def test_cancel_ends_the_edit_and_says_so(visit: Visit) -> None:
     async with visit() as (page, _):
         await open_sample(page)
@@ -127,6 +129,7 @@ async def test_cancel_ends_the_edit_and_says_so(visit: Visit) -> None:
         await expect(page.locator("#edit-error")).to_be_hidden()
 
 
+@pytest.mark.usefixtures("slow_steps")
 async def test_an_edit_survives_a_reload(visit: Visit) -> None:
     async with visit() as (page, _):
         await open_sample(page, "Coffee")

@@ -72,10 +72,10 @@ async def test_nats_that_is_set_up_otherwise(tmp_path: Path, config: str, told: 
 async def test_nats_that_is_gone_or_does_not_let_us_in(
     private_nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servers, "ASK_S", 1)
     config = f'authorization {{ user: me, password: "{PASSWORD}" }}\njetstream {{ store_dir: "{tmp_path}" }}'
     with nats_server(tmp_path, f"max_payload: 8MB\n{config}") as port:
         assert (await servers.nats_server(f"nats://me:{PASSWORD}@127.0.0.1:{port}")).verdict is Verdict.OK
+        monkeypatch.setattr(servers, "ASK_S", 1)  # from now on nobody answers as is wished
         found = await servers.nats_server(f"nats://me:not-{PASSWORD}@127.0.0.1:{port}")
     assert found.verdict is Verdict.FAIL
     assert PASSWORD not in f"{found.sentence} {found.remedy}"

@@ -14,6 +14,7 @@ from giornata_tools.doors.edits import EditCall, EditProgress, Preview, Refused,
 from giornata_tools.doors.nats_door import open_nats
 from tests.integration.conftest import NatsServer
 from tests.integration.gateway_fakes import Stage
+from tests.patience import HUNG_S
 
 ORDER = EditCall(b"picture", b"mask", {"prompt": "a hat", "n": 2, "seed": 5})
 
@@ -59,7 +60,7 @@ async def test_an_edit_that_is_given_up_as_soon_as_it_is_sent(stage: Stage, nats
         await barrier(observer.client)
         async with open_nats(nats_url, None, None, "default", 20) as door:
             editing = asyncio.ensure_future(door.edit(ORDER, unheard))
-            await sent.next_msg(10)
+            await sent.next_msg(HUNG_S)
             editing.cancel()
             with pytest.raises(Stopped, match="Cancelled job "):
                 await editing
@@ -75,7 +76,7 @@ async def test_a_gateway_that_never_accepts_is_not_waited_for_long(
         await barrier(silent.client)
         async with open_nats(private_nats.url, None, None, "default", 20) as door:
             editing = asyncio.ensure_future(door.edit(ORDER, unheard))
-            await sent.next_msg(10)
+            await sent.next_msg(HUNG_S)
             editing.cancel()
             with pytest.raises(Stopped, match="has not confirmed that the edit is cancelled"):
                 await editing
@@ -89,5 +90,5 @@ async def test_no_gateway_and_no_server(private_nats: NatsServer) -> None:
     assert raised.value.body.code == "service_unavailable"
     private_nats.kill()
     with pytest.raises(Refused):
-        async with asyncio.timeout(30), open_nats(private_nats.url, None, None, "default", 20):
+        async with asyncio.timeout(HUNG_S), open_nats(private_nats.url, None, None, "default", 20):
             raise AssertionError("there is no server")

@@ -18,8 +18,6 @@ from giornata import tensors
 from giornata.blobs import RedisBlobs
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.planning.costing import CostModel
-from giornata.planning.costs import Work
 from giornata.records import Records
 from giornata.wire import subjects
 from giornata.wire.events import DenoisedEvent, PreviewEvent, StepEvent
@@ -34,11 +32,12 @@ from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.rows import text_shapes
 from giornata_denoiser.service import Denoiser
 from tests.fakes.masks import grown
-from tests.fakes.profiles import PROFILE
+from tests.fakes.profiles import PROFILE, Steady
+from tests.patience import HUNG_MS, HUNG_S
 
 GRID = (3, 4)
 STEPS = 4
-WAIT_S = 20.0
+WAIT_S = HUNG_S
 REF = BlobRef(key="none", size_bytes=0, sha256="")
 
 
@@ -62,16 +61,6 @@ class Gated(FluxInpaint):
         if self.lost:
             raise torch.AcceleratorError("the device is gone", 1)
         return super().model_input(latents, conditioning)
-
-
-class Steady(CostModel):
-    """Tells what it observes, and decides by the profile: no edit skips a template because a busy machine was slow."""
-
-    def observe_step(self, work: Work, step_ms: float) -> bool:
-        costs = self.costs
-        taken = super().observe_step(work, step_ms)
-        self.costs = costs
-        return taken
 
 
 @dataclass
@@ -149,7 +138,7 @@ class Bench:
             model_digest=card.digest,
             parameters=resolve(asked, card, 0),
             image=REF,
-            budget_ms=60_000,
+            budget_ms=HUNG_MS,
             result_ttl_s=60,
         )
         rows = tuple(RowRecord(index=i, seed=i, attempt=1, worker=worker.instance) for i in range(n))
@@ -162,7 +151,7 @@ class Bench:
             inspection=inspected(painted, asked.halo),
             encoding=encoding,
             rows=rows,
-            remaining_ms=60_000,
+            remaining_ms=HUNG_MS,
         )
 
     async def _encoding(self, job_id: str, n: int, painted: Sequence[int]) -> Encoding:
@@ -195,7 +184,7 @@ class Bench:
 
     async def run(self, worker: Worker, request: RunRequest) -> RunAnswer:
         subject = subjects.worker(worker.instance, "run")
-        return (await self.bus.call(subject, request, RunReply, Deadline.after_ms(5000))).answer
+        return (await self.bus.call(subject, request, RunReply, Deadline.after_ms(HUNG_MS))).answer
 
     async def latents(self, request: RunRequest) -> list[Tensor]:
         record = await self.records.get(request.job.job_id)

@@ -18,6 +18,7 @@ from giornata.wire.errors import InternalError
 from giornata.wire.messages import CancelRows, Epoch, RunAnswer
 from giornata_tools.model.random.build import build
 from tests.integration.denoiser.bench import STEPS, WAIT_S, Bench, taken
+from tests.patience import HUNG_S
 
 
 @pytest.mark.parametrize("broadcast", [False, True])
@@ -157,7 +158,7 @@ async def test_a_drained_row_goes_on_elsewhere_as_if_nothing_had_happened(bench:
 async def test_time_that_is_over_ends_the_assignment(bench: Bench) -> None:
     async with bench.worker(permits=1) as worker:
         request = await bench.job(worker)
-        await bench.run(worker, request.model_copy(update={"remaining_ms": 300}))
+        await bench.run(worker, request.model_copy(update={"remaining_ms": 4000}))
         await bench.step()
         await bench.idle()
         assert bench.denoised.empty()
@@ -191,7 +192,7 @@ async def test_a_process_whose_model_cannot_compute_never_serves(
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        _, errors = await asyncio.wait_for(process.communicate(), 60)
+        _, errors = await asyncio.wait_for(process.communicate(), HUNG_S)
     finally:
         if process.returncode is None:
             process.kill()

@@ -24,6 +24,7 @@ from giornata.wire.messages import (
 from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState, picture_id
 from giornata.wire.workers import TemplateCounters, Tier
 from tests.integration.denoiser.bench import INSPECTION, REF, WAIT_S, Bench, Worker
+from tests.patience import HUNG_MS
 
 
 class Registry:
@@ -56,8 +57,8 @@ class Registry:
         made = TemplateInputs(
             inspection=INSPECTION, empty_text=encoding.empty_text, conditioning=encoding.rows[0]
         ).model_copy(update=inputs)
-        request = RecordRequest(template=self.record, inputs=made, remaining_ms=5000)
-        deadline = Deadline.after_ms(5000)
+        request = RecordRequest(template=self.record, inputs=made, remaining_ms=HUNG_MS)
+        deadline = Deadline.after_ms(HUNG_MS)
         reply = await self.bench.bus.call(
             subjects.worker(worker.instance, "record"), request, RunReply, deadline
         )

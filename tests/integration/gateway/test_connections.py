@@ -9,9 +9,9 @@ import pytest
 
 from tests.integration.gateway.test_hostile import connection
 from tests.integration.gateway_fakes import open_stage
+from tests.patience import HUNG_S
 
 PING = b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"
-PATIENCE_S = 10.0
 
 
 def form(image_bytes: int) -> bytes:
@@ -25,13 +25,13 @@ def form(image_bytes: int) -> bytes:
 
 async def everything(reader: asyncio.StreamReader) -> bytes:
     """What comes until the gateway closes the connection."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(HUNG_S):
         return await reader.read()
 
 
 async def one_answer(reader: asyncio.StreamReader) -> bytes:
     """The head of an answer whose body is read too."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(HUNG_S):
         head = await reader.readuntil(b"\r\n\r\n")
         length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length: "))
         await reader.readexactly(int(length.partition(b" ")[2]))
@@ -72,11 +72,11 @@ async def test_a_connection_may_rest_between_two_requests_but_not_within_a_head(
     nats_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     async with (
-        open_stage(nats_url, redis_url, tmp_path, head_s=0.3) as stage,
+        open_stage(nats_url, redis_url, tmp_path, head_s=1.0) as stage,
         connection(stage) as (reader, writer),
     ):
         edit = form(2000)
-        for first, rest, pause_s in ((PING, b"", 1.0), (edit[:1000], edit[1000:], 1.0), (PING, b"", 0.0)):
+        for first, rest, pause_s in ((PING, b"", 1.5), (edit[:1000], edit[1000:], 1.5), (PING, b"", 0.0)):
             writer.write(first)
             await writer.drain()
             writer.write(rest)
@@ -99,11 +99,17 @@ async def test_an_idle_connection_is_closed(nats_url: str, redis_url: str, tmp_p
 async def test_an_edit_that_takes_longer_than_a_head_may_is_answered(
     nats_url: str, redis_url: str, tmp_path: Path
 ) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path, head_s=0.2, idle_s=0.2) as stage:
+    async with open_stage(nats_url, redis_url, tmp_path, head_s=1.0, idle_s=2.0) as stage:
         stage.router.hold = asyncio.Event()
         running = asyncio.create_task(stage.edit())
         await stage.router.held.wait()
-        await asyncio.sleep(0.6)  # longer than a head and than an idle connection
+        async with connection(stage) as (reader, writer):
+            writer.write(PING)
+            assert (await one_answer(reader)).startswith(b"HTTP/1.1 200 ")
+            assert await everything(reader) == b"", "as long as a connection may be idle"
+        async with connection(stage) as (reader, writer):
+            writer.write(PING[:10])
+            assert (await everything(reader)).startswith(b"HTTP/1.1 408 "), "as long as a head may take"
         stage.router.hold.set()
         assert (await running)[0] == 200
 

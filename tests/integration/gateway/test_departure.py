@@ -9,10 +9,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from giornata.bus.connection import barrier
 from giornata.client import connect
 from giornata.wire.stores import TEMPLATES, bucket_stream
 from tests.integration.gateway.test_templates import get, register
 from tests.integration.gateway_fakes import Stage, open_gateway
+from tests.patience import HUNG_S
 
 BODY = (
     b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nx\r\n'
@@ -29,7 +31,7 @@ async def other(stage: Stage, nats_url: str, redis_url: str, tmp_path: Path) -> 
     """A second gateway of the same fleet, which gives notice."""
     folder = tmp_path / "other"
     folder.mkdir()
-    async with open_gateway(stage.router, nats_url, redis_url, folder, notice_s=3) as opened:
+    async with open_gateway(stage.router, nats_url, redis_url, folder, notice_s=8) as opened:
         await stage.router.announce()
         async with opened.http.get("/v1/fleet", headers={"Accept": "text/event-stream"}) as response:
             async for line in response.content:
@@ -40,7 +42,7 @@ async def other(stage: Stage, nats_url: str, redis_url: str, tmp_path: Path) -> 
 
 async def left(stage: Stage) -> None:
     """Return when no client can connect any more."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HUNG_S):
         while True:
             try:
                 async with stage.http.get("/healthz", headers={"Connection": "close"}):
@@ -83,7 +85,7 @@ async def test_who_has_come_is_answered_and_nobody_else_comes(stage: Stage) -> N
     answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 200")
     assert b"\r\nConnection: close\r\n" in answer
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HUNG_S):
         await stage.serving
     writer.close()
     idle_writer.close()
@@ -107,16 +109,14 @@ async def test_edits_over_nats_are_finished_and_go_elsewhere(
 
 
 async def test_who_waits_for_a_template_is_told_how_far_it_is(stage: Stage) -> None:
-    async def readers() -> int:
-        return (await stage.front.jetstream.stream_info(bucket_stream(TEMPLATES))).state.consumer_count
-
     _, told = await register(stage)
-    before = await readers()
+    nats = stage.router.bus.client
+    watched = await nats.subscribe(f"$JS.API.CONSUMER.CREATE.{bucket_stream(TEMPLATES)}")
+    await barrier(nats)
     waiting = asyncio.create_task(get(stage, f"/{told['id']}?wait_ms=60000"))
-    while await readers() == before:
-        continue  # it has not come yet
+    await watched.next_msg(HUNG_S)  # the request has come, and its record is watched
     stage.stop.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HUNG_S):
         status, answer = await waiting
         await stage.serving
     assert (status, answer["state"]) == (200, "recording")

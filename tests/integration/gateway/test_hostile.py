@@ -16,6 +16,7 @@ from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway.test_jobs import frames_of, submit
 from tests.integration.gateway_fakes import Stage, open_stage
+from tests.patience import HUNG_S
 
 MIB = 1 << 20
 OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
@@ -42,7 +43,7 @@ async def connection(
 
 async def answer_to(stage: Stage, request: bytes) -> tuple[int, bytes]:
     """Status and everything of the answer to a request that asks to close the connection."""
-    async with connection(stage) as (reader, writer), asyncio.timeout(5):
+    async with connection(stage) as (reader, writer), asyncio.timeout(HUNG_S):
         writer.write(request)
         text = await reader.read(-1)
     return int(text.split(b" ", 2)[1]), text
@@ -62,13 +63,13 @@ async def test_a_slow_upload_keeps_nobody_out_and_ends_in_time(
     nats_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     async with (
-        open_stage(nats_url, redis_url, tmp_path, max_concurrent_rows=1, receive_s=0.5) as stage,
+        open_stage(nats_url, redis_url, tmp_path, max_concurrent_rows=1, receive_s=3) as stage,
         connection(stage) as (reader, writer),
     ):
         writer.write(upload(size=1000, sent=10))
         await writer.drain()
         assert (await stage.edit())[0] == 200
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HUNG_S):
             answer = await reader.readuntil(b"}}")
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b'"code":"request_timeout"' in answer
@@ -101,7 +102,7 @@ async def test_bytes_in_flight_are_limited_and_given_back_once_stored(
 async def test_who_does_not_read_the_answer_is_cut_off_and_the_next_is_served(
     nats_url: str, redis_url: str, tmp_path: Path
 ) -> None:
-    options = {"max_held_bytes": 2 * MIB, "max_request_bytes": 2 * MIB, "stall_s": 0.3}
+    options = {"max_held_bytes": 2 * MIB, "max_request_bytes": 2 * MIB, "stall_s": 2}
     async with open_stage(nats_url, redis_url, tmp_path, **options) as stage:
         stage.router.picture_bytes = 16 * MIB
         job_id = await submit(stage)
@@ -109,14 +110,14 @@ async def test_who_does_not_read_the_answer_is_cut_off_and_the_next_is_served(
         async with connection(stage, receive_buffer=4096) as (reader, writer):
             writer.write(f"GET /v1/jobs/{job_id}/image HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             assert b" 200 " in await reader.readline()
-            async with asyncio.timeout(10), stage.http.get(f"/v1/jobs/{job_id}/image") as response:
+            async with asyncio.timeout(HUNG_S), stage.http.get(f"/v1/jobs/{job_id}/image") as response:
                 assert await response.read() == picture_of(0, 16 * MIB)
 
 
 async def test_who_does_not_read_a_stream_gives_its_place_back(
     nats_url: str, redis_url: str, tmp_path: Path
 ) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path, stall_s=0.3) as stage:
+    async with open_stage(nats_url, redis_url, tmp_path, stall_s=1, drain_s=600) as stage:
         stage.router.picture_bytes = 16 * MIB
         body = (
             b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nx\r\n'
@@ -132,7 +133,7 @@ async def test_who_does_not_read_a_stream_gives_its_place_back(
             assert b" 200 " in await reader.readline()
             await stage.router.ended.wait()
             stage.stop.set()
-            async with asyncio.timeout(4):  # the drain waits for places, and would for 20 s
+            async with asyncio.timeout(HUNG_S):  # the drain waits for places, and would for ten minutes
                 await stage.serving
 
 
@@ -159,7 +160,7 @@ async def test_a_client_that_leaves_while_its_job_is_submitted_leaves_no_job(sta
         await asyncio.gather(request, return_exceptions=True)
         async with stage.http.get("/healthz"):  # by now the gateway has seen it leave
             stage.router.answer_when.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HUNG_S):
             await stage.router.ended.wait()
         assert (await stage.record()).state == "cancelled"
 

@@ -20,6 +20,7 @@ from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway.repeating import edit, fresh, keys_below, stored
 from tests.integration.gateway_fakes import Stage, open_stage
+from tests.patience import HUNG_S
 
 
 async def test_the_same_key_is_the_same_job_and_nothing_is_computed_twice(stage: Stage) -> None:
@@ -88,7 +89,7 @@ async def test_a_client_that_lost_its_connection_comes_again_for_its_picture(sta
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     stage.router.hold.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HUNG_S):
         await stage.router.ended.wait()
     status, answer, repeated = await edit(stage, key)
     assert (status, repeated) == (200, True)
@@ -133,7 +134,7 @@ async def test_pictures_stay_where_a_router_that_did_not_answer_may_have_queued_
     assert len(await stored(stage)) == 2
     stage.router.refusals = [QueueFull(retry_after_s=1)]
     assert (await stage.edit())[0] == 429
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HUNG_S):
         while len(await stored(stage)) > 2:  # noqa: ASYNC110 - forgetting is not told
             await asyncio.sleep(0.02)
     assert len(stage.router.submitted) == 2

@@ -15,8 +15,10 @@ from giornata.blobs import RedisBlobs
 from giornata.wire.errors import MaskEmpty, RowPoisoned
 from giornata.wire.messages import Forecast
 from giornata.wire.workers import RowProgress
+from giornata_gateway.jobs import ledger
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway_fakes import Stage, open_gateway, open_stage
+from tests.patience import HUNG_MS, HUNG_S
 
 
 async def submit(stage: Stage, **fields: str) -> str:
@@ -45,7 +47,8 @@ def read(text: str) -> list[dict[str, Any]]:
     return frames
 
 
-async def test_a_job_from_submission_to_picture(stage: Stage) -> None:
+async def test_a_job_from_submission_to_picture(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "FORECAST_MS", HUNG_MS)
     stage.router.hold = asyncio.Event()
     job_id = await submit(stage, n="2", seed="5")
     await stage.router.held.wait()
@@ -196,7 +199,7 @@ async def test_a_follower_notices_an_end_of_which_nobody_told(
         await stage.router.held.wait()
         async with stage.http.get(f"/v1/jobs/{job_id}/events") as response:
             stage.router.hold.set()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HUNG_S):
                 assert "event: image_edit.completed" in await response.text()
 
 

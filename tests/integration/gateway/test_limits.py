@@ -18,6 +18,7 @@ from giornata.wire.errors import ConcurrencyLimited, QueueFull, RateLimited, Ser
 from giornata_gateway.intake import key_file
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Stage, open_stage
+from tests.patience import HUNG_S
 
 KEYS = {"sk-alice-123": "alice", "sk-robert-12": "bob"}
 ALICE, BOB = ({"Authorization": f"Bearer {key}"} for key in KEYS)
@@ -144,7 +145,7 @@ async def test_who_leaves_gives_its_pictures_back(nats_url: str, redis_url: str,
         await stage.router.held.wait()
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HUNG_S):
             await stage.router.ended.wait()
         stage.router.hold = None
         assert (await edit(stage, ALICE))[0] == 200

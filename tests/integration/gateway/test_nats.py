@@ -25,6 +25,7 @@ from giornata.wire.messages import Accepted, CancelMessage, EditMessage, EditRep
 from giornata.wire.requests import EditParameters
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Stage, open_stage
+from tests.patience import HUNG_MS, HUNG_S
 
 
 async def test_bytes_in_flight_are_limited_at_this_door_too(
@@ -77,9 +78,9 @@ async def test_keys_at_the_nats_door(nats_url: str, redis_url: str, tmp_path: Pa
         bobs = EditMessage(parameters=EditParameters(prompt="x"), image=job.image, api_key="sk-robert-12")
         async with bus.connect(nats_url, "bare") as connected:
             with pytest.raises(InvalidField, match="not of this tenant"):
-                await connected.call(subjects.EDIT, bobs, EditReply, Deadline.after_ms(3000))
+                await connected.call(subjects.EDIT, bobs, EditReply, Deadline.after_ms(HUNG_MS))
             own = bobs.model_copy(update={"api_key": "sk-alice-123"})
-            reply = await connected.call(subjects.EDIT, own, EditReply, Deadline.after_ms(3000))
+            reply = await connected.call(subjects.EDIT, own, EditReply, Deadline.after_ms(HUNG_MS))
         assert reply.job_id != job.job_id
         assert await stage.router.blobs.has(job.image)  # the caller's own blob outlives the job
 
@@ -104,7 +105,7 @@ async def test_bad_messages_are_refused_by_name(
     )
     async with bus.connect(nats_url, "bare") as connected:
         data = codec.encode(message, limit_bytes=8 << 20)
-        reply = await connected.client.request(subjects.EDIT, data, timeout=3)
+        reply = await connected.client.request(subjects.EDIT, data, timeout=HUNG_S)
         with pytest.raises(GiornataError) as raised:
             bus.answer_in(reply, EditReply)
     assert (raised.value.status, raised.value.field) in {(400, field), (413, field)}
@@ -115,7 +116,7 @@ async def test_parameters_are_refused_field_by_field(stage: Stage, nats_url: str
     async with bus.connect(nats_url, "bare") as connected:
         fields = codec.unpack(codec.encode(EditMessage(parameters=EditParameters(prompt="x"), image=b"p")))
         fields["parameters"] |= {"stile": "y"}
-        reply = await connected.client.request(subjects.EDIT, _packed(fields), timeout=3)
+        reply = await connected.client.request(subjects.EDIT, _packed(fields), timeout=HUNG_S)
         assert codec.unpack(reply.data)["code"] == "unknown_field"
         many = {f"{i}" * 60: "y" for i in range(10_000)}
         no_text = {b"\xff%d" % i: "y" for i in range(10_000)}
@@ -125,7 +126,10 @@ async def test_parameters_are_refused_field_by_field(stage: Stage, nats_url: str
             )
             assert codec.unpack(reply.data)["field"] == "parameters"
         accepted = await connected.call(
-            subjects.EDIT_CANCEL, CancelMessage(job_id=await _done(stage)), Accepted, Deadline.after_ms(3000)
+            subjects.EDIT_CANCEL,
+            CancelMessage(job_id=await _done(stage)),
+            Accepted,
+            Deadline.after_ms(HUNG_MS),
         )
         assert accepted.job_id in stage.router.jobs
 
@@ -144,6 +148,6 @@ async def test_partial_images_without_a_subject_for_progress_are_refused(stage: 
     message = EditMessage(parameters=EditParameters(prompt="x", partial_images=1), image=b"picture")
     async with bus.connect(nats_url, "bare") as connected:
         with pytest.raises(InvalidField, match="told as progress") as refused:
-            await connected.call(subjects.EDIT, message, EditReply, Deadline.after_ms(3000))
+            await connected.call(subjects.EDIT, message, EditReply, Deadline.after_ms(HUNG_MS))
     assert refused.value.field == "partial_images"
     assert not stage.router.jobs

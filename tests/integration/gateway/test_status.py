@@ -16,6 +16,7 @@ from giornata.wire.jobs import JobState
 from tests.integration.conftest import NatsServer
 from tests.integration.fake_router import CARD
 from tests.integration.gateway_fakes import Stage, open_stage
+from tests.patience import HUNG_S
 
 
 async def test_ready_only_while_an_edit_could_be_done(stage: Stage) -> None:
@@ -41,7 +42,7 @@ async def test_a_router_that_stays_away_is_missed(nats_url: str, redis_url: str,
     async with open_stage(nats_url, redis_url, tmp_path, submit_window_s=0.01) as stage:
         stage.router.leads = False
         missing: list[str] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HUNG_S):
             while missing != ["router"]:
                 async with stage.http.get("/readyz") as response:
                     missing = (await response.json())["missing"]
@@ -88,7 +89,7 @@ async def test_an_end_that_came_while_nats_was_away_is_noticed(
         await stage.router.ended.wait()  # its record says completed, and its event is lost
         private_nats.kill()
         private_nats.start()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(HUNG_S):
             status, answer = await request
         assert status == 200, answer
         assert (await stage.record()).state is JobState.COMPLETED
@@ -104,7 +105,7 @@ async def test_streams_work_again_after_nats_was_away(
         stage.router.bus.on_reconnect.append(behind.set)
         private_nats.kill()
         private_nats.start()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(HUNG_S):
             await back.wait()
             await behind.wait()
             await stage.router.announce()
@@ -174,14 +175,14 @@ async def test_the_process_starts_and_drains(nats_url: str, redis_url: str, tmp_
     )
     assert process.stderr is not None
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HUNG_S):
             while b"listening" not in await process.stderr.readline():
                 pass
         url = f"http://127.0.0.1:{port_file.read_text().strip()}"
         async with aiohttp.ClientSession(url) as http, http.get("/healthz") as response:
             assert response.status == 200
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HUNG_S):
             _, log = await process.communicate()
         assert process.returncode == 0, log
     finally:

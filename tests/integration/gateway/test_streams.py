@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # has no types
 
+import giornata.client
 from giornata.wire.errors import InputLost, RowPoisoned
+from giornata.wire.events import StepEvent
 from giornata_gateway.http.routes import ROUTES, STREAM, EventStream
 from tests.integration.gateway_fakes import Stage
 
@@ -79,6 +81,18 @@ async def test_the_stream_of_a_job_is_as_documented(stage: Stage, document: Docu
         document, "/v1/jobs/{job_id}/events", "get", await followed(stage, n="2", partial_images="1")
     )
     assert told == {"image_edit.progress", "image_edit.partial_image", "image_edit.completed", "error"}
+
+
+async def test_no_step_is_missed_of_an_edit_that_is_quicker_than_its_acceptance(
+    stage: Stage, nats_url: str
+) -> None:
+    stage.router.answer_late = stage.router.ended
+    told = [json.loads(event["data"]) for event in await edited(stage)]
+    assert [data["step"] for data in told if data.get("step")] == [1, 2, 3]
+    stage.router.ended.clear()
+    async with giornata.client.connect(nats_url) as client:
+        edit = await client.edit(image=b"picture", prompt="a scarf")
+        assert [one.step async for one in edit if isinstance(one, StepEvent)] == [1, 2, 3]
 
 
 async def test_the_stream_of_the_fleet_is_as_documented(stage: Stage, document: Document) -> None:

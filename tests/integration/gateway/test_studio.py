@@ -13,6 +13,7 @@ import giornata_gateway
 from giornata.wire.workers import RowProgress
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Stage, open_gateway
+from tests.patience import HUNG_S
 
 STATIC = Path(giornata_gateway.__file__).parent / "static"
 
@@ -113,7 +114,7 @@ async def test_watchers_of_the_fleet_are_counted_and_sent_away_at_the_drain(
             assert second.status == 429
             assert "Retry-After" in second.headers
         only.stop.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HUNG_S):
             assert b"event: fleet" in await first.read()
 
 

@@ -19,6 +19,7 @@ from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import TemplateRecord, TemplateState
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Stage, open_stage
+from tests.patience import HUNG_MS, HUNG_S
 
 ALICE = {"Authorization": "Bearer sk-alice-123"}
 BOB = {"Authorization": "Bearer sk-robert-12"}
@@ -176,9 +177,9 @@ async def test_templates_are_their_tenants_own_at_both_doors(
         async with bus.connect(nats_url, "bare") as connected:
             bobs = message.model_copy(update={"api_key": "sk-robert-12"})
             with pytest.raises(TemplateNotFound):
-                await connected.call(subjects.EDIT, bobs, EditReply, Deadline.after_ms(9000))
+                await connected.call(subjects.EDIT, bobs, EditReply, Deadline.after_ms(HUNG_MS))
             alices = message.model_copy(update={"api_key": "sk-alice-123"})
-            reply = await connected.call(subjects.EDIT, alices, EditReply, Deadline.after_ms(9000))
+            reply = await connected.call(subjects.EDIT, alices, EditReply, Deadline.after_ms(HUNG_MS))
         assert len(reply.pictures) == 1
 
 
@@ -193,7 +194,7 @@ async def test_a_deleted_template_is_forgotten_by_all_and_its_edits_end(stage: S
         async with stage.http.delete(f"/v1/templates/{told['id']}") as response:
             assert response.status == 200
             assert await response.json() == {"id": told["id"], "object": "template", "deleted": True}
-        removal = await asyncio.wait_for(heard.get(), 5)
+        removal = await asyncio.wait_for(heard.get(), HUNG_S)
     assert removal == RemoveTemplate(tenant="default", template_key="t")
     assert (await waiting)[0] == 404
     assert (await get(stage, f"/{told['id']}"))[0] == 404

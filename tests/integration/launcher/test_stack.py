@@ -24,10 +24,10 @@ from giornata_tools.launcher.plan import StackPlan, cell_names
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import NATS, VALKEY
 from giornata_tools.launcher.stack import running
+from tests.patience import HUNG_S
 
 ROOT = Path(__file__).parents[3]
 LIGHT = {ServiceName.CONTROLNET: 1, ServiceName.LORA_STORE: 2}
-LIMIT_S = 30
 
 
 def plan(tmp_path: Path, **changes: object) -> StackPlan:
@@ -36,7 +36,7 @@ def plan(tmp_path: Path, **changes: object) -> StackPlan:
         "logs": tmp_path / "logs",
         "model": "unused",
         "replicas": LIGHT,
-        "ready_s": LIMIT_S,
+        "ready_s": HUNG_S,
     }
     return StackPlan(**(fields | changes))  # type: ignore[arg-type]  # a test's own shorthand
 
@@ -67,7 +67,7 @@ async def test_it_is_ready_when_telemetry_says_so_and_leaves_nothing(tmp_path: P
         assert len(passwords) == len(User)
         assert not any(password in text for password in passwords for text in told)
     assert stack.obituaries == [], "everything ended with status 0"
-    assert {child.pid for child in children()} == before
+    assert {child.pid for child in children()} <= before
 
 
 async def test_the_blob_store_survives_a_restart_of_the_stack(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ async def test_instances_are_killed_and_terminated_and_started_by_name(tmp_path:
         assert await stack.terminate(other) == 0
         assert stack.instances(ServiceName.LORA_STORE) == []
         (third,) = await stack.start(ServiceName.LORA_STORE)
-        await stack.wait_ready(LIMIT_S)
+        await stack.wait_ready(HUNG_S)
         assert [state.instance for state in stack.watch.fleet.ready(ServiceName.LORA_STORE)] == [third]
     assert stack.obituaries == []
 
@@ -130,9 +130,9 @@ async def test_crashed_services_and_servers_come_back(tmp_path: Path) -> None:
         nats_url, (controlnet,) = stack.nats_url, stack.instances(ServiceName.CONTROLNET)
         for name in (controlnet, NATS):
             os.kill(stack._processes[name].pid, signal.SIGKILL)
-        await stack.watch.until(lambda fleet: fleet.get(controlnet) is None, LIMIT_S, lambda _: "it lives")
+        await stack.watch.until(lambda fleet: fleet.get(controlnet) is None, HUNG_S, lambda _: "it lives")
         await stack.watch.until(
-            lambda fleet: bool(fleet.ready(ServiceName.CONTROLNET)), LIMIT_S, lambda _: "no successor"
+            lambda fleet: bool(fleet.ready(ServiceName.CONTROLNET)), HUNG_S, lambda _: "no successor"
         )
         assert stack.nats_url == nats_url
     assert sum("started again in 0.5 s" in sentence for sentence in told) == 2
@@ -147,7 +147,7 @@ async def test_it_is_whole_again_when_all_that_crashed_is_back(tmp_path: Path) -
         assert await stack.process(NATS).crash(signal.SIGTERM) == 0
         with pytest.raises(LaunchError, match="not whole"):
             await stack.wait_whole(before, 0.01)
-        await stack.wait_whole(before, LIMIT_S)
+        await stack.wait_whole(before, HUNG_S)
         assert set(stack.servers) == {NATS, VALKEY}
         kept, successor = stack.instances(ServiceName.LORA_STORE)
         assert kept == other != successor
@@ -160,9 +160,9 @@ async def test_a_frozen_process_is_missed_until_it_goes_on(tmp_path: Path) -> No
         await stack.bring_up()
         (frozen,) = stack.instances(ServiceName.CONTROLNET)
         stack.process(frozen).freeze()
-        await stack.watch.until(lambda fleet: fleet.get(frozen) is None, LIMIT_S, lambda _: "it is heard")
+        await stack.watch.until(lambda fleet: fleet.get(frozen) is None, HUNG_S, lambda _: "it is heard")
         stack.process(frozen).thaw()
-        await stack.wait_whole(len(stack.servers), LIMIT_S)
+        await stack.wait_whole(len(stack.servers), HUNG_S)
         assert stack.watch.fleet.get(frozen) is not None
     assert stack.obituaries == [], "it was thawed: it drained and ended in order"
 
@@ -186,8 +186,8 @@ async def test_three_nats_servers_are_one_and_each_comes_back(tmp_path: Path) ->
                 back = partial(
                     lambda killed, _fleet: stack._processes.get(killed.name) not in {None, killed}, killed
                 )
-                await stack.watch.until(back, LIMIT_S, lambda _: "it is gone")
-                await stack._processes[name].announced(LIMIT_S)
+                await stack.watch.until(back, HUNG_S, lambda _: "it is gone")
+                await stack._processes[name].announced(HUNG_S)
                 async with bus.connect(f"nats://127.0.0.1:{port}", "again"):
                     pass
                 await streams.ensure(connected.jetstream, replicas=3, events_ttl_s=60)
@@ -256,14 +256,14 @@ async def test_nothing_outlives_the_launcher(
         stderr=asyncio.subprocess.DEVNULL,
     )
     assert launcher.stdout
-    async with asyncio.timeout(LIMIT_S):
+    async with asyncio.timeout(HUNG_S):
         assert await launcher.stdout.readline() == b"ready\n"
         family = psutil.Process(launcher.pid).children(recursive=True)
         assert len(family) >= 5, "the warden, two servers, two services"
         for number in signals:
             launcher.send_signal(number)
         status = await launcher.wait()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, HUNG_S)
     assert alive == []
     assert status == (-signal.SIGKILL if signals == [signal.SIGKILL] else 130)
     if len(signals) == 1 and status == 130:

@@ -26,6 +26,7 @@ from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import ImageModel
 from giornata_prepost.service import Prepost
 from giornata_prepost.work import ImagePool
+from tests.patience import HUNG_MS, HUNG_S
 
 SCENE = np.random.default_rng(3).integers(0, 256, (70, 100, 3), np.uint8)
 MASK = np.zeros(SCENE.shape[:2], np.uint8)
@@ -50,7 +51,7 @@ async def serving(
         subject = subjects.telemetry(ServiceName.PREPOST, config.instance)
         async with caller.listen(subject, ServiceState, lambda _state: heard.set()):
             tasks.create_task(service.run(caller, stop))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(HUNG_S):
                 await heard.wait()
         yield stop
         stop.set()
@@ -69,28 +70,28 @@ async def a_job(blobs: RedisBlobs, card: ModelCard, image: bytes, mask: bytes | 
         parameters=parameters,
         image=await blobs.put(f"{job_id}/image", image, 60),
         mask=None if mask is None else await blobs.put(f"{job_id}/mask", mask, 60),
-        budget_ms=60_000,
+        budget_ms=HUNG_MS,
         result_ttl_s=60,
     )
 
 
 async def inspected(caller: Bus, job: Job) -> Inspection:
-    request = InspectRequest(job=job, remaining_ms=20_000)
+    request = InspectRequest(job=job, remaining_ms=HUNG_MS)
     subject = subjects.prepost("inspect", job.model)
-    return await caller.call(subject, request, Inspection, Deadline.after_ms(20_000))
+    return await caller.call(subject, request, Inspection, Deadline.after_ms(HUNG_MS))
 
 
 async def encoded(caller: Bus, job: Job, inspection: Inspection) -> Encoding:
-    request = EncodeRequest(job=job, inspection=inspection, remaining_ms=20_000)
+    request = EncodeRequest(job=job, inspection=inspection, remaining_ms=HUNG_MS)
     return await caller.call(
-        subjects.prepost("encode", job.model), request, Encoding, Deadline.after_ms(20_000)
+        subjects.prepost("encode", job.model), request, Encoding, Deadline.after_ms(HUNG_MS)
     )
 
 
 async def finished(caller: Bus, job: Job, inspection: Inspection, latents: Any) -> FinishReply:
-    request = FinishRequest(job=job, inspection=inspection, index=0, latents=latents, remaining_ms=20_000)
+    request = FinishRequest(job=job, inspection=inspection, index=0, latents=latents, remaining_ms=HUNG_MS)
     return await caller.call(
-        subjects.prepost("finish", job.model), request, FinishReply, Deadline.after_ms(20_000)
+        subjects.prepost("finish", job.model), request, FinishReply, Deadline.after_ms(HUNG_MS)
     )
 
 
@@ -108,6 +109,6 @@ async def template_inputs(
         created_s=1,
         expires_s=2,
     ).model_copy(update=changes)
-    request = TemplateRequest(template=template, remaining_ms=20_000)
+    request = TemplateRequest(template=template, remaining_ms=HUNG_MS)
     subject = subjects.prepost("template", card.name)
-    return await caller.call(subject, request, TemplateInputs, Deadline.after_ms(20_000))
+    return await caller.call(subject, request, TemplateInputs, Deadline.after_ms(HUNG_MS))

@@ -25,6 +25,7 @@ from giornata.wire.requests import EditParameters
 from giornata_prepost.images.pictures import decode
 from giornata_prepost.images.stages import PixelLimits, finish, inspect
 from giornata_prepost.work import ImagePool
+from tests.patience import HUNG_S
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -89,10 +90,10 @@ async def pool() -> AsyncIterator[ImagePool]:
 
 
 async def test_results_come_back_and_processes_are_kept(pool: ImagePool) -> None:
-    assert await result_of(pool, add, 2, 3, limit_s=20) == 5
+    assert await result_of(pool, add, 2, 3, limit_s=HUNG_S) == 5
     first, second = (
-        await result_of(pool, process_id, limit_s=20),
-        await result_of(pool, process_id, limit_s=20),
+        await result_of(pool, process_id, limit_s=HUNG_S),
+        await result_of(pool, process_id, limit_s=HUNG_S),
     )
     assert first == second != os.getpid()
 
@@ -106,53 +107,53 @@ async def test_both_stages_run_without_torch(pool: ImagePool) -> None:
         default_guidance_scale=30.0, default_strength=1.0,
     )  # fmt: skip
     parameters = EditParameters(prompt="a hat")
-    result = await result_of(pool, inspect, target.getvalue(), None, parameters, card, LIMITS, limit_s=20)
+    result = await result_of(pool, inspect, target.getvalue(), None, parameters, card, LIMITS, limit_s=HUNG_S)
     painted = np.full((result.model_height, result.model_width, 3), 7, np.uint8)
     answer = await result_of(
         pool, finish, target.getvalue(), result.alpha, parameters, LIMITS, painted, limit_s=20
     )
     assert (decode(answer, 10_000).pixels == 7).all()
-    assert await result_of(pool, heavy_modules, limit_s=20) == []
+    assert await result_of(pool, heavy_modules, limit_s=HUNG_S) == []
 
 
 async def test_errors_of_the_tree_come_back_whole(pool: ImagePool) -> None:
     with pytest.raises(TooManyPixels) as caught:
-        await result_of(pool, refuse, limit_s=20)
+        await result_of(pool, refuse, limit_s=HUNG_S)
     error = caught.value
     assert (error.code, error.message, error.field) == ("too_many_pixels", "Too large.", "image")
     assert (error.received, error.accepted, error.retry_after_s) == ("7", "at most 5", 1.5)
     with pytest.raises(ImageUnreadable):
-        await result_of(pool, decode, b"\x89PNG\r\n\x1a\n", 5, limit_s=20)
+        await result_of(pool, decode, b"\x89PNG\r\n\x1a\n", 5, limit_s=HUNG_S)
 
 
 async def test_any_other_error_is_an_internal_one(pool: ImagePool) -> None:
     with pytest.raises(InternalError):
-        await result_of(pool, fail, limit_s=20)
-    assert await result_of(pool, add, 1, 1, limit_s=20) == 2
+        await result_of(pool, fail, limit_s=HUNG_S)
+    assert await result_of(pool, add, 1, 1, limit_s=HUNG_S) == 2
 
 
 async def test_a_task_that_takes_too_long_loses_its_process(pool: ImagePool) -> None:
-    before = await result_of(pool, process_id, limit_s=20)
+    before = await result_of(pool, process_id, limit_s=HUNG_S)
     with pytest.raises(ImageTimeout) as caught:
         await result_of(pool, hang, 600.0, True, limit_s=0.2)
     assert caught.value.received == "more than 0.2 s"
     assert not psutil.pid_exists(before)
-    assert await result_of(pool, process_id, limit_s=20) != before
+    assert await result_of(pool, process_id, limit_s=HUNG_S) != before
 
 
 async def test_a_cancelled_task_loses_its_process(pool: ImagePool) -> None:
-    before = await result_of(pool, process_id, limit_s=20)
+    before = await result_of(pool, process_id, limit_s=HUNG_S)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3):
             await result_of(pool, hang, 600.0, False, limit_s=600)
-    assert await result_of(pool, process_id, limit_s=20) != before
+    assert await result_of(pool, process_id, limit_s=HUNG_S) != before
 
 
 async def test_a_crash_fails_its_own_task_only_and_is_not_worth_another_instance(tmp_path: Path) -> None:
     log = tmp_path / "tries"
     async with ImagePool(processes=2) as pool:
-        tasks = [result_of(pool, add, i, i, limit_s=20) for i in range(20)]
-        crash = result_of(pool, die, log, 100, limit_s=20)
+        tasks = [result_of(pool, add, i, i, limit_s=HUNG_S) for i in range(20)]
+        crash = result_of(pool, die, log, 100, limit_s=HUNG_S)
         first, *others = await asyncio.gather(crash, *tasks, return_exceptions=True)
         assert isinstance(first, ImageUnreadable)
         assert not first.retryable
@@ -161,21 +162,21 @@ async def test_a_crash_fails_its_own_task_only_and_is_not_worth_another_instance
 
 
 async def test_work_whose_process_is_killed_once_is_done_again(pool: ImagePool, tmp_path: Path) -> None:
-    assert await result_of(pool, die, tmp_path / "tries", 1, limit_s=20) == 2
+    assert await result_of(pool, die, tmp_path / "tries", 1, limit_s=HUNG_S) == 2
 
 
 async def test_the_pool_survives_the_death_of_an_idle_process(pool: ImagePool) -> None:
     for _ in range(2):
-        process = psutil.Process(await result_of(pool, process_id, limit_s=20))
+        process = psutil.Process(await result_of(pool, process_id, limit_s=HUNG_S))
         process.kill()
-        assert await result_of(pool, add, 1, 2, limit_s=20) == 3
+        assert await result_of(pool, add, 1, 2, limit_s=HUNG_S) == 3
 
 
 async def test_no_process_is_left_and_nobody_waits_forever() -> None:
     async with ImagePool(processes=2) as pool:
-        workers = {await result_of(pool, process_id, limit_s=20) for _ in range(4)}
+        workers = {await result_of(pool, process_id, limit_s=HUNG_S) for _ in range(4)}
         waiting = asyncio.ensure_future(result_of(pool, hang, 600.0, False, limit_s=600))
-        await result_of(pool, add, 1, 1, limit_s=20)
+        await result_of(pool, add, 1, 1, limit_s=HUNG_S)
     assert not any(psutil.pid_exists(worker) for worker in workers)
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -186,7 +187,7 @@ import asyncio, os
 from giornata_prepost.work import ImagePool
 async def main():
     async with ImagePool(processes=2) as pool:
-        print((await pool.timed(os.getpid, limit_s=20))[0], flush=True)
+        print((await pool.timed(os.getpid, limit_s=240))[0], flush=True)
         await asyncio.Event().wait()
 if __name__ == "__main__":
     asyncio.run(main())
@@ -205,6 +206,6 @@ def test_processes_end_with_an_owner_that_was_killed(tmp_path: Path) -> None:
         owner.kill()
         owner.wait()
         owner.stdout.close()
-    gone, alive = psutil.wait_procs(family, timeout=20)
+    gone, alive = psutil.wait_procs(family, timeout=HUNG_S)
     assert not alive
     assert gone

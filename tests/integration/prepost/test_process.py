@@ -27,6 +27,7 @@ from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, resolve
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.model.random.build import build
+from tests.patience import HUNG_MS, HUNG_S
 
 STARTED_S = 180
 """It imports torch and loads a model, maybe on a busy machine."""
@@ -50,15 +51,15 @@ async def a_job(blobs: RedisBlobs, card: ModelCard) -> Job:
         model_digest=card.digest,
         parameters=resolve(EditParameters(prompt="a red hat"), card, seed=5),
         image=await blobs.put(f"{job_id}/image", target.getvalue(), 60),
-        budget_ms=60_000,
+        budget_ms=HUNG_MS,
         result_ttl_s=60,
     )
 
 
 async def inspected(caller: bus.Bus, job: Job) -> Inspection:
-    request = InspectRequest(job=job, remaining_ms=20_000)
+    request = InspectRequest(job=job, remaining_ms=HUNG_MS)
     subject = subjects.prepost("inspect", job.model)
-    return await caller.call(subject, request, Inspection, Deadline.after_ms(20_000))
+    return await caller.call(subject, request, Inspection, Deadline.after_ms(HUNG_MS))
 
 
 def mapped(process: psutil.Process) -> list[str]:
@@ -77,7 +78,9 @@ async def test_the_process(
     async with (
         bus.connect(nats_url, "test") as caller,
         RedisBlobs.open(redis_url) as blobs,
-        caller.listen(subjects.telemetry(ServiceName.PREPOST, instance), ServiceState, heard.put_nowait),
+        caller.listen(
+            subjects.telemetry(ServiceName.PREPOST, instance), ServiceState, heard.put_nowait
+        ) as listening,
     ):
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "giornata_prepost", *flags), env=environment
@@ -100,10 +103,11 @@ async def test_the_process(
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+        await listening.caught_up()
     states = [heard.get_nowait() for _ in range(heard.qsize())]
     assert states[-1].draining
     assert not states[-1].ready
-    assert not psutil.wait_procs(family, timeout=10)[1]
+    assert not psutil.wait_procs(family, timeout=HUNG_S)[1]
 
 
 async def refusal(environment: dict[str, str], *flags: str) -> str:

@@ -32,6 +32,7 @@ from giornata_router.config import RouterConfig
 from giornata_router.service import Router
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import CARD, FakePrepost
+from tests.patience import HUNG_MS, HUNG_S
 
 FIT = CostFit(weights=(0.0, 0.0, 0.1, 0.0, 0.0), r2=1.0, residual_ms=0.0, samples=1, outliers=0)
 COSTS = WorkerCosts(compute=FIT, load=FIT.model_copy(update={"weights": (0.0, 0.0)}), device="cpu")
@@ -41,7 +42,7 @@ IMAGE = BlobRef(key="image", size_bytes=1, sha256="0" * 64)
 def make_job(
     *,
     n: int = 1,
-    budget_ms: int = 20_000,
+    budget_ms: int = HUNG_MS,
     priority: Priority = Priority.INTERACTIVE,
     reuse: Reuse = Reuse.AUTO,
     tenant: str = "default",
@@ -85,11 +86,11 @@ class Bench:
         request = SubmitRequest(job=job, remaining_ms=job.budget_ms)
         while True:
             try:
-                return await self.bus.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(5000))
+                return await self.bus.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(20_000))
             except ServiceUnavailable:
                 await asyncio.sleep(0.1)
 
-    async def ended(self, job: Job, timeout_s: float = 20) -> DoneEvent:
+    async def ended(self, job: Job, timeout_s: float = HUNG_S) -> DoneEvent:
         return await asyncio.wait_for(self.done[job.job_id], timeout_s)
 
 

@@ -17,11 +17,12 @@ from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router import fleet_desk
 from tests.fakes.fleet import CARD
 from tests.integration.router.bench import Bench, denoiser, make_job
+from tests.patience import HUNG_MS, HUNG_S
 
 
 async def page(bench: Bench, number: int) -> tuple[int, tuple[InstanceReport, ...]]:
     """How many pages there are, and the instances of one."""
-    deadline = Deadline.after_ms(5000)
+    deadline = Deadline.after_ms(HUNG_MS)
     request = FleetRequest(page=number, remaining_ms=deadline.remaining_ms())
     told = await bench.bus.call(subjects.FLEET, request, FleetPage, deadline)
     return told.pages, codec.decode(InstanceReports, told.packed).reports
@@ -41,7 +42,7 @@ async def test_a_change_is_told_at_once_and_no_change_now_and_then(
 ) -> None:
     told: asyncio.Queue[FleetSummary] = asyncio.Queue()
     await stack.enter_async_context(bench.bus.listen(subjects.SUMMARY, FleetSummary, told.put_nowait))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HUNG_S):
         while (await told.get()).ready.get(ServiceName.PREPOST) != 1:
             pass
         fake = await denoiser(stack, bench, "d1")
@@ -63,7 +64,7 @@ async def test_instances_are_reported_page_by_page(
     fake = await denoiser(stack, bench, "d1")
     fake.going.clear()
     await bench.submit(make_job(n=2))
-    async with asyncio.timeout(20), telemetry_of_workers(bench) as told:
+    async with asyncio.timeout(HUNG_S), telemetry_of_workers(bench) as told:
         pages, first = await page(bench, 0)
         while pages != 3 or not first[0].running_rows:
             await told.get()
@@ -84,13 +85,13 @@ async def test_how_far_a_job_is_is_told_with_its_forecast(bench: Bench, stack: A
     fake.going.clear()
     job = make_job(n=2)
     await bench.submit(job)
-    request = ForecastRequest(job_id=job.job_id, remaining_ms=1000)
+    request = ForecastRequest(job_id=job.job_id, remaining_ms=HUNG_MS)
     forecast = Forecast()
-    async with asyncio.timeout(20), telemetry_of_workers(bench) as told:
+    async with asyncio.timeout(HUNG_S), telemetry_of_workers(bench) as told:
         while not forecast.steps:
             await told.get()
             with suppress(JobNotFound):  # while no worker lists it
-                deadline = Deadline.after_ms(1000)
+                deadline = Deadline.after_ms(HUNG_MS)
                 forecast = await bench.bus.call(subjects.FORECAST, request, Forecast, deadline)
     assert forecast.steps == ((0, 0), (1, 0))
     fake.going.set()

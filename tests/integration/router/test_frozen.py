@@ -22,11 +22,10 @@ from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.news import News
 from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job
+from tests.patience import HUNG_S
 
 WORKERS: Final = 4
 JOBS: Final = 24
-START_S: Final = 60.0
-"""Time for a process to start on a busy machine."""
 
 
 class RouterProcess:
@@ -50,12 +49,12 @@ class RouterProcess:
         self.process.send_signal(signal.SIGCONT)
 
     async def until(self, *, active: bool) -> None:
-        await self.news.until(lambda: self.active is active, START_S)
+        await self.news.until(lambda: self.active is active, HUNG_S)
 
     async def until_told(self, times: int) -> None:
         """Until it has told its state so many times more; it does so ten times a second."""
         goal = self.told + times
-        await self.news.until(lambda: self.told >= goal, START_S)
+        await self.news.until(lambda: self.told >= goal, HUNG_S)
 
 
 @asynccontextmanager
@@ -91,10 +90,10 @@ async def loaded(stack: AsyncExitStack, bench: Bench) -> list[FakeDenoiser]:
 async def given(bench: Bench, workers: list[FakeDenoiser], count: int) -> list[Job]:
     """So many jobs, all of them on workers."""
     before = sum(len(worker.requests) for worker in workers)
-    jobs = [make_job(budget_ms=120_000, reuse=Reuse.OFF) for _ in range(count)]
+    jobs = [make_job(reuse=Reuse.OFF) for _ in range(count)]
     for job in jobs:
         await bench.submit(job)
-    await workers[0].news.until(lambda: sum(len(w.requests) for w in workers) == before + count, 30)
+    await workers[0].news.until(lambda: sum(len(w.requests) for w in workers) == before + count)
     return jobs
 
 
@@ -104,7 +103,7 @@ async def check_undisturbed(bench: Bench, workers: list[FakeDenoiser], jobs: lis
     for worker in workers:
         worker.going.set()
     for job in jobs:
-        assert (await bench.ended(job, 60)).state is JobState.COMPLETED
+        assert (await bench.ended(job)).state is JobState.COMPLETED
     records = [await bench.records.get(job.job_id) for job in jobs]
     assert {(record.attempt, record.causes) for record in records} == {(1, ())}
     assert sorted(r.job.job_id for w in workers for r in w.requests) == sorted(job.job_id for job in jobs)
@@ -145,7 +144,7 @@ async def test_a_superseded_router_cancels_nothing_and_answers_nothing(
         first.freeze()
         await second.until(active=True)
         jobs += await given(bench, workers, JOBS // 2)
-        asked = make_job(budget_ms=120_000, reuse=Reuse.OFF)
+        asked = make_job(reuse=Reuse.OFF)
         await bench.bus.client.subscribe(inbox, cb=hear)
         request = SubmitRequest(job=asked, remaining_ms=60_000)
         bench.done[asked.job_id] = asyncio.get_running_loop().create_future()

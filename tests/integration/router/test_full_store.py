@@ -31,6 +31,7 @@ from tests.fakes.fleet import REF, FakePrepost
 from tests.fakes.news import News
 from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
+from tests.patience import HUNG_MS, HUNG_S
 
 INSPECTION = fleet.INSPECTION.model_copy(
     update={
@@ -101,7 +102,7 @@ async def once(bench: Bench, job: Job) -> None:
     """Submit `job`; what is raised is what a client is told."""
     request = SubmitRequest(job=job, remaining_ms=job.budget_ms)
     bench.done.setdefault(job.job_id, asyncio.get_running_loop().create_future())
-    await bench.bus.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(5000))
+    await bench.bus.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(HUNG_MS))
 
 
 async def filled(bench: Bench, share: float) -> int:
@@ -171,7 +172,7 @@ async def test_a_full_store_refuses_jobs_and_loses_neither_those_it_has_nor_its_
         assert refused.value.retry_after_s
 
         worker.going.set()
-        ends = [await small.ended(job, 60) for job in running]
+        ends = [await small.ended(job) for job in running]
         assert [end.state for end in ends] == [JobState.COMPLETED] * 20, "there was room for their ends"
 
         await filled(small, 1.0)
@@ -184,7 +185,7 @@ async def test_a_full_store_refuses_jobs_and_loses_neither_those_it_has_nor_its_
         assert (later_revision or 0) > (revision or 0), "the lease is renewed beside full records"
 
         first.cancel()
-        await leaders.until(lambda: leaders.leads("r2"), 30)
+        await leaders.until(lambda: leaders.leads("r2"))
         with pytest.raises(StoreFull):
             await once(small, wordy())
         room = {one.store: one for one in (leaders.latest and leaders.latest.stores) or ()}
@@ -193,7 +194,7 @@ async def test_a_full_store_refuses_jobs_and_loses_neither_those_it_has_nor_its_
 
         await small.bus.jetstream.purge_stream(KEYS)  # as when all have expired
         job = wordy()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HUNG_S):
             while True:
                 try:
                     await once(small, job)
@@ -214,7 +215,7 @@ async def test_a_running_job_ends_by_its_budget_where_not_a_byte_is_left(
         await small.submit(job)
         await worker.news.until(lambda: bool(worker.requests))
         await filled(small, 1.0)
-        event = await small.ended(job, 30)
+        event = await small.ended(job)
         assert event.error is not None
         assert event.error.code == "deadline_exceeded"
         assert (await small.records.get(job.job_id)).state is JobState.FAILED
@@ -234,7 +235,7 @@ async def test_the_record_of_an_ended_job_goes_soon_after_its_results(
         worker.going.clear()
         running = make_job().model_copy(update={"result_ttl_s": 1})
         await bench.submit(running)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(HUNG_S):
             while await is_known(bench, ended):  # noqa: ASYNC110 - records go without a word
                 await asyncio.sleep(0.1)
         assert (await bench.records.get(lasting.job_id)).state is JobState.COMPLETED

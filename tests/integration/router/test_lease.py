@@ -16,6 +16,7 @@ from giornata.wire.stores import LEASES, bucket_stream
 from giornata_router.lease import Leadership, Lease, LeaseEndedError
 from giornata_router.rules.tenure import MARGIN
 from tests.integration.conftest import NatsServer
+from tests.patience import HUNG_S
 
 LIFE_S = streams.LEASE_TTL_S
 FREE_S = LIFE_S * MARGIN
@@ -127,7 +128,7 @@ async def test_a_bucket_whose_entries_expire_is_used_as_safely(private_nats: Nat
         await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
         first, second = await Candidate(bus, "a").open(), await Candidate(bus, "b").open()
         assert await first.acquires()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HUNG_S):
             while (await bus.jetstream.stream_info(bucket_stream(LEASES))).state.messages:  # noqa: ASYNC110 - silent
                 await asyncio.sleep(0.1)
         assert not await second.acquires()

@@ -32,6 +32,7 @@ from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import INSPECTION, FakePrepost
 from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import Bench, make_job, running_router
+from tests.patience import HUNG_S
 
 OTHERS = ("default/template_1/image", "default/upload_1/image", "shared/prepost/empty-text")
 """Blobs that several jobs may use."""
@@ -157,7 +158,7 @@ async def stack(bench: Bench, private_nats: NatsServer, blobs: Blobs) -> AsyncIt
 async def left(bench: Bench, blobs: Blobs, job: Job) -> set[str]:
     """What there is beside the blobs of others once the job has ended and the router has cleared up."""
     await bench.ended(job)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HUNG_S):
         await blobs.deleted.wait()
     assert blobs.keys >= set(OTHERS)
     return blobs.keys - set(OTHERS)

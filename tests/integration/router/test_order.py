@@ -19,9 +19,6 @@ from tests.fakes.news import News
 from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import COSTS, Bench, make_job, running_router
 
-WAIT_S = 60.0
-"""For what takes a second or two on an idle machine."""
-
 
 class Counter:
     """A router, and one worker with one place that somebody has already."""
@@ -40,12 +37,12 @@ class Counter:
         for job in jobs:
             before = self._waiting
             await self._bench.submit(job)
-            await self._news.until(lambda before=before: self._waiting == before + 1, WAIT_S)  # type: ignore[misc]  # bound per turn
+            await self._news.until(lambda before=before: self._waiting == before + 1)  # type: ignore[misc]  # bound per turn
 
     async def served(self, *jobs: Job) -> tuple[list[Job], list[DoneEvent]]:
         """Let the worker go on: `jobs` in the order in which they got their place, and how they ended."""
         self._worker.going.set()
-        ended = [await self._bench.ended(job, WAIT_S) for job in jobs]
+        ended = [await self._bench.ended(job) for job in jobs]
         by_id = {job.job_id: job for job in jobs}
         return [by_id[r.job.job_id] for r in self._worker.requests if r.job.job_id in by_id], ended
 
@@ -68,9 +65,9 @@ async def counter(
     ):
         first = make_job(tenant="first", budget_ms=600_000)
         await bench.submit(first)
-        await worker.news.until(lambda: bool(worker.requests), WAIT_S)
+        await worker.news.until(lambda: bool(worker.requests))
         yield made
-        await bench.ended(first, WAIT_S)
+        await bench.ended(first)
 
 
 def job(

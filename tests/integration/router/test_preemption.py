@@ -41,14 +41,14 @@ async def test_preempted_rows_are_dropped_by_their_worker_and_placed_again(
     worker = FakeDenoiser(bench.bus, bench.records, "d1", capacity=1)
     worker.going.clear()
     async with running_router(private_nats.url, "r"), worker.run():
-        first, second = (make_job(reuse=Reuse.OFF, budget_ms=60_000) for _ in range(2))
+        first, second = (make_job(reuse=Reuse.OFF) for _ in range(2))
         await bench.submit(first)
         await worker.news.until(lambda: bool(worker._running))
         await bench.submit(second)
         scheduler.takes.append((first.job_id, 1))
         await worker.news.until(lambda: len(worker.requests) > 1)
         worker.going.set()
-        ended = [await bench.ended(job, 40) for job in (first, second)]
+        ended = [await bench.ended(job) for job in (first, second)]
     assert [event.state for event in ended] == [JobState.COMPLETED] * 2
     assert [request.job.job_id for request in worker.requests].count(first.job_id) == 2
     record = await bench.records.get(first.job_id)

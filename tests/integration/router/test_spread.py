@@ -15,7 +15,7 @@ from tests.integration.router.test_outages import cancel
 
 def pictures(n: int) -> Job:
     """A job that no worker is better for than another."""
-    return make_job(n=n, reuse=Reuse.OFF, budget_ms=60_000)
+    return make_job(n=n, reuse=Reuse.OFF)
 
 
 async def held(*workers: FakeDenoiser) -> None:
@@ -41,7 +41,7 @@ def rows_of(worker: FakeDenoiser) -> list[list[int]]:
 
 async def completed(bench: Bench, job: Job) -> None:
     """Once, with all pictures."""
-    assert (await bench.ended(job, 40)).state is JobState.COMPLETED
+    assert (await bench.ended(job)).state is JobState.COMPLETED
     record = await bench.records.get(job.job_id)
     assert all(row.image is not None for row in record.rows)
     assert bench.done_count[job.job_id] == 1

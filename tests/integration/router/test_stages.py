@@ -130,7 +130,7 @@ async def test_cancel_ends_the_job_and_frees_the_worker(
 
 
 async def test_the_budget_ends_a_job_that_no_worker_takes(bench: Bench, stack: AsyncExitStack) -> None:
-    job = make_job(budget_ms=700)
+    job = make_job(budget_ms=4000)  # long enough to be prepared
     await bench.submit(job)
     event = await bench.ended(job)
     assert event.error is not None

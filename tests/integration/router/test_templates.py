@@ -25,6 +25,7 @@ from tests.fakes.fleet import CARD, INSPECTION, FakePrepost
 from tests.fakes.news import News
 from tests.integration.conftest import NatsServer
 from tests.integration.router.bench import IMAGE, Bench, make_job, running_router
+from tests.patience import HUNG_MS
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ async def registered(bench: Bench) -> TemplateRecord:
 
 
 async def ask(bus: Bus, record: TemplateRecord) -> TemplateRecord:
-    deadline = Deadline.after_ms(10_000)
+    deadline = Deadline.after_ms(HUNG_MS)
     while True:
         request = TemplateRequest(template=record, remaining_ms=deadline.remaining_ms())
         try:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from giornata_prepost.work import ModelThread, Precedence
-
-WAIT_S = 20.0
+from tests.patience import HUNG_S
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ class Held:
         self.task = asyncio.create_task(thread.timed(Precedence.BEGIN, self._hold))
 
     async def begun(self) -> None:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(HUNG_S):
             await self._begun.wait()
 
     def let_go(self) -> None:
@@ -38,7 +37,7 @@ class Held:
 
     def _hold(self) -> None:
         self._loop.call_soon_threadsafe(self._begun.set)
-        assert self._gate.wait(WAIT_S)
+        assert self._gate.wait(HUNG_S)
 
 
 async def test_what_finishes_an_edit_goes_before_what_begins_one(thread: ModelThread) -> None:

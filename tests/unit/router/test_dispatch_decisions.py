@@ -11,6 +11,7 @@ from giornata.scheduling.line import Line
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.scheduler import Decision, Scheduler
 from giornata_router.dispatch import Dispatch, NoReport
+from tests.patience import HUNG_S
 from tests.unit.scheduling.test_placement import DEMAND, worker
 
 
@@ -42,7 +43,7 @@ async def test_the_scheduler_is_asked_again_when_it_wants_to_be_and_at_no_older_
         await asyncio.wait_for(scheduler.asked.acquire(), 0.1)
     dispatch.observe(worker("d1"))
     for _ in range(2):  # at once, and when it woke
-        await asyncio.wait_for(scheduler.asked.acquire(), 10)
+        await asyncio.wait_for(scheduler.asked.acquire(), HUNG_S)
     assert dispatch._wake is None
 
 

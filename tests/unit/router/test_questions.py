@@ -49,10 +49,11 @@ async def settled() -> None:
 
 async def test_a_question_that_nobody_has_is_lost_after_a_while() -> None:
     questions = Questions(Fleet())
+    before = time.monotonic()
     async with asking(questions, "inspect a") as task:
         now = time.monotonic()
         questions.observe(prepost("inspect b"), now + 1)
-        questions.look(now + SILENCE_S - 0.1)
+        questions.look(before + SILENCE_S - 0.1)
         await settled()
         assert not task.done()
         questions.look(now + SILENCE_S + 0.1)

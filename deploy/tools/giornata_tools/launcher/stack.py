@@ -27,7 +27,7 @@ from giornata_tools.launcher.servers import EmbeddedNats, nats_command, socket_f
 from giornata_tools.launcher.warden import Warden
 from giornata_tools.launcher.watch import TelemetryWatch, answers_200, missing
 
-SERVER_LIMIT_S: Final = 15.0
+SERVER_LIMIT_S: Final = 60.0
 GRACE_S: Final = 15.0
 """A process gets this long to exit beyond its own drain limit."""
 

@@ -26,12 +26,12 @@ async def edit(request: web.Request) -> web.StreamResponse:
     gateway = request.app[GATEWAY]
     with ExitStack() as held:
         form, admitted = await receive(request, EditForm, Priority.INTERACTIVE, held)
-        async with gateway.awaited(admitted) as awaited:
+        async with gateway.awaited(admitted, streamed=form.stream) as awaited:
             request[JOB_ID] = awaited.job.job_id
             request[REPEATED] = admitted.stay.repeated
             if form.stream:
                 stream = Stream(request, awaited.job.job_id, awaited.ended, awaited.deadline, inline=True)
-                response = await stream.run(0)
+                response = await stream.run(0, awaited.steps)
                 if request.get(OUTCOME) is None:
                     admitted.carried_out()
                 return response

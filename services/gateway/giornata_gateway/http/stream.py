@@ -17,7 +17,7 @@ from giornata.wire.jobs import JobRecord, RowRecord
 from giornata_gateway.http.body import EVENT_STREAM, JSON_COPIES, end, frame, write
 from giornata_gateway.http.errors import GATEWAY, OUTCOME, as_known
 from giornata_gateway.http.requests import base_url
-from giornata_gateway.jobs.feed import StreamedEvent, open_feed, until_done
+from giornata_gateway.jobs.feed import HeardSteps, StreamedEvent, open_feed, until_done
 from giornata_gateway.views.answers import error_of
 from giornata_gateway.views.jobs import (
     ToldEvent,
@@ -47,10 +47,13 @@ class Stream:
     """Whether pictures travel in the stream, or links to them."""
     response: web.StreamResponse = field(default_factory=lambda: web.StreamResponse(headers=EVENT_STREAM))
 
-    async def run(self, after: int) -> web.StreamResponse:
-        """Tell the events with a sequence above `after` until the job has ended, then its pictures or errors."""
+    async def run(self, after: int, steps: HeardSteps | None = None) -> web.StreamResponse:
+        """Tell the events with a sequence above `after` until the job has ended, then its pictures or errors.
+
+        Steps are told as they were heard, without `steps` from now on.
+        """
         gateway = self.request.app[GATEWAY]
-        async with open_feed(gateway.bus, self.job_id, after, gateway.restore) as told:
+        async with open_feed(gateway.bus, self.job_id, after, gateway.restore, steps) as told:
             await self.response.prepare(self.request)  # a few headers: they fit the socket's buffer
             try:
                 events = until_done(told, self.ended, gateway.config.heartbeat_s, self.deadline)

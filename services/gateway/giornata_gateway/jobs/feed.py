@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -46,28 +46,56 @@ class StreamedEvent:
     """Unix time in seconds at which the stream took it: the same for every reader at any time."""
 
 
+class HeardSteps:
+    """A job's steps since it is listened to, held back until they are :meth:`told`. Make it with :func:`hearing`."""
+
+    def __init__(self) -> None:
+        self._early: list[StepEvent] = []
+        self._tell: Callable[[StepEvent], None] = self._early.append
+
+    def hear(self, event: StepEvent) -> None:
+        """A step has come."""
+        self._tell(event)
+
+    def told(self, tell: Callable[[StepEvent], None]) -> None:
+        """Tell the steps that were held back, and every one from now on."""
+        self._tell, early, self._early = tell, self._early, []
+        for event in early:
+            tell(event)
+
+
+@asynccontextmanager
+async def hearing(bus: Bus, job_id: str) -> AsyncIterator[HeardSteps]:
+    """Listen to a job's steps while inside. Nothing keeps them: who is to miss none enters before the job can begin."""
+    steps = HeardSteps()
+    async with bus.listen(subjects.steps_of_job(job_id), StepEvent, steps.hear):
+        yield steps
+
+
 @asynccontextmanager
 async def open_feed(
-    bus: Bus, job_id: str, after: int, restore: Callable[[], Awaitable[None]]
+    bus: Bus,
+    job_id: str,
+    after: int,
+    restore: Callable[[], Awaitable[None]],
+    heard: HeardSteps | None = None,
 ) -> AsyncIterator[asyncio.Queue[StreamedEvent | None]]:
-    """The kept events of a job with a sequence above `after`, then the new ones; and steps from now on.
+    """The kept events of a job with a sequence above `after`, then the new ones; and steps.
 
-    A reader from the beginning hears of steps only once the stream has told that the job is running.
+    Steps are told as they were `heard`, without that from now on. A reader from the beginning hears of them only once
+    the stream has told that the job is running.
     The stream lives in memory. Where it is gone, as after a restart of NATS, `restore` makes it again. An ordered
     consumer restarts where the stream was interrupted and may repeat itself; repetitions are dropped here. Only
     readers put None into the queue, to wake themselves.
     """
     told: asyncio.Queue[StreamedEvent | None] = asyncio.Queue()
-    last, early = after, None if after else list[StepEvent]()
+    last = after
 
     def step(event: StepEvent) -> None:
-        if early is None:
-            told.put_nowait(StreamedEvent(event))
-        else:
-            early.append(event)
+        told.put_nowait(StreamedEvent(event))
 
     async def receive(message: Msg) -> None:
-        nonlocal last, early
+        nonlocal last
         metadata = message.metadata
         sequence = metadata.sequence.stream
         if sequence <= last:
@@ -78,11 +106,11 @@ async def open_feed(
             return
         told.put_nowait(StreamedEvent(event, sequence, int(metadata.timestamp.timestamp())))
         if isinstance(event, StateEvent) and event.state is JobState.RUNNING:
-            before, early = early or (), None
-            for one in before:
-                step(one)
+            steps.told(step)
 
-    async with bus.listen(subjects.steps_of_job(job_id), StepEvent, step):
+    async with hearing(bus, job_id) if heard is None else nullcontext(heard) as steps:
+        if after:
+            steps.told(step)
         try:
             subscription = await _subscribed(bus, job_id, after, receive)
         except NotFoundError:

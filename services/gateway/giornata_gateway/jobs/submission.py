@@ -38,6 +38,7 @@ from giornata_gateway.cells import choice
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.rules.idempotency import check_same
+from giornata_gateway.jobs.feed import HeardSteps, hearing
 from giornata_gateway.jobs.ledger import JobEnds, JobLedger
 from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
 
@@ -56,6 +57,8 @@ class AwaitedJob:
     job: Job
     ended: asyncio.Future[None]
     deadline: Deadline
+    steps: HeardSteps | None = None
+    """Since before the job was submitted, where its steps are told."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +114,11 @@ class Submission:
         return job
 
     @asynccontextmanager
-    async def awaited(self, prepared: Prepared) -> AsyncIterator[AwaitedJob]:
+    async def awaited(self, prepared: Prepared, *, streamed: bool) -> AsyncIterator[AwaitedJob]:
         """A job while its request waits. Leaving before it has ended cancels it, unless it is shared."""
         job = prepared.job
         async with AsyncExitStack() as stack:
+            steps = await stack.enter_async_context(hearing(self.bus, job.job_id)) if streamed else None
             ended = stack.enter_context(self.ends.expect(job.job_id))
             if prepared.shared:
                 job = await self.submit(prepared)
@@ -127,7 +131,7 @@ class Submission:
             else:
                 stack.callback(self._left, job, ended)
                 await self._send(job)
-            yield AwaitedJob(job, ended, prepared.deadline)
+            yield AwaitedJob(job, ended, prepared.deadline, steps)
 
     def _left(self, job: Job, ended: asyncio.Future[None]) -> None:
         if not ended.done() or ended.exception() is not None:

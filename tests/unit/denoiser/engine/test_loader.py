@@ -21,6 +21,7 @@ from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Entry, Form, Recording
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
+from tests.patience import HUNG_S
 
 BLOCKS = 4
 
@@ -103,17 +104,17 @@ def test_who_asks_waits_for_what_is_expected() -> None:
 
     def held(_: Loaded) -> None:
         began.set()
-        assert hold.wait(10)
+        assert hold.wait(HUNG_S)
 
     found: list[object] = []
     with Loader(on_loaded=held) as loader:
         loader.schedule(SlabLoad(of, block, Mode.KV) for block in (0, 1))
-        assert began.wait(10)
+        assert began.wait(HUNG_S)
         waiting = threading.Thread(target=lambda: found.append(of.keys_values(1)))
         waiting.start()
         assert found == []
         hold.set()
-        waiting.join(10)
+        waiting.join(HUNG_S)
     assert found == [of.keys_values(1)]
 
 
@@ -141,7 +142,7 @@ def test_what_nobody_wants_any_more_is_not_loaded() -> None:
 
     def held(loaded: Loaded) -> None:
         heard.append(loaded)
-        assert hold.wait(10)
+        assert hold.wait(HUNG_S)
 
     with Loader(on_loaded=held) as loader:
         loader.schedule([SlabLoad(other, 0, Mode.KV), SlabLoad(one, 0, Mode.KV), SlabLoad(other, 1, Mode.KV)])

@@ -17,8 +17,8 @@ from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
+from tests.patience import HUNG_S
 
-WAIT_S = 20.0
 SMALL = Capacity(rows=2, tokens=1000)
 
 
@@ -33,7 +33,7 @@ class Gated(FluxInpaint):
 
     def model_input(self, latents: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
         self.begun.release()
-        assert self.gate.acquire(timeout=WAIT_S)
+        assert self.gate.acquire(timeout=HUNG_S)
         if self.lost:
             raise torch.AcceleratorError("the device is gone", 1)
         return super().model_input(latents, conditioning)
@@ -55,11 +55,17 @@ class GatedLoop:
         return self.engine.submit([tiny_flux.row(self.family, spec) for spec in specs])
 
     def begin(self) -> None:
-        assert self.network.begun.acquire(timeout=WAIT_S)
+        assert self.network.begun.acquire(timeout=HUNG_S)
+
+    def finish_once_left(self) -> None:
+        """Let the running step end when the loop has been told to leave."""
+        with self.engine._condition:
+            assert self.engine._condition.wait_for(lambda: self.engine._stopping, HUNG_S)
+        self.network.gate.release()
 
     def finish(self) -> StepReport:
         self.network.gate.release()
-        return self.reports.get(timeout=WAIT_S)
+        return self.reports.get(timeout=HUNG_S)
 
 
 def test_leaving_ends_after_the_running_step_and_keeps_the_rest() -> None:
@@ -69,7 +75,7 @@ def test_leaving_ends_after_the_running_step_and_keeps_the_rest() -> None:
         made.begin()
         assert [row.step for row in made.finish().advanced] == [1]
         made.begin()
-        threading.Timer(0.05, made.network.gate.release).start()
+        threading.Thread(target=made.finish_once_left).start()
     (row,) = made.engine.take_all()
     assert row.step == 2
 
@@ -80,7 +86,7 @@ def test_a_lost_device_is_told_and_keeps_the_rows() -> None:
     made.network.gate.release(10)
     with made.engine:
         made.submit(Spec("a"))
-        assert isinstance(made.crashes.get(timeout=WAIT_S), torch.AcceleratorError)
+        assert isinstance(made.crashes.get(timeout=HUNG_S), torch.AcceleratorError)
         assert not made.submit(Spec("b"))
         assert [row.key.job_id for row in made.engine.take_all()] == ["a"]
 

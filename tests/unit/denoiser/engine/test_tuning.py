@@ -27,7 +27,7 @@ from giornata_denoiser.rows.template import Form, Recording
 from giornata_denoiser.tuning import Memory, budget_of, engine_of, memory_of
 from tests.contract.messages import CARD
 from tests.fakes import tiny_flux
-from tests.fakes.profiles import PROFILE
+from tests.fakes.profiles import PROFILE, Steady
 from tests.fakes.tiny_flux import Spec
 
 GRID = (4, 4)
@@ -49,7 +49,7 @@ def run(engine: Engine, rows: list[Row]) -> dict[str, Row]:
 def edited(rows: list[Row] | None = None, **options: Any) -> tuple[dict[str, Row], CostModel]:
     """Rows by an engine that is configured so; by default one that takes from its own picture's template."""
     checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None, card=CARD)
-    model = CostModel.of(PROFILE)
+    model = Steady.of(PROFILE)
     with engine_of(config(**options), checkpoint, PROFILE, model) as engine:
         if rows is None:
             recording = RecordingSpec(frozenset(Form), EXACT)
@@ -63,7 +63,8 @@ def edited(rows: list[Row] | None = None, **options: Any) -> tuple[dict[str, Row
 
 
 def test_whether_a_first_step_is_computed_in_full_is_configured() -> None:
-    with_it, without = (edited(template_correction=on, template_bits=0)[0]["edit"] for on in (True, False))
+    asked: dict[str, Any] = {"planner": PlannerName.KV, "template_bits": 0}  # whose choice follows no loads
+    with_it, without = (edited(template_correction=on, **asked)[0]["edit"] for on in (True, False))
     assert not torch.allclose(with_it.latent, without.latent, atol=1e-3)
 
 
@@ -88,7 +89,7 @@ def test_steps_and_loads_reach_the_cost_model() -> None:
 def steps_of(rows: list[Row], **options: Any) -> list[list[str]]:
     """Who shared every step."""
     checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None, card=CARD)
-    with engine_of(config(**options), checkpoint, PROFILE, CostModel.of(PROFILE)) as engine:
+    with engine_of(config(**options), checkpoint, PROFILE, Steady.of(PROFILE)) as engine:
         engine.batch.submit(rows)
         shared = []
         while (report := engine.step()) is not None:

@@ -37,6 +37,7 @@ from tests.fakes import tiny_flux
 from tests.fakes.profiles import LOAD_WEIGHTS, WEIGHTS
 from tests.fakes.row_engine import SteppedEngine
 from tests.fakes.tiny_flux import Spec
+from tests.patience import HUNG_S
 from tests.unit.denoiser.attempts.test_attempt import INSPECTION, JOB
 
 COSTS = StepCosts(WEIGHTS, LOAD_WEIGHTS)
@@ -142,7 +143,7 @@ class Desk:
 
     async def submitted(self, number: int) -> Row:
         """The row of the run of this number."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HUNG_S):
             while len(self.engine.submitted) < number:
                 self.engine.changed.clear()
                 await self.engine.changed.wait()
@@ -163,7 +164,7 @@ class Desk:
         self.runs.remove(message)
 
     async def told(self, number: int) -> list[tuple[str, str, int | str]]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HUNG_S):
             while len(self.registrations.told) < number:
                 self.registrations.changed.clear()
                 await self.registrations.changed.wait()

@@ -11,6 +11,7 @@ from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates import disk
 from giornata_denoiser.templates.store import RecordingStore
+from tests.patience import HUNG_S
 from tests.unit.denoiser.templates.recordings import same, template
 
 
@@ -139,14 +140,14 @@ def test_many_threads_read_a_file_once(tmp_path: Path, monkeypatch: pytest.Monke
     def slow(path: Path, recording_id: str, *, checked: bool = False) -> Recording:
         reads.append(recording_id)
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(HUNG_S)
         return read(path, recording_id, checked=checked)
 
     monkeypatch.setattr(disk, "read", slow)
     found: list[Recording | None] = []
     threads = [threading.Thread(target=lambda: found.append(tiers.find("one"))) for _ in range(3)]
     threads[0].start()
-    assert begun.wait(10)
+    assert begun.wait(HUNG_S)
     for thread in threads[1:]:
         thread.start()
     go_on.set()

@@ -1,0 +1,70 @@
+"""Asynchronous jobs over HTTP: submitted, followed, waited for, and their pictures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+
+from tests.e2e.pictures import Pixels, pixels
+from tests.patience import HUNG_S
+
+
+async def submit(http: aiohttp.ClientSession, form: aiohttp.FormData) -> str:
+    """The path of an accepted job."""
+    async with http.post("/v1/jobs", data=form) as answer:
+        body = await answer.json()
+        assert answer.status == 202, body
+        return f"/v1/jobs/{body['id']}"
+
+
+async def told(http: aiohttp.ClientSession, job: str) -> list[dict[str, Any]]:
+    """Every event of a job, until it ends."""
+    async with http.get(f"{job}/events") as answer:
+        return [json.loads(line[6:]) async for line in answer.content if line.startswith(b"data: ")]
+
+
+async def steps_told(
+    http: aiohttp.ClientSession, job: str, goal: int = 0, reached: asyncio.Event | None = None
+) -> list[int]:
+    """The steps that are told of a job from now on, until it ends; `reached` is set at the step `goal`."""
+    steps: list[int] = []
+    async with http.get(f"{job}/events") as answer:
+        async for line in answer.content:
+            if line.startswith(b"data: ") and (step := json.loads(line[6:]).get("step")):
+                steps.append(step)
+                if reached is not None and step >= goal:
+                    reached.set()
+    return steps
+
+
+async def until_step(http: aiohttp.ClientSession, job: str, step: int) -> None:
+    """Return when the job has computed `step` steps."""
+    async with http.get(f"{job}/events") as answer:
+        async for line in answer.content:
+            if line.startswith(b"data: ") and (json.loads(line[6:]).get("step") or 0) >= step:
+                return
+    raise AssertionError("the job ended before that step")
+
+
+async def ended(http: aiohttp.ClientSession, job: str, limit_s: float = HUNG_S) -> dict[str, Any]:
+    """The job's status after its last event."""
+    async with asyncio.timeout(limit_s):
+        await told(http, job)
+        async with http.get(job) as answer:
+            status: dict[str, Any] = await answer.json()
+            return status
+
+
+async def completions(http: aiohttp.ClientSession, job: str) -> int:
+    """How often the job was said to be completed."""
+    return [event["type"] for event in await told(http, job)].count("image_edit.completed")
+
+
+async def painted(http: aiohttp.ClientSession, job: str, index: int = 0) -> Pixels:
+    """One of the job's pictures."""
+    async with http.get(f"{job}/image", params={"index": index}) as answer:
+        assert answer.status == 200
+        return pixels(await answer.read())
