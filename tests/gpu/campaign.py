@@ -154,6 +154,7 @@ def _ended(command: Sequence[str], folder: Path, log: Path, limit_s: float) -> i
         "PYTHONUNBUFFERED": "1",
         "GIORNATA_BENCH_OUT": str(folder),
         "COLUMNS": "160",
+        "TQDM_DISABLE": "1",
     }
     with log.open("wb") as output:
         process = subprocess.Popen(
