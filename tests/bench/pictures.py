@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
+import click
 import numpy as np
 import torch
 from diffusers import FluxFillPipeline
@@ -26,6 +27,7 @@ from giornata_tools.quality import metrics
 from tests.bench.compute.bench_model import BenchModel, Request, box_of, held_out
 from tests.bench.compute.setting import DEFAULT
 from tests.bench.compute.static_batching import skipped_share
+from tests.bench.reporting.options import wait_for
 from tests.bench.reporting.report import write
 from tests.flags import Several, option, parsed
 
@@ -44,6 +46,8 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
             option("--steps", type=int, default=20),
             option("--guidance", type=float, default=30.0),
             option("--thresholds", type=Several(float), default=[0.05, 0.1, 0.2], help="of the cache"),
+            option("--device", default="cpu"),
+            option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32"),
             option("--threads", type=int, default=2),
         ],
         arguments,
@@ -66,7 +70,8 @@ class Diffusers:
     def edited(self, request: Request) -> Pixels:
         """(height, width, 3) uint8."""
         height, width = request.mask.shape
-        text = self._model.images.encode_text(request.prompt)
+        encoded = self._model.images.encode_text(request.prompt)
+        text = {name: tensor.to(self.transformer.device) for name, tensor in encoded.items()}
         self._runs += 1
         with self.transformer.cache_context(f"run {self._runs}"):
             (picture,) = self._pipeline(
@@ -87,7 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = options_of(arguments)
     torch.set_num_threads(options.threads)
     requests = held_out(options.side, options.limit)
-    model = BenchModel(options.model, steps=options.steps, guidance=options.guidance)
+    model = BenchModel(
+        options.model,
+        steps=options.steps,
+        guidance=options.guidance,
+        device=options.device,
+        dtype=getattr(torch, options.dtype),
+    )
     lines = [_reuse(model, requests), *_first_block_cache(model, requests, options.thresholds)]
     write("pictures", lines, workload={**vars(options), "model": options.model.name, **DEFAULT.as_dict()})
 
@@ -100,8 +111,9 @@ def _reuse(model: BenchModel, requests: Sequence[Request]) -> dict[str, Any]:
         replace(row, region=model.region(row, DEFAULT.halo), template=template)
         for row, template in zip(full, templates, strict=True)
     ]
-    slow, slow_s = _timed(lambda: model.run(full))
-    fast, fast_s = _timed(lambda: model.run(masked))
+    device = model.family.device
+    slow, slow_s = _timed(lambda: model.run(full), device)
+    fast, fast_s = _timed(lambda: model.run(masked), device)
     size = statistics.mean(template.size_bytes for template in templates) / 1024
     pictures = [[model.decode(row) for row in rows] for rows in (fast, slow)]
     return _line("ours, reuse", slow_s / fast_s, requests, pictures, kib=round(size), skipped="")
@@ -115,11 +127,12 @@ def _first_block_cache(
     def every() -> list[Pixels]:
         return [diffusers.edited(request) for request in requests]
 
-    slow, slow_s = _timed(every)
+    device = model.family.device
+    slow, slow_s = _timed(every, device)
     lines = []
     for threshold in thresholds:
         diffusers.transformer.enable_cache(FirstBlockCacheConfig(threshold=threshold))
-        fast, fast_s = _timed(every)
+        fast, fast_s = _timed(every, device)
         share = skipped_share(diffusers.transformer, every)
         diffusers.transformer.disable_cache()
         name = f"first-block cache, {threshold}"
@@ -127,11 +140,13 @@ def _first_block_cache(
     return lines
 
 
-def _timed(run: Callable[[], list[T]]) -> tuple[list[T], float]:
-    """What `run` returns, and the seconds of its second call: the first one warms up."""
+def _timed(run: Callable[[], list[T]], device: torch.device) -> tuple[list[T], float]:
+    """What `run` returns, and the seconds of its second call on `device`: the first one warms up."""
     run()
+    wait_for(device)
     began = time.perf_counter()
     found = run()
+    wait_for(device)
     return found, time.perf_counter() - began
 
 

@@ -107,6 +107,7 @@ def _measured(
     times: dict[tuple[str, float], list[float]] = {key: [] for key in steps}
     for turn in range(repeats + 1):
         for key, step in steps.items():
+            wait_for(device)
             began = clock()
             step()
             wait_for(device)

@@ -16,6 +16,7 @@ from giornata.packed.region import Region, region
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.correction import Correction
@@ -43,13 +44,20 @@ class Request:
 
 
 class BenchModel:
-    """Encoders, autoencoder and transformer of one checkpoint folder, on the CPU in float32."""
+    """Encoders, autoencoder and transformer of one checkpoint folder, by default on the CPU in float32."""
 
-    def __init__(self, folder: Path, *, steps: int, guidance: float) -> None:
-        card = read_model_card(folder, None)
-        device = torch.device("cpu")
-        self.images = FAMILIES[card.family](folder, card, device, torch.float32)
-        self.checkpoint: Checkpoint = load(folder, dtype=torch.float32, device=device)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        steps: int,
+        guidance: float,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        card, where = read_model_card(folder, None), torch.device(device)
+        self.images = FAMILIES[card.family](folder, card, where, dtype)
+        self.checkpoint: Checkpoint = load(folder, dtype=dtype, device=where)
         self.family = self.checkpoint.family
         self.steps, self.guidance = steps, guidance
         self._empty = self.images.encode_text("")
@@ -85,18 +93,24 @@ class BenchModel:
         """The rows when they are done, in order."""
         ticks = count()
         capacity = Capacity(engines.ROWS, engines.TOKENS)
-        engine = Engine(self.family, capacity, lambda: float(next(ticks)), reusing=how)
+        engine = Engine(self.family, capacity, lambda: float(next(ticks)), reusing=self._placed(how))
         return engines.drained(engine, _numbered(rows))
 
     def corrections(self, rows: Sequence[Row], how: ReuseOptions) -> list[tuple[Correction, ...] | None]:
         """What the first step of `rows` teaches them."""
-        engine = Engine(self.family, Capacity(len(rows), engines.TOKENS), lambda: 0.0, reusing=how)
+        capacity = Capacity(len(rows), engines.TOKENS)
+        engine = Engine(self.family, capacity, lambda: 0.0, reusing=self._placed(how))
         return [row.corrections for row in engines.taught(engine, _numbered(rows))]
 
     def decode(self, row: Row) -> Pixels:
         """The model's picture of a finished row."""
         multiple = self.checkpoint.card.pixel_multiple
         return self.images.decode(row.latent, Size(row.grid[1] * multiple, row.grid[0] * multiple))
+
+    def _placed(self, how: ReuseOptions | None) -> ReuseOptions:
+        """Loads go to the family's device."""
+        device = device_for(self.family.device, engines.DEVICE_BYTES)
+        return replace(how or ReuseOptions(), device=device)
 
     def _row(self, request: Request, text: dict[str, Tensor], tensors: dict[str, Tensor], steps: int) -> Row:
         multiple = self.checkpoint.card.pixel_multiple

@@ -15,6 +15,7 @@ from tests.bench.compute.block_costs import Costs
 from tests.bench.compute.engines import engine_with
 from tests.bench.compute.loading_run import Scene
 from tests.bench.compute.setting import Setting
+from tests.bench.reporting.options import wait_for
 
 PLANNERS: Final = (PlannerName.KV, PlannerName.GREEDY, PlannerName.FULL, PlannerName.EXACT)
 UNCORRECTED: Final = Setting(corrected=False)
@@ -85,5 +86,6 @@ def picture(scene: Scene, planner: PlannerName, costs: StepCosts, rate_bytes_s: 
             if report.failed:
                 raise report.failed[0].error
             predicted_ms += report.sample.predicted_ms if report.sample else 0.0
+            wait_for(scene.rows.family.device)
             ended = time.perf_counter()
     return Took((ended - began) * 1e3, predicted_ms)

@@ -19,18 +19,20 @@ from tests.flags import option
 AUTO = "auto"
 
 
-def shared(*, tokens: int, text: int, repeats: int) -> list[click.Option]:
+def shared(
+    *, tokens: int, text: int, repeats: int, model: str = "mid", device: str = "cpu"
+) -> list[click.Option]:
     """The shared flags; the defaults that differ are given."""
     return [
         option(
             "--model",
             type=click.Choice(list(SHAPES)),
-            default="mid",
+            default=model,
             help="mid: 160 M parameters; real: FLUX.1-dev, 12 B; tiny: to try out",
         ),
         option("--tokens", type=int, default=tokens, help="of a picture, a square"),
         option("--text", type=int, default=text, help="tokens of a prompt"),
-        option("--device", default="cpu"),
+        option("--device", default=device),
         option(
             "--dtype",
             type=click.Choice([AUTO, "bfloat16", "float32", "float16"]),

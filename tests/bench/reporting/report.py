@@ -8,17 +8,18 @@ import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from giornata_tools.loadgen.charts import Chart
 from giornata_tools.loadgen.drawing import figure, svg
 
-OUT = Path("out") / "bench"
+OUT = Path(os.environ.get("GIORNATA_BENCH_OUT", "out/bench"))
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,28 @@ def machine() -> dict[str, object]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "versions": {name: version(name) for name in packages},
+        "versions": {name: _version(name) for name in packages},
+        "accelerator": accelerator(),
+    }
+
+
+def accelerator() -> dict[str, object] | None:
+    """The GPU that this process has used, and how much of its memory; None where it has used none.
+
+    `out_of_memory` counts allocations that failed: an engine that lacks memory computes its rows alone, and goes on.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's is not typed
+        return None
+    properties, stats = torch.cuda.get_device_properties(0), torch.cuda.memory_stats()
+    return {
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "cuda": torch.version.cuda,
+        "memory_mib": properties.total_memory >> 20,
+        "peak_allocated_mib": torch.cuda.max_memory_allocated() >> 20,
+        "peak_reserved_mib": torch.cuda.max_memory_reserved() >> 20,
+        "out_of_memory": stats.get("num_ooms", 0),
+        "allocation_retries": stats.get("num_alloc_retries", 0),
     }
 
 
@@ -103,6 +125,14 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
     return str(value)
+
+
+def _version(name: str) -> str | None:
+    """None where a package is missing, which some benchmarks do without."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def _cpu_name() -> str:

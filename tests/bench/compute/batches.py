@@ -1,0 +1,176 @@
+"""Batches at one step, in every state that a step may be in; what their values are does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from functools import partial
+from typing import Final
+
+import torch
+
+from giornata.packed.attention import varlen
+from giornata.packed.tracing import UNTRACED, Tracing
+from giornata.packed.uses import Taken, Use
+from giornata_denoiser.blocks.device import Device
+from giornata_denoiser.blocks.recording import CorrectionRecorder
+from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.engine.loading import device_for
+from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.rows.correction import Correction
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.stored import Stored
+from giornata_denoiser.rows.template import Entry, Kept
+from tests.bench.compute.engines import DEVICE_BYTES
+from tests.bench.compute.models import transformer_of
+from tests.bench.compute.rows import Rows
+from tests.bench.systems.workload import Edit
+
+MASK: Final = 0.11
+"""The production trace's mean ratio."""
+STEPS: Final = 4
+
+
+Step = Callable[[Tracing], object]
+
+
+class StepKind(StrEnum):
+    """What a step has to do."""
+
+    FULL = "full"
+    FIRST = "full, learns corrections"
+    """The first step of rows that take from a template and bring no corrections; their slabs are loaded in it."""
+    MASKED = "masked"
+    """What it takes is on the device."""
+    LOADS = "masked, loads"
+    """The first step that an entry serves; loads are part of it."""
+    CORRECTED = "masked, loads corrected"
+    """Likewise, with corrections that are on the device."""
+
+
+LOADING: Final = frozenset({StepKind.FIRST, StepKind.LOADS, StepKind.CORRECTED})
+
+
+class MetaDevice(Device):
+    """Loads go from the host to `meta` as they go to a GPU: whole tensors, once for all rows of an entry."""
+
+    shares = True
+
+    def __init__(self) -> None:
+        self._here: dict[int, Stored] = {}
+
+    def bring(self, stored: Stored) -> Stored:
+        """A copy, unless it is there."""
+        if stored.data.is_meta:
+            return stored
+        if id(stored) not in self._here:
+            self._here[id(stored)] = stored.to(torch.device("meta"))
+        return self._here[id(stored)]
+
+
+class Batches:
+    """Makes steps of masked rows of one picture, each with a mask of its own place.
+
+    Args:
+        rows: whose family, sizes and setting they have. On `meta`, the family attends as on a GPU from now on.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows, self._family = rows, rows.family
+        if self._on_meta:
+            # What `choose` picks in half precision on a GPU.
+            self._family.network._attend = varlen  # type: ignore[attr-defined]  # not of the protocol
+        self._entry = self._made_entry()
+
+    def prepared(self, kind: StepKind, count: int) -> Step:
+        """A step of `count` rows; called again, it is the same step again."""
+        family = self._family
+        rows = [self._row(index, count) for index in range(count)]
+        with torch.inference_mode():
+            assembly = assemble(family, rows)
+            corrections = [self._correction(row) if kind is StepKind.CORRECTED else None for row in rows]
+        made = partial(self._uses, kind, rows, corrections)
+        kept = None if kind in LOADING else made(self._device(), UNTRACED)
+
+        def step(trace: Tracing) -> object:
+            with torch.inference_mode():
+                uses = made(self._device(), trace) if kept is None else kept
+                return denoise_step(family, assembly, rows, uses, trace)
+
+        return step
+
+    def kept_bytes(self, count: int) -> int:
+        """Bytes of the slabs of `count` masked rows, which stay from step to step."""
+        rows = [self._row(index, count) for index in range(count)]
+        made = [self._slabs(row, self._device(), UNTRACED, None) for row in rows]
+        modes = self._entry.modes
+        return sum(slabs.size_bytes(block, mode) for slabs in made for block, mode in enumerate(modes))
+
+    def _uses(
+        self,
+        kind: StepKind,
+        rows: Sequence[Row],
+        corrections: Sequence[Correction | None],
+        device: Device,
+        trace: Tracing,
+    ) -> tuple[Use, ...]:
+        if kind is StepKind.FULL:
+            return ()
+        bits = self._rows.setting.correction_bits
+        uses = []
+        for row, correction in zip(rows, corrections, strict=True):
+            slabs = self._slabs(row, device, trace, correction)
+            if kind is StepKind.FIRST and row.region is not None and bits is not None:
+                uses.append(Use(recorder=CorrectionRecorder(slabs, row.region, bits)))
+            else:
+                uses.append(Use(Taken(self._entry.modes, slabs)))
+        return tuple(uses)
+
+    def _slabs(self, row: Row, device: Device, trace: Tracing, correction: Correction | None) -> Slabs:
+        if row.region is None:
+            raise ValueError("the mask leaves nothing to be reused; ask for a larger picture")
+        own = row.own_tokens[0]
+        return Slabs(
+            self._entry, row.region, own, self._family, device=device, trace=trace, correction=correction
+        )
+
+    def _row(self, index: int, count: int) -> Row:
+        place = (index + 0.5) / count
+        row = self._rows.masked(Edit(index, 0, MASK, place, 1 - place, STEPS))
+        return replace(row, latent=row.latent.to(self._family.device))
+
+    def _made_entry(self) -> Entry:
+        """All blocks keep keys and values; each has tensors of its own name over one memory on the host."""
+        bits, width = self._rows.setting.bits, self._family.specs[0].parts["key"]
+        tokens = self._rows.tokens
+        kept = _quantised(tokens, width, bits, self._family)
+        blocks = tuple(Kept(replace(kept), replace(kept)) for _ in range(self._family.depth))
+        return Entry(0.5, blocks)
+
+    def _correction(self, row: Row) -> Correction:
+        """In the setting's bits, on the device, where a first step leaves it."""
+        bits, width = self._rows.setting.bits, self._family.specs[0].parts["key"]
+        outside = 0 if row.region is None else len(row.region.outside)
+        delta = _quantised(outside, width, bits, self._family).to(self._family.device)
+        blocks = range(self._family.depth)
+        return Correction({(block, part): replace(delta) for block in blocks for part in ("key", "value")})
+
+    def _device(self) -> Device:
+        return MetaDevice() if self._on_meta else device_for(self._family.device, DEVICE_BYTES)
+
+    @property
+    def _on_meta(self) -> bool:
+        return bool(transformer_of(self._family).device.type == "meta")
+
+
+def _quantised(tokens: int, channels: int, bits: int, family: ModelFamily) -> Stored:
+    """Zeros as :func:`giornata_denoiser.rows.stored.store` keeps them, on the host; pinned for a CUDA device."""
+    if bits == 0:
+        made = Stored(torch.zeros(tokens, channels, dtype=family.dtype))
+    else:
+        data = torch.zeros(tokens, channels * bits // 8, dtype=torch.uint8)
+        made = Stored(data, torch.zeros(channels), torch.zeros(channels))
+    return made.pinned() if family.device.type == "cuda" else made

@@ -1,0 +1,200 @@
+"""The campaign for a GPU: every part ends in a record, whatever becomes of it, and a second call goes on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from tests.gpu import campaign, needs
+from tests.gpu.__main__ import NO_GPU, main
+from tests.gpu.campaign import Folder, Record, Status
+from tests.gpu.parts import SIZES, TINY, Part, parts
+from tests.gpu.table import page, table
+
+
+def part(how: str, *arguments: str, limit_s: float = 120.0) -> Part:
+    return Part(how, "tests.fakes.measured_part", (how, *arguments), limit_s, f"how to {how}")
+
+
+def record(name: str, status: Status, **values: Any) -> Record:
+    return Record(name, "something", status, 1.0, 60.0, f"python -m {name}", "2026-11-23T12:00:00", **values)
+
+
+def test_what_a_part_wrote_and_printed_is_in_its_record(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    [done] = campaign.carried_out([part("done", "x")], folder, None)
+    assert done.status is Status.DONE
+    assert done.report["rows"] == [{"what": "done", "ms": 1.5}]
+    assert done.report["workload"] == {"given": ["x"]}
+    assert "began to done" in done.output
+    assert folder.records() == {"done": done}
+
+
+def test_a_part_that_fails_leaves_its_traceback_and_the_next_one_runs(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    found = list(campaign.carried_out([part("raise"), part("half"), part("done")], folder, None))
+    assert [each.status for each in found] == [Status.FAILED, Status.FAILED, Status.DONE]
+    assert "RuntimeError: it was to raise" in found[0].output
+    assert found[1].report["rows"], "what it wrote before it failed"
+    assert "RuntimeError: it was to half" in page(found)
+
+
+@pytest.mark.parametrize(("limit_s", "status"), [(60.0, Status.CUT), (0.1, Status.FAILED)])
+def test_a_part_that_hangs_has_failed_or_is_to_be_run_again(
+    tmp_path: Path, limit_s: float, status: Status
+) -> None:
+    """At its own limit it has failed; when the campaign's time is up, it is to be run again."""
+    found = campaign.run(part("hang", limit_s=limit_s), tmp_path, 0.1)
+    assert found.status is status
+    assert "ended after 0 s" in found.output
+
+
+def test_what_a_part_has_started_ends_with_it() -> None:
+    command = [sys.executable, "-m", "tests.fakes.measured_part", "hang"]
+    with subprocess.Popen(
+        command, cwd=needs.ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "began to hang\n"
+        child = psutil.Process(int(process.stdout.readline()))
+        campaign._end(process)
+        assert process.returncode is not None
+        psutil.wait_procs([child], timeout=20)
+        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_no_part_begins_when_the_time_is_up(tmp_path: Path) -> None:
+    times = iter([0.0, 0.0, 100.0])
+    every = [part("done"), part("raise")]
+    found = list(campaign.carried_out(every, Folder(tmp_path), 90.0, lambda: next(times)))
+    assert [each.part for each in found] == ["done"]
+
+
+def test_a_second_call_runs_what_is_not_done_and_what_failed_last() -> None:
+    every = [part("a"), part("b"), part("c"), part("d")]
+    records = {
+        "a": record("a", Status.FAILED),
+        "b": record("b", Status.DONE),
+        "c": record("c", Status.CUT),
+    }
+    assert [each.name for each in campaign.due(every, records, again=False)] == ["c", "d", "a"]
+    assert campaign.due(every, records, again=True) == every
+
+
+def test_a_part_whose_packages_are_missing_is_told_and_the_others_run() -> None:
+    def has(module: str) -> bool:
+        return module not in {"skimage", "triton"}
+
+    assert needs.missing("pictures", has) == ["scikit-image"]
+    assert needs.missing("step_time_1024", has) == []
+    told = needs.told(["pictures", "step_time_1024"], has)
+    assert told[0] == "pictures will not run: scikit-image missing."
+    assert told[-1].startswith("triton is missing")
+    assert needs.told(["pictures"], lambda _: True) == []
+
+
+def test_the_page_has_a_table_of_every_report() -> None:
+    machine = {
+        "accelerator": {"name": "GPU", "memory_mib": 81920, "cuda": "13.0"},
+        "versions": {"torch": "2.11.0"},
+    }
+    report = {"rows": [{"mask": 0.11, "why": "a|b\nc"}], "machine": machine}
+    text = page([record("x", Status.DONE, report=report), record("y", Status.CUT, output="1\n2")])
+    assert "GPU, 80 GiB, CUDA 13.0, torch 2.11.0" in text
+    assert "| mask | why |\n| --- | --- |\n| 0.110 | a\\|b<br>c |" in text
+    assert "Cut short:\n\n```text\n1\n2\n```" in text
+    assert table([{"a": 1}, {"a": 2, "b": 3}]).splitlines()[2:] == ["| 1 |  |", "| 2 | 3 |"]
+
+
+def test_without_a_gpu_it_says_so_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    ended = CliRunner().invoke(main, [])
+    assert ended.exit_code == NO_GPU
+    assert "has no CUDA device" in ended.output
+    assert "--device cpu --size tiny" in " ".join(ended.output.split())
+
+
+def test_a_part_that_there_is_not_is_refused() -> None:
+    ended = CliRunner().invoke(main, ["--device", "cpu", "--size", TINY, "--only", "nothing"])
+    assert ended.exit_code != 0
+    assert "There is no part nothing" in ended.output
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_limits_of_the_parts_leave_each_inside_ten_minutes(size: str) -> None:
+    every = parts(size, "cuda")
+    assert all(0 < each.limit_s < 600 for each in every)
+    assert len({each.name for each in every}) == len(every)
+
+
+IMPORTED = """
+import ast, importlib, sys
+from pathlib import Path
+root = Path(sys.argv[1])
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+found = set()
+for module in list(sys.modules.values()):
+    path = Path(getattr(module, "__file__", None) or "/")
+    if path.is_relative_to(root) and ".venv" not in path.parts:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add(node.module)
+print(*sorted({name.partition(".")[0] for name in found} & sys.modules.keys() - sys.stdlib_module_names))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tests", "pictures", "others"])
+def test_the_packages_that_parts_import_are_named(name: str) -> None:
+    """Directly, by modules of this project; an import within a function counts where it has run."""
+    every = {each.name: each for each in parts(TINY, "cpu")}
+    chosen = [every[name]] if name in every else [e for e in every.values() if e.name not in needs.NEEDS]
+    modules = {each.module for each in chosen}
+    if name == "tests":
+        tests = (needs.ROOT / "tests" / "gpu").glob("test_*.py")
+        modules |= {f"tests.gpu.{path.stem}" for path in tests} | {"tests.conftest"}
+    command = [sys.executable, "-c", IMPORTED, str(needs.ROOT), *sorted(modules)]
+    found = subprocess.run(command, cwd=needs.ROOT, capture_output=True, text=True, check=True).stdout
+    named = set(needs.NEEDS.get(name, needs.ENGINE)) | needs.WISHED.keys() | {"cycler", "tests"}
+    assert {package for package in found.split() if not package.startswith("giornata")} - named == set()
+
+
+def rehearsed(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.gpu", "--device", "cpu", "--size", TINY, "--out", str(out)]
+    return subprocess.run([*command, *flags], cwd=needs.ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_one_part_can_be_run_alone_and_what_is_done_is_not_run_again(tmp_path: Path) -> None:
+    assert rehearsed(tmp_path, "--only", "launches").returncode == 0
+    records = Folder(tmp_path).records()
+    assert records.keys() == {"launches"}
+    assert records["launches"].report["rows"]
+    assert rehearsed(tmp_path, "--only", "launches").returncode == 0
+    assert Folder(tmp_path).records() == records
+    assert rehearsed(tmp_path, "--minutes", "0").returncode == 1, "other parts are not done"
+
+
+@pytest.mark.long
+def test_the_rehearsal_runs_every_part(tmp_path: Path) -> None:
+    """On the CPU, at a tiny size: what runs on a GPU is the same code."""
+    ended = rehearsed(tmp_path)
+    records = Folder(tmp_path).records()
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr
+    assert records.keys() == {each.name for each in parts(TINY, "cpu")}
+    assert all(each.status is Status.DONE and each.report["rows"] for each in records.values())
+    trace = json.loads(gzip.decompress((tmp_path / "step_trace_256.json.gz").read_bytes()))
+    assert trace["traceEvents"]
+    text = (tmp_path / "results.md").read_text()
+    assert all(f"### {name}\n" in text for name in records)
