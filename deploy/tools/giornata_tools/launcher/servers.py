@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,9 @@ MAX_FILE_STORE: Final = "8GB"
 """The limit that ``deploy/nats.conf`` sets, too; what services reserve by default fits in."""
 SOCKET_PATH_BYTES: Final = 100
 """A unix socket's path may have 103 bytes (macOS) or 107 (Linux)."""
+
+KEPT_PORTS: Final = range(10_000, 32_768)
+"""Below those that Linux and macOS give to who asks for any port."""
 
 NATS_LISTENS: Final = re.compile(r"Listening for client connections on \S+:(?P<port>\d+)")
 VALKEY_LISTENS: Final = re.compile(r"ready to accept connections", re.IGNORECASE)
@@ -67,23 +71,20 @@ class EmbeddedNats:
             raise LaunchError(f"{error}.") from error
         write_users(self.users, applications, anonymous=User.APPLICATION, cells=cells)
         if n == 1:
-            self.servers = {NATS: NatsServer(NATS, state / "nats", self.users)}
+            self.servers = {NATS: NatsServer(NATS, state / "nats", self.users, port=free_ports(1)[0])}
             return
         self.servers = {}
-        places = [f"127.0.0.1:{port}" for port in free_ports(n)]
-        for number, place in enumerate(places, 1):
+        free = free_ports(2 * n)
+        places = [f"127.0.0.1:{port}" for port in free[n:]]
+        for number, (place, port) in enumerate(zip(places, free[:n], strict=True), 1):
             name = f"{NATS}-{number}"
-            self.servers[name] = NatsServer(name, state / f"nats-{number}", self.users, f"{name}.conf")
+            self.servers[name] = NatsServer(name, state / f"nats-{number}", self.users, f"{name}.conf", port)
             write_cluster(self.users, place, places, f"{name}.conf")
 
     @property
     def url(self) -> str:
-        """Addresses of the servers that have been up, with commas between them."""
-        return ",".join(f"nats://127.0.0.1:{one.port}" for one in self.servers.values() if one.port > 0)
-
-    def listens(self, name: str, port: int) -> None:
-        """A server has taken a port: its successors take it again, so that clients find them."""
-        self.servers[name] = replace(self.servers[name], port=port)
+        """Addresses of the servers, with commas between them. A successor takes its port again: clients find it."""
+        return ",".join(f"nats://127.0.0.1:{one.port}" for one in self.servers.values())
 
 
 def nats_command(server: NatsServer, env: Mapping[str, str]) -> Command:
@@ -119,12 +120,24 @@ def nats_config(server: NatsServer) -> str:
 
 
 def free_ports(n: int) -> list[int]:
-    """`n` free ports of 127.0.0.1: servers of a cluster must know each other's ports before they start."""
+    """`n` free ports of 127.0.0.1, for servers that are started again or must know each other's before they start.
+
+    Nobody who asks for any port is given one of them while its server is away. LaunchError where there are too few.
+    """
+    found: list[int] = []
     with ExitStack() as opened:
-        sockets = [opened.enter_context(socket.socket()) for _ in range(n)]
-        for place in sockets:
-            place.bind(("127.0.0.1", 0))
-        return [place.getsockname()[1] for place in sockets]
+        for port in secrets.SystemRandom().sample(KEPT_PORTS, len(KEPT_PORTS)):
+            if len(found) == n:
+                break
+            place = opened.enter_context(socket.socket())
+            with suppress(OSError):
+                place.bind(("127.0.0.1", port))
+                found.append(port)
+    if len(found) < n:
+        raise LaunchError(
+            f"127.0.0.1 has fewer than {n} free ports from {KEPT_PORTS[0]} to {KEPT_PORTS[-1]}."
+        )
+    return found
 
 
 def valkey_command(folder: Path, socket: Path, env: Mapping[str, str]) -> Command:

@@ -177,8 +177,7 @@ class Stack:
                 for name in nats.servers
             ]
             for process in started:
-                found = await process.announced(SERVER_LIMIT_S)
-                nats.listens(process.name, int(found["port"]))
+                await process.announced(SERVER_LIMIT_S)
             self.nats_url = nats.url
         if not self.blobs_url:
             process = await self._launch(
