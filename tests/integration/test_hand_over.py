@@ -187,6 +187,18 @@ async def test_deleting_leaves_nothing_in_either(
     assert (await lagging.has(first), await lagging.has(second)) == (False, False)
 
 
+async def test_memory_that_was_made_ready_keeps_nothing_of_its_own(
+    stack: AsyncExitStack, memory: Path
+) -> None:
+    writer = await on_host(stack, MemoryBlobs(), memory)
+    for data in (DATA, DATA[:100], b"", DATA[::-1], DATA + DATA):
+        ref = await writer.hand_over("job/latents", data, 60)
+        (copy,) = copies(memory)
+        assert copy.read_bytes() == data
+        assert await writer.has(ref)
+        await asyncio.gather(*writer._tasks)  # the next copy finds its memory
+
+
 async def test_leaving_waits_for_the_store(memory: Path) -> None:
     lagging = Lagging()
     with Folder.open(memory, LIMIT_BYTES) as copies:

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,6 +43,8 @@ class Folder:
         self._folder, self._limit_bytes = descriptor, limit_bytes
         self._used_bytes, self._counted_s = 0, 0.0
         self._refused = False
+        self._spares: deque[int] = deque(maxlen=1)
+        """An unnamed file that has memory already."""
 
     @classmethod
     @contextmanager
@@ -66,7 +69,10 @@ class Folder:
             except OSError as error:
                 raise _unfit(path, error.strerror or "no unnamed files") from error
             folder.sweep()
-            yield folder
+            try:
+                yield folder
+            finally:
+                folder._drop_spare()
         finally:
             os.close(descriptor)
 
@@ -102,6 +108,14 @@ class Folder:
         finally:
             os.close(file)
 
+    def prepare(self, size_bytes: int) -> None:
+        """Have memory for the next copy, of about this size: most of a copy's time goes into finding it."""
+        self._drop_spare()
+        with suppress(OSError):
+            file = self._unnamed()
+            self._spares.append(file)
+            os.posix_fallocate(file, 0, size_bytes)
+
     def remove(self, key: str) -> None:
         """Forget a copy, if there is one."""
         with suppress(OSError):
@@ -127,7 +141,11 @@ class Folder:
         return self._used_bytes <= self._limit_bytes
 
     def _make(self, name: str, data: bytes, end_s: float) -> None:
-        file = self._unnamed()
+        try:
+            file = self._spares.pop()
+            os.ftruncate(file, len(data))
+        except IndexError:
+            file = self._unnamed()
         try:
             rest = memoryview(data)
             while rest:
@@ -137,6 +155,10 @@ class Folder:
             os.link(f"/proc/self/fd/{file}", name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         finally:
             os.close(file)
+
+    def _drop_spare(self) -> None:
+        with suppress(IndexError):
+            os.close(self._spares.pop())
 
     def _unnamed(self) -> int:
         """A file that is gone with its descriptor unless it gets a name, whatever ends this process."""

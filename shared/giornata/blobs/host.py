@@ -35,6 +35,8 @@ class HostBlobs(BlobStore):
         self._store, self._folder = store, folder
         self._behind: dict[str, asyncio.Task[GiornataError | None]] = {}
         """The store's writes under way, by key."""
+        self._tasks: set[asyncio.Task[GiornataError | None]] = set()
+        """These, and those that make the next copy's memory ready."""
         self._behind_bytes = 0
         self._refused = False
         """Whether the store did not take the last one that ended."""
@@ -51,8 +53,8 @@ class HostBlobs(BlobStore):
             sweeping.cancel()
             with suppress(asyncio.CancelledError):
                 await sweeping
-            if blobs._behind:
-                await asyncio.wait(blobs._behind.values())
+            if blobs._tasks:
+                await asyncio.wait(blobs._tasks)
 
     async def write(self, key: str, data: bytes, ttl_s: int) -> None:
         await self._forget(key)
@@ -67,6 +69,8 @@ class HostBlobs(BlobStore):
         waits = self._refused or self._behind_bytes + len(data) > BEHIND_BYTES
         task = self._behind[key] = asyncio.create_task(self._follow(key, data, ttl_s), name=f"store {key}")
         self._behind_bytes += len(data)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         if waits and (error := await task):
             self._folder.remove(key)
             raise error
@@ -117,6 +121,8 @@ class HostBlobs(BlobStore):
         finally:
             self._behind_bytes -= len(data)
             del self._behind[key]
+            if len(data) <= INLINE_BYTES:  # others are copied in a thread, where time matters less
+                await asyncio.to_thread(self._folder.prepare, len(data))
 
     async def _forget(self, key: str) -> None:
         """Remove the copy, and let a write under way end before another command for its key."""
