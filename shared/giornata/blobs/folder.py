@@ -12,7 +12,6 @@ import os
 import re
 import stat
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -43,8 +42,8 @@ class Folder:
         self._folder, self._limit_bytes = descriptor, limit_bytes
         self._used_bytes, self._counted_s = 0, 0.0
         self._refused = False
-        self._spares: deque[int] = deque(maxlen=1)
-        """An unnamed file that has memory already."""
+        self._spares: list[int] = []
+        """Descriptors of unnamed files that have memory already; one, or a few where threads make them side by side."""
 
     @classmethod
     @contextmanager
@@ -72,7 +71,8 @@ class Folder:
             try:
                 yield folder
             finally:
-                folder._drop_spare()
+                for spare in folder._spares:
+                    os.close(spare)
         finally:
             os.close(descriptor)
 
@@ -110,11 +110,16 @@ class Folder:
 
     def prepare(self, size_bytes: int) -> None:
         """Have memory for the next copy, of about this size: most of a copy's time goes into finding it."""
-        self._drop_spare()
+        if self._spares:
+            return
         with suppress(OSError):
             file = self._unnamed()
+            try:
+                os.posix_fallocate(file, 0, size_bytes)
+            except OSError:
+                os.close(file)
+                raise
             self._spares.append(file)
-            os.posix_fallocate(file, 0, size_bytes)
 
     def remove(self, key: str) -> None:
         """Forget a copy, if there is one."""
@@ -143,10 +148,10 @@ class Folder:
     def _make(self, name: str, data: bytes, end_s: float) -> None:
         try:
             file = self._spares.pop()
-            os.ftruncate(file, len(data))
         except IndexError:
             file = self._unnamed()
         try:
+            os.ftruncate(file, len(data))
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(file, rest) :]
@@ -155,10 +160,6 @@ class Folder:
             os.link(f"/proc/self/fd/{file}", name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         finally:
             os.close(file)
-
-    def _drop_spare(self) -> None:
-        with suppress(IndexError):
-            os.close(self._spares.pop())
 
     def _unnamed(self) -> int:
         """A file that is gone with its descriptor unless it gets a name, whatever ends this process."""
