@@ -98,7 +98,7 @@ def layout(
         raise ValueError(f"received {len(text_lengths)} text lengths and {len(image_lengths)} image lengths")
     text, image = Segments(tuple(text_lengths), device), Segments(tuple(image_lengths), device)
     joint = Segments(tuple(map(add, text.lengths, image.lengths)), device)
-    parts = torch.arange(sum(joint.lengths)).split(_interleaved(text, image))
+    parts = torch.split(torch.arange(sum(joint.lengths)), _interleaved(text, image))
     return Layout(
         text,
         image,

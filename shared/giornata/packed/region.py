@@ -111,7 +111,7 @@ class Sequences:
         device = full.joint.device
         if all(whole):
             return Live(whole, full, torch.arange(sum(full.image.lengths), device=device), self.rotary)
-        tokens = torch.arange(sum(full.image.lengths), device=device).split(full.image.lengths)
+        tokens = torch.split(torch.arange(sum(full.image.lengths), device=device), list(full.image.lengths))
         chosen = [
             part if every or region is None else part.index_select(0, region.computed)
             for part, every, region in zip(tokens, whole, self.regions, strict=True)
@@ -123,7 +123,7 @@ class Sequences:
 
     def _outside(self, of: tuple[int, ...]) -> Beyond:
         full = self.layout
-        tokens = full.image_positions.split(full.image.lengths)
+        tokens = torch.split(full.image_positions, list(full.image.lengths))
         parts = []
         for sequence in of:
             region = self.regions[sequence]

@@ -100,7 +100,7 @@ def _computed(rows: Sequence[Row], regions: Sequence[Tensor | None], device: tor
     if all(region is None for region in regions):
         return None
     lengths = [row.image_tokens for row in rows]
-    tokens = torch.arange(sum(lengths), device=device).split(lengths)
+    tokens = torch.split(torch.arange(sum(lengths), device=device), lengths)
     return torch.cat(
         [
             part if region is None else part.index_select(0, region)
