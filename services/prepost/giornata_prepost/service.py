@@ -107,9 +107,8 @@ class Prepost:
         job.check_model(self._model.card)
         async with self._held:
             found, compute_ms = await self._inspected(job)
-        ttl_s = job.intermediate_ttl_s
-        prepared = await self._store(job.job_id, "prepared", found.prepared, ttl_s)
-        alpha = await self._store(job.job_id, "alpha", found.alpha, ttl_s)
+        prepared = await self._hand_over(job, "prepared", found.prepared)
+        alpha = await self._hand_over(job, "alpha", found.alpha)
         return _inspection(found, prepared, alpha, compute_ms)
 
     async def encode(self, request: EncodeRequest) -> Encoding:
@@ -120,12 +119,11 @@ class Prepost:
         (text, text_tokens, rows), compute_ms = await self._thread.timed(
             Precedence.BEGIN, self._encode, job, prepared
         )
-        ttl_s = job.intermediate_ttl_s
         reuses = job.parameters.reuse is not Reuse.OFF
         return Encoding(
-            text=await self._store(job.job_id, "text", text, ttl_s),
+            text=await self._hand_over(job, "text", text),
             text_tokens=text_tokens,
-            rows=tuple([await self._store(job.job_id, f"row-{i}", row, ttl_s) for i, row in enumerate(rows)]),
+            rows=tuple([await self._hand_over(job, f"row-{i}", row) for i, row in enumerate(rows)]),
             empty_text=await self._keep_empty_text() if reuses else None,
             compute_ms=compute_ms,
         )
@@ -229,12 +227,13 @@ class Prepost:
         found, _ = await self._inspected(job)
         return found.alpha
 
-    async def _store(self, owner: str, name: str, data: bytes, ttl_s: int) -> BlobRef:
-        """Keep a result of a job or template under a key that no other call has.
+    async def _hand_over(self, job: Job, name: str, data: bytes) -> BlobRef:
+        """Leave a result for the job's next stages."""
+        return await self._blobs.hand_over(_new_key(job.job_id, name), data, job.intermediate_ttl_s)
 
-        A stage that is tried again may differ in the last digit, and an earlier claim check keeps its bytes.
-        """
-        return await self._blobs.put(f"{owner}/{name}-{secrets.token_hex(4)}", data, ttl_s)
+    async def _store(self, owner: str, name: str, data: bytes, ttl_s: int) -> BlobRef:
+        """Keep a result of a job or template."""
+        return await self._blobs.put(_new_key(owner, name), data, ttl_s)
 
     def _state(self) -> ServiceState:
         return state_of(
@@ -243,6 +242,14 @@ class Prepost:
             models=(self._model.card,),
             answering=tuple(self._answering.values()),
         )
+
+
+def _new_key(owner: str, name: str) -> str:
+    """A key that no other call has.
+
+    A stage that is tried again may differ in the last digit, and an earlier claim check keeps its bytes.
+    """
+    return f"{owner}/{name}-{secrets.token_hex(4)}"
 
 
 def _inspection(found: Inspected, prepared: BlobRef, alpha: BlobRef | None, compute_ms: float) -> Inspection:

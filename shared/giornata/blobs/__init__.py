@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Final
 
+from giornata.blobs.folder import Folder
+from giornata.blobs.host import HostBlobs
 from giornata.blobs.memory import MemoryBlobs
 from giornata.blobs.redis import RedisBlobs
 from giornata.blobs.s3 import S3Blobs
 from giornata.blobs.store import BlobStore, intermediate, refer
 
-__all__ = ["BlobStore", "MemoryBlobs", "RedisBlobs", "S3Blobs", "intermediate", "open_blobs", "refer"]
+__all__ = [
+    "HANDOVER_MB",
+    "BlobStore",
+    "HostBlobs",
+    "MemoryBlobs",
+    "RedisBlobs",
+    "S3Blobs",
+    "intermediate",
+    "open_blobs",
+    "refer",
+]
+
+HANDOVER_MB: Final = 256
+"""Room for hand-overs unless configured: an edit of 1024x1024 hands over about 12 MiB."""
 
 
 @asynccontextmanager
-async def open_blobs(url: str) -> AsyncIterator[BlobStore]:
+async def open_blobs(
+    url: str, handover: Path | None = None, handover_mb: int = HANDOVER_MB
+) -> AsyncIterator[BlobStore]:
     """The store that ``GIORNATA_BLOBS_URL`` names, open while inside; ServiceUnavailable if it does not answer.
 
     ``s3://`` is an S3-compatible object store; ``redis://``, ``rediss://`` and ``unix://`` are Redis-protocol servers.
+    With a folder `handover`, services of one host hand their results over there, in `handover_mb` MiB at most;
+    ServiceUnavailable if it is unfit.
     """
-    async with S3Blobs.open(url) if url.startswith("s3://") else RedisBlobs.open(url) as store:
+    async with AsyncExitStack() as stack:
+        kind = S3Blobs if url.startswith("s3://") else RedisBlobs
+        store: BlobStore = await stack.enter_async_context(kind.open(url))
+        if handover is not None:
+            folder = stack.enter_context(Folder.open(handover, handover_mb << 20))
+            store = await stack.enter_async_context(HostBlobs.open(store, folder))
         yield store

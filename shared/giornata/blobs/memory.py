@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 
-from giornata.blobs.store import refer, verify
+from giornata.blobs.store import BlobStore, verify
 from giornata.wire.errors import BlobStoreFull
 from giornata.wire.jobs import BlobRef
 
 
-class MemoryBlobs:
+class MemoryBlobs(BlobStore):
     """A dictionary with a capacity and expiry: for tests and for tools that need no server."""
 
     def __init__(self, capacity_bytes: int = 1 << 30) -> None:
         self._capacity_bytes = capacity_bytes
         self._blobs: dict[str, tuple[bytes, float]] = {}
 
-    async def put(self, key: str, data: bytes, ttl_s: int) -> BlobRef:
+    async def write(self, key: str, data: bytes, ttl_s: int) -> None:
         self._expire()
         used = sum(len(blob) for name, (blob, _) in self._blobs.items() if name != key)
         if used + len(data) > self._capacity_bytes:
@@ -24,7 +24,6 @@ class MemoryBlobs:
                 received=f"{len(data)} bytes", accepted=f"{self._capacity_bytes - used} bytes now"
             )
         self._blobs[key] = (bytes(data), time.monotonic() + ttl_s)
-        return await refer(key, data)
 
     async def get(self, ref: BlobRef) -> bytes:
         self._expire()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
@@ -12,7 +11,7 @@ import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
-from giornata.blobs.store import UNANSWERED, refer, verify
+from giornata.blobs.store import UNANSWERED, BlobStore, verify
 from giornata.wire.errors import BlobStoreFull, ServiceUnavailable
 from giornata.wire.jobs import BlobRef
 
@@ -23,7 +22,7 @@ CONNECTIONS: Final = 16
 and connections stay."""
 
 
-class RedisBlobs:
+class RedisBlobs(BlobStore):
     """Plain string keys on a Redis-protocol server that evicts nothing. Make it with :meth:`open`."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
@@ -53,10 +52,9 @@ class RedisBlobs:
         finally:
             await client.aclose()
 
-    async def put(self, key: str, data: bytes, ttl_s: int) -> BlobRef:
+    async def write(self, key: str, data: bytes, ttl_s: int) -> None:
         with _answering(data):
-            ref, _ = await asyncio.gather(refer(key, data), self._client.set(PREFIX + key, data, ex=ttl_s))
-        return ref
+            await self._client.set(PREFIX + key, data, ex=ttl_s)
 
     async def get(self, ref: BlobRef) -> bytes:
         with _answering():

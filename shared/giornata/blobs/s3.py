@@ -21,7 +21,7 @@ from obstore.store import S3Store
 
 from giornata.blobs.addresses import S3Address, s3_address
 from giornata.blobs.credentials import from_file
-from giornata.blobs.store import UNANSWERED, refer, verify
+from giornata.blobs.store import UNANSWERED, BlobStore, verify
 from giornata.wire.errors import BlobStoreFull, ServiceUnavailable
 from giornata.wire.jobs import BlobRef
 
@@ -46,7 +46,7 @@ _FULL: Final = {
 T = TypeVar("T")
 
 
-class S3Blobs:
+class S3Blobs(BlobStore):
     """Objects below a prefix of a bucket. Make it with :meth:`open`.
 
     obstore's coroutines may abort the interpreter at its exit (the record 0020 has the count); its blocking calls in
@@ -73,11 +73,8 @@ class S3Blobs:
         finally:
             await asyncio.to_thread(threads.shutdown)
 
-    async def put(self, key: str, data: bytes, ttl_s: int) -> BlobRef:
-        ref, _ = await asyncio.gather(
-            refer(key, data), self._ask(self._write, key, data, time.time() + ttl_s)
-        )
-        return ref
+    async def write(self, key: str, data: bytes, ttl_s: int) -> None:
+        await self._ask(self._write, key, data, time.time() + ttl_s)
 
     async def get(self, ref: BlobRef) -> bytes:
         return await verify(ref, await self._ask(self._read, ref.key))

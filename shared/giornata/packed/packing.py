@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
+from operator import add
 
 import torch
 from torch import Tensor
@@ -96,18 +97,20 @@ def layout(
     if len(text_lengths) != len(image_lengths):
         raise ValueError(f"received {len(text_lengths)} text lengths and {len(image_lengths)} image lengths")
     text, image = Segments(tuple(text_lengths), device), Segments(tuple(image_lengths), device)
-    text_tokens = sum(text.lengths)
-    stream = torch.arange(text_tokens + sum(image.lengths))
-    to_joint = _joined(stream[:text_tokens], stream[text_tokens:], text, image)
-    from_joint = torch.empty_like(to_joint)
-    from_joint[to_joint] = stream
+    joint = Segments(tuple(map(add, text.lengths, image.lengths)), device)
+    parts = torch.split(torch.arange(sum(joint.lengths)), _interleaved(text, image))
     return Layout(
         text,
         image,
-        Segments(tuple(t + i for t, i in zip(text_lengths, image_lengths, strict=True)), device),
-        text_positions=from_joint[:text_tokens].to(device),
-        image_positions=from_joint[text_tokens:].to(device),
+        joint,
+        text_positions=torch.cat(parts[::2]).to(device),
+        image_positions=torch.cat(parts[1::2]).to(device),
     )
+
+
+def _interleaved(texts: Segments, images: Segments) -> list[int]:
+    """Lengths in the joint order: text of 0, image of 0, text of 1 and so on."""
+    return list(chain.from_iterable(zip(texts.lengths, images.lengths, strict=True)))
 
 
 def _joined(text: Tensor, image: Tensor, texts: Segments, images: Segments) -> Tensor:

@@ -119,24 +119,25 @@ class Sequences:
         device = full.joint.device
         if all(whole):
             return Live(whole, full, torch.arange(sum(full.image.lengths), device=device), self.rotary)
+        tokens = torch.split(torch.arange(sum(full.image.lengths), device=device), list(full.image.lengths))
         chosen = [
-            torch.arange(length, device=device) if every or region is None else region.computed
-            for length, every, region in zip(full.image.lengths, whole, self.regions, strict=True)
+            part if every or region is None else part.index_select(0, region.computed)
+            for part, every, region in zip(tokens, whole, self.regions, strict=True)
         ]
         made = layout(full.text.lengths, [len(picked) for picked in chosen], device)
-        starts = (start for start, _ in full.image.bounds)
-        image = torch.cat([picked + start for start, picked in zip(starts, chosen, strict=True)])
+        image = torch.cat(chosen)
         joint = made.join(full.text_positions, full.image_positions.index_select(0, image))
         return Live(whole, made, image, self._rotary_at(joint))
 
     def _outside(self, of: tuple[int, ...]) -> Beyond:
         full = self.layout
+        tokens = torch.split(full.image_positions, list(full.image.lengths))
         parts = []
         for sequence in of:
             region = self.regions[sequence]
             if region is None:
                 raise ValueError(f"sequence {sequence} computes all of its tokens")
-            parts.append(region.outside + (full.joint.bounds[sequence][0] + full.text.lengths[sequence]))
+            parts.append(tokens[sequence].index_select(0, region.outside))
         lengths = tuple(len(part) for part in parts)
         return Beyond(Segments(lengths, full.joint.device), self._rotary_at(torch.cat(parts)))
 

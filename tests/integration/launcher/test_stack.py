@@ -235,7 +235,7 @@ async def main():
     replicas = {ServiceName.CONTROLNET: 1, ServiceName.LORA_STORE: 1}
     async with running(StackPlan(state=folder, logs=folder / "logs", model="unused", replicas=replicas)) as stack:
         await stack.bring_up()
-        print("ready", flush=True)
+        print(stack.handover, flush=True)
         await asyncio.Event().wait()
 
 sys.exit(program.run("test", main))
@@ -257,7 +257,8 @@ async def test_nothing_outlives_the_launcher(
     )
     assert launcher.stdout
     async with asyncio.timeout(HUNG_S):
-        assert await launcher.stdout.readline() == b"ready\n"
+        handover = Path((await launcher.stdout.readline()).decode().strip())
+        (handover / "copy").touch()
         family = psutil.Process(launcher.pid).children(recursive=True)
         assert len(family) >= 5, "the warden, two servers, two services"
         for number in signals:
@@ -265,6 +266,7 @@ async def test_nothing_outlives_the_launcher(
         status = await launcher.wait()
     _, alive = await asyncio.to_thread(psutil.wait_procs, family, HUNG_S)
     assert alive == []
+    assert not handover.exists()  # noqa: ASYNC240 - as above
     assert status == (-signal.SIGKILL if signals == [signal.SIGKILL] else 130)
     if len(signals) == 1 and status == 130:
         logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("controlnet-*.log"))

@@ -23,7 +23,13 @@ from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.commands import GatewayPorts, environment, service_command
 from giornata_tools.launcher.plan import DRAIN_ORDER, StackPlan, restart_delay_s
 from giornata_tools.launcher.process import Command, LaunchError, Process, single_error
-from giornata_tools.launcher.servers import EmbeddedNats, nats_command, socket_folder, valkey_command
+from giornata_tools.launcher.servers import (
+    EmbeddedNats,
+    handover_folder,
+    nats_command,
+    socket_folder,
+    valkey_command,
+)
 from giornata_tools.launcher.warden import Warden
 from giornata_tools.launcher.watch import TelemetryWatch, answers_200, missing
 
@@ -44,6 +50,8 @@ class Stack:
         """Address of NATS, also for applications, which bring no password to embedded servers."""
         self._nats: EmbeddedNats | None = None
         self.blobs_url = plan.blobs_url or ""
+        self.handover: Path | None = None
+        """See :func:`handover_folder`."""
         self.keep_up = False
         """Whether a process that ends unasked is started again, after growing delays."""
         self.obituaries: Final[list[str]] = []
@@ -195,7 +203,9 @@ class Stack:
         flags = self._ports.flags(instance) if service is ServiceName.GATEWAY else ()
         self._services[instance] = service
         password = self.nats_password_file(User(service))
-        env = environment(os.environ, self.plan, self.nats_url, self.blobs_url, password)
+        env = environment(
+            os.environ, self.plan, self.nats_url, self.blobs_url, password, handover=self.handover
+        )
         env |= {f"{ENV_PREFIX}CELL": cell, **self.plan.env, **self.plan.env_of.get(service, {})}
         return service_command(service, instance, env, *flags)
 
@@ -272,6 +282,7 @@ async def running(plan: StackPlan, say: Callable[[str], None] = print) -> AsyncI
         sockets = undo.enter_context(
             TemporaryDirectory(prefix="giornata-", dir=socket_folder(), ignore_cleanup_errors=True)
         )
+        stack.handover = undo.enter_context(handover_folder(os.environ, warden))
         undo.callback(stack.end_now)
         undo.push_async_callback(lambda: stack._stop(stack.servers, SERVER_LIMIT_S))  # noqa: SLF001 - this function is the class's constructor
         await stack._open_servers(Path(sockets) / "valkey.sock")  # noqa: SLF001 - as above

@@ -99,12 +99,14 @@ def assemble(
 def _computed(rows: Sequence[Row], regions: Sequence[Tensor | None], device: torch.device) -> Tensor | None:
     if all(region is None for region in regions):
         return None
-    spans = Segments(tuple(row.image_tokens for row in rows)).bounds
-    parts = [
-        torch.arange(*span, device=device) if region is None else region + span[0]
-        for span, region in zip(spans, regions, strict=True)
-    ]
-    return torch.cat(parts)
+    lengths = [row.image_tokens for row in rows]
+    tokens = torch.split(torch.arange(sum(lengths), device=device), lengths)
+    return torch.cat(
+        [
+            part if region is None else part.index_select(0, region)
+            for part, region in zip(tokens, regions, strict=True)
+        ]
+    )
 
 
 def _guided(rows: Sequence[Row], indices: list[int], row_of_computed: Tensor, device: torch.device) -> Guided:

@@ -132,7 +132,8 @@ class Preparation:
 
     async def _stored(self, order: EditOrder, key: str, data: bytes | BlobRef) -> BlobRef:
         if isinstance(data, BlobRef):
-            return BlobRef(**data.known())  # the job keeps nothing that its caller adds
+            # the job keeps nothing that its caller adds, and knows pictures by one kind of hash
+            return BlobRef(key=data.key, size_bytes=data.size_bytes, sha256=data.sha256)
         ttl_s = self.config.result_ttl_s + int(order.deadline.remaining_s()) + 1
         return await self.blobs.put(key, data, ttl_s)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from giornata.packed.attention import Outside, choose, grouped
 from giornata.packed.packing import Segments, layout
+from giornata.packed.region import Sequences, region
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9)), min_size=1, max_size=6)
 
@@ -34,6 +35,37 @@ def test_joint_order_is_text_then_image_of_each_sequence(lengths: list[tuple[int
     back_text, back_image = made.split(joint)
     assert torch.equal(back_text, text)
     assert torch.equal(back_image, image)
+
+
+CELLS = st.lists(st.booleans(), min_size=2, max_size=9)
+
+
+@given(st.lists(st.tuples(st.integers(1, 7), CELLS, st.booleans()), min_size=1, max_size=6))
+def test_live_and_outside_tokens_are_those_of_their_regions(
+    given: list[tuple[int, list[bool], bool]],
+) -> None:
+    made = layout([text for text, _, _ in given], [len(cells) for _, cells, _ in given])
+    numbers = torch.arange(sum(made.joint.lengths)).float()[:, None]
+    regions = tuple(region(torch.tensor([cells])) for _, cells, _ in given)
+    sequences = Sequences(made, (numbers, -numbers), regions)
+    joint, image, outside, joint_at, image_at = [], [], [], 0, 0
+    for (text, cells, whole), part in zip(given, regions, strict=True):
+        inside = [part is None or whole or cell for cell in cells]
+        joint += [joint_at + token for token in range(text)]
+        joint += [joint_at + text + token for token, live in enumerate(inside) if live]
+        image += [image_at + token for token, live in enumerate(inside) if live]
+        if part is not None:
+            outside += [joint_at + text + token for token, cell in enumerate(cells) if not cell]
+        joint_at, image_at = joint_at + text + len(cells), image_at + len(cells)
+    live = sequences.live(tuple(whole for _, _, whole in given))
+    assert live.image.tolist() == image
+    assert [column.flatten().tolist() for column in live.rotary] == [joint, [-n for n in joint]]
+    assert sum(live.layout.joint.lengths) == len(joint)
+    masked = tuple(index for index, part in enumerate(regions) if part is not None)
+    if masked:
+        beyond = sequences.beyond(masked)
+        assert beyond.rotary[0].flatten().tolist() == outside
+        assert sum(beyond.segments.lengths) == len(outside)
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8))

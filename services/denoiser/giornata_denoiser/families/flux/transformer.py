@@ -51,7 +51,9 @@ class FluxPrompt:
         return self.embeds.nbytes + self.pooled.nbytes
 
     def to(self, device: torch.device) -> FluxPrompt:
-        """The same prompt on `device`."""
+        """The same prompt on `device`; itself where it is there."""
+        if self.embeds.device == device:
+            return self
         return replace(self, embeds=self.embeds.to(device), pooled=self.pooled.to(device))
 
 
