@@ -71,6 +71,8 @@ class Beyond:
 
     segments: Segments
     """One of each of these sequences."""
+    sequences: Tensor
+    """(sequences,) int64: which they are."""
     rotary: Rotary
 
 
@@ -130,7 +132,10 @@ class Sequences:
                 raise ValueError(f"sequence {sequence} computes all of its tokens")
             parts.append(region.outside + (full.joint.bounds[sequence][0] + full.text.lengths[sequence]))
         lengths = tuple(len(part) for part in parts)
-        return Beyond(Segments(lengths, full.joint.device), self._rotary_at(torch.cat(parts)))
+        device = full.joint.device
+        return Beyond(
+            Segments(lengths, device), torch.tensor(of).to(device), self._rotary_at(torch.cat(parts))
+        )
 
     def _rotary_at(self, joint: Tensor) -> Rotary:
         cosine, sine = self.rotary

@@ -179,7 +179,7 @@ class Engine:
         """The inputs of `row` on the device, copied unless they are there."""
         placed = self._placed.get(row.key)
         if placed is None or placed.source is not row.conditioning:
-            placed = self._placed[row.key] = place(row, self.family.device)
+            placed = self._placed[row.key] = place(row, self.family)
         return placed
 
 

@@ -67,6 +67,7 @@ def row_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int
     """The most that a row holds in a step: its tensors, what it takes from a template and learns, what it records."""
     held = sum(tensor.nbytes for tensor in (row.latent, *row.memory, *row.conditioning.values()))
     held += sum(prompt.size_bytes for prompt in row.prompts)
+    held += row.steps * len(row.prompts) * family.network.prepared_bytes
     held += slab_bytes(row, family.dtype.itemsize) + correction_bytes(
         row, family.dtype.itemsize, correction_bits
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Final, Protocol, Self
 
 import torch
@@ -50,11 +49,6 @@ class Track:
     def steps(self) -> int:
         """Steps that are computed."""
         return len(self.times)
-
-    @cached_property
-    def by_step(self) -> Tensor:
-        """(steps, 1 + 2 n): the time of each step, and the numbers before and after it."""
-        return torch.cat((self.times.unsqueeze(1), self.numbers[:-1], self.numbers[1:]), dim=1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,15 +20,13 @@ from giornata.packed.region import Live, Rotary, Sequences
 from giornata.packed.tracing import Lane, Tracing
 from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode
-
-Modulation = tuple[Tensor, ...]
-"""adaLN vectors, (sequences, inner_dim) each."""
+from giornata_denoiser.families.flux.modulation import Modulation, Vectors
 
 
 class FluxForward:
     """The state of one forward: which tokens are live, and what the others are.
 
-    `conditioning`, (sequences, inner_dim), modulates every block of `transformer`. `uses` are by sequence, and empty
+    `modulation` is that of the sequences' steps. `uses` are by sequence, and empty
     where no sequence uses anything.
     """
 
@@ -37,13 +35,13 @@ class FluxForward:
         transformer: Any,
         attend: Attention,
         sequences: Sequences,
-        conditioning: Tensor,
+        modulation: Modulation,
         uses: Sequence[Use],
         *,
         trace: Tracing,
     ) -> None:
         self._transformer, self._attend, self._trace = transformer, attend, trace
-        self._sequences, self._conditioning = sequences, conditioning
+        self._sequences, self._modulation = sequences, modulation
         self._taken = {s: use.taken for s, use in enumerate(uses) if use.taken is not None}
         self._recorders = {s: use.recorder for s, use in enumerate(uses) if use.recorder is not None}
         # A block that needs the hidden state of outside tokens makes it from their latents, where it is the first.
@@ -72,8 +70,7 @@ class FluxForward:
         image = joint.index_select(0, self._live.layout.image_positions)
         regions_alone = self._sequences.live((False,) * len(self._sequences.regions))
         image = self._converted(image, regions_alone, -1)  # no block: no token joins
-        scale, shift = self._modulation(model.norm_out, 2)
-        modulation = PerToken((shift, scale), self._live.layout.image)
+        modulation = PerToken(self._modulation.output(), self._live.layout.image)
         velocity: Tensor = model.proj_out(modulation.modulated(model.norm_out.norm(image), 0))
         return velocity
 
@@ -152,9 +149,8 @@ class FluxForward:
     def _double_block(self, index: int, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
         """`FluxTransformerBlock`: text and image stream with weights of their own and one attention."""
         layout, attn = self._live.layout, block.attn
-        vectors = self._modulation(block.norm1, 6)
-        image_mod = PerToken(vectors, layout.image)
-        text_mod = PerToken(self._modulation(block.norm1_context, 6), layout.text)
+        vectors, of_text = self._modulation.double(index)
+        image_mod, text_mod = PerToken(vectors, layout.image), PerToken(of_text, layout.text)
         normed_text = text_mod.modulated(block.norm1_context.norm(text), 0)
         normed_image = image_mod.modulated(block.norm1.norm(image), 0)
         attended = self._attention(
@@ -181,7 +177,7 @@ class FluxForward:
     def _single_block(self, index: int, block: Any, joint: Tensor) -> Tensor:
         """`FluxSingleTransformerBlock`: attention and MLP side by side on the joint order."""
         attn = block.attn
-        vectors = self._modulation(block.norm, 3)
+        vectors = self._modulation.single(index)
         modulation = PerToken(vectors, self._live.layout.joint)
         normed = modulation.modulated(block.norm.norm(joint), 0)
         query, key, value = (_heads(project(normed), attn) for project in (attn.to_q, attn.to_k, attn.to_v))
@@ -205,7 +201,7 @@ class FluxForward:
             recorder.keys_values(block, key[picture], value[picture])
         return self._attend(query, key, value, segments, outside).flatten(1)
 
-    def _outside(self, block: int, attn: Any, norm: Any, shift_scale: Modulation) -> dict[int, Outside]:
+    def _outside(self, block: int, attn: Any, norm: Any, shift_scale: Vectors) -> dict[int, Outside]:
         """Keys and values of tokens that are not live, by sequence.
 
         `norm` is the image stream's before the attention `attn`; `shift_scale` follows it, (sequences, inner_dim) each.
@@ -218,9 +214,8 @@ class FluxForward:
         if self._hidden:
             sequences = tuple(self._hidden)
             beyond = self._sequences.beyond(sequences)
-            index = torch.tensor(sequences, device=self._conditioning.device)
             modulation = PerToken(
-                tuple(vector.index_select(0, index) for vector in shift_scale), beyond.segments
+                tuple(vector.index_select(0, beyond.sequences) for vector in shift_scale), beyond.segments
             )
             normed = modulation.modulated(norm(torch.cat(list(self._hidden.values()))), 0)
             key = _rotate(attn.norm_k(_heads(attn.to_k(normed), attn)), beyond.rotary)
@@ -231,11 +226,6 @@ class FluxForward:
             }
         return outside
 
-    def _modulation(self, norm: Any, parts: int) -> Modulation:
-        """adaLN: the `parts` vectors of each sequence that `norm.linear` makes."""
-        vectors: Modulation = norm.linear(norm.silu(self._conditioning)).chunk(parts, dim=1)
-        return vectors
-
 
 class PerToken:
     """Applies vectors of sequences to the packed tokens of these sequences.
@@ -244,7 +234,7 @@ class PerToken:
     for every token, in one kernel.
     """
 
-    def __init__(self, vectors: Modulation, segments: Segments) -> None:
+    def __init__(self, vectors: Vectors, segments: Segments) -> None:
         self._vectors, self._segments = vectors, segments
 
     def modulated(self, normed: Tensor, first: int) -> Tensor:
