@@ -7,7 +7,7 @@ which lie apart. Two implementations with one signature, chosen by :func:`choose
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -59,12 +59,14 @@ def varlen(
     """One FlashAttention kernel over all sequences: half precision on a CUDA device."""
     keys = own
     if outside:
-        parts = [
-            _beside(key[start:end], value[start:end], outside.get(sequence))
-            for sequence, (start, end) in enumerate(own.bounds)
-        ]
-        key, value = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-        keys = _kept_segments(tuple(len(part[0]) for part in parts), query.device)
+        beyond = [outside.get(sequence) for sequence in range(len(own.lengths))]
+        lengths = (
+            length + (0 if each is None else len(each.key) - each.room)
+            for length, each in zip(own.lengths, beyond, strict=True)
+        )
+        keys = _kept_segments(tuple(lengths), query.device)
+        key = _beside(key, own, [None if each is None else each.key[each.room :] for each in beyond])
+        value = _beside(value, own, [None if each is None else each.value[each.room :] for each in beyond])
     attended = varlen_attn(query, key, value, own.offsets, keys.offsets, own.longest, keys.longest)
     if isinstance(attended, tuple):
         raise TypeError("varlen_attn returned auxiliary values that were not asked for")
@@ -91,11 +93,13 @@ def grouped(
     return out
 
 
-def _beside(key: Tensor, value: Tensor, outside: Outside | None) -> tuple[Tensor, Tensor]:
-    """What :func:`_extended` returns, in memory of its own: sequences of one kernel may share what lies outside."""
-    if outside is None:
-        return key, value
-    return torch.cat((key, outside.key[outside.room :])), torch.cat((value, outside.value[outside.room :]))
+def _beside(packed: Tensor, own: Segments, outside: Sequence[Tensor | None]) -> Tensor:
+    """Each sequence's own tokens, then those outside: one copy of all, (tokens, heads, head_dim).
+
+    Sequences may share what lies outside, so that it cannot be written into.
+    """
+    pairs = zip(torch.split(packed, list(own.lengths)), outside, strict=True)
+    return torch.cat([part for pair in pairs for part in pair if part is not None])
 
 
 def _extended(key: Tensor, value: Tensor, outside: Outside) -> tuple[Tensor, Tensor]:

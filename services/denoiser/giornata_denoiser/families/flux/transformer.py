@@ -15,14 +15,15 @@ import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 from torch import Tensor
 
-from giornata.packed.attention import choose
+from giornata.packed import attention, elementwise
 from giornata.packed.packing import layout
 from giornata.packed.region import Rotary, Sequences
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
 from giornata.planning.specs import BlockSpec
-from giornata_denoiser.families.flux.forward import FluxForward
+from giornata_denoiser.families.flux.forward import FluxForward, Parts
 from giornata_denoiser.families.flux.modulation import Modulation, prepared, prepared_channels
+from giornata_denoiser.families.flux.projections import Projections
 from giornata_denoiser.families.flux.schedule import TRAIN_TIMESTEPS
 from giornata_denoiser.families.protocol import SequenceInputs
 from giornata_denoiser.rows.row import Prompt
@@ -97,7 +98,12 @@ class PackedFlux(ABC):
         self.dtype: torch.dtype = transformer.dtype
         self.in_channels = int(transformer.config.in_channels)
         self.out_channels = int(transformer.out_channels)
-        self._attend = choose(self.device, self.dtype)
+        self._parts = Parts(
+            transformer,
+            Projections(transformer),
+            attention.choose(self.device, self.dtype),
+            elementwise.choose(self.device, self.dtype),
+        )
         # One per picture size and text length: 4.7 MB for 1024x1024 pixels.
         self._rotary = lru_cache(maxsize=64)(self._made_rotary)
 
@@ -180,7 +186,7 @@ class PackedFlux(ABC):
             raise TypeError(f"expected a batch of Flux, received {type(batch).__name__}")
         image = self.model_input(latents, conditioning)
         modulation = Modulation(self.transformer, batch.modulation, steps)
-        forward = FluxForward(self.transformer, self._attend, batch.sequences, modulation, uses, trace=trace)
+        forward = FluxForward(self._parts, batch.sequences, modulation, uses, trace=trace)
         return forward.run(batch.text, image)
 
     def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
