@@ -45,6 +45,9 @@ class Device:
     def reads(self, *tensors: Tensor) -> None:
         """Loading reads these, which were made elsewhere: their memory is not to be given away before it has."""
 
+    def produced(self) -> None:
+        """What loading reads was made on the current stream: it comes after this point."""
+
     @contextmanager
     def loading(self) -> Iterator[Arrival]:
         """What is done within runs beside the computing; the arrival is of all of it, once the context is left."""

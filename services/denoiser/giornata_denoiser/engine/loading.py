@@ -166,6 +166,8 @@ class Accelerator(Device):
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's is not typed
         self._lock = threading.Lock()
         self._ledger = TierLedger(budget_bytes)
+        self._produced: Any = None
+        """The last point of the computing stream that loading comes after."""
         self._here: dict[str, tuple[Stored, Stored]] = {}
         """Tensors by name: on the host, which keeps the name its own, and on the device."""
 
@@ -192,11 +194,21 @@ class Accelerator(Device):
         for tensor in tensors:
             tensor.record_stream(self._stream)
 
+    def produced(self) -> None:
+        """An event on the computing stream, which later loads wait for on theirs."""
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's is not typed
+        event.record(torch.cuda.current_stream(self._device))
+        with self._lock:
+            self._produced = event
+
     @contextmanager
     def loading(self) -> Iterator[Arrival]:
         """What is done within runs on the copy stream."""
         arrival = CopyArrival()
         with self._lock, torch.cuda.stream(self._stream):
+            if self._produced is not None:
+                self._stream.wait_event(self._produced)
+                self._produced = None  # the stream keeps its order: later loads come after it too
             yield arrival
             arrival.event.record(self._stream)
 

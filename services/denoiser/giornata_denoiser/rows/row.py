@@ -12,6 +12,7 @@ from torch import Tensor
 from giornata.packed.region import Region
 from giornata.planning.costs import Shape
 from giornata.scheduling.batch import RowKey
+from giornata.wire.errors import RowPoisoned
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.template import Entry, Form, Recording
 
@@ -210,10 +211,16 @@ class Row:
         )
 
     def export(self) -> Snapshot:
-        """The row's state as a value: with the same inputs it makes an equal row elsewhere."""
+        """The row's state as a value: with the same inputs it makes an equal row elsewhere.
+
+        Raises:
+            RowPoisoned: it is not finite; an engine may not have known yet.
+        """
         latent, *memory = (
             tensor.detach().to("cpu", torch.float32, copy=True) for tensor in (self.latent, *self.memory)
         )
+        if not all(bool(tensor.isfinite().all()) for tensor in (latent, *memory)):
+            raise RowPoisoned
         return Snapshot(self.step, latent, tuple(memory))
 
 
