@@ -25,6 +25,7 @@ from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Waits
 from giornata_denoiser.engine.assembly import Assembly, DeviceInputs, assemble, place
 from giornata_denoiser.engine.checks import Checks, Judge, Verdict, judge_for
+from giornata_denoiser.engine.hosting import hosting_for
 from giornata_denoiser.engine.protocol import FailedRow, RowPreview, StepReport
 from giornata_denoiser.engine.sources import ReuseOptions, Sources, StepPlan
 from giornata_denoiser.engine.stepping import Stepped, denoise_step
@@ -32,6 +33,7 @@ from giornata_denoiser.engine.weighing import Budget, fits
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.template import Entry
 
 
 class _Given(NamedTuple):
@@ -90,6 +92,7 @@ class Engine:
         self._placed: dict[RowKey, DeviceInputs] = {}
         self._assembled: tuple[tuple[Row, ...], Assembly] | None = None
         self._waits = Waits(clock)
+        self._hosting = hosting_for(family.device, self._waits)
         self._sources = Sources(family, how, self._waits, trace)
 
     def step(self) -> StepReport | None:
@@ -179,36 +182,57 @@ class Engine:
                 for row, clean in zip(rows, stepped.clean, strict=True)
             ]
             verdict = self._judge(stepped.latents)
+        entries = self._hosted(rows, plan)
         if any(plan.learning):
             self._device.produced()
         given = _Given(
             verdict, plan.work, plan.sample, began, (assembled - began) * 1e3, self._waits.total_s * 1e3
         )
-        leaves = any(plan.learning) or any(row.step + 1 >= row.steps for row in rows)
-        sample = self._ended(self._given) if self._given is not None else None
-        poisoned = self._checks.poisoned(rows)
-        if verdict.late and not leaves and all(picture is None for picture in pictures):
-            self._given, finite = given, [True] * len(rows)
-            self._checks.postpone(rows, verdict)
-        else:
-            self._given, sample = None, self._ended(given)
-            finite = verdict.read()
-        poisoned |= {
-            row.key: row
-            for row, good in zip(rows, finite, strict=True)
-            if not good and row.key not in poisoned
-        }
+        shown = any(picture is not None for picture in pictures)
+        leaves = shown or any(plan.learning) or any(row.step + 1 >= row.steps for row in rows)
+        poisoned, sample = self._judged(rows, given, leaves=leaves)
         good = [row.key not in poisoned for row in rows]
         return StepReport(
             began,
             self._clock(),
-            _advanced(rows, plan, stepped, good),
+            _advanced(rows, plan, stepped, entries, good),
             tuple(FailedRow(row, RowPoisoned()) for row in poisoned.values()),
             sample,
             _previews(
                 rows, [picture if fine else None for picture, fine in zip(pictures, good, strict=True)]
             ),
         )
+
+    def _hosted(self, rows: Sequence[Row], plan: StepPlan) -> list[Entry | None]:
+        """What the step has left behind of each row, on its way to host memory; that of a row that ends is there."""
+        entries = [
+            self._hosting.take(use.recorder.kept()) if isinstance(use.recorder, EntryRecorder) else None
+            for use in plan.uses[: len(rows)]  # what follows are negative prompts
+        ]
+        for row, entry in zip(rows, entries, strict=True):
+            if entry is not None and row.step + 1 >= row.steps:
+                self._hosting.finish((*row.entries, entry))
+        return entries
+
+    def _judged(
+        self, rows: Sequence[Row], given: _Given, *, leaves: bool
+    ) -> tuple[dict[RowKey, Row], StepSample | None]:
+        """Rows that are not finite, as of their last good step, and the sample of the last step that has ended.
+
+        The step that is `given` is judged in the next one, if the device is late and nothing of it leaves now.
+        """
+        sample = None if self._given is None else self._ended(self._given)
+        self._given = None
+        poisoned = self._checks.poisoned(rows)
+        if given.verdict.late and not leaves:
+            self._given = given
+            self._checks.postpone(rows, given.verdict)
+            return poisoned, sample
+        sample = self._ended(given)
+        for row, finite in zip(rows, given.verdict.read(), strict=True):
+            if not finite:
+                poisoned.setdefault(row.key, row)
+        return poisoned, sample
 
     def _ended(self, given: _Given) -> StepSample:
         """The sample of a step, once the device has computed it: that is waited for."""
@@ -240,16 +264,18 @@ class Engine:
 
 
 def _advanced(
-    rows: Sequence[Row], plan: StepPlan, stepped: Stepped, finite: Sequence[bool]
+    rows: Sequence[Row],
+    plan: StepPlan,
+    stepped: Stepped,
+    entries: Sequence[Entry | None],
+    finite: Sequence[bool],
 ) -> tuple[Row, ...]:
     """The rows after the step, but for those whose latent is not finite."""
     return tuple(
         row.advanced(
             stepped.latents[index],
             stepped.memory[index],
-            entry=recorder.entry()
-            if isinstance(recorder := plan.uses[index].recorder, EntryRecorder)
-            else None,
+            entry=entries[index],
             corrections=tuple(each.correction() for each in plan.learning[index]) or None,
         )
         for index, row in enumerate(rows)

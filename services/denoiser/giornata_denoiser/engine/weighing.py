@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from giornata.planning.costing import BatchCap
 from giornata.planning.costs import StepCosts, Work, step_work, worth_reusing
@@ -13,6 +14,9 @@ from giornata.wire.values import Mode
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import stored_bytes
+
+ENTRIES_ON_DEVICE: Final = 2
+"""Entries of a template run that a GPU has at a time: one is recorded while the other moves to the host."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +106,15 @@ def correction_bytes(row: Row, itemsize: int, bits: int | None) -> int:
 
 
 def _recorded_bytes(row: Row, family: ModelFamily) -> int:
-    """Bytes of the entries that a template run will leave in host memory."""
+    """Bytes of the entries that a template run has on the engine's device: all on a CPU, where they stay."""
     what = row.records
-    if what is None or family.device.type == "cuda":
+    if what is None:
         return 0
+    entries = min(row.steps, ENTRIES_ON_DEVICE) if family.device.type == "cuda" else row.steps
     specs = family.specs[what.first_block :]
     bits = what.bits or 8 * family.dtype.itemsize
     modes = [Mode(form) for form in what.forms]
-    return row.steps * recording_bytes(specs, modes, row.image_tokens, bits)
+    return entries * recording_bytes(specs, modes, row.image_tokens, bits)
 
 
 def profits(row: Row, costs: StepCosts, family: ModelFamily) -> bool:

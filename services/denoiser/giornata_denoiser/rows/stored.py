@@ -54,13 +54,14 @@ class Stored:
 
     def to(self, device: torch.device) -> Stored:
         """The same on `device`; the copy is asynchronous from pinned memory."""
-        return self._each(lambda part: part.to(device, non_blocking=True))
+        return self.each(lambda part: part.to(device, non_blocking=True))
 
     def pinned(self) -> Stored:
         """The same in pinned host memory, from which copies to a CUDA device are asynchronous."""
-        return self._each(lambda part: part.cpu().pin_memory())
+        return self.each(lambda part: part.cpu().pin_memory())
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Stored:
+    def each(self, change: Callable[[Tensor], Tensor]) -> Stored:
+        """The same with every tensor changed."""
         scale, low = (None if part is None else change(part) for part in (self.scale, self.low))
         return Stored(change(self.data), scale, low)
 
