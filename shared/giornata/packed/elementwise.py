@@ -19,6 +19,7 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
 from giornata.packed.packing import Layout, Segments
+from giornata.packed.pages import Gather, gather
 from giornata.packed.region import Rotary
 
 
@@ -60,6 +61,8 @@ class Elementwise:
     """
     beside_gelu: Callable[[Tensor, Tensor], Tensor]
     """(tokens, a + b): x (tokens, a), and GELU by its tanh approximation of y (tokens, b), rows of any stride."""
+    gather: Gather
+    """What is attended to and was stored."""
 
 
 def choose(device: torch.device, dtype: torch.dtype) -> Elementwise:
@@ -147,5 +150,5 @@ def _per_token(values: Tensor, vectors: Tensor, segments: Segments, combine: Cal
     return out
 
 
-TORCH = Elementwise(modulated, gated, rotated, attended, beside_gelu)
+TORCH = Elementwise(modulated, gated, rotated, attended, beside_gelu, gather)
 """torch's operations, on any device."""

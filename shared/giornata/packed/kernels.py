@@ -12,6 +12,7 @@ from torch import Tensor
 
 from giornata.packed.elementwise import Elementwise, HeadNorm, Projected
 from giornata.packed.packing import Layout, Segments
+from giornata.packed.page_kernels import gather
 from giornata.packed.region import Rotary
 
 # Kernels read and write rows of any stride, in elements; channels are contiguous. Triton reads the annotations of
@@ -286,5 +287,5 @@ def _warps(elements: int) -> int:
     return min(8, max(1, elements // 512))
 
 
-TRITON = Elementwise(modulated, gated, rotated, attended, beside_gelu)
+TRITON = Elementwise(modulated, gated, rotated, attended, beside_gelu, gather)
 """Triton's kernels, for float32 and half precision on a CUDA device."""

@@ -33,6 +33,8 @@ class Device:
 
     shares = False
     """Whether what was brought stays for other rows: rows of one entry move it once."""
+    keeps = True
+    """Whether slabs are gathered once and kept. Otherwise they stay as they are stored, and blocks gather them."""
 
     def bring(self, stored: Stored) -> Stored:
         """`stored` on the device; called within :meth:`loading`."""
@@ -41,9 +43,6 @@ class Device:
     def moved_bytes(self, stored: Stored, slab_bytes: int) -> int:  # noqa: ARG002 - subclasses move `stored`
         """What has to move for `slab_bytes` that are gathered from `stored` now."""
         return slab_bytes
-
-    def reads(self, *tensors: Tensor) -> None:
-        """Loading reads these, which were made elsewhere: their memory is not to be given away before it has."""
 
     def produced(self) -> None:
         """What loading reads was made on the current stream: it comes after this point."""

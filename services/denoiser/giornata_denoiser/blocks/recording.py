@@ -66,7 +66,7 @@ class CorrectionRecorder:
     def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
         """(tokens, heads, head_dim) each."""
         if self._slabs.entry.blocks[block].key is not None:
-            slab = self._slabs.keys_values(block)
+            slab = self._slabs.gathered(block)
             self._take(block, "key", key.flatten(1), slab.key[slab.room :].flatten(1))
             self._take(block, "value", value.flatten(1), slab.value[slab.room :].flatten(1))
 

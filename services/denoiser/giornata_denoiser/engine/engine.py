@@ -20,7 +20,6 @@ from giornata.planning.costs import Work
 from giornata.scheduling.batch import Batch, Capacity, Joining, RowKey
 from giornata.wire.errors import GiornataError, InternalError, RowPoisoned
 from giornata.wire.workers import StepSample
-from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Waits
 from giornata_denoiser.engine.assembly import Assembly, DeviceInputs, assemble, place
@@ -78,7 +77,6 @@ class Engine:
         """When it ended the last one that has been waited for."""
         self._preview_map = preview_map
         how = reusing or ReuseOptions()
-        self._device = how.device or Device()
         limit = replace(
             budget or Budget(),
             ahead_bytes=0 if how.loader is None else how.ahead_bytes,
@@ -183,8 +181,6 @@ class Engine:
             ]
             verdict = self._judge(stepped.latents)
         entries = self._hosted(rows, plan)
-        if any(plan.learning):
-            self._device.produced()
         given = _Given(
             verdict, plan.work, plan.sample, began, (assembled - began) * 1e3, self._waits.total_s * 1e3
         )

@@ -96,7 +96,6 @@ class HostCopies(Hosting):
         buffer = self._ring[self._turn % BUFFERS][: len(source)]
         self._turn += 1
         with self._device.loading() as arrival:
-            self._device.reads(source)
             buffer.copy_(source, non_blocking=True)
         return _Piece(arrival, buffer, target)
 

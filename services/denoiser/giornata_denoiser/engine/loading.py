@@ -155,11 +155,12 @@ class Accelerator(Device):
     """The device of an engine on a GPU.
 
     Whole tensors are copied from pinned host memory, as they are stored, on a stream of their own beside the computing
-    one; rows of one template gather from the copy. Copies stay within `budget_bytes`, least recently used out first.
-    One thread loads at a time.
+    one; blocks gather from the copies, of which rows of one template share one. Copies stay within `budget_bytes`,
+    least recently used out first. One thread loads at a time.
     """
 
     shares = True
+    keeps = False
 
     def __init__(self, device: torch.device, budget_bytes: int) -> None:
         self._device = device
@@ -188,11 +189,6 @@ class Accelerator(Device):
     def moved_bytes(self, stored: Stored, slab_bytes: int) -> int:  # noqa: ARG002 - gathering there takes no time
         """All of `stored`, or nothing where it is on the device."""
         return 0 if stored.data.is_cuda or str(id(stored)) in self._here else stored.size_bytes
-
-    def reads(self, *tensors: Tensor) -> None:
-        """The copy stream reads these."""
-        for tensor in tensors:
-            tensor.record_stream(self._stream)
 
     def produced(self) -> None:
         """An event on the computing stream, which later loads wait for on theirs."""

@@ -9,6 +9,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from giornata.packed.pages import Levels
+
 EXACT: Final = 0
 """No bits: a tensor is kept in the dtype that it was computed in."""
 BITS: Final = (EXACT, 8, 4)
@@ -46,6 +48,11 @@ class Stored:
     def tensors(self) -> tuple[Tensor, ...]:
         """Its data, and scale and low where it has them."""
         return (self.data, *(part for part in (self.scale, self.low) if part is not None))
+
+    @property
+    def levels(self) -> Levels:
+        """The same as kernels read it."""
+        return Levels(self.data, self.scale, self.low)
 
     @property
     def shape(self) -> tuple[int, int]:

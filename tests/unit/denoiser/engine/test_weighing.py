@@ -70,7 +70,7 @@ def test_what_is_counted_is_what_is_held() -> None:
         if row.template and row.region
         else []
     )
-    held = [slab.keys_values(block) for slab in slabs for block in range(BLOCKS)]
+    held = [slab.gathered(block) for slab in slabs for block in range(BLOCKS)]
     assert slab_bytes(row, 4) == sum(each.key.nbytes + each.value.nbytes for each in held) > 0
     for bits in (EXACT, 8, 4):
         made = engine(of, correction_bits=bits)

@@ -16,6 +16,7 @@ from torch import Tensor
 from giornata.packed.attention import Attention, Outside
 from giornata.packed.elementwise import Elementwise, HeadNorm, Projected
 from giornata.packed.packing import Segments
+from giornata.packed.pages import Pages
 from giornata.packed.region import Live, Sequences
 from giornata.packed.tracing import Lane, Tracing
 from giornata.packed.uses import Taken, Use
@@ -200,7 +201,9 @@ class FluxForward:
         attended = self._attention(index, (stream,), outside)
         return each.gated(joint, block.proj_out(each.beside_gelu(attended, mlp)), gate, segments)
 
-    def _attention(self, block: int, streams: Sequence[Projected], outside: Mapping[int, Outside]) -> Tensor:
+    def _attention(
+        self, block: int, streams: Sequence[Projected], outside: Mapping[int, Outside | Pages]
+    ) -> Tensor:
         """Each sequence over its own keys: what its tokens project → (joint_tokens, inner_dim).
 
         The one place where a token meets others.
@@ -214,13 +217,13 @@ class FluxForward:
             recorder.keys_values(block, key[picture], value[picture])
         return self._parts.attend(query, key, value, segments, outside).flatten(1)
 
-    def _outside(self, block: int, attn: Any, eps: float, shift_scale: Vectors) -> dict[int, Outside]:
+    def _outside(self, block: int, attn: Any, eps: float, shift_scale: Vectors) -> dict[int, Outside | Pages]:
         """Keys and values of tokens that are not live, by sequence.
 
         `eps` is that of the image stream's norm before the attention `attn`; `shift_scale` follows it, (sequences,
         inner_dim) each.
         """
-        outside = {
+        outside: dict[int, Outside | Pages] = {
             sequence: taken.source.keys_values(block)
             for sequence, taken in self._taken.items()
             if taken.modes[block] is Mode.KV

@@ -98,12 +98,9 @@ class PackedFlux(ABC):
         self.dtype: torch.dtype = transformer.dtype
         self.in_channels = int(transformer.config.in_channels)
         self.out_channels = int(transformer.out_channels)
-        self._parts = Parts(
-            transformer,
-            Projections(transformer),
-            attention.choose(self.device, self.dtype),
-            elementwise.choose(self.device, self.dtype),
-        )
+        each = elementwise.choose(self.device, self.dtype)
+        attend = attention.choose(self.device, self.dtype, each.gather)
+        self._parts = Parts(transformer, Projections(transformer), attend, each)
         # One per picture size and text length: 4.7 MB for 1024x1024 pixels.
         self._rotary = lru_cache(maxsize=64)(self._made_rotary)
 
