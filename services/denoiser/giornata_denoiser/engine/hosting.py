@@ -34,6 +34,8 @@ class Hosting:
 
 class _Piece(NamedTuple):
     arrival: Arrival
+    source: Tensor
+    """On the device; held until it has been read, since its memory is the computing stream's."""
     buffer: Tensor
     target: Tensor
     """On the host, as many bytes as the buffer holds."""
@@ -55,9 +57,9 @@ class HostCopies(Hosting):
 
     def take(self, entry: Entry) -> Entry:
         """See :meth:`Hosting.take`; waits while too many entries are on the device."""
-        self._device.produced()
         moves: list[tuple[Tensor, Tensor]] = []
         hosted = Entry(entry.level, tuple(_hosted(kept, moves) for kept in entry.blocks))
+        self._device.produced()
         self._moving.append((hosted, self._thread.submit(self._move, moves)))
         self._wait(ENTRIES_ON_DEVICE - 1)
         return hosted
@@ -97,7 +99,7 @@ class HostCopies(Hosting):
         self._turn += 1
         with self._device.loading() as arrival:
             buffer.copy_(source, non_blocking=True)
-        return _Piece(arrival, buffer, target)
+        return _Piece(arrival, source, buffer, target)
 
 
 def hosting_for(device: torch.device, waits: Waits) -> Hosting:
@@ -112,15 +114,15 @@ def _hosted(kept: Kept, moves: list[tuple[Tensor, Tensor]]) -> Kept:
 
     def moved(source: Tensor) -> Tensor:
         target = torch.empty(source.shape, dtype=source.dtype)
-        moves.append((source, target))
+        moves.append((source.contiguous(), target))
         return target
 
     return kept.each(moved)
 
 
 def _pieces(source: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Both as bytes, in pieces that fit a buffer; `target` is contiguous."""
-    parts = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (source, target))
+    """Both, which are contiguous, as bytes, in pieces that fit a buffer."""
+    parts = (tensor.view(-1).view(torch.uint8) for tensor in (source, target))
     first, second = (torch.split(part, BUFFER_BYTES) for part in parts)
     return zip(first, second, strict=True)
 

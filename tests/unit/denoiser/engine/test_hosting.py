@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Event
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +54,33 @@ def random(*shape: int) -> Tensor:
 
 def tensors(entry: Entry) -> list[Tensor]:
     return [tensor for kept in entry.blocks for part in kept.parts for tensor in part.tensors]
+
+
+class Far(Device):
+    """Copies when an arrival is waited for, as a stream may: memory that was let go of before is gone."""
+
+    def __init__(self, sources: list[weakref.ref[Any]]) -> None:
+        self._sources = sources
+
+    @contextmanager
+    def loading(self) -> Iterator[Arrival]:
+        sources = self._sources
+
+        class Late(Arrival):
+            def finish(self) -> None:
+                assert sources.pop()() is not None, "let go of before it was read"
+
+        yield Late()
+
+
+def test_what_a_copy_reads_is_held_until_it_has_been_read() -> None:
+    arrays = [random(3, 4).numpy() for _ in range(6)]
+    entry = Entry(0.5, tuple(Kept(hidden=Stored(torch.from_numpy(array))) for array in arrays))
+    moving = copies(Far([weakref.ref(array) for array in arrays]))
+    del arrays
+    hosted = moving.take(entry)
+    del entry
+    moving.finish([hosted])
 
 
 @pytest.mark.parametrize("bits", [EXACT, 8, 4])
