@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from giornata.packed import elementwise
 from giornata.packed.attention import Attention, Outside, choose, grouped
 from giornata.packed.packing import Segments
 
@@ -30,7 +31,9 @@ def test_attention_equals_each_sequence_alone_in_float64(
     heads: int,
     width: int,
 ) -> None:
-    attend: Attention = grouped if how == "grouped" else choose(device, dtype)
+    attend: Attention = (
+        grouped if how == "grouped" else choose(device, dtype, elementwise.choose(device, dtype).gather)
+    )
     generator = torch.Generator().manual_seed(len(sequences))
 
     def random(tokens: int) -> Tensor:

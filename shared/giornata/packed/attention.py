@@ -7,9 +7,10 @@ which lie apart. Two implementations with one signature, chosen by :func:`choose
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
@@ -17,9 +18,7 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 from giornata.packed.packing import Segments
-
-_kept_segments = lru_cache(maxsize=256)(Segments)
-"""Segments on the device, one per mixture of lengths."""
+from giornata.packed.pages import Gather, Own, Pages, Placed, gather
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +36,7 @@ class Outside:
     """Leading rows that are overwritten with the sequence's own keys: as many as it has, or none."""
 
 
-Attention = Callable[[Tensor, Tensor, Tensor, Segments, Mapping[int, Outside]], Tensor]
+Attention = Callable[[Tensor, Tensor, Tensor, Segments, Mapping[int, Outside | Pages]], Tensor]
 """softmax(q k^T / sqrt(head_dim)) v within each sequence: query, key, value, their segments, and what lies outside.
 
 Query, key, value and result are (tokens, heads, head_dim), packed by sequence. `Outside` is given by sequence: what it
@@ -45,26 +44,31 @@ attends to besides its own tokens.
 """
 
 
-def choose(device: torch.device, dtype: torch.dtype) -> Attention:
-    """The fastest implementation for tensors of `dtype` on `device`."""
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
-        return grouped
+def choose(device: torch.device, dtype: torch.dtype, gather: Gather) -> partial[Tensor]:
+    """The fastest implementation for tensors of `dtype` on `device`; `gather` writes pages there."""
     ampere = (8, 0)  # the first compute capability with FlashAttention 2
-    return varlen if torch.cuda.get_device_capability(device) >= ampere else grouped
+    if (
+        device.type != "cuda"
+        or dtype not in (torch.bfloat16, torch.float16)
+        or torch.cuda.get_device_capability(device) < ampere
+    ):
+        return partial(grouped, gather=gather)
+    return partial(varlen, gather=gather)
 
 
 def varlen(
-    query: Tensor, key: Tensor, value: Tensor, own: Segments, outside: Mapping[int, Outside]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    own: Segments,
+    outside: Mapping[int, Outside | Pages],
+    *,
+    gather: Gather = gather,
 ) -> Tensor:
     """One FlashAttention kernel over all sequences: half precision on a CUDA device."""
     keys = own
     if outside:
-        parts = [
-            _beside(key[start:end], value[start:end], outside.get(sequence))
-            for sequence, (start, end) in enumerate(own.bounds)
-        ]
-        key, value = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-        keys = _kept_segments(tuple(len(part[0]) for part in parts), query.device)
+        key, value, keys = beside(key, value, own, outside, gather)
     attended = varlen_attn(query, key, value, own.offsets, keys.offsets, own.longest, keys.longest)
     if isinstance(attended, tuple):
         raise TypeError("varlen_attn returned auxiliary values that were not asked for")
@@ -72,7 +76,13 @@ def varlen(
 
 
 def grouped(
-    query: Tensor, key: Tensor, value: Tensor, own: Segments, outside: Mapping[int, Outside]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    own: Segments,
+    outside: Mapping[int, Outside | Pages],
+    *,
+    gather: Gather = gather,
 ) -> Tensor:
     """Scaled-dot-product attention: a call for each sequence with keys outside, one for all others of equal length."""
     out = torch.empty_like(query)
@@ -82,7 +92,7 @@ def grouped(
         if beyond is None:
             alike[end - start].append((start, end))
             continue
-        keys, values = _extended(key[start:end], value[start:end], beyond)
+        keys, values = _extended(key[start:end], value[start:end], beyond, gather)
         out[start:end] = _attend(query[start:end, None], keys[:, None], values[:, None])[:, 0]
     for spans in alike.values():
         attended = _attend(*(_stacked(packed, spans) for packed in (query, key, value)))
@@ -91,15 +101,69 @@ def grouped(
     return out
 
 
-def _beside(key: Tensor, value: Tensor, outside: Outside | None) -> tuple[Tensor, Tensor]:
-    """What :func:`_extended` returns, in memory of its own: sequences of one kernel may share what lies outside."""
-    if outside is None:
-        return key, value
-    return torch.cat((key, outside.key[outside.room :])), torch.cat((value, outside.value[outside.room :]))
+def beside(
+    key: Tensor, value: Tensor, own: Segments, outside: Mapping[int, Outside | Pages], gather: Gather
+) -> tuple[Tensor, Tensor, Segments]:
+    """Keys and values with each sequence's own before those outside, (tokens, heads, head_dim) each; their segments.
+
+    They are in memory of their own: sequences of one kernel may share what lies outside.
+    """
+    places = _places(
+        own.lengths, tuple(sorted((s, _length(each)) for s, each in outside.items())), key.device
+    )
+    segments = places.segments
+    if not any(isinstance(each, Pages) for each in outside.values()):
+        apart = {s: each for s, each in outside.items() if isinstance(each, Outside)}
+        keys = [apart[s].key[apart[s].room :] if s in apart else None for s in range(len(own.lengths))]
+        values = [apart[s].value[apart[s].room :] if s in apart else None for s in range(len(own.lengths))]
+        return _concatenated(key, own, keys), _concatenated(value, own, values), segments
+    shape = (segments.bounds[-1][1], *key.shape[1:])
+    all_keys, all_values = key.new_empty(shape), value.new_empty(shape)
+    stored: list[Placed] = []
+    for sequence, each in outside.items():
+        start = segments.bounds[sequence][0] + own.lengths[sequence]
+        if isinstance(each, Pages):
+            stored.append(Placed(each, start))
+        else:
+            all_keys[start : start + _length(each)] = each.key[each.room :]
+            all_values[start : start + _length(each)] = each.value[each.room :]
+    gather(stored, Own(key, value, places.own), all_keys, all_values)
+    return all_keys, all_values, segments
 
 
-def _extended(key: Tensor, value: Tensor, outside: Outside) -> tuple[Tensor, Tensor]:
+class _Places(NamedTuple):
+    segments: Segments
+    """Own and outside tokens of each sequence."""
+    own: Tensor
+    """(own_tokens,) int64: where each sequence's own lie among them."""
+
+
+@lru_cache(maxsize=256)
+def _places(own: tuple[int, ...], outside: tuple[tuple[int, int], ...], device: torch.device) -> _Places:
+    """Of sequences with so many tokens of their own, and so many outside by sequence."""
+    beyond = dict(outside)
+    segments = Segments(tuple(length + beyond.get(s, 0) for s, length in enumerate(own)), device)
+    parts = [
+        torch.arange(start, start + length) for (start, _), length in zip(segments.bounds, own, strict=True)
+    ]
+    return _Places(segments, torch.cat(parts).to(device))
+
+
+def _length(outside: Outside | Pages) -> int:
+    return len(outside) if isinstance(outside, Pages) else len(outside.key) - outside.room
+
+
+def _concatenated(packed: Tensor, own: Segments, outside: Sequence[Tensor | None]) -> Tensor:
+    """Each sequence's own tokens, then those outside: one copy of all, (tokens, heads, head_dim)."""
+    pairs = zip(torch.split(packed, list(own.lengths)), outside, strict=True)
+    return torch.cat([part for pair in pairs for part in pair if part is not None])
+
+
+def _extended(key: Tensor, value: Tensor, outside: Outside | Pages, gather: Gather) -> tuple[Tensor, Tensor]:
     """One sequence's keys and values, its own (tokens, heads, head_dim) before those outside."""
+    if isinstance(outside, Pages):
+        own = Segments((len(key),), key.device)
+        return beside(key, value, own, {0: outside}, gather)[:2]
     if not outside.room:
         return torch.cat((key, outside.key)), torch.cat((value, outside.value))
     outside.key[: outside.room] = key

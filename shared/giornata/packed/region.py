@@ -79,6 +79,8 @@ class Beyond:
 
     segments: Segments
     """One of each of these sequences."""
+    sequences: Tensor
+    """(sequences,) int64: which they are."""
     rotary: Rotary
 
 
@@ -139,7 +141,10 @@ class Sequences:
                 raise ValueError(f"sequence {sequence} computes all of its tokens")
             parts.append(tokens[sequence].index_select(0, region.outside))
         lengths = tuple(len(part) for part in parts)
-        return Beyond(Segments(lengths, full.joint.device), self._rotary_at(torch.cat(parts)))
+        device = full.joint.device
+        return Beyond(
+            Segments(lengths, device), torch.tensor(of).to(device), self._rotary_at(torch.cat(parts))
+        )
 
     def _rotary_at(self, joint: Tensor) -> Rotary:
         cosine, sine = self.rotary

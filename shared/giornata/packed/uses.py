@@ -9,13 +9,14 @@ from typing import Protocol
 from torch import Tensor
 
 from giornata.packed.attention import Outside
+from giornata.packed.pages import Pages
 from giornata.wire.values import Mode
 
 
 class Source(Protocol):
     """Where a sequence finds what a template run kept of the tokens outside its compute set."""
 
-    def keys_values(self, block: int) -> Outside:
+    def keys_values(self, block: int) -> Outside | Pages:
         """Keys, after norm and rotary embedding, and values, with room for the sequence's own or none."""
 
     def hidden(self, block: int) -> Tensor:

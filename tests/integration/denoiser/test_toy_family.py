@@ -111,13 +111,13 @@ def test_its_rows_are_batched_and_read_their_own_channel(checkpoint: Checkpoint)
 def written_out(checkpoint: Checkpoint, row: Row) -> Tensor:
     """The row's final latent by the textbook's formula, one row and one step at a time."""
     network = checkpoint.family.network
-    sequences = place(row, CPU).sequences
+    sequences = place(row, checkpoint.family).sequences
     sigmas = row.track.levels.tolist()
     picture, noise, mask = (row.conditioning[name] for name in ("image_latents", "noise", "mask"))
     latent, last = row.latent, torch.zeros_like(row.latent)
     for step, (now, then) in enumerate(pairwise(sigmas)):
         batch = network.assemble(sequences)
-        velocity = network.predict(batch, latent, [row.conditioning], row.track.times[step : step + 1])
+        velocity = network.predict(batch, latent, [row.conditioning], [step])
         length = then - now
         before = length if step == 0 else now - sigmas[step - 1]
         change = velocity if step == 0 else velocity + length / (2 * before) * (velocity - last)

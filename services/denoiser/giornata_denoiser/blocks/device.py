@@ -33,6 +33,8 @@ class Device:
 
     shares = False
     """Whether what was brought stays for other rows: rows of one entry move it once."""
+    keeps = True
+    """Whether slabs are gathered once and kept. Otherwise they stay as they are stored, and blocks gather them."""
 
     def bring(self, stored: Stored) -> Stored:
         """`stored` on the device; called within :meth:`loading`."""
@@ -42,8 +44,8 @@ class Device:
         """What has to move for `slab_bytes` that are gathered from `stored` now."""
         return slab_bytes
 
-    def reads(self, *tensors: Tensor) -> None:
-        """Loading reads these, which were made elsewhere: their memory is not to be given away before it has."""
+    def produced(self) -> None:
+        """What loading reads was made on the current stream: it comes after this point."""
 
     @contextmanager
     def loading(self) -> Iterator[Arrival]:

@@ -34,13 +34,17 @@ class EntryRecorder:
             bits = self._spec.bits
             self._heads[block] = store(key.flatten(1), bits), store(value.flatten(1), bits)
 
-    def entry(self) -> Entry:
-        """What was kept, once the forward is over; in host memory."""
-        return Entry(self._level, tuple(self._kept(block) for block in range(self._blocks)))
+    def kept(self) -> Entry:
+        """What was kept, where it was computed, once the forward is over."""
+        heads = (self._heads.get(block, (None, None)) for block in range(self._blocks))
+        blocks = (Kept(key, value, self._hidden.get(block)) for block, (key, value) in enumerate(heads))
+        return Entry(self._level, tuple(blocks))
 
-    def _kept(self, block: int) -> Kept:
-        parts = (*self._heads.get(block, (None, None)), self._hidden.get(block))
-        return Kept(*(part.pinned() if part is not None and part.data.is_cuda else part for part in parts))
+    def entry(self) -> Entry:
+        """The same in host memory; waits for the device."""
+        kept = self.kept()
+        on_device = any(part.data.is_cuda for block in kept.blocks for part in block.parts)
+        return kept.pinned() if on_device else kept
 
 
 class CorrectionRecorder:
@@ -62,7 +66,7 @@ class CorrectionRecorder:
     def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
         """(tokens, heads, head_dim) each."""
         if self._slabs.entry.blocks[block].key is not None:
-            slab = self._slabs.keys_values(block)
+            slab = self._slabs.gathered(block)
             self._take(block, "key", key.flatten(1), slab.key[slab.room :].flatten(1))
             self._take(block, "value", value.flatten(1), slab.value[slab.room :].flatten(1))
 

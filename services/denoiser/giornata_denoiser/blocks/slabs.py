@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from giornata.packed.attention import Outside
+from giornata.packed.pages import Pages
 from giornata.packed.region import Region
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
 from giornata.planning.specs import PARTS
@@ -20,7 +22,22 @@ from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.stored import Stored
 from giornata_denoiser.rows.template import Entry
 
-Slab = Outside | Tensor
+
+class Brought(NamedTuple):
+    """A part of an entry on the device, as it is stored."""
+
+    stored: Stored
+    delta: Stored | None
+    """What a correction adds to its outside tokens."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them."""
+        return self.stored.tensors + (() if self.delta is None else self.delta.tensors)
+
+
+Slab = Outside | Tensor | tuple[Brought, ...]
+"""Gathered; or as it is stored, on a device that keeps no slabs: key and value, or a block's input."""
 
 
 class Waits:
@@ -50,6 +67,8 @@ class Slabs:
 
     `own` are the tokens that a sequence computes where it takes keys and values: text, and the region's. What a
     `correction` knows is added.
+
+    On a device that keeps no slabs, what is kept is the entry as it is stored, and blocks gather it where they ask.
     """
 
     def __init__(
@@ -70,29 +89,57 @@ class Slabs:
         self._own, self._family, self._device = own, family, device or Device()
         self._waits, self._trace = waits or Waits(lambda: 0.0), trace
         self._slabs: dict[tuple[int, Mode], Future[tuple[Slab, Arrival]]] = {}
+        self._met: set[tuple[int, Mode]] = set()
+        """Slabs that the computing stream has waited for: its order holds from then on."""
 
-    def keys_values(self, block: int) -> Outside:
-        """(own + outside, heads, head_dim) each, the first `own` rows free.
+    @property
+    def keeps(self) -> bool:
+        """Whether what is written into a slab stays there."""
+        return self._device.keeps
+
+    def keys_values(self, block: int) -> Outside | Pages:
+        """(own + outside, heads, head_dim) each, the first `own` rows free; or as they are stored.
 
         Raises:
             LookupError: the entry has none.
         """
-        slab, arrival = self._slab(block, Mode.KV)
+        slab = self._slab(block, Mode.KV)
+        if isinstance(slab, Outside):
+            return slab
+        if not isinstance(slab, tuple):
+            raise TypeError("keys and values were loaded as something else")
+        (key, key_delta), (value, value_delta) = slab
+        return Pages(
+            self._index,
+            key.levels,
+            value.levels,
+            None if key_delta is None else key_delta.levels,
+            None if value_delta is None else value_delta.levels,
+        )
+
+    def gathered(self, block: int) -> Outside:
+        """:meth:`keys_values`, gathered: what is written there stays where slabs are kept."""
+        slab = self._slab(block, Mode.KV)
+        if isinstance(slab, tuple):
+            return self._by_head(block, slab, 0)
         if not isinstance(slab, Outside):
             raise TypeError("keys and values were loaded as something else")
-        arrival.wait(slab.key, slab.value)
         return slab
 
     def hidden(self, block: int) -> Tensor:
         """(outside, inner_dim); LookupError as above."""
-        slab, arrival = self._slab(block, Mode.HIDDEN)
+        slab = self._slab(block, Mode.HIDDEN)
+        if isinstance(slab, tuple):
+            return self._written(slab[0], 0)
         if not isinstance(slab, Tensor):
             raise TypeError("a block's input was loaded as something else")
-        arrival.wait(slab)
         return slab
 
     def size_bytes(self, block: int, mode: Mode) -> int:
         """Bytes of a slab as it is kept here, with room for the sequence's own; 0 in a mode that takes nothing."""
+        if not self.keeps:
+            kept = self.entry.blocks[block].taken(mode)
+            return sum(part.size_bytes for part in (*kept, *self._deltas(block, mode)))
         tokens = len(self._index) + (self._own if mode is Mode.KV else 0)
         channels = sum(part.shape[1] for part in self.entry.blocks[block].taken(mode))
         return self._family.dtype.itemsize * tokens * channels
@@ -151,15 +198,21 @@ class Slabs:
         if slot is not None and not slot.done():
             slot.set_exception(error)
 
-    def _slab(self, block: int, mode: Mode) -> tuple[Slab, Arrival]:
+    def _slab(self, block: int, mode: Mode) -> Slab:
+        """What was loaded, once the current stream has been told to wait for it."""
         slot = self._slabs.get((block, mode))
-        if slot is not None and slot.done():
-            return slot.result()
-        with self._waits.waiting(), self._trace.span(Lane.WAIT, f"block {block}", mode=str(mode)):
-            if slot is None:
-                self.expect(block, mode)
-                self.load(block, mode)
-            return self._slabs[block, mode].result()
+        if slot is None or not slot.done():
+            with self._waits.waiting(), self._trace.span(Lane.WAIT, f"block {block}", mode=str(mode)):
+                if slot is None:
+                    self.expect(block, mode)
+                    self.load(block, mode)
+                slot = self._slabs[block, mode]
+                slot.result()
+        slab, arrival = slot.result()
+        if (block, mode) not in self._met:
+            arrival.wait(*_tensors(slab))
+            self._met.add((block, mode))
+        return slab
 
     def _deltas(self, block: int, mode: Mode) -> Iterator[Stored]:
         """What a correction adds to a slab."""
@@ -171,25 +224,39 @@ class Slabs:
         return self._family.dtype.itemsize * len(self._index) * part.shape[1]
 
     def _gather(self, block: int, mode: Mode) -> Slab:
-        kept = self.entry.blocks[block]
+        brought = tuple(self._brought(block, part) for part in PARTS[mode])
+        if not self.keeps:
+            return brought
         if mode is Mode.HIDDEN:
-            return self._gathered(block, "hidden", kept.hidden, 0)
-        tokens, heads = self._own + len(self._index), self._family.specs[block].heads
-        key, value = (
-            self._gathered(block, name, part, self._own).view(tokens, heads, -1)
-            for name, part in (("key", kept.key), ("value", kept.value))
-        )
-        return Outside(key, value, self._own)
+            return self._written(brought[0], 0)
+        return self._by_head(block, brought, self._own)
 
-    def _gathered(self, block: int, part: str, stored: Stored | None, room: int) -> Tensor:
+    def _brought(self, block: int, part: str) -> Brought:
+        """A part on the device, and what is added to it."""
+        stored: Stored | None = getattr(self.entry.blocks[block], part)
         if stored is None:
             raise LookupError("the template's entry does not hold what the plan takes from it")
-        family = self._family
-        slab = torch.empty(room + len(self._index), stored.shape[1], dtype=family.dtype, device=family.device)
-        self._device.reads(self._index)
-        self._device.bring(stored).gather(self._index, slab[room:])
         delta = None if self._correction is None else self._correction.of(block, part)
-        if delta is not None:
-            self._device.reads(*delta.tensors)
-            self._device.bring(delta).add_to(slab[room:])
+        return Brought(self._device.bring(stored), None if delta is None else self._device.bring(delta))
+
+    def _by_head(self, block: int, brought: tuple[Brought, ...], room: int) -> Outside:
+        tokens, heads = room + len(self._index), self._family.specs[block].heads
+        key, value = (self._written(part, room).view(tokens, heads, -1) for part in brought)
+        return Outside(key, value, room)
+
+    def _written(self, brought: Brought, room: int) -> Tensor:
+        """(room + outside, channels): the outside tokens of a part, corrected, behind room for others."""
+        family = self._family
+        slab = torch.empty(
+            room + len(self._index), brought.stored.shape[1], dtype=family.dtype, device=family.device
+        )
+        brought.stored.gather(self._index, slab[room:])
+        if brought.delta is not None:
+            brought.delta.add_to(slab[room:])
         return slab
+
+
+def _tensors(slab: Slab) -> tuple[Tensor, ...]:
+    if isinstance(slab, Outside):
+        return slab.key, slab.value
+    return (slab,) if isinstance(slab, Tensor) else tuple(tensor for part in slab for tensor in part.tensors)

@@ -22,15 +22,23 @@ class DeviceInputs:
     """(tokens, channels) each."""
     source: Mapping[str, Tensor]
     """The row's own conditioning; `conditioning` is a copy of it. Every row is built with its own."""
+    numbers: Tensor
+    """(steps + 1, n): those of the row's track."""
 
 
-def place(row: Row, device: torch.device) -> DeviceInputs:
-    """The inputs of `row` on `device`; its own tensors where they are there already."""
+def place(row: Row, family: ModelFamily) -> DeviceInputs:
+    """The inputs of `row` on the family's device; its own tensors where they are there already."""
+    device = family.device
     region = None if row.region is None else row.region.on(device)
+    prompts, times = [prompt.to(device) for prompt in row.prompts], row.track.times.to(device)
     return DeviceInputs(
-        tuple(SequenceInputs(prompt.to(device), row.grid, region) for prompt in row.prompts),
+        tuple(
+            SequenceInputs(prompt, row.grid, region, family.network.prepare(prompt, times))
+            for prompt in prompts
+        ),
         {name: tensor.to(device) for name, tensor in row.conditioning.items()},
         row.conditioning,
+        row.track.numbers.to(device),
     )
 
 
@@ -38,8 +46,8 @@ def place(row: Row, device: torch.device) -> DeviceInputs:
 class Guided:
     """The rows with true classifier-free guidance; their negative sequences follow all positive ones."""
 
-    rows: Tensor
-    """(guided_rows,) int64 on the device: their indices in the batch."""
+    rows: tuple[int, ...]
+    """Their indices in the batch."""
     tokens: Tensor
     """(guided_tokens,) int64: all of their image tokens, in the order packed by row."""
     computed: Tensor
@@ -65,6 +73,8 @@ class Assembly:
     computed_lengths: list[int]
     """Computed tokens of each row."""
     guided: Guided | None
+    numbers: tuple[Tensor, ...]
+    """Each row's (steps + 1, n), the numbers of its track."""
 
 
 def assemble(
@@ -75,7 +85,7 @@ def assemble(
     `placed` are their inputs, in the same order; by default they are placed now.
     """
     device = family.device
-    placed = [place(row, device) for row in rows] if placed is None else placed
+    placed = [place(row, family) for row in rows] if placed is None else placed
     guided_rows = [index for index, row in enumerate(rows) if len(row.prompts) > 1]
     lengths = tuple(row.computed_tokens for row in rows)
     row_of_computed = Segments(lengths).sequence
@@ -93,6 +103,7 @@ def assemble(
         row_of_computed=row_of_computed.to(device),
         computed_lengths=list(lengths),
         guided=_guided(rows, guided_rows, row_of_computed, device) if guided_rows else None,
+        numbers=tuple(each.numbers for each in placed),
     )
 
 
@@ -115,7 +126,7 @@ def _guided(rows: Sequence[Row], indices: list[int], row_of_computed: Tensor, de
     computed = torch.isin(row_of_computed, chosen).nonzero().squeeze(1)
     scales = torch.tensor([row.true_cfg_scale for row in rows], dtype=torch.float32)
     return Guided(
-        rows=chosen.to(device),
+        rows=tuple(indices),
         tokens=torch.isin(row_of_token, chosen).nonzero().squeeze(1).to(device),
         computed=computed.to(device),
         scale=scales[row_of_computed[computed]].unsqueeze(1).to(device),

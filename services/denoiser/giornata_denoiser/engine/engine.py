@@ -7,18 +7,24 @@ are values: a row that is cancelled while a step runs is no longer there when th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
+from giornata.planning.costs import Work
 from giornata.scheduling.batch import Batch, Capacity, Joining, RowKey
 from giornata.wire.errors import GiornataError, InternalError, RowPoisoned
+from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Waits
 from giornata_denoiser.engine.assembly import Assembly, DeviceInputs, assemble, place
+from giornata_denoiser.engine.checks import Checks, Judge, Verdict, judge_for
+from giornata_denoiser.engine.hosting import hosting_for
 from giornata_denoiser.engine.protocol import FailedRow, RowPreview, StepReport
 from giornata_denoiser.engine.sources import ReuseOptions, Sources, StepPlan
 from giornata_denoiser.engine.stepping import Stepped, denoise_step
@@ -26,10 +32,24 @@ from giornata_denoiser.engine.weighing import Budget, fits
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.template import Entry
+
+
+class _Given(NamedTuple):
+    """A step that the device has been given."""
+
+    verdict: Verdict
+    work: Work
+    sample: StepSample
+    began: float
+    assemble_ms: float
+    waited_ms: float
 
 
 class Engine:
     """Continuous batching over one checkpoint. Not thread-safe; :mod:`giornata_denoiser.engine.loop` makes it so.
+
+    `judge` tells whether what steps make is finite; by default as the family's device can.
 
     `capacity` limits a step by counts, `budget` by predicted time and memory; `clock` gives monotonic seconds. Rows are
     shown where there is a preview map.
@@ -46,8 +66,15 @@ class Engine:
         joining: Joining = Joining.STEP,
         reusing: ReuseOptions | None = None,
         trace: Tracing = UNTRACED,
+        judge: Judge | None = None,
     ) -> None:
         self.family = family
+        self._judge = judge or judge_for(family.device)
+        self._checks = Checks()
+        self._given: _Given | None = None
+        """The step that the device may not have ended."""
+        self._ended_s = -math.inf
+        """When it ended the last one that has been waited for."""
         self._preview_map = preview_map
         how = reusing or ReuseOptions()
         limit = replace(
@@ -63,6 +90,7 @@ class Engine:
         self._placed: dict[RowKey, DeviceInputs] = {}
         self._assembled: tuple[tuple[Row, ...], Assembly] | None = None
         self._waits = Waits(clock)
+        self._hosting = hosting_for(family.device, self._waits)
         self._sources = Sources(family, how, self._waits, trace)
 
     def step(self) -> StepReport | None:
@@ -75,6 +103,7 @@ class Engine:
         rows = self.batch.admit()
         keys = self.batch.keys
         self._sources.retain(keys)
+        self._checks.retain(keys)
         for key in self._placed.keys() - keys:
             del self._placed[key]
         if not rows:
@@ -84,11 +113,15 @@ class Engine:
     def rest(self) -> None:
         """Give back what steps have kept for rows: slabs, inputs, assembly. Rows that go on have theirs made again."""
         self._sources.rest()
+        self._checks.retain(self.batch.keys)
         self._placed.clear()
         self._assembled = None
 
     def compute(self, rows: tuple[Row, ...]) -> StepReport:
         """One step of `rows`; changes nothing but what is kept for the next one.
+
+        A GPU may still compute it: rows that the report calls advanced may then fail in the next one, and its sample is
+        of the step before. A row that is done, shown or taught in this step is known to be finite.
 
         If the step raises, every row is computed alone: the culprit fails, the others do not notice. If memory was out,
         what is kept for rows is given back before.
@@ -146,25 +179,68 @@ class Engine:
                 None if clean is None or show is None else show(network.unpacked(clean, row.grid))
                 for row, clean in zip(rows, stepped.clean, strict=True)
             ]
-            # This waits for the device.
-            finite = torch.stack([latent.isfinite().all() for latent in stepped.latents]).tolist()
-        ended = self._clock()
-        step_ms = (ended - began) * 1e3
-        if not plan.sample.loaded_bytes:  # else part of it was waiting
-            self._model.observe_step(plan.work, step_ms)
-        measured = {
-            "assemble_ms": (assembled - began) * 1e3,
-            "step_ms": step_ms,
-            "waited_ms": self._waits.total_s * 1e3,
-        }
+            verdict = self._judge(stepped.latents)
+        entries = self._hosted(rows, plan)
+        given = _Given(
+            verdict, plan.work, plan.sample, began, (assembled - began) * 1e3, self._waits.total_s * 1e3
+        )
+        shown = any(picture is not None for picture in pictures)
+        leaves = shown or any(plan.learning) or any(row.step + 1 >= row.steps for row in rows)
+        poisoned, sample = self._judged(rows, given, leaves=leaves)
+        good = [row.key not in poisoned for row in rows]
         return StepReport(
             began,
-            ended,
-            _advanced(rows, plan, stepped, finite),
-            tuple(FailedRow(row, RowPoisoned()) for row, good in zip(rows, finite, strict=True) if not good),
-            plan.sample.model_copy(update=measured),
-            _previews(rows, pictures),
+            self._clock(),
+            _advanced(rows, plan, stepped, entries, good),
+            tuple(FailedRow(row, RowPoisoned()) for row in poisoned.values()),
+            sample,
+            _previews(
+                rows, [picture if fine else None for picture, fine in zip(pictures, good, strict=True)]
+            ),
         )
+
+    def _hosted(self, rows: Sequence[Row], plan: StepPlan) -> list[Entry | None]:
+        """What the step has left behind of each row, on its way to host memory; that of a row that ends is there."""
+        entries = [
+            self._hosting.take(use.recorder.kept()) if isinstance(use.recorder, EntryRecorder) else None
+            for use in plan.uses[: len(rows)]  # what follows are negative prompts
+        ]
+        for row, entry in zip(rows, entries, strict=True):
+            if entry is not None and row.step + 1 >= row.steps:
+                self._hosting.finish((*row.entries, entry))
+        return entries
+
+    def _judged(
+        self, rows: Sequence[Row], given: _Given, *, leaves: bool
+    ) -> tuple[dict[RowKey, Row], StepSample | None]:
+        """Rows that are not finite, as of their last good step, and the sample of the last step that has ended.
+
+        The step that is `given` is judged in the next one, if the device is late and nothing of it leaves now.
+        """
+        sample = None if self._given is None else self._ended(self._given)
+        self._given = None
+        poisoned = self._checks.poisoned(rows)
+        if given.verdict.late and not leaves:
+            self._given = given
+            self._checks.postpone(rows, given.verdict)
+            return poisoned, sample
+        sample = self._ended(given)
+        for row, finite in zip(rows, given.verdict.read(), strict=True):
+            if not finite:
+                poisoned.setdefault(row.key, row)
+        return poisoned, sample
+
+    def _ended(self, given: _Given) -> StepSample:
+        """The sample of a step, once the device has computed it: that is waited for."""
+        given.verdict.read()
+        ended = self._clock()
+        # The device begins a step when it has ended the one before.
+        step_ms = (ended - max(given.began, self._ended_s)) * 1e3
+        self._ended_s = ended
+        if not given.sample.loaded_bytes:  # else part of it was waiting
+            self._model.observe_step(given.work, step_ms)
+        measured = {"assemble_ms": given.assemble_ms, "step_ms": step_ms, "waited_ms": given.waited_ms}
+        return given.sample.model_copy(update=measured)
 
     def _assembly_of(self, rows: tuple[Row, ...]) -> Assembly:
         """The assembly of `rows`: that of the last step while no row joined or left."""
@@ -179,21 +255,23 @@ class Engine:
         """The inputs of `row` on the device, copied unless they are there."""
         placed = self._placed.get(row.key)
         if placed is None or placed.source is not row.conditioning:
-            placed = self._placed[row.key] = place(row, self.family.device)
+            placed = self._placed[row.key] = place(row, self.family)
         return placed
 
 
 def _advanced(
-    rows: Sequence[Row], plan: StepPlan, stepped: Stepped, finite: Sequence[bool]
+    rows: Sequence[Row],
+    plan: StepPlan,
+    stepped: Stepped,
+    entries: Sequence[Entry | None],
+    finite: Sequence[bool],
 ) -> tuple[Row, ...]:
     """The rows after the step, but for those whose latent is not finite."""
     return tuple(
         row.advanced(
             stepped.latents[index],
             stepped.memory[index],
-            entry=recorder.entry()
-            if isinstance(recorder := plan.uses[index].recorder, EntryRecorder)
-            else None,
+            entry=entries[index],
             corrections=tuple(each.correction() for each in plan.learning[index]) or None,
         )
         for index, row in enumerate(rows)

@@ -155,17 +155,20 @@ class Accelerator(Device):
     """The device of an engine on a GPU.
 
     Whole tensors are copied from pinned host memory, as they are stored, on a stream of their own beside the computing
-    one; rows of one template gather from the copy. Copies stay within `budget_bytes`, least recently used out first.
-    One thread loads at a time.
+    one; blocks gather from the copies, of which rows of one template share one. Copies stay within `budget_bytes`,
+    least recently used out first. One thread loads at a time.
     """
 
     shares = True
+    keeps = False
 
     def __init__(self, device: torch.device, budget_bytes: int) -> None:
         self._device = device
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's is not typed
         self._lock = threading.Lock()
         self._ledger = TierLedger(budget_bytes)
+        self._produced: Any = None
+        """The last point of the computing stream that loading comes after."""
         self._here: dict[str, tuple[Stored, Stored]] = {}
         """Tensors by name: on the host, which keeps the name its own, and on the device."""
 
@@ -187,16 +190,21 @@ class Accelerator(Device):
         """All of `stored`, or nothing where it is on the device."""
         return 0 if stored.data.is_cuda or str(id(stored)) in self._here else stored.size_bytes
 
-    def reads(self, *tensors: Tensor) -> None:
-        """The copy stream reads these."""
-        for tensor in tensors:
-            tensor.record_stream(self._stream)
+    def produced(self) -> None:
+        """An event on the computing stream, which later loads wait for on theirs."""
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's is not typed
+        event.record(torch.cuda.current_stream(self._device))
+        with self._lock:
+            self._produced = event
 
     @contextmanager
     def loading(self) -> Iterator[Arrival]:
         """What is done within runs on the copy stream."""
         arrival = CopyArrival()
         with self._lock, torch.cuda.stream(self._stream):
+            if self._produced is not None:
+                self._stream.wait_event(self._produced)
+                self._produced = None  # the stream keeps its order: later loads come after it too
             yield arrival
             arrival.event.record(self._stream)
 

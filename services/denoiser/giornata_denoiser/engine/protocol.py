@@ -47,7 +47,8 @@ class StepReport:
     """Rows as they are now; rows that are `done` have left."""
     failed: tuple[FailedRow, ...] = ()
     sample: StepSample | None = None
-    """None for a step that had to be taken apart, whose times say nothing."""
+    """Of the last step that is known to have ended. None for a step that had to be taken apart, whose times say
+    nothing, and where none has ended since the last report."""
     previews: tuple[RowPreview, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""One step of an empty picture before the first edit: it loads kernels, and refuses a model that cannot compute."""
+"""Two steps of an empty picture before the first edit: it loads kernels, and refuses a model that cannot compute."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ GRID: Final = (16, 16)
 
 
 def rehearse(checkpoint: Checkpoint) -> None:
-    """Compute a step in this thread.
+    """Compute two steps in this thread.
 
     Raises:
-        Failed: the step raised, or its result is not finite.
+        Failed: a step raised, or its result is not finite.
     """
     engine = Engine(checkpoint.family, Capacity(rows=1, tokens=1), lambda: 0.0)  # its times are not read
     key, text_tokens = RowKey("rehearsal", 0, 0), checkpoint.card.max_text_tokens
     engine.batch.submit([practice_row(checkpoint, key, GRID, text_tokens, torch.zeros)])
-    report = engine.step()
-    for failure in report.failed if report else ():
-        raise Failed("The model cannot compute a picture; is its dtype right?") from failure.error
+    while (report := engine.step()) is not None:  # a step may be judged in the next one
+        for failure in report.failed:
+            raise Failed("The model cannot compute a picture; is its dtype right?") from failure.error
 
 
 def practice_row(

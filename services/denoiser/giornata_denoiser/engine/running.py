@@ -51,6 +51,11 @@ class Served:
         )
 
     @property
+    def keeps(self) -> bool:
+        """Whether its slabs keep what a step writes into them."""
+        return all(slabs.keeps for slabs in self.slabs)
+
+    @property
     def missing_bytes(self) -> int:
         """Bytes that have to move for the modes."""
         return sum(self._load_bytes(block, mode) for block, mode in enumerate(self.modes))
@@ -211,9 +216,9 @@ class Running:
             self._renewing.advance(row)
         if entry is None:
             return
-        if served is not None and served.learning and served.step == row.step:
-            # The step that was to teach the corrections has failed and is tried again: the slabs may hold the row's own
-            # values already.
+        if served is not None and served.learning and (served.step == row.step or not served.keeps):
+            # Either the step that was to teach the corrections has failed and is tried again: the slabs may hold the
+            # row's own values already. Or they do not hold them, and the corrections are added from now on.
             served = None
         if self.next is not None and self.next.entry is entry:
             served, self.next = self.next, None

@@ -38,10 +38,12 @@ def denoise_step(
     The assembly is of the same rows, none of them done; for `uses` see :meth:`Network.predict`.
     """
     schedule, lengths = family.schedule, assembly.computed_lengths
-    times, numbers = _numbers(rows, family.device)
+    steps = [row.step for row in rows]
+    # (rows, 2, n): before the step and after it.
+    numbers = torch.stack([each[step : step + 2] for each, step in zip(assembly.numbers, steps, strict=True)])
     latents = [row.latent.to(family.device) for row in rows]  # only rows that join have theirs elsewhere
     seen = [schedule.scaled(latent, now) for latent, now in zip(latents, numbers[:, 0], strict=True)]
-    output = _output(family.network, assembly, torch.cat(seen), times, uses=uses, trace=trace)
+    output = _output(family.network, assembly, torch.cat(seen), steps, uses=uses, trace=trace)
     computed = _taken(assembly, latents)
     now, then = numbers.index_select(0, assembly.row_of_computed).unbind(1)
     stepped, memory = schedule.step(computed, output, _memory(family, assembly, rows), now, then)
@@ -54,19 +56,8 @@ def denoise_step(
         if row.next_preview is not None:
             was, predicted = (torch.split(packed, lengths)[index] for packed in (computed, output))
             end = schedule.clean(was, predicted, numbers[index, 0])
-            last = row.track.numbers[-1].to(family.device)
-            clean[index] = _completed(family, assembly, index, end, last)
+            clean[index] = _completed(family, assembly, index, end, assembly.numbers[index][-1])
     return Stepped(completed, tuple(clean), _remembered(assembly, rows, memory))
-
-
-def _numbers(rows: Sequence[Row], device: torch.device) -> tuple[Tensor, Tensor]:
-    """What the step reads of the rows' tracks, in one transfer to `device`.
-
-    Returns:
-        Times, (rows,), and the schedule's numbers before and after the step, (rows, 2, n); float32.
-    """
-    packed = torch.stack([row.track.by_step[row.step] for row in rows]).to(device)
-    return packed[:, 0], packed[:, 1:].reshape(len(rows), 2, -1)
 
 
 def _taken(assembly: Assembly, whole: Sequence[Tensor]) -> Tensor:
@@ -125,20 +116,20 @@ def _output(
     network: Network,
     assembly: Assembly,
     latents: Tensor,
-    times: Tensor,
+    steps: Sequence[int],
     *,
     uses: Sequence[Use],
     trace: Tracing,
 ) -> Tensor:
     """The network's output at every row's region, (computed_tokens, channels), guidance included.
 
-    `latents` are (row_tokens, channels), packed by row; `times` are (rows,) float32.
+    `latents` are (row_tokens, channels), packed by row; `steps` are by row.
     """
     guided = assembly.guided
     if guided is not None:
         latents = torch.cat((latents, latents.index_select(0, guided.tokens)))
-        times = torch.cat((times, times.index_select(0, guided.rows)))
-    output = network.predict(assembly.batch, latents, assembly.conditioning, times, uses=uses, trace=trace)
+        steps = [*steps, *(steps[row] for row in guided.rows)]
+    output = network.predict(assembly.batch, latents, assembly.conditioning, steps, uses=uses, trace=trace)
     if guided is None:
         return output
     positive, negative = torch.split(output, [len(output) - len(guided.computed), len(guided.computed)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from giornata.planning.costing import BatchCap
 from giornata.planning.costs import StepCosts, Work, step_work, worth_reusing
@@ -14,6 +15,9 @@ from giornata_denoiser.blocks.own import own_channels
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import stored_bytes
+
+ENTRIES_ON_DEVICE: Final = 2
+"""Entries of a template run that a GPU has at a time: one is recorded while the other moves to the host."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,12 @@ def masked_modes(row: Row, blocks: int) -> tuple[Mode, ...]:
 def step_bytes(rows: Sequence[Row], budget: Budget, family: ModelFamily) -> float:
     """The most memory that a step of `rows` takes beside the model's weights, what is loaded ahead among it."""
     held = sum(row_bytes(row, family, budget.correction_bits) for row in rows)
-    ahead = min(budget.ahead_bytes, sum(slab_bytes(row, family.dtype.itemsize) for row in rows))
+    if keeps_slabs(family):
+        taken = sum(slab_bytes(row, family.dtype.itemsize) for row in rows)
+    else:  # entries as they are stored, which rows of one template share; they may have left the device's tier
+        taken = sum({id(row.template): entry_bytes(row) for row in rows}.values())
+        held += taken
+    ahead = min(budget.ahead_bytes, taken)
     return held + ahead + budget.activation_bytes * sum(row.tokens for row in rows)
 
 
@@ -67,10 +76,35 @@ def row_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int
     """The most that a row holds in a step: its tensors, what it takes from a template and learns, what it records."""
     held = sum(tensor.nbytes for tensor in (row.latent, *row.memory, *row.conditioning.values()))
     held += sum(prompt.size_bytes for prompt in row.prompts)
-    held += slab_bytes(row, family.dtype.itemsize) + correction_bytes(
-        row, family.dtype.itemsize, correction_bits
-    )
+    held += row.steps * len(row.prompts) * family.network.prepared_bytes
+    itemsize = family.dtype.itemsize
+    held += slab_bytes(row, itemsize) if keeps_slabs(family) else attended_bytes(row, itemsize)
+    held += correction_bytes(row, itemsize, correction_bits)
     return held + _own_bytes(row, family) + _recorded_bytes(row, family)
+
+
+def keeps_slabs(family: ModelFamily) -> bool:
+    """Whether what rows take is kept as blocks read it; a GPU keeps it as it is stored."""
+    return family.device.type != "cuda"
+
+
+def entry_bytes(row: Row) -> int:
+    """The most that one entry of a row's template takes as it is stored; 0 for a row that takes from none."""
+    if row.template is None or row.region is None:
+        return 0
+    return max((entry.size_bytes for entry in row.template.entries), default=0)
+
+
+def attended_bytes(row: Row, itemsize: int) -> int:
+    """Bytes of the keys and values of one block, of all sequences of a row that takes from a template."""
+    if row.template is None or row.region is None:
+        return 0
+    outside = len(row.region.outside)
+    widest = max(
+        (sum(part.shape[1] for part in kept.taken(Mode.KV)) for kept in row.template.entries[0].blocks),
+        default=0,
+    )
+    return itemsize * sum(widest * (own + outside) for own in row.own_tokens)
 
 
 def slab_bytes(row: Row, itemsize: int) -> int:
@@ -109,14 +143,15 @@ def _own_bytes(row: Row, family: ModelFamily) -> int:
 
 
 def _recorded_bytes(row: Row, family: ModelFamily) -> int:
-    """Bytes of the entries that a template run will leave in host memory."""
+    """Bytes of the entries that a template run has on the engine's device: all on a CPU, where they stay."""
     what = row.records
-    if what is None or family.device.type == "cuda":
+    if what is None:
         return 0
+    entries = min(row.steps, ENTRIES_ON_DEVICE) if family.device.type == "cuda" else row.steps
     specs = family.specs[what.first_block :]
     bits = what.bits or 8 * family.dtype.itemsize
     modes = [Mode(form) for form in what.forms]
-    return row.steps * recording_bytes(specs, modes, row.image_tokens, bits)
+    return entries * recording_bytes(specs, modes, row.image_tokens, bits)
 
 
 def profits(row: Row, costs: StepCosts, family: ModelFamily) -> bool:

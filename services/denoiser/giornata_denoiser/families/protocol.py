@@ -82,6 +82,8 @@ class SequenceInputs(NamedTuple):
     """Height and width of its picture in tokens."""
     region: Region | None
     """What of the picture is computed; None for all of it."""
+    prepared: object
+    """What :meth:`Network.prepare` made of the prompt."""
 
 
 class Network(Protocol):
@@ -106,6 +108,17 @@ class Network(Protocol):
     def unmasked(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The conditioning of an edit with an empty mask, from that of any edit of the picture."""
 
+    @property
+    def prepared_bytes(self) -> int:
+        """Bytes of what :meth:`prepare` makes, for each step of a sequence."""
+
+    def prepare(self, prompt: Prompt, times: Tensor) -> object:
+        """What the network computes of a prompt for all steps of a track: once, when the row joins.
+
+        `prompt` and the result are on the network's device; `times` are (steps,) float32. It does not depend on what
+        else is in the batch.
+        """
+
     def assemble(self, sequences: Sequence[SequenceInputs]) -> object:
         """The batch of `sequences`: what :meth:`predict` needs of them in every step; kept while the rows stay."""
 
@@ -114,16 +127,16 @@ class Network(Protocol):
         batch: object,
         latents: Tensor,
         conditioning: Sequence[Mapping[str, Tensor]],
-        times: Tensor,
+        steps: Sequence[int],
         *,
         uses: Sequence[Use] = (),
         trace: Tracing = UNTRACED,
     ) -> Tensor:
         """One forward over all sequences of a `batch` of :meth:`assemble`; `trace` is told of every block.
 
-        `latents` are (tokens, channels), packed by sequence: all tokens, whether computed or not. `times` are those of
-        the tracks, (sequences,) float32. `conditioning` and `uses` are by sequence; without `uses` no sequence does
-        anything with a template, and one that takes from a template has a region.
+        `latents` are (tokens, channels), packed by sequence: all tokens, whether computed or not. `steps` are by
+        sequence: which step of its track each one makes, 0 for the first. `conditioning` and `uses` are by sequence;
+        without `uses` no sequence does anything with a template, and one that takes from a template has a region.
 
         Returns:
             (computed_tokens, channels): the output at the regions' tokens, all tokens of sequences without a region.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Final, Protocol, Self
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from giornata.packed.region import Region
 from giornata.planning.costs import Shape
 from giornata.scheduling.batch import RowKey
+from giornata.wire.errors import RowPoisoned
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.template import Entry, Form, Recording
 
@@ -50,11 +50,6 @@ class Track:
     def steps(self) -> int:
         """Steps that are computed."""
         return len(self.times)
-
-    @cached_property
-    def by_step(self) -> Tensor:
-        """(steps, 1 + 2 n): the time of each step, and the numbers before and after it."""
-        return torch.cat((self.times.unsqueeze(1), self.numbers[:-1], self.numbers[1:]), dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,10 +225,16 @@ class Row:
         )
 
     def export(self) -> Snapshot:
-        """The row's state as a value: with the same inputs it makes an equal row elsewhere."""
+        """The row's state as a value: with the same inputs it makes an equal row elsewhere.
+
+        Raises:
+            RowPoisoned: it is not finite; an engine may not have known yet.
+        """
         latent, *memory = (
             tensor.detach().to("cpu", torch.float32, copy=True) for tensor in (self.latent, *self.memory)
         )
+        if not all(bool(tensor.isfinite().all()) for tensor in (latent, *memory)):
+            raise RowPoisoned
         return Snapshot(self.step, latent, tuple(memory))
 
 

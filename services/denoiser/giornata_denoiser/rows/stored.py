@@ -9,6 +9,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from giornata.packed.pages import Levels
+
 EXACT: Final = 0
 """No bits: a tensor is kept in the dtype that it was computed in."""
 BITS: Final = (EXACT, 8, 4)
@@ -48,23 +50,29 @@ class Stored:
         return (self.data, *(part for part in (self.scale, self.low) if part is not None))
 
     @property
+    def levels(self) -> Levels:
+        """The same as kernels read it."""
+        return Levels(self.data, self.scale, self.low)
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Tokens and channels."""
         return self.data.shape[0], self.data.shape[1] if self.scale is None else len(self.scale)
 
     def to(self, device: torch.device) -> Stored:
         """The same on `device`; the copy is asynchronous from pinned memory."""
-        return self._each(lambda part: part.to(device, non_blocking=True))
+        return self.each(lambda part: part.to(device, non_blocking=True))
 
     def pinned(self) -> Stored:
         """The same in pinned host memory, from which copies to a CUDA device are asynchronous."""
-        return self._each(lambda part: part.cpu().pin_memory())
+        return self.each(lambda part: part.cpu().pin_memory())
 
     def rows(self, index: Tensor) -> Stored:
         """The tokens `index` (n,), int64, alone."""
         return Stored(self.data.index_select(0, index), self.scale, self.low)
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Stored:
+    def each(self, change: Callable[[Tensor], Tensor]) -> Stored:
+        """The same with every tensor changed."""
         scale, low = (None if part is None else change(part) for part in (self.scale, self.low))
         return Stored(change(self.data), scale, low)
 

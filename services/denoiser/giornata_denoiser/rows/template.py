@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -41,7 +41,11 @@ class Kept:
 
     def pinned(self) -> Kept:
         """The same in pinned host memory."""
-        return Kept(*(p and p.pinned() for p in (self.key, self.value, self.hidden)))
+        return self.each(lambda part: part.cpu().pin_memory())
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Kept:
+        """The same with every tensor of what was kept changed."""
+        return Kept(*(p and p.each(change) for p in (self.key, self.value, self.hidden)))
 
     def taken(self, mode: Mode) -> tuple[Stored, ...]:
         """The kept parts that a block in `mode` takes."""

@@ -123,7 +123,7 @@ def test_a_loader_that_stops_leaves_nobody_waiting() -> None:
     with Loader(rate_bytes_s=1.0) as loader:  # hours for the first slab
         loader.schedule(SlabLoad(of, block, Mode.KV) for block in range(BLOCKS))
         loader.schedule(SlabLoad(of, block, Mode.KV) for block in range(BLOCKS))  # are expected already
-    assert all(of.keys_values(block).room == 2 for block in range(BLOCKS))
+    assert all(of.gathered(block).room == 2 for block in range(BLOCKS))
 
 
 def test_what_cannot_be_loaded_is_told_to_who_asks() -> None:
@@ -132,7 +132,7 @@ def test_what_cannot_be_loaded_is_told_to_who_asks() -> None:
         loader.schedule([SlabLoad(of, 0, Mode.HIDDEN), SlabLoad(of, 1, Mode.KV)])
         with pytest.raises(LookupError, match="does not hold"):
             of.hidden(0)
-        assert of.keys_values(1).room == 2
+        assert of.gathered(1).room == 2
 
 
 def test_what_nobody_wants_any_more_is_not_loaded() -> None:

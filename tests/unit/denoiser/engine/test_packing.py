@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from giornata.packed.attention import Outside, choose, grouped
 from giornata.packed.packing import Segments, layout
+from giornata.packed.pages import gather
 from giornata.packed.region import Sequences, region
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9)), min_size=1, max_size=6)
@@ -117,7 +118,7 @@ def test_grouped_attention_equals_each_sequence_alone(sequences: list[tuple[int,
 
 
 def test_the_cpu_attends_in_groups() -> None:
-    assert choose(torch.device("cpu"), torch.bfloat16) is grouped
+    assert choose(torch.device("cpu"), torch.bfloat16, gather).func is grouped
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -130,5 +131,5 @@ def test_varlen_equals_grouped_on_cuda() -> None:
 
     query, key, value = (random(sum(own.lengths)) for _ in range(3))
     outside = {0: Outside(random(4), random(4)), 2: Outside(random(200), random(200), room=64)}
-    fast = choose(device, torch.bfloat16)(query, key, value, own, outside)
+    fast = choose(device, torch.bfloat16, gather)(query, key, value, own, outside)
     torch.testing.assert_close(fast, grouped(query, key, value, own, outside), atol=2e-2, rtol=0)

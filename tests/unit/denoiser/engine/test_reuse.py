@@ -107,7 +107,7 @@ def test_slabs_are_the_recorded_tokens_behind_room_for_the_others(bits: int) -> 
     assert where is not None
     slabs = Slabs(recorder.entry(), where, own=5, family=tiny_flux.family())
     tolerance = {0: 0.0, 8: 0.03, 4: 0.4}[bits]
-    outside = slabs.keys_values(1)
+    outside = slabs.gathered(1)
     assert (outside.room, tuple(outside.key.shape)) == (5, (9, 4, 3))
     torch.testing.assert_close(outside.key[5:], heads[1, 0][where.outside], atol=tolerance, rtol=0)
     torch.testing.assert_close(outside.value[5:], heads[1, 1][where.outside], atol=tolerance, rtol=0)

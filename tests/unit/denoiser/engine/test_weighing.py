@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
+
+from torch import Tensor
 
 from giornata.families import KINDS
 from giornata.planning.costing import BatchCap
 from giornata.planning.costs import StepCosts
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.engine.assembly import place
 from giornata_denoiser.engine.weighing import (
     Budget,
     correction_bytes,
@@ -66,7 +70,7 @@ def test_what_is_counted_is_what_is_held() -> None:
         if row.template and row.region
         else []
     )
-    held = [slab.keys_values(block) for slab in slabs for block in range(BLOCKS)]
+    held = [slab.gathered(block) for slab in slabs for block in range(BLOCKS)]
     assert slab_bytes(row, 4) == sum(each.key.nbytes + each.value.nbytes for each in held) > 0
     for bits in (EXACT, 8, 4):
         made = engine(of, correction_bits=bits)
@@ -80,6 +84,17 @@ def test_what_is_counted_is_what_is_held() -> None:
     run = replace(tiny_flux.row(of, Spec("run", grid=GRID, steps=3)), records=RecordingSpec(FORMS[0], EXACT))
     recorded = template(of, steps=3).size_bytes
     assert row_bytes(run, of, 8) - row_bytes(replace(run, records=None), of, 8) == recorded
+
+
+def test_what_is_prepared_of_a_row_is_counted() -> None:
+    of = tiny_flux.family()
+    short, long = (tiny_flux.row(of, Spec(steps=steps, true_cfg_scale=2.0)) for steps in (3, 7))
+    held = [
+        sum(cast("Tensor", sequence.prepared).nbytes for sequence in place(row, of).sequences)
+        for row in (short, long)
+    ]
+    assert row_bytes(long, of, None) - row_bytes(short, of, None) == held[1] - held[0] > 0
+    assert held[0] == 2 * 3 * of.network.prepared_bytes
 
 
 def test_what_is_loaded_ahead_counts_once_for_all_rows() -> None:

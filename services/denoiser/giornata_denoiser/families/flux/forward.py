@@ -1,49 +1,57 @@
 """One forward of `FluxTransformer2DModel` over packed sequences; some take part of it from a template.
 
-Its sub-modules are called as they are; only what mixes tokens or sequences is written here: the modulation, computed
-per sequence and gathered per token, and the attention, over each sequence's own keys. Without templates it equals the
+Its linear layers are called as they are, or several as one product; what happens between them is that of
+:mod:`giornata.packed.elementwise`, and the attention is over each sequence's own keys. Without templates it equals the
 module's own `forward` of each sequence alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from diffusers.models.embeddings import apply_rotary_emb
 from torch import Tensor
 
 from giornata.packed.attention import Attention, Outside
+from giornata.packed.elementwise import Elementwise, HeadNorm, Projected
 from giornata.packed.packing import Segments
-from giornata.packed.region import Live, Rotary, Sequences
+from giornata.packed.pages import Pages
+from giornata.packed.region import Live, Sequences
 from giornata.packed.tracing import Lane, Tracing
 from giornata.packed.uses import Taken, Use
 from giornata.wire.values import Mode
+from giornata_denoiser.families.flux.modulation import Modulation, Vectors
+from giornata_denoiser.families.flux.projections import Projections
 
-Modulation = tuple[Tensor, ...]
-"""adaLN vectors, (sequences, inner_dim) each."""
+
+class Parts(NamedTuple):
+    """What forwards are made of: a transformer, and what computes what it does to tokens between its products."""
+
+    transformer: Any
+    projections: Projections
+    attend: Attention
+    elementwise: Elementwise
 
 
 class FluxForward:
     """The state of one forward: which tokens are live, and what the others are.
 
-    `conditioning`, (sequences, inner_dim), modulates every block of `transformer`. `uses` are by sequence, and empty
+    `modulation` is that of the sequences' steps. `uses` are by sequence, and empty
     where no sequence uses anything.
     """
 
     def __init__(
         self,
-        transformer: Any,
-        attend: Attention,
+        parts: Parts,
         sequences: Sequences,
-        conditioning: Tensor,
+        modulation: Modulation,
         uses: Sequence[Use],
         *,
         trace: Tracing,
     ) -> None:
-        self._transformer, self._attend, self._trace = transformer, attend, trace
-        self._sequences, self._conditioning = sequences, conditioning
+        self._parts, self._transformer, self._trace = parts, parts.transformer, trace
+        self._sequences, self._modulation = sequences, modulation
         self._taken = {s: use.taken for s, use in enumerate(uses) if use.taken is not None}
         self._recorders = {s: use.recorder for s, use in enumerate(uses) if use.recorder is not None}
         # A block that needs the hidden state of outside tokens makes it from their latents, where it is the first.
@@ -72,9 +80,10 @@ class FluxForward:
         image = joint.index_select(0, self._live.layout.image_positions)
         regions_alone = self._sequences.live((False,) * len(self._sequences.regions))
         image = self._converted(image, regions_alone, -1)  # no block: no token joins
-        scale, shift = self._modulation(model.norm_out, 2)
-        modulation = PerToken((shift, scale), self._live.layout.image)
-        velocity: Tensor = model.proj_out(modulation.modulated(model.norm_out.norm(image), 0))
+        normed = self._parts.elementwise.modulated(
+            image, self._modulation.output(), self._live.layout.image, model.norm_out.norm.eps
+        )
+        velocity: Tensor = model.proj_out(normed)
         return velocity
 
     # Which tokens are live
@@ -151,66 +160,70 @@ class FluxForward:
 
     def _double_block(self, index: int, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
         """`FluxTransformerBlock`: text and image stream with weights of their own and one attention."""
-        layout, attn = self._live.layout, block.attn
-        vectors = self._modulation(block.norm1, 6)
-        image_mod = PerToken(vectors, layout.image)
-        text_mod = PerToken(self._modulation(block.norm1_context, 6), layout.text)
-        normed_text = text_mod.modulated(block.norm1_context.norm(text), 0)
-        normed_image = image_mod.modulated(block.norm1.norm(image), 0)
+        layout, attn, each = self._live.layout, block.attn, self._parts.elementwise
+        of_image, of_text = self._modulation.double(index)
+        normed_text = each.modulated(text, of_text[:2], layout.text, block.norm1_context.norm.eps)
+        normed_image = each.modulated(image, of_image[:2], layout.image, block.norm1.norm.eps)
+        streams = (
+            _projected(
+                self._parts.projections.text[index](normed_text), attn, attn.norm_added_q, attn.norm_added_k
+            ),
+            _projected(self._parts.projections.image[index](normed_image), attn, attn.norm_q, attn.norm_k),
+        )
         attended = self._attention(
-            index,
-            layout.join(
-                attn.norm_added_q(_heads(attn.add_q_proj(normed_text), attn)),
-                attn.norm_q(_heads(attn.to_q(normed_image), attn)),
-            ),
-            layout.join(
-                attn.norm_added_k(_heads(attn.add_k_proj(normed_text), attn)),
-                attn.norm_k(_heads(attn.to_k(normed_image), attn)),
-            ),
-            layout.join(_heads(attn.add_v_proj(normed_text), attn), _heads(attn.to_v(normed_image), attn)),
-            self._outside(index, attn, block.norm1.norm, vectors[:2]),
+            index, streams, self._outside(index, attn, block.norm1.norm.eps, of_image[:2])
         )
         attended_text, attended_image = layout.split(attended)
-        image = image + image_mod.times(attn.to_out[1](attn.to_out[0](attended_image)), 2)
-        text = text + text_mod.times(attn.to_add_out(attended_text), 2)
+        image = each.gated(image, attn.to_out[1](attn.to_out[0](attended_image)), of_image[2], layout.image)
+        text = each.gated(text, attn.to_add_out(attended_text), of_text[2], layout.text)
         return (
-            _feed_forward(text, block.norm2_context, block.ff_context, text_mod),
-            _feed_forward(image, block.norm2, block.ff, image_mod),
+            self._feed_forward(text, block.norm2_context, block.ff_context, of_text[3:], layout.text),
+            self._feed_forward(image, block.norm2, block.ff, of_image[3:], layout.image),
         )
+
+    def _feed_forward(
+        self, hidden: Tensor, norm: Any, feed_forward: Any, vectors: Vectors, segments: Segments
+    ) -> Tensor:
+        """The residual MLP of a double block."""
+        each, (shift, scale, gate) = self._parts.elementwise, vectors
+        normed = each.modulated(hidden, (shift, scale), segments, norm.eps)
+        return each.gated(hidden, feed_forward(normed), gate, segments)
 
     def _single_block(self, index: int, block: Any, joint: Tensor) -> Tensor:
         """`FluxSingleTransformerBlock`: attention and MLP side by side on the joint order."""
-        attn = block.attn
-        vectors = self._modulation(block.norm, 3)
-        modulation = PerToken(vectors, self._live.layout.joint)
-        normed = modulation.modulated(block.norm.norm(joint), 0)
-        query, key, value = (_heads(project(normed), attn) for project in (attn.to_q, attn.to_k, attn.to_v))
-        outside = self._outside(index, attn, block.norm.norm, vectors[:2])
-        attended = self._attention(index, attn.norm_q(query), attn.norm_k(key), value, outside)
-        mlp = block.act_mlp(block.proj_mlp(normed))
-        return joint + modulation.times(block.proj_out(torch.cat((attended, mlp), dim=1)), 2)
+        attn, each, segments = block.attn, self._parts.elementwise, self._live.layout.joint
+        shift, scale, gate = self._modulation.single(index)
+        normed = each.modulated(joint, (shift, scale), segments, block.norm.norm.eps)
+        projections = self._parts.projections.single[index - len(self._transformer.transformer_blocks)]
+        *attending, mlp = projections(normed)
+        stream = _projected(attending, attn, attn.norm_q, attn.norm_k)
+        outside = self._outside(index, attn, block.norm.norm.eps, (shift, scale))
+        attended = self._attention(index, (stream,), outside)
+        return each.gated(joint, block.proj_out(each.beside_gelu(attended, mlp)), gate, segments)
 
     def _attention(
-        self, block: int, query: Tensor, key: Tensor, value: Tensor, outside: Mapping[int, Outside]
+        self, block: int, streams: Sequence[Projected], outside: Mapping[int, Outside | Pages]
     ) -> Tensor:
-        """Each sequence over its own keys: (joint_tokens, heads, head_dim) → (joint_tokens, inner_dim).
+        """Each sequence over its own keys: what its tokens project → (joint_tokens, inner_dim).
 
         The one place where a token meets others.
         """
-        segments = self._live.layout.joint
-        query, key = _rotate(query, self._live.rotary), _rotate(key, self._live.rotary)
+        live = self._live
+        segments = live.layout.joint
+        query, key, value = self._parts.elementwise.attended(streams, live.layout, live.rotary)
         for sequence, recorder in self._recorders.items():
             start, end = segments.bounds[sequence]
             picture = slice(start + self._sequences.layout.text.lengths[sequence], end)
             recorder.keys_values(block, key[picture], value[picture])
-        return self._attend(query, key, value, segments, outside).flatten(1)
+        return self._parts.attend(query, key, value, segments, outside).flatten(1)
 
-    def _outside(self, block: int, attn: Any, norm: Any, shift_scale: Modulation) -> dict[int, Outside]:
+    def _outside(self, block: int, attn: Any, eps: float, shift_scale: Vectors) -> dict[int, Outside | Pages]:
         """Keys and values of tokens that are not live, by sequence.
 
-        `norm` is the image stream's before the attention `attn`; `shift_scale` follows it, (sequences, inner_dim) each.
+        `eps` is that of the image stream's norm before the attention `attn`; `shift_scale` follows it, (sequences,
+        inner_dim) each.
         """
-        outside = {
+        outside: dict[int, Outside | Pages] = {
             sequence: taken.source.keys_values(block)
             for sequence, taken in self._taken.items()
             if taken.modes[block] is Mode.KV
@@ -218,12 +231,10 @@ class FluxForward:
         if self._hidden:
             sequences = tuple(self._hidden)
             beyond = self._sequences.beyond(sequences)
-            index = torch.tensor(sequences, device=self._conditioning.device)
-            modulation = PerToken(
-                tuple(vector.index_select(0, index) for vector in shift_scale), beyond.segments
-            )
-            normed = modulation.modulated(norm(torch.cat(list(self._hidden.values()))), 0)
-            key = _rotate(attn.norm_k(_heads(attn.to_k(normed), attn)), beyond.rotary)
+            each = self._parts.elementwise
+            vectors = [vector.index_select(0, beyond.sequences) for vector in shift_scale]
+            normed = each.modulated(torch.cat(list(self._hidden.values())), vectors, beyond.segments, eps)
+            key = each.rotated(_heads(attn.to_k(normed), attn), _head_norm(attn.norm_k), beyond.rotary)
             value = _heads(attn.to_v(normed), attn)
             outside |= {
                 sequence: Outside(key[start:end], value[start:end])
@@ -231,53 +242,17 @@ class FluxForward:
             }
         return outside
 
-    def _modulation(self, norm: Any, parts: int) -> Modulation:
-        """adaLN: the `parts` vectors of each sequence that `norm.linear` makes."""
-        vectors: Modulation = norm.linear(norm.silu(self._conditioning)).chunk(parts, dim=1)
-        return vectors
+
+def _projected(parts: Sequence[Tensor], attn: Any, query_norm: Any, key_norm: Any) -> Projected:
+    """Query, key and value, (tokens, inner_dim) each, by head."""
+    query, key, value = (_heads(part, attn) for part in parts)
+    return Projected(query, key, value, _head_norm(query_norm), _head_norm(key_norm))
 
 
-class PerToken:
-    """Applies vectors of sequences to the packed tokens of these sequences.
-
-    The vectors are shift, scale and gate, once or twice. A CPU computes each sequence by itself; a GPU gathers a vector
-    for every token, in one kernel.
-    """
-
-    def __init__(self, vectors: Modulation, segments: Segments) -> None:
-        self._vectors, self._segments = vectors, segments
-
-    def modulated(self, normed: Tensor, first: int) -> Tensor:
-        """normed * (1 + scale) + shift, (tokens, inner_dim), by the vectors from `first` on."""
-        shift, scale = self._vectors[first : first + 2]
-        return self._each(self._each(normed, 1 + scale, torch.mul), shift, torch.add)
-
-    def times(self, values: Tensor, which: int) -> Tensor:
-        """values * vector `which`, (tokens, inner_dim)."""
-        return self._each(values, self._vectors[which], torch.mul)
-
-    def _each(self, values: Tensor, vectors: Tensor, combine: Callable[..., Tensor]) -> Tensor:
-        if len(vectors) == 1:
-            return combine(values, vectors)
-        if values.device.type != "cpu":
-            return combine(values, vectors.index_select(0, self._segments.sequence))
-        out = torch.empty_like(values)
-        for vector, (start, end) in zip(vectors, self._segments.bounds, strict=True):
-            combine(values[start:end], vector, out=out[start:end])
-        return out
-
-
-def _feed_forward(hidden: Tensor, norm: Any, feed_forward: Any, modulation: PerToken) -> Tensor:
-    """The residual MLP of a double block."""
-    return hidden + modulation.times(feed_forward(modulation.modulated(norm(hidden), 3)), 5)
+def _head_norm(norm: Any) -> HeadNorm:
+    return HeadNorm(norm.weight, norm.eps)
 
 
 def _heads(projected: Tensor, attn: Any) -> Tensor:
     """(tokens, inner_dim) → (tokens, heads, head_dim)."""
     return projected.view(len(projected), -1, attn.head_dim)
-
-
-def _rotate(heads: Tensor, rotary: Rotary) -> Tensor:
-    """Rotary embedding of (tokens, heads, head_dim), by diffusers' own function."""
-    rotated: Tensor = apply_rotary_emb(heads.unsqueeze(0), rotary, sequence_dim=1)
-    return rotated.squeeze(0)

@@ -1,0 +1,55 @@
+"""Projections of one input as one product: query, key and value, and the MLP beside them in single blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the field's name
+from torch import Tensor
+
+
+class Joined:
+    """Linear layers of the same input, applied as one.
+
+    Their weights are put into one tensor, and become views of it: nothing is kept twice, and each layer still works by
+    itself. Whoever moves a layer elsewhere afterwards parts it from the others.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self._widths = [layer.out_features for layer in layers]
+        self._weight = torch.cat([layer.weight.detach() for layer in layers])
+        self._bias = torch.cat([layer.bias.detach() for layer in layers])
+        for layer, weight, bias in zip(
+            layers,
+            torch.split(self._weight, self._widths),
+            torch.split(self._bias, self._widths),
+            strict=True,
+        ):
+            layer.weight.data, layer.bias.data = weight, bias
+
+    def __call__(self, entering: Tensor) -> tuple[Tensor, ...]:
+        """What each layer makes of `entering`, (tokens, in_features): views, (tokens, out_features) each."""
+        return torch.split(F.linear(entering, self._weight, self._bias), self._widths, dim=1)
+
+
+class Projections:
+    """The joined projections of every block of a `FluxTransformer2DModel`."""
+
+    def __init__(self, transformer: Any) -> None:
+        self.image = [
+            Joined((block.attn.to_q, block.attn.to_k, block.attn.to_v))
+            for block in transformer.transformer_blocks
+        ]
+        """Query, key and value of double blocks."""
+        self.text = [
+            Joined((block.attn.add_q_proj, block.attn.add_k_proj, block.attn.add_v_proj))
+            for block in transformer.transformer_blocks
+        ]
+        """As `image`."""
+        self.single = [
+            Joined((block.attn.to_q, block.attn.to_k, block.attn.to_v, block.proj_mlp))
+            for block in transformer.single_transformer_blocks
+        ]
+        """Query, key, value and the MLP's first layer."""

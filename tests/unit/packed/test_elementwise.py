@@ -1,0 +1,195 @@
+"""Triton's kernels against torch's operations, and these against diffusers' own modules."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from importlib import import_module
+from typing import Any, Final
+
+import pytest
+import torch
+from diffusers.models.embeddings import apply_rotary_emb
+from diffusers.models.normalization import AdaLayerNormZero
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from giornata.packed.elementwise import TORCH, Elementwise, HeadNorm, Projected, choose
+from giornata.packed.packing import Segments, layout
+
+DEVICE: Final = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+ULPS: Final = 2.0
+"""Roundings by which the two may differ: sums are grouped otherwise, and the interpreter cuts bfloat16 off."""
+
+
+@pytest.fixture(scope="module", name="kernels")
+def triton_kernels() -> Elementwise:
+    pytest.importorskip("triton", reason="there is no Triton for this platform")
+    from giornata.packed.kernels import TRITON  # noqa: PLC0415 - imports Triton
+
+    return TRITON
+
+
+def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def assert_alike(found: Tensor, wanted: Tensor, terms: float = 1.0) -> None:
+    """Equal but for a few roundings of results whose terms are `terms` times as large as they are."""
+    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+    scale = max(1.0, float(wanted.abs().max())) * terms
+    tolerance = ULPS * torch.finfo(wanted.dtype).eps * scale
+    torch.testing.assert_close(found.double(), wanted.double(), atol=tolerance, rtol=0)
+
+
+CASES = {
+    "lengths": st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    "dtype": st.sampled_from(DTYPES),
+    "seed": st.integers(0, 1000),
+}
+
+
+@settings(max_examples=12, deadline=None)
+@given(**CASES, channels=st.integers(2, 40))
+def test_modulation_is_the_twins(
+    kernels: Elementwise, lengths: list[int], dtype: torch.dtype, seed: int, channels: int
+) -> None:
+    segments = Segments(tuple(lengths), DEVICE)
+    x = random((sum(lengths), channels), dtype, seed)
+    shift, scale, gate = random((len(lengths), 3 * channels), dtype, seed + 1).chunk(3, dim=1)
+    values = random((sum(lengths), channels), dtype, seed + 2)
+    found, wanted = (each.modulated(x, (shift, scale), segments, 1e-6) for each in (kernels, TORCH))
+    assert_alike(found, wanted, terms=4)
+    found, wanted = (each.gated(x, values, gate, segments) for each in (kernels, TORCH))
+    assert_alike(found, wanted)
+
+
+@settings(max_examples=12, deadline=None)
+@given(**CASES, heads=st.integers(1, 3), pairs=st.integers(1, 9), streams=st.integers(1, 2))
+def test_normed_and_rotated_heads_are_the_twins(
+    kernels: Elementwise,
+    lengths: list[int],
+    dtype: torch.dtype,
+    seed: int,
+    heads: int,
+    pairs: int,
+    streams: int,
+) -> None:
+    width, image = 2 * pairs, [length + 1 for length in lengths]
+    places = layout(lengths, image, DEVICE)
+    rotary = random((2, sum(lengths) + sum(image), width), torch.float32, seed)
+    counts = (sum(lengths), sum(image)) if streams == 2 else (sum(lengths) + sum(image),)
+
+    def projected(tokens: int, number: int) -> Projected:
+        packed = random((tokens, 3 * heads * width), dtype, seed + number)
+        query, key, value = (part.view(tokens, heads, width) for part in packed.chunk(3, dim=1))
+        norms = [HeadNorm(random((width,), dtype, seed + number + i), 1e-6) for i in (5, 6)]
+        return Projected(query, key, value, norms[0], norms[1])
+
+    made = [projected(tokens, number) for number, tokens in enumerate(counts)]
+    angles = (rotary[0], rotary[1])
+    found, wanted = (each.attended(made, places, angles) for each in (kernels, TORCH))
+    for own, other in zip(found[:2], wanted[:2], strict=True):
+        assert_alike(own, other, terms=4)
+    assert torch.equal(found[2], wanted[2])
+    heads_alone = (made[0].key, made[0].key_norm, (rotary[0][: counts[0]], rotary[1][: counts[0]]))
+    turned, turned_wanted = (each.rotated(*heads_alone) for each in (kernels, TORCH))
+    assert_alike(turned, turned_wanted, terms=4)
+
+
+@settings(max_examples=8, deadline=None)
+@given(tokens=st.integers(1, 4), first=st.integers(1, 20), second=st.integers(1, 1100), dtype=CASES["dtype"])
+def test_gelu_beside_the_attention_is_the_twins(
+    kernels: Elementwise, tokens: int, first: int, second: int, dtype: torch.dtype
+) -> None:
+    packed = random((tokens, first + 2 * second), dtype, second)
+    x, y = packed[:, :first], packed[:, -second:]
+    found, wanted = (each.beside_gelu(x, y) for each in (kernels, TORCH))
+    assert_alike(found, wanted)
+
+
+def test_the_twin_is_diffusers_bit_for_bit() -> None:
+    segments = Segments((3, 4))
+    norm: Any = AdaLayerNormZero(24).requires_grad_(requires_grad=False)
+    x, conditioning = random((7, 24), torch.float32, 0).cpu(), random((2, 24), torch.float32, 1).cpu()
+    # Sequence by sequence: a product of two rows may round otherwise than that of one.
+    vectors = torch.cat([norm.linear(norm.silu(of[None])) for of in conditioning])
+    shift, scale, gate, *_ = vectors.chunk(6, dim=1)
+    modulated = TORCH.modulated(x, (shift, scale), segments, norm.norm.eps)
+    gated = TORCH.gated(x, modulated, gate, segments)
+    for index, (start, end) in enumerate(segments.bounds):
+        wanted, factor, *_ = norm(x[None, start:end], emb=conditioning[index : index + 1])
+        assert torch.equal(modulated[start:end], wanted[0])
+        assert torch.equal(gated[start:end], x[start:end] + factor * wanted[0])
+    heads, weight = random((7, 3, 8), torch.float32, 2).cpu(), random((8,), torch.float32, 3).cpu()
+    cosine, sine = random((2, 7, 8), torch.float32, 4).cpu()
+    own = torch.nn.RMSNorm(8, eps=1e-6)
+    own.weight.data = weight
+    wanted = apply_rotary_emb(own(heads)[None], (cosine, sine), sequence_dim=1)[0]
+    assert torch.equal(TORCH.rotated(heads, HeadNorm(weight, 1e-6), (cosine, sine)), wanted)
+
+
+COMPILING: Final = """
+import sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from giornata.packed import kernels, page_kernels
+
+half, wide, count, eps = "*bf16", "*fp32", "i32", "fp32"
+rows = {"x": half, "shift": half, "scale": half, "values": half, "gate": half, "sequence": "*i64", "y": half}
+heads = {name: half for name in ("query", "key", "value", "query_weight", "key_weight")}
+outs = {name: half for name in ("out", "query_out", "key_out", "value_out")}
+angles = {"cosine": wide, "sine": wide, "positions": "*i64", "eps": eps, "query_eps": eps, "key_eps": eps}
+types = rows | heads | outs | angles | {"table": "*i64", "places": "*i64", "own_key": half, "own_value": half}
+shapes = [
+    (kernels._modulate, {"ONE": False, "CHANNELS": 3072, "BLOCK": 4096}),
+    (kernels._gate, {"ONE": True, "CHANNELS": 3072, "BLOCK": 4096}),
+    (kernels._gelu_beside, {"X_CHANNELS": 3072, "CHANNELS": 15360, "BLOCK": 1024}),
+    (kernels._rotate, {"HAS_QUERY": True, "HAS_VALUE": True, "MOVES": True, "HEADS": 24, "WIDTH": 128,
+                       "HEAD_BLOCK": 32, "WIDTH_BLOCK": 128}),
+    (page_kernels._gather, {"FIELDS": 11, "CHANNELS": 3072, "BLOCK": 4096}),
+]
+for kernel, constants in shapes:
+    names = [each.name for each in kernel.params]
+    signature = {name: "constexpr" if name in constants else types.get(name, count) for name in names}
+    places = {(names.index(name),): value for name, value in constants.items()}
+    target = GPUTarget("cuda", int(sys.argv[1]), 32)
+    made = triton.compile(ASTSource(kernel, signature, places), target=target, options={"num_warps": 8})
+    print(len(made.asm["cubin"]) > 0)
+"""
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_compile_for_gpus_at_the_shapes_of_flux(kernels: Elementwise, capability: int) -> None:
+    """What the interpreter takes, the compiler need not."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILING, str(capability)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["True"] * 5), done.stderr
+
+
+def test_kernels_serve_cuda_and_nothing_else() -> None:
+    assert choose(torch.device("cpu"), torch.float32) is TORCH
+    assert choose(torch.device("cuda"), torch.float64) is TORCH
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_kernels_are_chosen_where_they_can_be_launched(
+    kernels: Elementwise, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    module = import_module("giornata.packed.kernels")
+    module.launch(torch.device(DEVICE))
+
+    def launch(device: torch.device) -> None:
+        if not works:
+            raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(module, "launch", launch)
+    told = nullcontext() if works else pytest.warns(UserWarning, match="C compiler")
+    with told:
+        assert choose(torch.device("cuda"), torch.bfloat16) is (kernels if works else TORCH)
