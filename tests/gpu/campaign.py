@@ -149,6 +149,7 @@ def _ended(command: Sequence[str], folder: Path, log: Path, limit_s: float) -> i
     """The exit status; None if it had to be ended, with all that it has started."""
     paths = [*needs.FOLDERS, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
+        "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait keep no core busy
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",

@@ -82,6 +82,7 @@ def _shape(size: str, side: str, device: str) -> tuple[str, ...]:
     return (
         *("--model", model, "--device", device, "--dtype", dtype),
         *("--tokens", str(tokens), "--text", str(text)),
+        *(("--threads", "1") if size == TINY else ()),
     )
 
 
@@ -125,7 +126,11 @@ def _loading(size: str, side: str, device: str) -> tuple[str, ...]:
 def _pictures(size: str, device: str) -> tuple[str, ...]:
     """At the size that the model was trained for."""
     dtype = "float32" if device == "cpu" else "bfloat16"
-    edits = ("--limit", "8") if size == FLUX else ("--limit", "1", "--side", "128", "--steps", "3")
+    edits = (
+        ("--limit", "8")
+        if size == FLUX
+        else ("--limit", "1", "--side", "128", "--steps", "3", "--threads", "1")
+    )
     thresholds = "0.05,0.1,0.2" if size == FLUX else "0.1"
     return ("--device", device, "--dtype", dtype, *edits, "--thresholds", thresholds)
 

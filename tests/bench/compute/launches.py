@@ -126,7 +126,9 @@ def _storage(tensor: Tensor) -> int:
 
 def counted(step: Callable[[Launches], object], device_type: str) -> Launches:
     """What one call of `step` dispatches; another one before it makes what is kept from step to step."""
-    for _ in range(2):
-        with Launches(device_type) as found:
-            step(found)
+    with Launches(device_type) as before:
+        step(before)
+    found = Launches(device_type)
+    with found:
+        step(found)
     return found
