@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from giornata.packed.attention import varlen
+from giornata.packed.kernels import TRITON
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Taken, Use
 from giornata_denoiser.blocks.device import Device
@@ -81,8 +82,9 @@ class Batches:
     def __init__(self, rows: Rows) -> None:
         self._rows, self._family = rows, rows.family
         if self._on_meta:
-            # What `choose` picks in half precision on a GPU.
-            self._family.network._attend = varlen  # type: ignore[attr-defined]  # not of the protocol
+            network: Any = self._family.network
+            # What their `choose` picks in half precision on a GPU.
+            network._parts = network._parts._replace(attend=varlen, elementwise=TRITON)
         self._entry = self._made_entry()
 
     def prepared(self, kind: StepKind, count: int) -> Step:

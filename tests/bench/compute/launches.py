@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final, Self
+from unittest.mock import patch
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
 
 from giornata.packed.tracing import Lane
 
@@ -31,6 +34,8 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's i
     another shape. A copy between host and device counts. Satisfies :class:`giornata.packed.tracing.Tracing`: what runs
     within a span of loading is counted apart.
 
+    A kernel of Triton counts once, and its bytes are those of all tensors that it is given. On `meta` none runs.
+
     The device may be `meta`, which computes nothing: shapes of any size then take no memory, and the code takes the
     branches that it takes on a GPU wherever it asks whether the device is a CPU.
     """
@@ -43,6 +48,32 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's i
         """Bytes that operations read and wrote, each tensor once an operation: what no cache could spare."""
         self._device_type = device_type
         self._lane = Lane.COMPUTE
+        self._kernels = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Triton's kernels pass no dispatcher: their classes are changed meanwhile."""
+        for kind in (JITFunction, InterpretedFunction):
+            self._kernels.enter_context(patch.object(kind, "run", self._counting(kind.run)))
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch's is without types
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """As it was."""
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]  # likewise
+        self._kernels.close()
+
+    def _counting(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """How a kernel is launched, counted."""
+
+        def counted(kernel: Any, *args: Any, **named: Any) -> Any:
+            tensors = _tensors((args, named))
+            if all(tensor.device.type != self._device_type for tensor in tensors):
+                return run(kernel, *args, **named)
+            self.operations[self._lane][kernel.fn.__name__] += 1
+            self.moved_bytes[self._lane] += sum(map(_size_bytes, tensors))
+            return None if self._device_type == "meta" else run(kernel, *args, **named)
+
+        return counted
 
     def count(self, lane: Lane) -> int:
         """Operations of a lane: computing or loading."""
