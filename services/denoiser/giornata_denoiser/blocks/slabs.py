@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from giornata.packed.attention import Outside
@@ -21,6 +24,10 @@ from giornata_denoiser.rows.stored import Stored
 from giornata_denoiser.rows.template import Entry
 
 Slab = Outside | Tensor
+Place = tuple[int, Mode]
+"""A block, and what of it."""
+Sizes = NDArray[np.int64]
+"""(blocks,) bytes."""
 
 
 class Waits:
@@ -38,6 +45,15 @@ class Waits:
             yield
         finally:
             self.total_s += self._clock() - began
+
+
+class Expected(NamedTuple):
+    """Slabs that will be loaded."""
+
+    forms: tuple[Mode, ...]
+    """Of every block; `FULL` for nothing."""
+    blocks: int
+    """Of so many, from the first one."""
 
 
 class Slabs:
@@ -69,7 +85,15 @@ class Slabs:
         self._index = region.on(family.device).outside
         self._own, self._family, self._device = own, family, device or Device()
         self._waits, self._trace = waits or Waits(lambda: 0.0), trace
-        self._slabs: dict[tuple[int, Mode], Future[tuple[Slab, Arrival]]] = {}
+        self._here: dict[Place, tuple[Slab, Arrival]] = {}
+        self._failed: dict[Place, Exception] = {}
+        self._begun: set[Place] = set()
+        """What some thread is loading."""
+        self._expected: tuple[Expected, ...] = ()
+        self._changed = threading.Condition()
+        tokens, itemsize = len(self._index), family.dtype.itemsize
+        self._left = {mode: itemsize * tokens * channels for mode, channels in entry.channels.items()}
+        """Bytes that are still to be gathered, by form."""
 
     def keys_values(self, block: int) -> Outside:
         """(own + outside, heads, head_dim) each, the first `own` rows free.
@@ -91,39 +115,52 @@ class Slabs:
         arrival.wait(slab)
         return slab
 
-    def size_bytes(self, block: int, mode: Mode) -> int:
-        """Bytes of a slab as it is kept here, with room for the sequence's own; 0 in a mode that takes nothing."""
+    def sizes(self, mode: Mode) -> Sizes:
+        """Bytes of each block's slab as it is kept here, with room for the sequence's own in keys and values."""
         tokens = len(self._index) + (self._own if mode is Mode.KV else 0)
-        channels = sum(part.shape[1] for part in self.entry.blocks[block].taken(mode))
-        return self._family.dtype.itemsize * tokens * channels
+        return self._family.dtype.itemsize * tokens * self.entry.channels[mode]
+
+    def moving(self, mode: Mode) -> Sizes:
+        """Bytes that have to move for each block's slab; 0 for one that is here. Not to be changed."""
+        left = self._left[mode]
+        if not self._device.shares:
+            return left
+        return np.array([self.load_bytes(block, mode) for block in range(len(left))], np.int64)
 
     def load_bytes(self, block: int, mode: Mode) -> int:
         """Bytes that have to move for a slab; 0 for one that is here."""
-        slot = self._slabs.get((block, mode))
-        if slot is not None and slot.done() and slot.exception() is None and slot.result()[1].here:
+        found = self._here.get((block, mode))
+        if found is not None and found[1].here:
             return 0
         parts = self.entry.blocks[block].taken(mode)
         moved = sum(self._device.moved_bytes(part, self._gathered_bytes(part)) for part in parts)
         return moved + sum(self._device.moved_bytes(delta, 0) for delta in self._deltas(block, mode))
 
     def has(self, block: int, mode: Mode) -> bool:
-        """Whether the slab is here, or expected."""
-        return (block, mode) in self._slabs
+        """Whether the slab is here, or expected, or has failed."""
+        place = (block, mode)
+        return place in self._here or place in self._failed or self._awaited(place)
 
-    def expect(self, block: int, mode: Mode) -> None:
-        """Announce that another thread will :meth:`load` the slab; blocks that ask before then wait."""
-        self._slabs[block, mode] = Future()
+    def expect(self, *loads: Expected) -> None:
+        """Announce that another thread will :meth:`load` these, and nothing else; blocks that ask before wait."""
+        with self._changed:
+            self._expected = loads
+            self._changed.notify_all()
 
-    def drop(self, block: int, mode: Mode) -> None:
-        """Expect a slab no longer."""
-        del self._slabs[block, mode]
+    def begin(self, block: int, mode: Mode) -> bool:
+        """Whether the calling thread is to :meth:`load` the slab: no other has."""
+        place = (block, mode)
+        with self._changed:
+            if place in self._here or place in self._failed or place in self._begun:
+                return False
+            self._begun.add(place)
+            return True
 
     def load(self, block: int, mode: Mode, pause: Callable[[], None] = lambda: None) -> Arrival:
-        """Gather an expected slab, in any thread; an error is raised in the block that asks for the slab.
+        """Gather a slab that this thread has begun; an error is raised in the block that asks for the slab.
 
         `pause` is called before the slab is handed out.
         """
-        slot = self._slabs[block, mode]
         try:
             with (
                 torch.inference_mode(),
@@ -135,31 +172,54 @@ class Slabs:
                 slab = self._gather(block, mode)
                 pause()
         except Exception as error:  # noqa: BLE001 - a thread's edge: the block that asks raises it
-            slot.set_exception(error)
+            self.fail(block, mode, error)
             return Arrival()
-        slot.set_result((slab, arrival))
+        with self._changed:
+            self._here[block, mode] = slab, arrival
+            self._left[mode][block] = 0
+            self._begun.discard((block, mode))
+            self._changed.notify_all()
         return arrival
 
-    def error(self, block: int, mode: Mode) -> BaseException | None:
+    def error(self, block: int, mode: Mode) -> Exception | None:
         """Why a slab that was loaded is not here; None where it is, or is still expected."""
-        slot = self._slabs.get((block, mode))
-        return slot.exception() if slot is not None and slot.done() else None
+        return self._failed.get((block, mode))
 
     def fail(self, block: int, mode: Mode, error: Exception) -> None:
-        """Have the block that asks for an expected slab raise `error`; one that is here stays."""
-        slot = self._slabs.get((block, mode))
-        if slot is not None and not slot.done():
-            slot.set_exception(error)
+        """Have the block that asks for a slab raise `error`; one that is here stays."""
+        place = (block, mode)
+        with self._changed:
+            if place not in self._here:
+                self._failed[place] = error
+            self._begun.discard(place)
+            self._changed.notify_all()
+
+    def _awaited(self, place: Place) -> bool:
+        """Whether another thread is loading it, or will."""
+        block, mode = place
+        return place in self._begun or any(block < blocks and forms[block] is mode for forms, blocks in self._expected)
 
     def _slab(self, block: int, mode: Mode) -> tuple[Slab, Arrival]:
-        slot = self._slabs.get((block, mode))
-        if slot is not None and slot.done():
-            return slot.result()
-        with self._waits.waiting(), self._trace.span(Lane.WAIT, f"block {block}", mode=str(mode)):
-            if slot is None:
-                self.expect(block, mode)
-                self.load(block, mode)
-            return self._slabs[block, mode].result()
+        place = (block, mode)
+        found = self._here.get(place)
+        if found is not None:
+            return found
+        if place not in self._failed:
+            with self._waits.waiting(), self._trace.span(Lane.WAIT, f"block {block}", mode=str(mode)):
+                self._wait_for(place)
+        if (error := self._failed.get(place)) is not None:
+            raise error
+        return self._here[place]
+
+    def _wait_for(self, place: Place) -> None:
+        """Until the slab is here or has failed; this thread loads what no other will."""
+        while place not in self._here and place not in self._failed:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: place in self._here or place in self._failed or not self._awaited(place)
+                )
+            if self.begin(*place):
+                self.load(*place)
 
     def _deltas(self, block: int, mode: Mode) -> Iterator[Stored]:
         """What a correction adds to a slab."""

@@ -20,7 +20,7 @@ from giornata.planning.costs import Work
 from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.engine.loading import Loader, SlabLoad
+from giornata_denoiser.engine.loading import Loader, SlabLoad, SlabRun
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Entry, Form, Kept, Recording
 from giornata_denoiser.trace import Trace
@@ -183,7 +183,7 @@ class Busy:
     def __init__(self, under_way: SlabLoad | None) -> None:
         self.under_way = under_way
 
-    def schedule(self, loads: Iterable[SlabLoad]) -> None:
+    def schedule(self, groups: Iterable[Sequence[SlabRun]]) -> None:
         """None of them."""
 
 
