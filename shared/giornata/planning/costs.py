@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -75,12 +76,13 @@ class Shape:
 
 def step_work(shapes: Iterable[Shape], modes: Iterable[Sequence[Mode]]) -> Work:
     """What a whole step computes; `modes` holds those of every shape's blocks."""
-    works = (
-        shape.work(mode) * count
-        for shape, chosen in zip(shapes, modes, strict=True)
-        for mode, count in Counter(chosen).items()
-    )
+    works = (_of_sequence(shape, tuple(chosen)) for shape, chosen in zip(shapes, modes, strict=True))
     return sum(works, Work())
+
+
+@lru_cache(maxsize=4096)
+def _of_sequence(shape: Shape, modes: tuple[Mode, ...]) -> Work:
+    return sum((shape.work(mode) * count for mode, count in Counter(modes).items()), Work())
 
 
 @dataclass(frozen=True)
@@ -163,9 +165,9 @@ def row_blocks(
     full, hidden, kv = (
         np.full(count, sum(costs.block_ms(shape.work(mode)) for shape in shapes)) for mode in Mode
     )
-    slabs = (np.ceil(sizes / (unit_bytes or 1.0)) for sizes in (loads.hidden_bytes, loads.kv_bytes))
+    slabs = np.ceil(np.array((loads.hidden_bytes, loads.kv_bytes)) / (unit_bytes or 1.0))
     fresh = np.arange(count) % blocks == 0
-    return Columns(full, hidden, kv, *slabs, fresh, loads.hidden_kept, loads.kv_kept)
+    return Columns(full, hidden, kv, slabs[0], slabs[1], fresh, loads.hidden_kept, loads.kv_kept)
 
 
 def worth_reusing(

@@ -91,7 +91,11 @@ class Slabs:
         """What some thread is loading."""
         self._expected: tuple[Expected, ...] = ()
         self._changed = threading.Condition()
-        tokens, itemsize = len(self._index), family.dtype.itemsize
+        tokens, itemsize = self._index.shape[0], family.dtype.itemsize
+        self._sizes = {
+            Mode.KV: itemsize * (tokens + own) * entry.channels[Mode.KV],
+            Mode.HIDDEN: itemsize * tokens * entry.channels[Mode.HIDDEN],
+        }
         self._left = {mode: itemsize * tokens * channels for mode, channels in entry.channels.items()}
         """Bytes that are still to be gathered, by form."""
 
@@ -116,9 +120,8 @@ class Slabs:
         return slab
 
     def sizes(self, mode: Mode) -> Sizes:
-        """Bytes of each block's slab as it is kept here, with room for the sequence's own in keys and values."""
-        tokens = len(self._index) + (self._own if mode is Mode.KV else 0)
-        return self._family.dtype.itemsize * tokens * self.entry.channels[mode]
+        """Bytes of each block's slab as it is kept here, with room for the sequence's own in keys and values. Not to be changed."""
+        return self._sizes[mode]
 
     def moving(self, mode: Mode) -> Sizes:
         """Bytes that have to move for each block's slab; 0 for one that is here. Not to be changed."""
@@ -143,9 +146,10 @@ class Slabs:
 
     def expect(self, *loads: Expected) -> None:
         """Announce that another thread will :meth:`load` these, and nothing else; blocks that ask before wait."""
-        with self._changed:
-            self._expected = loads
-            self._changed.notify_all()
+        if loads != self._expected:
+            with self._changed:
+                self._expected = loads
+                self._changed.notify_all()
 
     def begin(self, block: int, mode: Mode) -> bool:
         """Whether the calling thread is to :meth:`load` the slab: no other has."""

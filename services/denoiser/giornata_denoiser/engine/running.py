@@ -36,9 +36,9 @@ class Served:
     learning: tuple[CorrectionRecorder, ...] = ()
     """One of each sequence, in a step that is computed in full to learn their corrections."""
     step: int = 0
-    """The row's step when it was last served."""
+    """The row's step when it was to learn."""
 
-    @property
+    @cached_property
     def block_bytes(self) -> Counts:
         """(blocks,) bytes of the slabs that each block's mode takes."""
         _, kv, hidden = takes(self.modes)
@@ -203,7 +203,7 @@ class Running:
             served, self.next = self.next, None
         if served is None or served.entry is not entry:
             served = self.made(entry)
-        self.served = self._learning(replace(served, learning=(), step=row.step))
+        self.served = self._learning(replace(served, learning=()) if served.learning else served)
 
     def made(self, entry: Entry) -> Served:
         """What serves the row from `entry`, nothing of it loaded."""
@@ -230,7 +230,9 @@ class Running:
         if not any(self._entries[self.row.step + 1 :]):
             return None
         return replace(
-            served, learning=tuple(CorrectionRecorder(slabs, region, bits) for slabs in served.slabs)
+            served,
+            learning=tuple(CorrectionRecorder(slabs, region, bits) for slabs in served.slabs),
+            step=self.row.step,
         )
 
 

@@ -87,7 +87,7 @@ class Entry:
     def channels(self) -> Mapping[Mode, NDArray[np.int64]]:
         """(blocks,) of each form: the channels a token of what each block kept; 0 where it kept no such form."""
         def of(part: Stored | None) -> int:
-            return 0 if part is None else part.shape[1]
+            return 0 if part is None else part.channels
 
         kv = np.array([of(block.key) + of(block.value) for block in self.blocks], np.int64)
         hidden = np.array([of(block.hidden) for block in self.blocks], np.int64)
@@ -112,6 +112,11 @@ class Recording:
     """Height and width in tokens."""
     entries: tuple[Entry, ...]
     """In the order of the run, level falling."""
+
+    def __post_init__(self) -> None:
+        """Read off each entry what plans need: the step that first takes from it is not to wait for that."""
+        for entry in self.entries:
+            _ = entry.modes, entry.channels
 
     @property
     def size_bytes(self) -> int:
