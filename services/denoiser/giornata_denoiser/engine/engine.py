@@ -20,9 +20,10 @@ from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Waits
 from giornata_denoiser.engine.assembly import Assembly, DeviceInputs, assemble, place
 from giornata_denoiser.engine.protocol import FailedRow, RowPreview, StepReport
+from giornata_denoiser.engine.shortage import MemoryLimit
 from giornata_denoiser.engine.sources import ReuseOptions, Sources, StepPlan
 from giornata_denoiser.engine.stepping import Stepped, denoise_step
-from giornata_denoiser.engine.weighing import Budget, fits
+from giornata_denoiser.engine.weighing import Budget
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
@@ -56,8 +57,11 @@ class Engine:
             correction_bits=how.correction_bits,
         )
         self._model = how.model
+        self._memory = MemoryLimit(limit, family)
+        self._ran_out = False
+        """Whether running rows may be more than fit, since the limit has been lowered."""
         self.batch: Batch[Row] = Batch(
-            capacity, lambda rows: fits(rows, limit, how.model.costs, family), joining
+            capacity, lambda rows: self._memory.fits(rows, how.model.costs), joining
         )
         self._clock, self._trace = clock, trace
         self._placed: dict[RowKey, DeviceInputs] = {}
@@ -71,9 +75,15 @@ class Engine:
         return self.settle(self.compute(rows)) if rows else None
 
     def plan(self) -> tuple[Row, ...]:
-        """Let waiting rows join and return the rows of this step."""
+        """Let waiting rows join and return the rows of this step.
+
+        After a step that ran out of memory, rows beyond the lower limit wait again, first in the line.
+        """
+        if self._ran_out:
+            self.batch.set_aside()
+            self._ran_out = False
         rows = self.batch.admit()
-        keys = self.batch.keys
+        keys = {row.key for row in (*self.batch.running, *self.batch.background)}
         self._sources.retain(keys)
         for key in self._placed.keys() - keys:
             del self._placed[key]
@@ -91,7 +101,7 @@ class Engine:
         """One step of `rows`; changes nothing but what is kept for the next one.
 
         If the step raises, every row is computed alone: the culprit fails, the others do not notice. If memory was out,
-        what is kept for rows is given back before.
+        what is kept for rows is given back before, and later steps take fewer rows.
 
         Raises:
             torch.AcceleratorError: the device itself is lost, and no row can be blamed.
@@ -108,6 +118,9 @@ class Engine:
             out_of_memory = isinstance(error, torch.OutOfMemoryError)
         # Outside of the handler, since the traceback keeps the tensors of the failed step alive.
         if out_of_memory:
+            if len(rows) > 1:
+                self._memory.ran_out(rows)
+                self._ran_out = True
             self.rest()
             if self.family.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -124,6 +137,8 @@ class Engine:
 
     def settle(self, report: StepReport) -> StepReport:
         """Take in what :meth:`compute` reported, without the rows that were cancelled meanwhile."""
+        if not self._ran_out:
+            self._memory.went_well()
         advanced = tuple(row for row in report.advanced if row.key in self.batch)
         failed = tuple(failure for failure in report.failed if failure.row.key in self.batch)
         left = [row.key for row in advanced if row.done] + [failure.row.key for failure in failed]
