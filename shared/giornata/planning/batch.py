@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from giornata.planning.blocks import (
     MODES,
@@ -160,7 +161,7 @@ def _together(rows: Sequence[BatchRow], modes: Sequence[Modes]) -> tuple[Times, 
     def of_all(name: str) -> Times:
         return np.array([getattr(row, name) for row in columns])
 
-    mode = np.array([[CODES[mode] for mode in chosen] for chosen in modes])
+    mode = np.array([_codes(tuple(chosen)) for chosen in modes])
     kv, full = mode == CODES[Mode.KV], mode == CODES[Mode.FULL]
     live: Flags = of_all("fresh").astype(bool)
     live[:, 1:] |= full[:, :-1]
@@ -178,6 +179,11 @@ def _together(rows: Sequence[BatchRow], modes: Sequence[Modes]) -> tuple[Times, 
         for form in (kv, ~kv):
             slabs += np.where(form[members], own[members], 0.0).max(axis=0)
     return computing.sum(axis=0), slabs
+
+
+@lru_cache(maxsize=1024)
+def _codes(modes: Modes) -> NDArray[np.int8]:
+    return np.array([CODES[mode] for mode in modes], np.int8)
 
 
 def _improved(rows: Sequence[BatchRow], best: BatchPlan, link: Link, base_ms: float) -> BatchPlan:

@@ -60,7 +60,9 @@ class Columns(Sequence[Block]):
         columns = (self.full_ms, self.hidden_ms, self.kv_ms, self.hidden_slabs, self.kv_slabs)
         flags = zip(*(c.tolist() for c in (self.fresh, self.hidden_kept, self.kv_kept)), strict=True)
         return tuple(
-            Block(full, hidden, kv, int(hidden_slabs), int(kv_slabs), fresh, hidden_kept=kept, kv_kept=kv_kept)
+            Block(
+                full, hidden, kv, int(hidden_slabs), int(kv_slabs), fresh, hidden_kept=kept, kv_kept=kv_kept
+            )
             for (full, hidden, kv, hidden_slabs, kv_slabs), (fresh, kept, kv_kept) in zip(
                 zip(*(column.tolist() for column in columns), strict=True), flags, strict=True
             )

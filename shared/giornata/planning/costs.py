@@ -129,7 +129,9 @@ class Loads:
     kv_kept: Flags
 
     @classmethod
-    def equal(cls, blocks: int, hidden_bytes: int = 0, kv_bytes: int = 0, *, hidden_kept: bool = True) -> Loads:
+    def equal(
+        cls, blocks: int, hidden_bytes: int = 0, kv_bytes: int = 0, *, hidden_kept: bool = True
+    ) -> Loads:
         """Those of so many equal blocks, which keep keys and values."""
         hidden, kv = (np.full(blocks, size, np.int64) for size in (hidden_bytes, kv_bytes))
         return cls(hidden, kv, np.full(blocks, hidden_kept), np.ones(blocks, bool))
@@ -162,12 +164,17 @@ def row_blocks(
     Loads are rounded up to whole slabs, of `unit_bytes` each.
     """
     count = len(loads.kv_bytes)
-    full, hidden, kv = (
-        np.full(count, sum(costs.block_ms(shape.work(mode)) for shape in shapes)) for mode in Mode
-    )
+    times = [[costs.block_ms(work)] for work in _of_block(tuple(shapes))]
+    full, hidden, kv = np.repeat(np.array(times), count, axis=1)
     slabs = np.ceil(np.array((loads.hidden_bytes, loads.kv_bytes)) / (unit_bytes or 1.0))
     fresh = np.arange(count) % blocks == 0
     return Columns(full, hidden, kv, slabs[0], slabs[1], fresh, loads.hidden_kept, loads.kv_kept)
+
+
+@lru_cache(maxsize=1024)
+def _of_block(shapes: tuple[Shape, ...]) -> tuple[Work, ...]:
+    """What a row adds to one block in each mode."""
+    return tuple(sum((shape.work(mode) for shape in shapes), Work()) for mode in Mode)
 
 
 def worth_reusing(

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from giornata.planning.blocks import Flags, Link, Modes
+from giornata.planning.blocks import Link, Modes
 from giornata.planning.columns import Columns
 from giornata.wire.values import Mode
 
@@ -27,6 +27,8 @@ Steps = NDArray[np.int64]
 """(rows, steps): an index of a candidate each."""
 MOVES: Final = 12
 """Most improvements of a batch's plan."""
+WORTH: Final = 1e-3
+"""Share of a window that an improvement of a batch's plan has to save: finding it takes time too."""
 EQUAL: Final = 1e-9
 """Share of its time by which a plan has to be better: less is rounding."""
 
@@ -52,7 +54,8 @@ class Prefixes:
     @property
     def blocks(self) -> int:
         """Of a step."""
-        return self.full_ms.shape[2]
+        blocks: int = self.full_ms.shape[2]
+        return blocks
 
     @cached_property
     def cached_from(self) -> Steps:
@@ -83,20 +86,22 @@ class Prefixes:
 
 
 def prefixes_of(rows: Sequence[Columns], groups: Sequence[Hashable]) -> Prefixes | None:
-    """The rows, if each keeps no hidden state, and they share a window of one or two steps; else None."""
+    """The rows, if each keeps no hidden state, and they share a window of one or two steps; else None.
+
+    Each takes from the cache only behind the last block that keeps no keys and values.
+    """
     fresh = rows[0].fresh
     begins = np.flatnonzero(fresh).tolist()
     steps, count = len(begins), len(fresh)
     if steps not in (1, 2) or begins != [step * count // steps for step in range(steps)] or count % steps:
         return None
-    if any(np.any((row.fresh != fresh) | (row.hidden_kept & ~fresh)) for row in rows):
+    if (np.array([(row.fresh != fresh) | (row.hidden_kept & ~fresh) for row in rows])).any():
         return None
     shape = (len(rows), steps, count // steps)
-    full, hidden, kv, slabs = (
+    full, hidden, kv, slabs, kept = (
         np.array([getattr(row, name) for row in rows]).reshape(shape)
-        for name in ("full_ms", "hidden_ms", "kv_ms", "kv_slabs")
+        for name in ("full_ms", "hidden_ms", "kv_ms", "kv_slabs", "kv_kept")
     )
-    kept = np.array([row.kv_kept for row in rows]).reshape(shape)
     kept = np.logical_and.accumulate(kept[..., ::-1], axis=2)[..., ::-1]
     kv, slabs = np.where(kept, kv, full), np.where(kept, slabs, 0.0)
     members = _members(groups)
@@ -207,13 +212,12 @@ def _beside(of: Prefixes, loading: Numbers) -> tuple[Numbers, Numbers]:
     others, own = np.zeros_like(loading), np.broadcast_to(of.kv_slabs, loading.shape).copy()
     together = np.zeros_like(loading[..., :1, :, :])
     for rows in of.members:
-        group = loading[..., rows, :, :].max(axis=-3, keepdims=True)
+        loads = loading[..., rows, :, :]
+        group = loads.max(axis=-3, keepdims=True)
         together += group
-        for row in rows:
-            rest = [other for other in rows if other != row]
-            without = loading[..., rest, :, :].max(axis=-3, initial=0.0)
-            others[..., row, :, :] = without - group[..., 0, :, :]
-            own[..., row, :, :][without > 0] = 0.0
+        loaded_anyway = (loads > 0).sum(axis=-3, keepdims=True) > (loads > 0)
+        others[..., rows, :, :] = np.where(loaded_anyway, 0.0, -group)
+        own[..., rows, :, :] = np.where(loaded_anyway, 0.0, own[..., rows, :, :])
     return others + together, own
 
 
@@ -246,10 +250,12 @@ def _descended(of: Prefixes, plans: Steps, link: Link, base_ms: float) -> Steps:
     plans, each = plans.copy(), np.arange(len(plans))
     for _ in range(MOVES):
         ended, slabs = _windows(scanned(of, plans, link, base_ms), plans, link)
-        now, slabs_now = (np.take_along_axis(v[:, 0, 0], plans[:, :1, 0], axis=-1)[:, 0] for v in (ended, slabs))
+        now, slabs_now = (
+            np.take_along_axis(v[:, 0, 0], plans[:, :1, 0], axis=-1)[:, 0] for v in (ended, slabs)
+        )
         places = _first(ended.reshape(len(plans), -1), slabs.reshape(len(plans), -1))
-        then, slabs_then = (v.reshape(len(plans), -1)[each, places] for v in (ended, slabs))
-        better = (then < now * (1 - EQUAL)) | ((then <= now * (1 + EQUAL)) & (slabs_then < slabs_now))
+        then = ended.reshape(len(plans), -1)[each, places]
+        better = then < now * (1 - WORTH)
         if not better.any():
             break
         row, step, candidate = np.unravel_index(places, ended.shape[1:])
@@ -259,7 +265,10 @@ def _descended(of: Prefixes, plans: Steps, link: Link, base_ms: float) -> Steps:
 
 
 def _windows(found: Candidates, plans: Steps, link: Link) -> tuple[Numbers, Numbers]:
-    """When the window ends with each candidate in place of the planned, and what it loads; (plans, rows, steps, all)."""
+    """When the window ends with each candidate in place of the planned one, and what it loads.
+
+    Each is (plans, rows, steps, candidates).
+    """
     busy, slab = link.busy_ms, link.slab_ms
     ended = np.maximum(found.computing_ms, busy + found.waiting_ms)
     if plans.shape[2] == 1:
@@ -271,9 +280,7 @@ def _windows(found: Candidates, plans: Steps, link: Link) -> tuple[Numbers, Numb
     )
     ended = np.stack(
         (
-            np.maximum(
-                ended[:, :, 0] + computing[:, 1], busy + slab * found.slabs[:, :, 0] + waiting[:, 1]
-            ),
+            np.maximum(ended[:, :, 0] + computing[:, 1], busy + slab * found.slabs[:, :, 0] + waiting[:, 1]),
             np.maximum(
                 ending[:, 0] + found.computing_ms[:, :, 1],
                 busy + slab * slabs[:, 0] + found.waiting_ms[:, :, 1],

@@ -27,7 +27,8 @@ def rows_of_prefixes(draw: st.DrawFn, most_rows: int = 4, most_blocks: int = 6) 
     rows = []
     for index in range(draw(st.integers(1, most_rows))):
         first = draw(st.sampled_from([0, 0, 1, count]))
-        found = []
+        found: list[Block] = []
+        costs = (0.0, 0.0, 0.0)
         for place in range(steps * count):
             if not (alike and found):
                 full = draw(st.floats(0.1, 10))
@@ -100,9 +101,7 @@ def test_a_batch_runs_as_its_rows_do_block_by_block(
 ) -> None:
     """`evaluate` against the timeline of one row beside which the others compute and load."""
     rows = [replace(row, template=index) for index, row in enumerate(rows)]
-    modes: list[Modes] = [
-        tuple(data.draw(st.sampled_from(list(Mode))) for _ in row.blocks) for row in rows
-    ]
+    modes: list[Modes] = [tuple(data.draw(st.sampled_from(list(Mode))) for _ in row.blocks) for row in rows]
     merged = []
     for place, first in enumerate(rows[0].blocks):
         others = [

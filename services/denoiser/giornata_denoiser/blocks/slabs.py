@@ -120,7 +120,7 @@ class Slabs:
         return slab
 
     def sizes(self, mode: Mode) -> Sizes:
-        """Bytes of each block's slab as it is kept here, with room for the sequence's own in keys and values. Not to be changed."""
+        """Bytes of each block's slab as it is kept here, with room for the sequence's own. Not to be changed."""
         return self._sizes[mode]
 
     def moving(self, mode: Mode) -> Sizes:
@@ -201,7 +201,9 @@ class Slabs:
     def _awaited(self, place: Place) -> bool:
         """Whether another thread is loading it, or will."""
         block, mode = place
-        return place in self._begun or any(block < blocks and forms[block] is mode for forms, blocks in self._expected)
+        return place in self._begun or any(
+            block < blocks and forms[block] is mode for forms, blocks in self._expected
+        )
 
     def _slab(self, block: int, mode: Mode) -> tuple[Slab, Arrival]:
         place = (block, mode)

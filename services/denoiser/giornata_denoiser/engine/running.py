@@ -50,7 +50,8 @@ class Served:
         """Bytes that have to move for the modes."""
         _, kv, hidden = takes(self.modes)
         return sum(
-            int(kv @ slabs.moving(Mode.KV)) + int(hidden @ slabs.moving(Mode.HIDDEN)) for slabs in self._distinct
+            int(kv @ slabs.moving(Mode.KV)) + int(hidden @ slabs.moving(Mode.HIDDEN))
+            for slabs in self._distinct
         )
 
     @property

@@ -86,6 +86,7 @@ class Entry:
     @cached_property
     def channels(self) -> Mapping[Mode, NDArray[np.int64]]:
         """(blocks,) of each form: the channels a token of what each block kept; 0 where it kept no such form."""
+
         def of(part: Stored | None) -> int:
             return 0 if part is None else part.channels
 
