@@ -124,11 +124,14 @@ class Slabs:
         return self._sizes[mode]
 
     def moving(self, mode: Mode) -> Sizes:
-        """Bytes that have to move for each block's slab; 0 for one that is here. Not to be changed."""
-        left = self._left[mode]
+        """Bytes that have to move for each block's slab; 0 for one that is here. Not to be changed.
+
+        Another thread may be loading: the array may change.
+        """
         if not self._device.shares:
-            return left
-        return np.array([self.load_bytes(block, mode) for block in range(len(left))], np.int64)
+            return self._left[mode]
+        kept = enumerate(self.entry.channels[mode].tolist())
+        return np.array([self.load_bytes(block, mode) if some else 0 for block, some in kept], np.int64)
 
     def load_bytes(self, block: int, mode: Mode) -> int:
         """Bytes that have to move for a slab; 0 for one that is here."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from giornata.packed.uses import Taken, Use
 from giornata.planning.batch import BatchPlanner, BatchRow
 from giornata.planning.blocks import Counts, Link, takes
@@ -69,7 +71,7 @@ class Served:
         """What every block's modes would have to move."""
         kept = self.entry.channels
         hidden, kv = (
-            sum((slabs.moving(mode) for slabs in self._distinct[1:]), self._distinct[0].moving(mode))
+            np.sum([slabs.moving(mode) for slabs in self._distinct], axis=0)
             for mode in (Mode.HIDDEN, Mode.KV)
         )
         return Loads(hidden, kv, kept[Mode.HIDDEN] > 0, kept[Mode.KV] > 0)
