@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -85,12 +85,11 @@ class Slabs:
         self._index = region.on(family.device).outside
         self._own, self._family, self._device = own, family, device or Device()
         self._waits, self._trace = waits or Waits(lambda: 0.0), trace
-        self._here: dict[Place, tuple[Slab, Arrival]] = {}
-        self._failed: dict[Place, Exception] = {}
-        self._begun: set[Place] = set()
-        """What some thread is loading."""
+        self._slots: dict[Place, Future[tuple[Slab, Arrival]]] = {}
+        """Made by whichever thread first asks for a slab or loads it."""
+        self._begun: dict[Place, object] = {}
+        """What some thread has begun to load, by that thread's mark. A dictionary sets a default in one go."""
         self._expected: tuple[Expected, ...] = ()
-        self._changed = threading.Condition()
         tokens, itemsize = self._index.shape[0], family.dtype.itemsize
         self._sizes = {
             Mode.KV: itemsize * (tokens + own) * entry.channels[Mode.KV],
@@ -135,8 +134,8 @@ class Slabs:
 
     def load_bytes(self, block: int, mode: Mode) -> int:
         """Bytes that have to move for a slab; 0 for one that is here."""
-        found = self._here.get((block, mode))
-        if found is not None and found[1].here:
+        slot = self._slots.get((block, mode))
+        if slot is not None and slot.done() and slot.exception() is None and slot.result()[1].here:
             return 0
         parts = self.entry.blocks[block].taken(mode)
         moved = sum(self._device.moved_bytes(part, self._gathered_bytes(part)) for part in parts)
@@ -144,30 +143,23 @@ class Slabs:
 
     def has(self, block: int, mode: Mode) -> bool:
         """Whether the slab is here, or expected, or has failed."""
-        place = (block, mode)
-        return place in self._here or place in self._failed or self._awaited(place)
+        return self._awaited((block, mode))
 
     def expect(self, *loads: Expected) -> None:
         """Announce that another thread will :meth:`load` these, and nothing else; blocks that ask before wait."""
-        if loads != self._expected:
-            with self._changed:
-                self._expected = loads
-                self._changed.notify_all()
+        self._expected = loads
 
     def begin(self, block: int, mode: Mode) -> bool:
-        """Whether the calling thread is to :meth:`load` the slab: no other has."""
-        place = (block, mode)
-        with self._changed:
-            if place in self._here or place in self._failed or place in self._begun:
-                return False
-            self._begun.add(place)
-            return True
+        """Whether the calling thread is to :meth:`load` the slab: none has begun to."""
+        mark = object()
+        return self._begun.setdefault((block, mode), mark) is mark
 
     def load(self, block: int, mode: Mode, pause: Callable[[], None] = lambda: None) -> Arrival:
         """Gather a slab that this thread has begun; an error is raised in the block that asks for the slab.
 
         `pause` is called before the slab is handed out.
         """
+        slot = self._slots.setdefault((block, mode), Future())
         try:
             with (
                 torch.inference_mode(),
@@ -179,30 +171,25 @@ class Slabs:
                 slab = self._gather(block, mode)
                 pause()
         except Exception as error:  # noqa: BLE001 - a thread's edge: the block that asks raises it
-            self.fail(block, mode, error)
+            slot.set_exception(error)
             return Arrival()
-        with self._changed:
-            self._here[block, mode] = slab, arrival
-            self._left[mode][block] = 0
-            self._begun.discard((block, mode))
-            self._changed.notify_all()
+        self._left[mode][block] = 0
+        slot.set_result((slab, arrival))
         return arrival
 
-    def error(self, block: int, mode: Mode) -> Exception | None:
+    def error(self, block: int, mode: Mode) -> BaseException | None:
         """Why a slab that was loaded is not here; None where it is, or is still expected."""
-        return self._failed.get((block, mode))
+        slot = self._slots.get((block, mode))
+        return slot.exception() if slot is not None and slot.done() else None
 
     def fail(self, block: int, mode: Mode, error: Exception) -> None:
         """Have the block that asks for a slab raise `error`; one that is here stays."""
-        place = (block, mode)
-        with self._changed:
-            if place not in self._here:
-                self._failed[place] = error
-            self._begun.discard(place)
-            self._changed.notify_all()
+        slot = self._slots.setdefault((block, mode), Future())
+        if not slot.done():
+            slot.set_exception(error)
 
     def _awaited(self, place: Place) -> bool:
-        """Whether another thread is loading it, or will."""
+        """Whether some thread has begun to load it, or will."""
         block, mode = place
         return place in self._begun or any(
             block < blocks and forms[block] is mode for forms, blocks in self._expected
@@ -210,25 +197,13 @@ class Slabs:
 
     def _slab(self, block: int, mode: Mode) -> tuple[Slab, Arrival]:
         place = (block, mode)
-        found = self._here.get(place)
-        if found is not None:
-            return found
-        if place not in self._failed:
-            with self._waits.waiting(), self._trace.span(Lane.WAIT, f"block {block}", mode=str(mode)):
-                self._wait_for(place)
-        if (error := self._failed.get(place)) is not None:
-            raise error
-        return self._here[place]
-
-    def _wait_for(self, place: Place) -> None:
-        """Until the slab is here or has failed; this thread loads what no other will."""
-        while place not in self._here and place not in self._failed:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: place in self._here or place in self._failed or not self._awaited(place)
-                )
-            if self.begin(*place):
-                self.load(*place)
+        slot = self._slots.get(place)
+        if slot is not None and slot.done():
+            return slot.result()
+        with self._waits.waiting(), self._trace.span(Lane.WAIT, f"block {block}", mode=str(mode)):
+            if not self._awaited(place) and self.begin(block, mode):
+                self.load(block, mode)
+            return self._slots.setdefault(place, Future()).result()
 
     def _deltas(self, block: int, mode: Mode) -> Iterator[Stored]:
         """What a correction adds to a slab."""
