@@ -1,7 +1,8 @@
 """Plans of rows that share one forward and one link: each row's is exact, given the others'. Pure.
 
 All rows meet at every block, so that a row's best plan depends on the others'. The joint optimum has 3^(rows * blocks)
-candidates; `plan_batch` improves one row at a time, from several beginnings, until no row can improve alone.
+candidates; `plan_batch` improves one row at a time, from several beginnings, until no row can improve alone. Rows that
+keep no hidden states have few plans each, which :mod:`giornata.planning.prefixes` times all at once.
 """
 
 from __future__ import annotations
@@ -10,25 +11,49 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Final
 
-from giornata.planning.blocks import Block, Link, Modes, Planner, Timeline, always, exact, greedy, timeline
+import numpy as np
+from numpy.typing import NDArray
+
+from giornata.planning.blocks import (
+    MODES,
+    Block,
+    Flags,
+    Link,
+    Modes,
+    Planner,
+    Timeline,
+    Times,
+    always,
+    exact,
+    greedy,
+)
+from giornata.planning.columns import Columns
+from giornata.planning.prefixes import cheapest, planned, prefixes_of
 from giornata.wire.values import Mode
 
 ROUNDS: Final = 4
 """Most rounds over all rows; a round that improves nothing is the last."""
 BEGINNINGS: Final = (always(Mode.KV), exact)
+CODES: Final = {mode: code for code, mode in enumerate(MODES)}
 
 
 @dataclass(frozen=True)
 class BatchRow:
     """One row of a batch at the planner; all rows have the same number of blocks."""
 
-    blocks: tuple[Block, ...]
+    blocks: Sequence[Block]
     """What the row costs alone; `others_ms` is 0."""
     template: Hashable
     """Rows of one template load each entry once together."""
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The same blocks."""
+        return Columns.of(self.blocks)
 
 
 @dataclass(frozen=True)
@@ -54,6 +79,12 @@ def plan_batch(rows: Sequence[BatchRow], link: Link, base_ms: float = 0.0) -> Ba
     """
     if len({len(row.blocks) for row in rows}) > 1:
         raise ValueError(f"rows have {[len(row.blocks) for row in rows]} blocks; all need as many")
+    rows_of_few_plans = prefixes_of([row.columns for row in rows], [row.template for row in rows])
+    if rows_of_few_plans is not None:
+        plan = evaluate(rows, cheapest(rows_of_few_plans), link, base_ms)
+        if plan.timeline.waits or not _cheapest(rows, plan.modes):
+            plan = evaluate(rows, planned(rows_of_few_plans, link, base_ms), link, base_ms)
+        return plan
     plans: list[BatchPlan] = []
     for beginning in BEGINNINGS:
         modes = [beginning(row.blocks, link) for row in rows]
@@ -102,12 +133,57 @@ PLANNERS: Final[Mapping[PlannerName, BatchPlanner]] = MappingProxyType(
 
 
 def evaluate(rows: Sequence[BatchRow], modes: Sequence[Modes], link: Link, base_ms: float = 0.0) -> BatchPlan:
-    """The plan of a batch with these `modes`."""
-    merged = [
-        Block(0.0, 0.0, 0.0, 0, 0, fresh=True, others_ms=base_ms + ms, others_slabs=sum(entries.values()))
-        for ms, entries in _beside(rows, modes, None)
-    ]
-    return BatchPlan(tuple(modes), timeline(merged, (Mode.FULL,) * len(merged), link))
+    """The plan of a batch with these `modes`: a block of all rows begins when each has what its mode takes.
+
+    Raises:
+        ValueError: not one mode for every block of every row.
+    """
+    for row, chosen in zip(rows, modes, strict=True):
+        if len(row.blocks) != len(chosen):
+            raise ValueError(f"received {len(chosen)} modes for {len(row.blocks)} blocks")
+    computing, slabs = _together(rows, modes)
+    # A block ends when all from the start, or from one that waited for its load, has been computed one after the other.
+    ended = np.cumsum(computing + base_ms)
+    begun = np.concatenate(((0.0,), ended[:-1]))
+    there = np.where(slabs > 0, link.busy_ms + np.cumsum(slabs) * link.slab_ms, 0.0)
+    with np.errstate(invalid="ignore"):  # what never ends is never later
+        late = np.maximum.accumulate(np.where(np.isfinite(begun), there - begun, 0.0))
+    before = np.concatenate(((0.0,), np.maximum(late, 0.0)[:-1]))
+    waits = bool((late > before + 1e-12 * np.maximum(1.0, begun)).any())
+    ends = (ended + np.maximum(late, 0.0)).tolist()
+    return BatchPlan(tuple(modes), Timeline(tuple(ends), int(slabs.sum()), waits))
+
+
+def _together(rows: Sequence[BatchRow], modes: Sequence[Modes]) -> tuple[Times, Times]:
+    """What all rows compute, in ms, and load, in slabs, by block; an entry of rows of one template once."""
+    columns = [row.columns for row in rows]
+
+    def of_all(name: str) -> Times:
+        return np.array([getattr(row, name) for row in columns])
+
+    mode = np.array([_codes(tuple(chosen)) for chosen in modes])
+    kv, full = mode == CODES[Mode.KV], mode == CODES[Mode.FULL]
+    live: Flags = of_all("fresh").astype(bool)
+    live[:, 1:] |= full[:, :-1]
+    computing = np.where(kv, of_all("kv_ms"), np.where(full, of_all("full_ms"), of_all("hidden_ms")))
+    found = np.where(kv, of_all("kv_kept"), live | of_all("hidden_kept").astype(bool)).astype(bool)
+    own = np.where(kv, of_all("kv_slabs"), np.where(live, 0.0, of_all("hidden_slabs")))
+    computing[~found] = np.inf
+    by_template: dict[Hashable, list[int]] = {}
+    for index, row in enumerate(rows):
+        by_template.setdefault(row.template, []).append(index)
+    if len(by_template) == len(rows):
+        return computing.sum(axis=0), own.sum(axis=0)
+    slabs = np.zeros_like(own[0])
+    for members in by_template.values():
+        for form in (kv, ~kv):
+            slabs += np.where(form[members], own[members], 0.0).max(axis=0)
+    return computing.sum(axis=0), slabs
+
+
+@lru_cache(maxsize=1024)
+def _codes(modes: Modes) -> NDArray[np.int8]:
+    return np.array([CODES[mode] for mode in modes], np.int8)
 
 
 def _improved(rows: Sequence[BatchRow], best: BatchPlan, link: Link, base_ms: float) -> BatchPlan:
@@ -127,9 +203,9 @@ def _improved(rows: Sequence[BatchRow], best: BatchPlan, link: Link, base_ms: fl
 def _cheapest(rows: Sequence[BatchRow], modes: Sequence[Modes]) -> bool:
     """Whether no block could compute less than it does."""
     return all(
-        mode is Mode.KV and block.kv_ms <= min(block.hidden_ms, block.full_ms)
+        chosen.count(Mode.KV) == len(chosen)
+        and bool((row.columns.kv_ms <= np.minimum(row.columns.hidden_ms, row.columns.full_ms)).all())
         for row, chosen in zip(rows, modes, strict=True)
-        for block, mode in zip(row.blocks, chosen, strict=True)
     )
 
 

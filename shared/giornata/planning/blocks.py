@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ Times = NDArray[np.float64]
 of each state of the outside tokens' hidden state: GONE, and LIVE, at hand.
 """
 Flags = NDArray[np.bool_]
+Counts = NDArray[np.int64]
 MODES: Final = tuple(Mode)
 Modes = tuple[Mode, ...]
 """A mode for every block."""
@@ -107,6 +109,28 @@ def timeline(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> Time
         live = mode is Mode.FULL
         ended.append(now)
     return Timeline(tuple(ended), slabs, waits)
+
+
+class Takes(NamedTuple):
+    """What the blocks of one step take from the cache."""
+
+    forms: Modes
+    """`KV`, `HIDDEN`, which a block in full may need too, or `FULL` for nothing."""
+    kv: Counts
+    """(blocks,): 1 where a block takes keys and values, else 0."""
+    hidden: Counts
+    """As `kv`: where it takes a hidden state."""
+
+
+@lru_cache(maxsize=1024)
+def takes(modes: Modes) -> Takes:
+    """What a step in these `modes` takes: no hidden state where it is at hand; see :class:`Block`."""
+    forms, live = [], True
+    for mode in modes:
+        forms.append(Mode.KV if mode is Mode.KV else Mode.FULL if live else Mode.HIDDEN)
+        live = mode is Mode.FULL
+    kv, hidden = (np.array([form is one for form in forms], np.int64) for one in (Mode.KV, Mode.HIDDEN))
+    return Takes(tuple(forms), kv, hidden)
 
 
 def sequential(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> float:

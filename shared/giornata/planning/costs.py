@@ -10,11 +10,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
-from giornata.planning.blocks import Block
+import numpy as np
+from numpy.typing import NDArray
+
+from giornata.planning.blocks import Flags
+from giornata.planning.columns import Columns
 from giornata.wire.values import Mode
 
+Sizes = NDArray[np.int64]
 COMPUTE: Final = ("step", "sequences", "tokens", "projected", "pairs")
 """Features of a step's computing, in the order of :attr:`Work.features`; `step` is 1."""
 LOAD: Final = ("slab", "bytes")
@@ -74,12 +80,13 @@ class Shape:
 
 def step_work(shapes: Iterable[Shape], modes: Iterable[Sequence[Mode]]) -> Work:
     """What a whole step computes; `modes` holds those of every shape's blocks."""
-    works = (
-        shape.work(mode) * count
-        for shape, chosen in zip(shapes, modes, strict=True)
-        for mode, count in Counter(chosen).items()
-    )
+    works = (_of_sequence(shape, tuple(chosen)) for shape, chosen in zip(shapes, modes, strict=True))
     return sum(works, Work())
+
+
+@lru_cache(maxsize=4096)
+def _of_sequence(shape: Shape, modes: tuple[Mode, ...]) -> Work:
+    return sum((shape.work(mode) * count for mode, count in Counter(modes).items()), Work())
 
 
 @dataclass(frozen=True)
@@ -115,46 +122,63 @@ class StepCosts:
         return self.load[0] + self.load[1] * size_bytes if size_bytes else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Loads:
-    """Bytes that a row loads for one block; 0 for an entry that is on the device."""
+    """Bytes that a row loads for each block, (blocks,) int64; 0 for an entry that is on the device."""
 
-    hidden_bytes: int = 0
-    kv_bytes: int = 0
-    hidden_kept: bool = True
-    kv_kept: bool = True
+    hidden_bytes: Sizes
+    kv_bytes: Sizes
+    hidden_kept: Flags
+    """(blocks,), as `kv_kept`: whether there is such an entry."""
+    kv_kept: Flags
+
+    @classmethod
+    def equal(
+        cls, blocks: int, hidden_bytes: int = 0, kv_bytes: int = 0, *, hidden_kept: bool = True
+    ) -> Loads:
+        """Those of so many equal blocks, which keep keys and values."""
+        hidden, kv = (np.full(blocks, size, np.int64) for size in (hidden_bytes, kv_bytes))
+        return cls(hidden, kv, np.full(blocks, hidden_kept), np.ones(blocks, bool))
+
+    def then(self, later: Loads) -> Loads:
+        """Those of this step and of the next one."""
+        return Loads(
+            np.concatenate((self.hidden_bytes, later.hidden_bytes)),
+            np.concatenate((self.kv_bytes, later.kv_bytes)),
+            np.concatenate((self.hidden_kept, later.hidden_kept)),
+            np.concatenate((self.kv_kept, later.kv_kept)),
+        )
+
+    @property
+    def largest_bytes(self) -> int:
+        """The largest of all."""
+        return int(max(self.hidden_bytes.max(initial=0), self.kv_bytes.max(initial=0)))
 
 
 def slab_unit(loads: Iterable[Loads]) -> float:
     """Bytes of a slab in a plan over these loads."""
-    return max((max(load.hidden_bytes, load.kv_bytes) for load in loads), default=0) / SLABS
+    return max((load.largest_bytes for load in loads), default=0) / SLABS
 
 
 def row_blocks(
-    costs: StepCosts, shapes: Sequence[Shape], loads: Sequence[Loads], unit_bytes: float, blocks: int
-) -> tuple[Block, ...]:
+    costs: StepCosts, shapes: Sequence[Shape], loads: Loads, unit_bytes: float, blocks: int
+) -> Columns:
     """A row's blocks for the planner; a step has so many `blocks`, and `loads` are those of one step or of several.
 
     Loads are rounded up to whole slabs, of `unit_bytes` each.
     """
+    count = len(loads.kv_bytes)
+    times = [[costs.block_ms(work)] for work in _of_block(tuple(shapes))]
+    full, hidden, kv = np.repeat(np.array(times), count, axis=1)
+    slabs = np.ceil(np.array((loads.hidden_bytes, loads.kv_bytes)) / (unit_bytes or 1.0))
+    fresh = np.arange(count) % blocks == 0
+    return Columns(full, hidden, kv, slabs[0], slabs[1], fresh, loads.hidden_kept, loads.kv_kept)
 
-    def slabs(size_bytes: int) -> int:
-        return math.ceil(size_bytes / unit_bytes) if size_bytes else 0
 
-    full, hidden, kv = (sum(costs.block_ms(shape.work(mode)) for shape in shapes) for mode in Mode)
-    return tuple(
-        Block(
-            full,
-            hidden,
-            kv,
-            slabs(load.hidden_bytes),
-            slabs(load.kv_bytes),
-            fresh=index % blocks == 0,
-            hidden_kept=load.hidden_kept,
-            kv_kept=load.kv_kept,
-        )
-        for index, load in enumerate(loads)
-    )
+@lru_cache(maxsize=1024)
+def _of_block(shapes: tuple[Shape, ...]) -> tuple[Work, ...]:
+    """What a row adds to one block in each mode."""
+    return tuple(sum((shape.work(mode) for shape in shapes), Work()) for mode in Mode)
 
 
 def renewed_every(steps: int, most: int) -> int:

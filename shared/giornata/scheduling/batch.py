@@ -150,6 +150,21 @@ class Batch(Generic[M]):
             beside = every[-1:] if self._fits(every) else ()
         return (*self.running, *beside)
 
+    def set_aside(self) -> tuple[M, ...]:
+        """Let running rows that no longer fit wait again, before all others; return them.
+
+        The first ones go on, at least one of them. A row that is set aside goes on from its step.
+        """
+        running = list(self._running.values())
+        stay = 1
+        while stay < len(running) and self._fits(running[: stay + 1]):
+            stay += 1
+        aside = {member.key: member for member in running[stay:]}
+        for key in aside:
+            del self._running[key]
+        self._waiting = aside | self._waiting
+        return tuple(aside.values())
+
     def settle(self, advanced: Iterable[M], left: Iterable[RowKey]) -> None:
         """Take in a step's results: the rows as they are now, and the keys of the rows that have left.
 

@@ -14,6 +14,7 @@ from giornata.packed.attention import varlen
 from giornata.packed.kernels import TRITON
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Taken, Use
+from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.recording import CorrectionRecorder
 from giornata_denoiser.blocks.slabs import Slabs
@@ -108,8 +109,14 @@ class Batches:
         """Bytes of the slabs of `count` masked rows, which stay from step to step."""
         rows = [self._row(index, count) for index in range(count)]
         made = [self._slabs(row, self._device(), UNTRACED, None) for row in rows]
-        modes = self._entry.modes
-        return sum(slabs.size_bytes(block, mode) for slabs in made for block, mode in enumerate(modes))
+        return int(
+            sum(
+                slabs.sizes(mode)[block]
+                for slabs in made
+                for block, mode in enumerate(self._entry.modes)
+                if mode is not Mode.FULL
+            )
+        )
 
     def _uses(
         self,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from giornata.packed.uses import Taken, Use
+from giornata.planning.blocks import takes
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
-from giornata_denoiser.engine.loading import Loader, SlabLoad, device_for
+from giornata_denoiser.engine.loading import Loader, SlabRun, device_for
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Entry
@@ -64,29 +65,20 @@ def picture_ms(scene: Scene, modes: Sequence[Mode], rate_bytes_s: float, *, ahea
         began = time.perf_counter()
         for step, chosen in enumerate(steps):
             wanted = range(step, min(step + 2, len(steps))) if ahead else (step,)
-            loader.schedule(load for which in wanted for load in loads(slabs[which], steps[which]))
+            loader.schedule(
+                [SlabRun(slabs[which], takes(steps[which]).forms, scene.blocks)] for which in wanted
+            )
             if not ahead:
-                for _, block, mode in loads(slabs[step], chosen):
-                    _wait(slabs[step], block, mode)
+                for block, form in enumerate(takes(chosen).forms):
+                    _wait(slabs[step], block, form)
             (latent,) = denoise_step(family, assembly, [row], [Use(Taken(chosen, slabs[step]))]).latents
             row = row.advanced(latent)
         wait_for(family.device)
         return (time.perf_counter() - began) * 1e3
 
 
-def loads(slabs: Slabs, modes: Sequence[Mode]) -> Iterator[SlabLoad]:
-    """What a step with these modes loads, in the order in which its blocks ask."""
-    live = True
-    for block, mode in enumerate(modes):
-        if mode is Mode.KV:
-            yield SlabLoad(slabs, block, Mode.KV)
-        elif not live:
-            yield SlabLoad(slabs, block, Mode.HIDDEN)
-        live = mode is Mode.FULL
-
-
-def _wait(slabs: Slabs, block: int, mode: Mode) -> None:
-    if mode is Mode.KV:
+def _wait(slabs: Slabs, block: int, form: Mode) -> None:
+    if form is Mode.KV:
         slabs.keys_values(block)
-    else:
+    elif form is Mode.HIDDEN:
         slabs.hidden(block)

@@ -175,6 +175,24 @@ def test_capacity_must_let_something_run(rows: int, tokens: int) -> None:
         Capacity(rows=rows, tokens=tokens)
 
 
+def test_rows_that_no_longer_fit_wait_first_in_the_line_and_go_on_from_their_step() -> None:
+    most = [10]
+    batch: Batch[Seat] = Batch(Capacity(8, 100), lambda rows: sum(row.tokens for row in rows) <= most[0])
+    batch.submit([seat(name, 3) for name in "abcd"])
+    assert names(batch.admit()) == ["a", "b", "c"]
+    batch.settle([replace(row, step=1) for row in batch.running], [])
+    most[0] = 7
+    assert names(batch.set_aside()) == ["c"]
+    assert names(batch.waiting) == ["c", "d"]
+    assert names(batch.admit()) == ["a", "b"]
+    batch.settle([], [RowKey("a", 1, 0)])
+    assert [(row.key.job_id, row.step) for row in batch.admit()] == [("b", 1), ("c", 1)]
+    most[0] = 0
+    assert names(batch.set_aside()) == ["c"], "one goes on in any case"
+    assert names(batch.admit()) == ["b"]
+    assert batch.set_aside() == ()
+
+
 class Serving(RuleBasedStateMachine):
     """Any order of submits, inputs, steps, ends and cancels against a plain list of what should be there."""
 
@@ -182,7 +200,9 @@ class Serving(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.batch: Batch[Seat] = Batch(Capacity(rows=3, tokens=12))
+        self.most = 3
+        self.batch: Batch[Seat] = Batch(Capacity(rows=3, tokens=12), lambda rows: len(rows) <= self.most)
+        self.begun: list[RowKey] = []
         self.expected: list[RowKey] = []
         self.unready: set[RowKey] = set()
         self.count = 0
@@ -217,6 +237,15 @@ class Serving(RuleBasedStateMachine):
         self.batch.settle([], [key])
         self.expected.remove(key)
 
+    @rule(most=st.integers(1, 3))
+    def set_aside(self, most: int) -> None:
+        """As where the limit has been lowered to fewer rows than run."""
+        self.most = most
+        before = [member.key for member in self.batch.running]
+        aside = [member.key for member in self.batch.set_aside()]
+        assert [member.key for member in self.batch.running] + aside == before
+        assert len(self.batch.running) == min(len(before), most)
+
     @rule(key=submitted)
     def cancel(self, key: RowKey) -> None:
         self.batch.cancel(key.job_id)
@@ -227,7 +256,10 @@ class Serving(RuleBasedStateMachine):
     def nobody_is_lost_and_order_is_kept(self) -> None:
         running, waiting = ([m.key for m in rows] for rows in (self.batch.running, self.batch.waiting))
         assert sorted(running + waiting, key=self.expected.index) == self.expected
-        assert waiting == [key for key in self.expected if key in waiting], "in order of arrival"
+        self.begun += [key for key in running if key not in self.begun]
+        set_aside = [key for key in self.begun if key in waiting]
+        arrived = [key for key in self.expected if key in waiting and key not in set_aside]
+        assert waiting == set_aside + arrived, "in the order of joining, then of arrival"
         assert not self.unready & set(running)
         ready = [key for key in self.expected if key not in self.unready]
         assert len(ready) >= len(running)

@@ -121,7 +121,7 @@ class StepTimes:
     def _plan(self, kinds: Sequence[tuple[int, int]], shape: RowShape) -> float:
         pace, blocks = self._pace, self._pace.blocks
         kv_bytes = round(self._kv_bytes / blocks)
-        loads = [Loads(hidden_bytes=kv_bytes // 2, kv_bytes=kv_bytes)] * blocks
+        loads = Loads.equal(blocks, kv_bytes // 2, kv_bytes)
         reusing, base_ms, least_ms = [], pace.costs.compute[0] / blocks, pace.costs.compute[0]
         for parts, template in kinds:
             tokens = Shape(shape.text, shape.image, max(1, shape.image * parts // GRAIN))
@@ -132,7 +132,7 @@ class StepTimes:
                 continue
             made = row_blocks(pace.costs, [tokens], loads, kv_bytes / SLABS, blocks)
             reusing.append(BatchRow(made, template))
-            least_ms += sum(block.kv_ms for block in made)
+            least_ms += float(made.kv_ms.sum())
         link = Link(pace.costs.load_ms(kv_bytes / SLABS))
         return plan_batch(reusing, link, base_ms).timeline.finish_ms / least_ms
 

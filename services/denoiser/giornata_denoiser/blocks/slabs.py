@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from giornata.packed.attention import Outside
@@ -17,6 +18,7 @@ from giornata.packed.tracing import UNTRACED, Lane, Tracing
 from giornata.planning.specs import PARTS
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Arrival, Device
+from giornata_denoiser.blocks.waits import Waits
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.stored import Stored
@@ -38,23 +40,19 @@ class Brought(NamedTuple):
 
 Slab = Outside | Tensor | tuple[Brought, ...]
 """Gathered; or as it is stored, on a device that keeps no slabs: key and value, or a block's input."""
+Place = tuple[int, Mode]
+"""A block, and what of it."""
+Sizes = NDArray[np.int64]
+"""(blocks,) bytes."""
 
 
-class Waits:
-    """Adds up how long a step has waited for loads, by a clock of monotonic seconds."""
+class Expected(NamedTuple):
+    """Slabs that will be loaded."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.total_s = 0.0
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Wait for a load within the context."""
-        began = self._clock()
-        try:
-            yield
-        finally:
-            self.total_s += self._clock() - began
+    forms: tuple[Mode, ...]
+    """Of every block; `FULL` for nothing."""
+    blocks: int
+    """Of so many, from the first one."""
 
 
 class Slabs:
@@ -88,9 +86,17 @@ class Slabs:
         self._index = region.on(family.device).outside
         self._own, self._family, self._device = own, family, device or Device()
         self._waits, self._trace = waits or Waits(lambda: 0.0), trace
-        self._slabs: dict[tuple[int, Mode], Future[tuple[Slab, Arrival]]] = {}
-        self._met: set[tuple[int, Mode]] = set()
+        self._slots: dict[Place, Future[tuple[Slab, Arrival]]] = {}
+        """Made by whichever thread first asks for a slab or loads it."""
+        self._begun: dict[Place, object] = {}
+        """What some thread has begun to load, by that thread's mark. A dictionary sets a default in one go."""
+        self._met: set[Place] = set()
         """Slabs that the computing stream has waited for: its order holds from then on."""
+        self._expected: tuple[Expected, ...] = ()
+        outside_bytes = family.dtype.itemsize * self._index.shape[0]
+        self._left = {mode: outside_bytes * channels for mode, channels in entry.channels.items()}
+        """Bytes that are still to be gathered, by form."""
+        self._sizes: dict[Mode, Sizes] = {}
 
     @property
     def keeps(self) -> bool:
@@ -135,18 +141,25 @@ class Slabs:
             raise TypeError("a block's input was loaded as something else")
         return slab
 
-    def size_bytes(self, block: int, mode: Mode) -> int:
-        """Bytes of a slab as it is kept here, with room for the sequence's own; 0 in a mode that takes nothing."""
-        if not self.keeps:
-            kept = self.entry.blocks[block].taken(mode)
-            return sum(part.size_bytes for part in (*kept, *self._deltas(block, mode)))
-        tokens = len(self._index) + (self._own if mode is Mode.KV else 0)
-        channels = sum(part.shape[1] for part in self.entry.blocks[block].taken(mode))
-        return self._family.dtype.itemsize * tokens * channels
+    def sizes(self, mode: Mode) -> Sizes:
+        """Bytes of each block's slab as it is kept here, with room for the sequence's own. Not to be changed."""
+        if mode not in self._sizes:
+            self._sizes[mode] = self._kept_bytes(mode)
+        return self._sizes[mode]
+
+    def moving(self, mode: Mode) -> Sizes:
+        """Bytes that have to move for each block's slab; 0 for one that is here. Not to be changed.
+
+        Another thread may be loading: the array may change.
+        """
+        if not self._device.shares:
+            return self._left[mode]
+        kept = enumerate(self.entry.channels[mode].tolist())
+        return np.array([self.load_bytes(block, mode) if some else 0 for block, some in kept], np.int64)
 
     def load_bytes(self, block: int, mode: Mode) -> int:
         """Bytes that have to move for a slab; 0 for one that is here."""
-        slot = self._slabs.get((block, mode))
+        slot = self._slots.get((block, mode))
         if slot is not None and slot.done() and slot.exception() is None and slot.result()[1].here:
             return 0
         parts = self.entry.blocks[block].taken(mode)
@@ -154,23 +167,24 @@ class Slabs:
         return moved + sum(self._device.moved_bytes(delta, 0) for delta in self._deltas(block, mode))
 
     def has(self, block: int, mode: Mode) -> bool:
-        """Whether the slab is here, or expected."""
-        return (block, mode) in self._slabs
+        """Whether the slab is here, or expected, or has failed."""
+        return self._awaited((block, mode))
 
-    def expect(self, block: int, mode: Mode) -> None:
-        """Announce that another thread will :meth:`load` the slab; blocks that ask before then wait."""
-        self._slabs[block, mode] = Future()
+    def expect(self, *loads: Expected) -> None:
+        """Announce that another thread will :meth:`load` these, and nothing else; blocks that ask before wait."""
+        self._expected = loads
 
-    def drop(self, block: int, mode: Mode) -> None:
-        """Expect a slab no longer."""
-        del self._slabs[block, mode]
+    def begin(self, block: int, mode: Mode) -> bool:
+        """Whether the calling thread is to :meth:`load` the slab: none has begun to."""
+        mark = object()
+        return self._begun.setdefault((block, mode), mark) is mark
 
     def load(self, block: int, mode: Mode, pause: Callable[[], None] = lambda: None) -> Arrival:
-        """Gather an expected slab, in any thread; an error is raised in the block that asks for the slab.
+        """Gather a slab that this thread has begun; an error is raised in the block that asks for the slab.
 
         `pause` is called before the slab is handed out.
         """
-        slot = self._slabs[block, mode]
+        slot = self._slots.setdefault((block, mode), Future())
         try:
             with (
                 torch.inference_mode(),
@@ -184,35 +198,57 @@ class Slabs:
         except Exception as error:  # noqa: BLE001 - a thread's edge: the block that asks raises it
             slot.set_exception(error)
             return Arrival()
+        self._left[mode][block] = 0
         slot.set_result((slab, arrival))
         return arrival
 
     def error(self, block: int, mode: Mode) -> BaseException | None:
         """Why a slab that was loaded is not here; None where it is, or is still expected."""
-        slot = self._slabs.get((block, mode))
+        slot = self._slots.get((block, mode))
         return slot.exception() if slot is not None and slot.done() else None
 
     def fail(self, block: int, mode: Mode, error: Exception) -> None:
-        """Have the block that asks for an expected slab raise `error`; one that is here stays."""
-        slot = self._slabs.get((block, mode))
-        if slot is not None and not slot.done():
+        """Have the block that asks for a slab raise `error`; one that is here stays."""
+        slot = self._slots.setdefault((block, mode), Future())
+        if not slot.done():
             slot.set_exception(error)
+
+    def _awaited(self, place: Place) -> bool:
+        """Whether some thread has begun to load it, or will."""
+        block, mode = place
+        return place in self._begun or any(
+            block < blocks and forms[block] is mode for forms, blocks in self._expected
+        )
 
     def _slab(self, block: int, mode: Mode) -> Slab:
         """What was loaded, once the current stream has been told to wait for it."""
-        slot = self._slabs.get((block, mode))
+        place = (block, mode)
+        slot = self._slots.get(place)
         if slot is None or not slot.done():
             with self._waits.waiting(), self._trace.span(Lane.WAIT, f"block {block}", mode=str(mode)):
-                if slot is None:
-                    self.expect(block, mode)
+                if not self._awaited(place) and self.begin(block, mode):
                     self.load(block, mode)
-                slot = self._slabs[block, mode]
+                slot = self._slots.setdefault(place, Future())
                 slot.result()
         slab, arrival = slot.result()
-        if (block, mode) not in self._met:
+        if place not in self._met:
             arrival.wait(*_tensors(slab))
-            self._met.add((block, mode))
+            self._met.add(place)
         return slab
+
+    def _kept_bytes(self, mode: Mode) -> Sizes:
+        """:meth:`sizes`: of slabs with room for the sequence's own, or of the entry as it is stored."""
+        if self.keeps:
+            room = self._own if mode is Mode.KV else 0
+            tokens = room + self._index.shape[0]
+            return self._family.dtype.itemsize * tokens * self.entry.channels[mode]
+        return np.array(
+            [
+                sum(part.size_bytes for part in (*kept.taken(mode), *self._deltas(block, mode)))
+                for block, kept in enumerate(self.entry.blocks)
+            ],
+            np.int64,
+        )
 
     def _deltas(self, block: int, mode: Mode) -> Iterator[Stored]:
         """What a correction adds to a slab."""

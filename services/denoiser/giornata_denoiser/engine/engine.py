@@ -13,22 +13,23 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from giornata.packed.tracing import UNTRACED, Lane, Tracing
 from giornata.planning.costs import Work
 from giornata.scheduling.batch import Batch, Capacity, Joining, RowKey
-from giornata.wire.errors import GiornataError, InternalError, RowPoisoned
+from giornata.wire.errors import RowPoisoned
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.recording import EntryRecorder
-from giornata_denoiser.blocks.slabs import Waits
+from giornata_denoiser.blocks.waits import Waits
+from giornata_denoiser.engine import results
 from giornata_denoiser.engine.assembly import Assembly, DeviceInputs, assemble, place
 from giornata_denoiser.engine.checks import Checks, Judge, Verdict, judge_for
 from giornata_denoiser.engine.hosting import hosting_for
-from giornata_denoiser.engine.protocol import FailedRow, RowPreview, StepReport
+from giornata_denoiser.engine.protocol import FailedRow, StepReport
+from giornata_denoiser.engine.shortage import MemoryLimit
 from giornata_denoiser.engine.sources import ReuseOptions, Sources, StepPlan
-from giornata_denoiser.engine.stepping import Stepped, denoise_step
-from giornata_denoiser.engine.weighing import Budget, fits
+from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.engine.weighing import Budget
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
@@ -83,8 +84,11 @@ class Engine:
             correction_bits=how.correction_bits,
         )
         self._model = how.model
+        self._memory = MemoryLimit(limit, family)
+        self._ran_out = False
+        """Whether running rows may be more than fit, since the limit has been lowered."""
         self.batch: Batch[Row] = Batch(
-            capacity, lambda rows: fits(rows, limit, how.model.costs, family), joining
+            capacity, lambda rows: self._memory.fits(rows, how.model.costs), joining
         )
         self._clock, self._trace = clock, trace
         self._placed: dict[RowKey, DeviceInputs] = {}
@@ -99,11 +103,17 @@ class Engine:
         return self.settle(self.compute(rows)) if rows else None
 
     def plan(self) -> tuple[Row, ...]:
-        """Let waiting rows join and return the rows of this step."""
+        """Let waiting rows join and return the rows of this step.
+
+        After a step that ran out of memory, rows beyond the lower limit wait again, first in the line.
+        """
+        if self._ran_out:
+            self.batch.set_aside()
+            self._ran_out = False
         rows = self.batch.admit()
-        keys = self.batch.keys
+        keys = {row.key for row in (*self.batch.running, *self.batch.background)}
         self._sources.retain(keys)
-        self._checks.retain(keys)
+        self._checks.retain(self.batch.keys)
         for key in self._placed.keys() - keys:
             del self._placed[key]
         if not rows:
@@ -124,7 +134,7 @@ class Engine:
         of the step before. A row that is done, shown or taught in this step is known to be finite.
 
         If the step raises, every row is computed alone: the culprit fails, the others do not notice. If memory was out,
-        what is kept for rows is given back before.
+        what is kept for rows is given back before, and later steps take fewer rows.
 
         Raises:
             torch.AcceleratorError: the device itself is lost, and no row can be blamed.
@@ -137,10 +147,15 @@ class Engine:
             raise
         except Exception as error:  # noqa: BLE001 - a row's edge: the row is answered with it, and the service logs it
             if len(rows) == 1 and rows[0].template is None and not rows[0].renewed_every:
-                return StepReport(began, self._clock(), failed=(FailedRow(rows[0], _row_error(error)),))
+                return StepReport(
+                    began, self._clock(), failed=(FailedRow(rows[0], results.row_error(error)),)
+                )
             out_of_memory = isinstance(error, torch.OutOfMemoryError)
         # Outside of the handler, since the traceback keeps the tensors of the failed step alive.
         if out_of_memory:
+            if len(rows) > 1:
+                self._memory.ran_out(rows)
+                self._ran_out = True
             self.rest()
             if self.family.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -157,6 +172,8 @@ class Engine:
 
     def settle(self, report: StepReport) -> StepReport:
         """Take in what :meth:`compute` reported, without the rows that were cancelled meanwhile."""
+        if not self._ran_out:
+            self._memory.went_well()
         advanced = tuple(row for row in report.advanced if row.key in self.batch)
         failed = tuple(failure for failure in report.failed if failure.row.key in self.batch)
         left = [row.key for row in advanced if row.done] + [failure.row.key for failure in failed]
@@ -191,10 +208,10 @@ class Engine:
         return StepReport(
             began,
             self._clock(),
-            _advanced(rows, plan, stepped, entries, good),
+            results.advanced(rows, plan, stepped, entries, good),
             tuple(FailedRow(row, RowPoisoned()) for row in poisoned.values()),
             sample,
-            _previews(
+            results.previews(
                 rows, [picture if fine else None for picture, fine in zip(pictures, good, strict=True)]
             ),
         )
@@ -259,47 +276,8 @@ class Engine:
         return placed
 
 
-def _advanced(
-    rows: Sequence[Row],
-    plan: StepPlan,
-    stepped: Stepped,
-    entries: Sequence[Entry | None],
-    finite: Sequence[bool],
-) -> tuple[Row, ...]:
-    """The rows after the step, but for those whose latent is not finite."""
-    return tuple(
-        row.advanced(
-            stepped.latents[index],
-            stepped.memory[index],
-            entry=entries[index],
-            corrections=tuple(each.correction() for each in plan.learning[index]) or None,
-        )
-        for index, row in enumerate(rows)
-        if finite[index]
-    )
-
-
-def _previews(rows: Sequence[Row], pictures: Sequence[Tensor | None]) -> tuple[RowPreview, ...]:
-    """What `rows`, as they were before the step, are shown as after it."""
-    return tuple(
-        RowPreview(row.key, row.step + 1, row.steps, index, picture.cpu().numpy())
-        for row, picture in zip(rows, pictures, strict=True)
-        if picture is not None and (index := row.next_preview) is not None
-    )
-
-
 def _same_inputs(before: Sequence[Row], after: Sequence[Row]) -> bool:
     """Whether the rows differ in latents and steps only: every row is built with conditioning of its own."""
     return len(before) == len(after) and all(
         a.conditioning is b.conditioning for a, b in zip(before, after, strict=True)
     )
-
-
-def _row_error(cause: Exception) -> GiornataError:
-    """How a row that raised when it was computed alone is answered."""
-    if isinstance(cause, torch.OutOfMemoryError):
-        error: GiornataError = InternalError("The denoiser ran out of memory on this picture.")
-    else:
-        error = RowPoisoned("The denoiser could not compute this picture.")
-    error.__cause__ = cause
-    return error

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from giornata_denoiser.blocks.device import Arrival, Device
-from giornata_denoiser.blocks.slabs import Waits
+from giornata_denoiser.blocks.waits import Waits
 from giornata_denoiser.engine.loading import Accelerator
 from giornata_denoiser.engine.weighing import ENTRIES_ON_DEVICE
 from giornata_denoiser.rows.template import Entry, Kept

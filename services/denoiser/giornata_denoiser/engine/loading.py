@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any, Final, NamedTuple, Self
 
 import structlog
@@ -17,7 +18,7 @@ from torch import Tensor
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Arrival, Device
 from giornata_denoiser.blocks.ledger import TierLedger
-from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.blocks.slabs import Expected, Slabs
 from giornata_denoiser.rows.stored import Stored
 
 log = structlog.get_logger(__name__)
@@ -32,6 +33,16 @@ class SlabLoad(NamedTuple):
     slabs: Slabs
     block: int
     mode: Mode
+
+
+class SlabRun(NamedTuple):
+    """What one sequence takes of one entry in one step."""
+
+    slabs: Slabs
+    forms: tuple[Mode, ...]
+    """Of every block; `FULL` for nothing."""
+    blocks: int
+    """Of so many, from the first one."""
 
 
 class Loaded(NamedTuple):
@@ -55,7 +66,9 @@ class Loader:
         self, rate_bytes_s: float | None = None, on_loaded: Callable[[Loaded], object] = lambda _: None
     ) -> None:
         self._rate, self._on_loaded = rate_bytes_s, on_loaded
-        self._queue: deque[SlabLoad] = deque()
+        self._queue: Iterator[SlabLoad] = iter(())
+        self._expecting: frozenset[Slabs] = frozenset()
+        """What has been told to expect loads."""
         self._changed = threading.Condition()
         self._stopping = False
         self.under_way: SlabLoad | None = None
@@ -70,27 +83,28 @@ class Loader:
         """Load at once, in the calling thread, what is expected and not loaded: a block may wait for it."""
         with self._changed:
             self._stopping = True
-            left = list(self._queue)
-            self._queue.clear()
             self._changed.notify()
         self._thread.join()
-        for load in left:
-            load.slabs.load(load.block, load.mode)
+        for load in self._queue:
+            if load.slabs.begin(load.block, load.mode):
+                load.slabs.load(load.block, load.mode)
 
-    def schedule(self, loads: Iterable[SlabLoad]) -> None:
-        """Expect these and load them in this order; what else was scheduled is dropped, unless it has begun."""
-        wanted = dict.fromkeys(loads)
+    def schedule(self, groups: Iterable[Sequence[SlabRun]]) -> None:
+        """Expect these and load them: group after group, of each block after block, of each run after run.
+
+        What else was scheduled is dropped, unless it has begun.
+        """
+        wanted = [tuple(group) for group in groups]
+        expected: dict[Slabs, list[Expected]] = {}
+        for slabs, forms, blocks in chain.from_iterable(wanted):
+            expected.setdefault(slabs, []).append(Expected(forms, blocks))
         with self._changed:
-            queued = set(self._queue)
-            for load in queued - wanted.keys():
-                load.slabs.drop(load.block, load.mode)
-            self._queue.clear()
-            for load in wanted:
-                if load not in queued:
-                    if load.slabs.has(load.block, load.mode):
-                        continue
-                    load.slabs.expect(load.block, load.mode)
-                self._queue.append(load)
+            for slabs in self._expecting - expected.keys():
+                slabs.expect()
+            for slabs, runs in expected.items():
+                slabs.expect(*runs)
+            self._expecting = frozenset(expected)
+            self._queue = _in_order(wanted)
             self._changed.notify()
 
     def _run(self) -> None:
@@ -122,9 +136,22 @@ class Loader:
                 self._changed.wait_for(lambda: self._stopping, max(0.0, left_s))
 
     def _next(self) -> SlabLoad | None:
+        """The next load that no thread has begun; None when the loader stops."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or bool(self._queue))
-            return None if self._stopping else self._queue.popleft()
+            while not self._stopping:
+                begun = (load for load in self._queue if load.slabs.begin(load.block, load.mode))
+                if (load := next(begun, None)) is not None:
+                    return load
+                self._changed.wait()
+            return None
+
+
+def _in_order(groups: Sequence[Sequence[SlabRun]]) -> Iterator[SlabLoad]:
+    for group in groups:
+        for block in range(max((run.blocks for run in group), default=0)):
+            for slabs, forms, blocks in group:
+                if block < blocks and forms[block] is not Mode.FULL:
+                    yield SlabLoad(slabs, block, forms[block])
 
 
 class CopyArrival(Arrival):

@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from giornata.packed.uses import Taken, Use
 from giornata.planning.batch import BatchPlanner, BatchRow
-from giornata.planning.blocks import Link
+from giornata.planning.blocks import Counts, Link, takes
 from giornata.planning.costs import SLABS, Loads, Shape, StepCosts, row_blocks, slab_unit
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.own import OwnKeysValues
 from giornata_denoiser.blocks.recording import CorrectionRecorder, EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.engine.loading import SlabLoad
+from giornata_denoiser.engine.loading import SlabRun
 from giornata_denoiser.engine.renewing import Renewing
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
@@ -40,15 +42,14 @@ class Served:
     learning: tuple[CorrectionRecorder, ...] = ()
     """One of each sequence, in a step that is computed in full to learn their corrections."""
     step: int = 0
-    """The row's step when it was last served."""
+    """The row's step when it was to learn."""
 
     @cached_property
-    def block_bytes(self) -> tuple[int, ...]:
-        """Bytes of the slabs that each block's mode takes."""
-        return tuple(
-            sum(slabs.size_bytes(block, mode) for slabs in self._distinct)
-            for block, mode in enumerate(self.modes)
-        )
+    def block_bytes(self) -> Counts:
+        """(blocks,) bytes of the slabs that each block's mode takes."""
+        _, kv, hidden = takes(self.modes)
+        sizes = [kv * slabs.sizes(Mode.KV) + hidden * slabs.sizes(Mode.HIDDEN) for slabs in self._distinct]
+        return sum(sizes[1:], sizes[0])
 
     @property
     def keeps(self) -> bool:
@@ -58,7 +59,11 @@ class Served:
     @property
     def missing_bytes(self) -> int:
         """Bytes that have to move for the modes."""
-        return sum(self._load_bytes(block, mode) for block, mode in enumerate(self.modes))
+        _, kv, hidden = takes(self.modes)
+        return sum(
+            int(kv @ slabs.moving(Mode.KV)) + int(hidden @ slabs.moving(Mode.HIDDEN))
+            for slabs in self._distinct
+        )
 
     @property
     def computed(self) -> tuple[Mode, ...]:
@@ -71,25 +76,19 @@ class Served:
             return tuple(Use(recorder=recorder) for recorder in self.learning)
         return tuple(Use(Taken(self.modes, slabs)) for slabs in self.slabs)
 
-    def loads(self) -> tuple[Loads, ...]:
+    def loads(self) -> Loads:
         """What every block's modes would have to move."""
-        return tuple(
-            Loads(
-                hidden_bytes=self._load_bytes(block, Mode.HIDDEN) if kept.hidden is not None else 0,
-                kv_bytes=self._load_bytes(block, Mode.KV) if kept.key is not None else 0,
-                hidden_kept=kept.hidden is not None,
-                kv_kept=kept.key is not None,
-            )
-            for block, kept in enumerate(self.entry.blocks)
+        kept = self.entry.channels
+        hidden, kv = (
+            np.sum([slabs.moving(mode) for slabs in self._distinct], axis=0)
+            for mode in (Mode.HIDDEN, Mode.KV)
         )
+        return Loads(hidden, kv, kept[Mode.HIDDEN] > 0, kept[Mode.KV] > 0)
 
-    def load(self, block: int) -> Iterator[SlabLoad]:
-        """What the block's mode takes, whether it is here or not."""
-        if self.modes[block] is not Mode.FULL:
-            yield from (SlabLoad(slabs, block, self.modes[block]) for slabs in self._distinct)
-
-    def _load_bytes(self, block: int, mode: Mode) -> int:
-        return sum(each.load_bytes(block, mode) for each in self._distinct)
+    def runs(self, blocks: int | None = None) -> Iterator[SlabRun]:
+        """What the modes of the first `blocks`, or of all, take, whether it is here or not."""
+        forms = takes(self.modes).forms
+        return (SlabRun(slabs, forms, len(forms) if blocks is None else blocks) for slabs in self._distinct)
 
     @cached_property
     def _distinct(self) -> tuple[Slabs, ...]:
@@ -115,12 +114,15 @@ def planned(
     """
     blocks = len(now[0].modes)
     # Loads of the next step, if the plan looks that far.
-    none = (Loads(),) * (blocks if any(following) else 0)
     loads = [row.loads() for row in now]
-    windows = [
-        own + (none if after is None else after.loads()) for own, after in zip(loads, following, strict=True)
-    ]
-    unit = slab_unit(load for window in windows for load in window)
+    windows = loads
+    if any(following):
+        none = Loads.equal(blocks, hidden_kept=False)
+        windows = [
+            own.then(none if after is None else after.loads())
+            for own, after in zip(loads, following, strict=True)
+        ]
+    unit = slab_unit(windows)
     link = Link(costs.load[0] / SLABS + costs.load[1] * unit, busy_ms)
     loaded_once = [id(row.entry) if shared else id(row.slabs[0]) for row in now]
     works = [
@@ -134,10 +136,9 @@ def planned(
     return chosen, plan.timeline.ended_ms[blocks - 1]
 
 
-def _with_modes(served: Served, modes: tuple[Mode, ...], loads: Sequence[Loads]) -> Served:
+def _with_modes(served: Served, modes: tuple[Mode, ...], loads: Loads) -> Served:
     """Final, if the modes are those of a row that has loaded everything."""
-    moves = any(load.hidden_bytes + load.kv_bytes for load in loads)
-    return replace(served, modes=modes, final=modes == served.entry.modes or not moves)
+    return replace(served, modes=modes, final=modes == served.entry.modes or not loads.largest_bytes)
 
 
 class Running:
@@ -224,7 +225,7 @@ class Running:
             served, self.next = self.next, None
         if served is None or served.entry is not entry:
             served = self.made(entry)
-        self.served = self._learning(replace(served, learning=(), step=row.step))
+        self.served = self._learning(replace(served, learning=()) if served.learning else served)
 
     def made(self, entry: Entry) -> Served:
         """What serves the row from `entry`, nothing of it loaded."""
@@ -259,7 +260,9 @@ class Running:
         if not any(self._entries[self.row.step + 1 :]):
             return None
         return replace(
-            served, learning=tuple(CorrectionRecorder(slabs, region, bits) for slabs in served.slabs)
+            served,
+            learning=tuple(CorrectionRecorder(slabs, region, bits) for slabs in served.slabs),
+            step=self.row.step,
         )
 
 
@@ -271,4 +274,4 @@ def _entries(row: Row) -> tuple[Entry | None, ...]:
     if row.template is None or row.region is None or row.records is not None:
         return (None,) * (row.steps + 1)
     levels = row.track.levels[: row.steps].tolist()
-    return (*(row.template.at(level, row.tolerance) for level in levels), None)
+    return (*row.template.at_each(levels, row.tolerance), None)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from giornata.packed.tracing import Tracing
 from giornata.packed.uses import Use, by_sequence
 from giornata.planning.batch import BatchPlanner, plan_batch
@@ -16,8 +18,9 @@ from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.own import OwnKeysValues
 from giornata_denoiser.blocks.recording import CorrectionRecorder
-from giornata_denoiser.blocks.slabs import Slabs, Waits
-from giornata_denoiser.engine.loading import Loader, SlabLoad
+from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.blocks.waits import Waits
+from giornata_denoiser.engine.loading import Loader, SlabRun
 from giornata_denoiser.engine.running import Running, Served, planned
 from giornata_denoiser.engine.weighing import predicted_ms
 from giornata_denoiser.families.protocol import ModelFamily
@@ -110,7 +113,7 @@ class Sources:
         work = self._work(running)
         missing = sum(each.missing_bytes for each in running)
         if loader is not None and self._scheduled != (wanted := [each.wanted for each in running]):
-            loader.schedule(_loads(running, self._family.depth))
+            loader.schedule(_loads(running))
             self._scheduled = wanted
         sample = self._sample(rows, work, costs, missing, max(planned_ms, costs.step_ms(work)))
         return StepPlan(
@@ -232,21 +235,16 @@ class Sources:
 
 def _fitting(served: Sequence[Served | None], blocks: int, room_bytes: int) -> list[int]:
     """How many blocks of each fit into the room of all, one block of all after the other."""
-    if sum(sum(each.block_bytes) for each in served if each is not None) <= room_bytes:
-        return [0 if each is None else blocks for each in served]
+    some = [index for index, each in enumerate(served) if each is not None]
+    sizes = np.array([each.block_bytes for each in served if each is not None], np.int64).reshape(-1, blocks)
+    used = np.cumsum(sizes.T).reshape(blocks, -1)
     fitting = [0] * len(served)
-    for block in range(blocks):
-        for index, each in enumerate(served):
-            if each is None:
-                continue
-            room_bytes -= each.block_bytes[block]
-            if room_bytes < 0:
-                return fitting
-            fitting[index] = block + 1
+    for index, fits in zip(some, (used <= room_bytes).sum(axis=0).tolist(), strict=True):
+        fitting[index] = fits
     return fitting
 
 
-def _loads(rows: Sequence[Running], blocks: int) -> Iterator[SlabLoad]:
+def _loads(rows: Sequence[Running]) -> Iterator[list[SlabRun]]:
     """Loads in the order of their use: this step's, what it did without and the next step can use, later ones."""
     now = [each.served for each in rows if each.served is not None]
     missed = [
@@ -255,10 +253,5 @@ def _loads(rows: Sequence[Running], blocks: int) -> Iterator[SlabLoad]:
         if each.served is not None and not (each.served.final or each.changes)
     ]
     for group in (now, missed):
-        for block in range(blocks):
-            for served in group:
-                yield from served.load(block)
-    for block in range(blocks):
-        for each in rows:
-            if each.next is not None and block < each.ahead:
-                yield from each.next.load(block)
+        yield [run for served in group for run in served.runs()]
+    yield [run for each in rows if each.next is not None for run in each.next.runs(each.ahead)]

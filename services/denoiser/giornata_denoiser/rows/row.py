@@ -165,7 +165,7 @@ class Row:
     @property
     def computed_tokens(self) -> int:
         """Tokens of the picture that are computed."""
-        return self.image_tokens if self.region is None else len(self.region.computed)
+        return self.image_tokens if self.region is None else self.region.computed.shape[0]
 
     @property
     def text_tokens(self) -> int:

@@ -57,7 +57,12 @@ class Stored:
     @property
     def shape(self) -> tuple[int, int]:
         """Tokens and channels."""
-        return self.data.shape[0], self.data.shape[1] if self.scale is None else len(self.scale)
+        return self.data.shape[0], self.channels
+
+    @property
+    def channels(self) -> int:
+        """Of every token."""
+        return (self.data if self.scale is None else self.scale).shape[-1]
 
     def to(self, device: torch.device) -> Stored:
         """The same on `device`; the copy is asynchronous from pinned memory."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from giornata.packed.region import Region
@@ -85,6 +87,17 @@ class Entry:
                 modes[block - 1] = Mode.FULL
         return tuple(modes)
 
+    @cached_property
+    def channels(self) -> Mapping[Mode, NDArray[np.int64]]:
+        """(blocks,) of each form: the channels a token of what each block kept; 0 where it kept no such form."""
+
+        def of(part: Stored | None) -> int:
+            return 0 if part is None else part.channels
+
+        kv = np.array([of(block.key) + of(block.value) for block in self.blocks], np.int64)
+        hidden = np.array([of(block.hidden) for block in self.blocks], np.int64)
+        return {Mode.KV: kv, Mode.HIDDEN: hidden}
+
     def pinned(self) -> Entry:
         """The same in pinned host memory."""
         return replace(self, blocks=tuple(block.pinned() for block in self.blocks))
@@ -105,6 +118,11 @@ class Recording:
     entries: tuple[Entry, ...]
     """In the order of the run, level falling."""
 
+    def __post_init__(self) -> None:
+        """Read off each entry what plans need: the step that first takes from it is not to wait for that."""
+        for entry in self.entries:
+            _ = entry.modes, entry.channels
+
     @property
     def size_bytes(self) -> int:
         """Bytes of all entries."""
@@ -118,6 +136,17 @@ class Recording:
         """The entry of the nearest noise level; None if none lies within `tolerance`."""
         nearest = min(self.entries, key=lambda entry: abs(entry.level - level), default=None)
         return None if nearest is None or abs(nearest.level - level) > tolerance else nearest
+
+    def at_each(self, levels: Sequence[float], tolerance: float = 1.0) -> tuple[Entry | None, ...]:
+        """:meth:`at` of every one of `levels`."""
+        if not self.entries:
+            return (None,) * len(levels)
+        far = np.abs(np.array([entry.level for entry in self.entries])[:, np.newaxis] - np.asarray(levels))
+        nearest = far.argmin(axis=0).tolist()
+        return tuple(
+            self.entries[index] if distance <= tolerance else None
+            for index, distance in zip(nearest, far.min(axis=0).tolist(), strict=True)
+        )
 
 
 @lru_cache(maxsize=8)  # 1 MiB each for 1024x1024 pixels of Flux

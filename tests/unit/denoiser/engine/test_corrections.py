@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import torch
 from giornata.packed.tracing import Lane
 from giornata.planning.costs import StepCosts
 from giornata_denoiser.attempts.inputs import reused
-from giornata_denoiser.engine.loading import Loaded, Loader, SlabLoad
+from giornata_denoiser.engine.loading import Loaded, Loader, SlabRun
 from giornata_denoiser.engine.weighing import slab_bytes
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
@@ -183,9 +183,9 @@ class Counting(Loader):
 
     asked = 0
 
-    def schedule(self, loads: Iterable[SlabLoad]) -> None:
+    def schedule(self, groups: Iterable[Sequence[SlabRun]]) -> None:
         self.asked += 1
-        super().schedule(loads)
+        super().schedule(groups)
 
 
 def test_steps_that_change_nothing_ask_the_loader_for_nothing() -> None:

@@ -14,13 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from giornata.packed.tracing import Lane
-from giornata.planning.batch import PLANNERS, BatchPlan, BatchPlanner, BatchRow, PlannerName, plan_batch
+from giornata.planning.batch import (
+    PLANNERS,
+    BatchPlan,
+    BatchPlanner,
+    BatchRow,
+    PlannerName,
+    evaluate,
+    plan_batch,
+)
 from giornata.planning.blocks import Link
 from giornata.planning.costs import Work
 from giornata.wire.values import Mode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.engine.loading import Loader, SlabLoad
+from giornata_denoiser.engine.loading import Loaded, Loader, SlabLoad, SlabRun
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Entry, Form, Kept, Recording
 from giornata_denoiser.trace import Trace
@@ -183,7 +191,7 @@ class Busy:
     def __init__(self, under_way: SlabLoad | None) -> None:
         self.under_way = under_way
 
-    def schedule(self, loads: Iterable[SlabLoad]) -> None:
+    def schedule(self, groups: Iterable[Sequence[SlabRun]]) -> None:
         """None of them."""
 
 
@@ -205,6 +213,25 @@ def test_a_plan_begins_where_the_loader_is() -> None:
     idle, busy = seen
     assert idle.busy_ms == 0
     assert busy.busy_ms == pytest.approx(Measured.costs.load_ms(others.load_bytes(0, Mode.KV)))
+
+
+def test_a_hidden_state_at_hand_is_not_loaded() -> None:
+    """Behind a block in full nothing has to be there for a block that projects: the template keeps no such thing."""
+    of = tiny_flux.family()
+    taken, modes = template(of), (Mode.FULL, Mode.HIDDEN, Mode.KV, Mode.KV)
+    row = edit(of, taken, Spec("edit", grid=GRID, steps=1))
+
+    def planner(rows: Sequence[BatchRow], link: Link, base_ms: float) -> BatchPlan:
+        return evaluate(rows, [modes for _ in rows], link, base_ms)
+
+    heard: list[Loaded] = []
+    with Loader(on_loaded=heard.append) as loader:
+        made = engine(of, planner=planner, loader=loader, correction_bits=None)
+        made.batch.submit([row])
+        latent = finished(made)["edit"].latent
+    assert [(loaded.load.block, loaded.load.mode) for loaded in heard] == [(2, Mode.KV), (3, Mode.KV)]
+    wanted = expected(of, row, taken, modes, corrected=False)
+    torch.testing.assert_close(latent, wanted, atol=FLOAT32, rtol=0)
 
 
 def test_an_edit_of_one_step_is_computed_in_full() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from giornata_denoiser.blocks.device import Arrival, Device
-from giornata_denoiser.blocks.slabs import Waits
+from giornata_denoiser.blocks.waits import Waits
 from giornata_denoiser.engine.hosting import BUFFER_BYTES, BUFFERS, HostCopies
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.stored import EXACT, Stored, store

@@ -14,7 +14,7 @@ from giornata.wire.values import Mode
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.loading import Loaded, Loader, SlabLoad
+from giornata_denoiser.engine.loading import Loaded, Loader, SlabRun
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
@@ -24,6 +24,7 @@ from tests.fakes.tiny_flux import Spec
 from tests.patience import HUNG_S
 
 BLOCKS = 4
+KV = (Mode.KV,) * BLOCKS
 
 
 def entry(level: float = 0.5, blocks: int = BLOCKS) -> Entry:
@@ -108,7 +109,7 @@ def test_who_asks_waits_for_what_is_expected() -> None:
 
     found: list[object] = []
     with Loader(on_loaded=held) as loader:
-        loader.schedule(SlabLoad(of, block, Mode.KV) for block in (0, 1))
+        loader.schedule([[SlabRun(of, KV, 2)]])
         assert began.wait(HUNG_S)
         waiting = threading.Thread(target=lambda: found.append(of.keys_values(1)))
         waiting.start()
@@ -121,15 +122,15 @@ def test_who_asks_waits_for_what_is_expected() -> None:
 def test_a_loader_that_stops_leaves_nobody_waiting() -> None:
     of = slabs(entry())
     with Loader(rate_bytes_s=1.0) as loader:  # hours for the first slab
-        loader.schedule(SlabLoad(of, block, Mode.KV) for block in range(BLOCKS))
-        loader.schedule(SlabLoad(of, block, Mode.KV) for block in range(BLOCKS))  # are expected already
+        loader.schedule([[SlabRun(of, KV, BLOCKS)]])
+        loader.schedule([[SlabRun(of, KV, BLOCKS)]])  # are expected already
     assert all(of.gathered(block).room == 2 for block in range(BLOCKS))
 
 
 def test_what_cannot_be_loaded_is_told_to_who_asks() -> None:
     of = slabs(entry())
     with Loader() as loader:
-        loader.schedule([SlabLoad(of, 0, Mode.HIDDEN), SlabLoad(of, 1, Mode.KV)])
+        loader.schedule([[SlabRun(of, (Mode.HIDDEN, Mode.KV), 2)]])
         with pytest.raises(LookupError, match="does not hold"):
             of.hidden(0)
         assert of.gathered(1).room == 2
@@ -145,9 +146,9 @@ def test_what_nobody_wants_any_more_is_not_loaded() -> None:
         assert hold.wait(HUNG_S)
 
     with Loader(on_loaded=held) as loader:
-        loader.schedule([SlabLoad(other, 0, Mode.KV), SlabLoad(one, 0, Mode.KV), SlabLoad(other, 1, Mode.KV)])
+        loader.schedule([[SlabRun(other, KV, 2), SlabRun(one, KV, 1)]])
         other.keys_values(0)
-        loader.schedule([SlabLoad(other, 1, Mode.KV)])
+        loader.schedule([[SlabRun(other, (Mode.FULL, Mode.KV), 2)]])
         assert not one.has(0, Mode.KV)
         hold.set()
         other.keys_values(1)

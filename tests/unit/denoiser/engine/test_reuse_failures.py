@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from giornata.planning.costs import StepCosts
 from giornata.wire.values import Mode
 from giornata_denoiser.blocks.device import Arrival
 from giornata_denoiser.blocks.slabs import Slabs
@@ -19,7 +20,9 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.loop import EngineLoop
 from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.shortage import CALM, MemoryLimit
 from giornata_denoiser.engine.sources import ReuseOptions
+from giornata_denoiser.engine.weighing import Budget, step_bytes
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.rows.template import Entry, Recording
 from tests.fakes import tiny_flux
@@ -185,6 +188,80 @@ def test_rows_are_tried_alone_once_memory_is_given_back() -> None:
     made.step()
     assert network.kept == before + 1, "the slabs of the row that is tried"
     assert set(finished(made)) == {"a", "b"}
+
+
+class Narrow(FluxInpaint):
+    """A network whose memory has room for two rows, and that counts how often more were tried."""
+
+    failures = 0
+
+    def predict(self, batch: object, latents: Tensor, *args: Any, **named: Any) -> Tensor:
+        if len(latents) > 2 * 16:
+            self.failures += 1
+            raise torch.OutOfMemoryError("no room")
+        return super().predict(batch, latents, *args, **named)
+
+
+def test_after_a_step_that_ran_out_of_memory_rows_take_turns() -> None:
+    """The step is not tried again in every step; rows that do not fit wait, and end as they would have alone."""
+    of = tiny_flux.family()
+    taken = template(of)
+    rows = [
+        edit(of, taken if i % 2 else None, Spec(f"r{i}", grid=GRID, steps=6, seed=i), None) for i in range(5)
+    ]
+    alone = engine(of)
+    alone.batch.submit(rows)
+    wanted = finished(alone)
+    network = Narrow(tiny_flux.transformer())
+    with Loader() as loader:
+        made = engine(tiny_flux.family(network), loader=loader)
+        made.batch.submit(rows)
+        first = made.step()
+        assert first is not None
+        assert len(first.advanced) == 5, "each alone"
+        going_on = made.plan()
+        aside = made.batch.waiting
+        assert aside
+        assert [row.key for row in (*going_on, *aside)] == [row.key for row in rows], "the last ones wait"
+        assert {row.step for row in aside} == {1}
+        ended = finished(made)
+    assert network.failures <= 4
+    assert set(ended) == set(wanted)
+    for name, row in ended.items():
+        torch.testing.assert_close(row.latent, wanted[name].latent, atol=FLOAT32, rtol=0)
+
+
+def test_a_row_that_does_not_fit_alone_lowers_no_limit() -> None:
+    of = tiny_flux.family()
+    network = Narrow(tiny_flux.transformer())
+    made = engine(tiny_flux.family(network))
+    large = tiny_flux.row(of, Spec("large", grid=(7, 7), steps=2))
+    small = [tiny_flux.row(of, Spec(f"s{i}", grid=(2, 2), steps=2)) for i in range(4)]
+    made.batch.submit([large])
+    report = made.step()
+    assert report is not None
+    assert [failed.row.key.job_id for failed in report.failed] == ["large"]
+    made.batch.submit(small)
+    assert len(made.plan()) == 4
+
+
+def test_the_limit_rises_again_slowly() -> None:
+    of = tiny_flux.family()
+    rows = [tiny_flux.row(of, Spec(f"r{i}", grid=GRID)) for i in range(4)]
+    needed = step_bytes(rows, Budget(), of)
+    limit = MemoryLimit(Budget(memory_bytes=2 * needed), of)
+    limit.ran_out(rows)
+    lowered = limit.budget.memory_bytes
+    assert needed / 2 < lowered < needed
+    assert not limit.fits(rows, StepCosts((0.0,) * 5))
+    limit.ran_out(rows[:3])
+    assert limit.budget.memory_bytes < lowered
+    for _ in range(CALM - 1):
+        limit.went_well()
+    assert limit.budget.memory_bytes < lowered, "not at once"
+    for _ in range(30 * CALM):
+        limit.went_well()
+    assert limit.budget.memory_bytes == 2 * needed
 
 
 def test_a_row_cancelled_between_steps_leaves_the_others_as_they_were() -> None:

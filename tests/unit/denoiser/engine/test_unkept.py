@@ -23,7 +23,6 @@ from giornata_denoiser.rows.template import Entry, Form, Kept, Recording
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, finished, template, where
-from tests.unit.denoiser.engine.test_masked import BLOCKS
 
 FLOAT32 = 1e-5
 
@@ -66,10 +65,8 @@ def test_nothing_is_held_but_the_entry() -> None:
         stored = taken.entries[0].blocks[1].key
         assert stored is not None
         assert (key.data_ptr() == stored.data.data_ptr()) is held
-    size = sum(
-        Slabs(taken.entries[0], where(), 3, of, device=Unkept()).size_bytes(b, Mode.KV) for b in range(BLOCKS)
-    )
-    assert size == taken.entries[0].size_bytes
+    sizes = Slabs(taken.entries[0], where(), 3, of, device=Unkept()).sizes(Mode.KV)
+    assert sizes.sum() == taken.entries[0].size_bytes
 
 
 def flux_row(job: str, template_of: Recording) -> Row:

@@ -1,0 +1,54 @@
+"""What a step has come to, row by row. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from giornata.wire.errors import GiornataError, InternalError, RowPoisoned
+from giornata_denoiser.engine.protocol import RowPreview
+from giornata_denoiser.engine.sources import StepPlan
+from giornata_denoiser.engine.stepping import Stepped
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.template import Entry
+
+
+def advanced(
+    rows: Sequence[Row],
+    plan: StepPlan,
+    stepped: Stepped,
+    entries: Sequence[Entry | None],
+    finite: Sequence[bool],
+) -> tuple[Row, ...]:
+    """The rows after the step, but for those whose latent is not finite."""
+    return tuple(
+        row.advanced(
+            stepped.latents[index],
+            stepped.memory[index],
+            entry=entries[index],
+            corrections=tuple(each.correction() for each in plan.learning[index]) or None,
+        )
+        for index, row in enumerate(rows)
+        if finite[index]
+    )
+
+
+def previews(rows: Sequence[Row], pictures: Sequence[Tensor | None]) -> tuple[RowPreview, ...]:
+    """What `rows`, as they were before the step, are shown as after it."""
+    return tuple(
+        RowPreview(row.key, row.step + 1, row.steps, index, picture.cpu().numpy())
+        for row, picture in zip(rows, pictures, strict=True)
+        if picture is not None and (index := row.next_preview) is not None
+    )
+
+
+def row_error(cause: Exception) -> GiornataError:
+    """How a row that raised when it was computed alone is answered."""
+    if isinstance(cause, torch.OutOfMemoryError):
+        error: GiornataError = InternalError("The denoiser ran out of memory on this picture.")
+    else:
+        error = RowPoisoned("The denoiser could not compute this picture.")
+    error.__cause__ = cause
+    return error

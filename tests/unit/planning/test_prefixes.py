@@ -1,0 +1,136 @@
+"""Plans of rows that keep no hidden states, against the exact planner and against every other one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from giornata.planning.batch import PLANNERS, BatchRow, evaluate, plan_batch
+from giornata.planning.blocks import Block, Link, Modes, exact, sequential, takes, timeline
+from giornata.planning.columns import Columns
+from giornata.planning.prefixes import Prefixes, prefixes_of, scanned
+from giornata.wire.values import Mode
+
+LINKS = st.builds(Link, slab_ms=st.floats(0, 8), busy_ms=st.floats(0, 10))
+BASES = st.sampled_from([0.0, 2.5])
+
+
+@st.composite
+def rows_of_prefixes(draw: st.DrawFn, most_rows: int = 4, most_blocks: int = 6) -> list[BatchRow]:
+    """Rows whose templates keep keys and values from some block on, or with gaps; one step, or it and the next."""
+    steps, count = draw(st.integers(1, 2)), draw(st.integers(1, most_blocks))
+    alike, shared = draw(st.booleans()), draw(st.booleans())
+    rows = []
+    for index in range(draw(st.integers(1, most_rows))):
+        first = draw(st.sampled_from([0, 0, 1, count]))
+        found: list[Block] = []
+        costs = (0.0, 0.0, 0.0)
+        for place in range(steps * count):
+            if not (alike and found):
+                full = draw(st.floats(0.1, 10))
+                costs = full, full * draw(st.floats(0.2, 1)), full * draw(st.floats(0.05, 1))
+            found.append(
+                Block(
+                    *costs,
+                    hidden_slabs=0,
+                    kv_slabs=draw(st.sampled_from([0, 1, 2, 3])),
+                    fresh=place % count == 0,
+                    hidden_kept=False,
+                    kv_kept=place % count >= first and draw(st.sampled_from([True] * 9 + [False])),
+                )
+            )
+        rows.append(BatchRow(tuple(found), "one" if shared else index))
+    return rows
+
+
+def of(rows: list[BatchRow]) -> Prefixes:
+    found = prefixes_of([row.columns for row in rows], [row.template for row in rows])
+    assert found is not None
+    return found
+
+
+@settings(max_examples=300)
+@given(rows_of_prefixes(most_rows=1), LINKS, BASES)
+def test_one_row_is_planned_as_well_as_by_the_exact_planner(
+    rows: list[BatchRow], link: Link, base_ms: float
+) -> None:
+    (row,) = rows
+    plan = plan_batch(rows, link, base_ms)
+    beside = [replace(block, others_ms=base_ms) for block in row.blocks]
+    best = timeline(beside, exact(beside, link), link)
+    (modes,) = plan.modes
+    carried_out = timeline(beside, modes, link)
+    assert plan.timeline.finish_ms == pytest.approx(best.finish_ms, rel=1e-9)
+    assert plan.timeline.ended_ms == pytest.approx(carried_out.ended_ms, rel=1e-9)
+    assert plan.timeline.slabs == carried_out.slabs
+
+
+@given(rows_of_prefixes(most_rows=1, most_blocks=3), LINKS)
+def test_candidates_are_all_plans_there_are(rows: list[BatchRow], link: Link) -> None:
+    """Whatever else has an end is no other sequence of modes."""
+    (row,) = rows
+    every = product(Mode, repeat=len(row.blocks))
+    possible = {modes for modes in every if timeline(row.blocks, modes, link).finish_ms < float("inf")}
+    candidates = scanned(of(rows), None, link, 0.0).computing_ms[0]
+    count = 1
+    for step in candidates:
+        count *= int((step < float("inf")).sum())
+    assert len(possible) == count
+
+
+@settings(max_examples=200)
+@given(rows_of_prefixes(), LINKS, BASES)
+def test_nothing_else_that_is_tried_is_better(rows: list[BatchRow], link: Link, base_ms: float) -> None:
+    """Neither the other planners of batches, nor what each row would do alone, loads behind computing or before it."""
+    plan = plan_batch(rows, link, base_ms)
+    assert plan == evaluate(rows, plan.modes, link, base_ms)
+    for planner in PLANNERS.values():
+        assert plan.timeline.finish_ms <= planner(rows, link, base_ms).timeline.finish_ms * 1.1 + 1e-9
+    naive = sum(sequential(row.blocks, exact(row.blocks, Link(0.0)), link) for row in rows)
+    assert plan.timeline.finish_ms <= naive + base_ms * len(rows[0].blocks) + 1e-9
+
+
+@settings(max_examples=200)
+@given(rows_of_prefixes(), LINKS, BASES, st.data())
+def test_a_batch_runs_as_its_rows_do_block_by_block(
+    rows: list[BatchRow], link: Link, base_ms: float, data: st.DataObject
+) -> None:
+    """`evaluate` against the timeline of one row beside which the others compute and load."""
+    rows = [replace(row, template=index) for index, row in enumerate(rows)]
+    modes: list[Modes] = [tuple(data.draw(st.sampled_from(list(Mode))) for _ in row.blocks) for row in rows]
+    merged = []
+    for place, first in enumerate(rows[0].blocks):
+        others = [
+            (row.blocks[place], chosen[place], place > 0 and chosen[place - 1] is Mode.FULL)
+            for row, chosen in zip(rows[1:], modes[1:], strict=True)
+        ]
+        ms = base_ms + sum(block.compute_ms(mode, live=live) for block, mode, live in others)
+        slabs = sum(block.slabs(mode, live=live) for block, mode, live in others)
+        merged.append(replace(first, others_ms=ms, others_slabs=slabs))
+    wanted = timeline(merged, modes[0], link)
+    found = evaluate(rows, modes, link, base_ms).timeline
+    assert found.ended_ms == pytest.approx(wanted.ended_ms, rel=1e-9)
+    assert found.slabs == wanted.slabs
+
+
+@given(rows_of_prefixes(most_rows=1))
+def test_columns_are_the_blocks(rows: list[BatchRow]) -> None:
+    assert tuple(Columns.of(rows[0].blocks)) == rows[0].blocks
+
+
+@given(st.lists(st.sampled_from(list(Mode)), min_size=1, max_size=8))
+def test_what_a_step_takes_is_what_its_blocks_load(modes: list[Mode]) -> None:
+    blocks = [Block(1, 1, 1, 10, 1, fresh=place == 0) for place in range(len(modes))]
+    forms, kv, hidden = takes(tuple(modes))
+    assert timeline(blocks, modes, Link(0.0)).slabs == kv.sum() + 10 * hidden.sum()
+    assert [form is Mode.KV for form in forms] == kv.astype(bool).tolist()
+    assert [form is Mode.HIDDEN for form in forms] == hidden.astype(bool).tolist()
+
+
+def test_rows_with_hidden_states_are_left_to_the_exact_planner() -> None:
+    row = BatchRow((Block(5, 3, 1, 1, 2, fresh=True), Block(5, 3, 1, 1, 2)), "t")
+    assert prefixes_of([row.columns], ["t"]) is None
