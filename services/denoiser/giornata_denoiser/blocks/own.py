@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from giornata.packed.attention import Outside
+from giornata.packed.pages import Pages
 from giornata.packed.region import Region
 from giornata.planning.specs import PARTS, BlockSpec
 from giornata.wire.values import Mode
 from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.rows.stored import store
 
 UNSEEN: Final = 3
 """Most steps from one in full to the next where the network sees no mask; decision record 0029 has the measurements."""
@@ -24,6 +26,10 @@ def renew_steps(configured: int, family: ModelFamily) -> int:
     what it makes of it lasts for fewer steps.
     """
     return min(configured, UNSEEN) if family.network.blends else configured
+
+
+OWN_BITS: Final = 8
+"""On a device that keeps no slabs, where rows learn no corrections whose bits could be taken."""
 
 
 def own_channels(spec: BlockSpec) -> int:
@@ -39,16 +45,18 @@ class OwnKeysValues:
     """What one sequence keeps; satisfies :class:`giornata.packed.uses.Source`.
 
     `own` are the tokens that it computes between two steps in full: text, and the region's. There is room for their
-    keys and values in front of those that are kept.
+    keys and values in front of those that are kept; in `bits` these are kept by themselves, see
+    :mod:`giornata_denoiser.rows.stored`.
     """
 
-    def __init__(self, region: Region, own: int, family: ModelFamily) -> None:
+    def __init__(self, region: Region, own: int, family: ModelFamily, bits: int | None = None) -> None:
         self._outside = region.on(family.device).outside
-        self._own, self._family = own, family
-        self._kept: dict[int, Outside] = {}
+        self._own, self._bits = own, bits
+        self._all = torch.arange(len(self._outside), device=family.device)
+        self._kept: dict[int, Outside | Pages] = {}
 
-    def keys_values(self, block: int) -> Outside:
-        """(own + outside, heads, head_dim) each, the first `own` rows free.
+    def keys_values(self, block: int) -> Outside | Pages:
+        """(own + outside, heads, head_dim) each, the first `own` rows free; or as they are stored.
 
         Raises:
             LookupError: no step in full has passed the block.
@@ -65,8 +73,12 @@ class OwnKeysValues:
 
     def keep(self, block: int, key: Tensor, value: Tensor) -> None:
         """(tokens, heads, head_dim) each, of all tokens of the picture."""
+        if self._bits is not None:
+            parts = (part.index_select(0, self._outside).flatten(1) for part in (key, value))
+            self._kept[block] = Pages(self._all, *(store(part, self._bits).levels for part in parts))
+            return
         kept = self._kept.get(block)
-        if kept is None:
+        if not isinstance(kept, Outside):
             shape = self._own + len(self._outside), *key.shape[1:]
             kept = self._kept[block] = Outside(key.new_empty(shape), value.new_empty(shape), self._own)
         torch.index_select(key, 0, self._outside, out=kept.key[self._own :])

@@ -11,7 +11,7 @@ from giornata.planning.costing import BatchCap
 from giornata.planning.costs import StepCosts, Work, step_work, worth_reusing
 from giornata.planning.specs import recording_bytes
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.own import own_channels
+from giornata_denoiser.blocks.own import OWN_BITS, own_channels
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import stored_bytes
@@ -80,7 +80,7 @@ def row_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int
     itemsize = family.dtype.itemsize
     held += slab_bytes(row, itemsize) if keeps_slabs(family) else attended_bytes(row, itemsize)
     held += correction_bytes(row, itemsize, correction_bits)
-    return held + _own_bytes(row, family) + _recorded_bytes(row, family)
+    return held + _own_bytes(row, family, correction_bits) + _recorded_bytes(row, family)
 
 
 def keeps_slabs(family: ModelFamily) -> bool:
@@ -134,12 +134,20 @@ def correction_bytes(row: Row, itemsize: int, bits: int | None) -> int:
     return len(row.prompts) * sum(stored_bytes(outside, channels, bits, itemsize) for channels in kept)
 
 
-def _own_bytes(row: Row, family: ModelFamily) -> int:
-    """Bytes of the keys and values that a row without a template keeps from its last step in full."""
+def _own_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int:
+    """Bytes of the keys and values that a row without a template keeps from its last step in full.
+
+    On a GPU they are kept in bits, and one block has its own beside them while it attends.
+    """
     if row.template is not None or row.region is None or not row.renewed_every:
         return 0
-    tokens = sum(row.own_tokens) + len(row.prompts) * len(row.region.outside)
-    return family.dtype.itemsize * tokens * sum(map(own_channels, family.specs))
+    outside, itemsize = len(row.region.outside), family.dtype.itemsize
+    tokens, channels = sum(row.own_tokens) + len(row.prompts) * outside, list(map(own_channels, family.specs))
+    if keeps_slabs(family):
+        return itemsize * tokens * sum(channels)
+    bits = correction_bits or OWN_BITS
+    stored = sum(stored_bytes(outside, width, bits, itemsize) for width in channels)
+    return len(row.prompts) * stored + itemsize * tokens * max(channels, default=0)
 
 
 def _recorded_bytes(row: Row, family: ModelFamily) -> int:

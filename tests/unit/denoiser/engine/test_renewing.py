@@ -13,6 +13,7 @@ from giornata.planning.costs import StepCosts
 from giornata.wire.values import Mode
 from giornata_denoiser.attempts.inputs import reused
 from giornata_denoiser.blocks.own import renew_steps
+from giornata_denoiser.engine import weighing
 from giornata_denoiser.engine.weighing import row_bytes
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
@@ -23,6 +24,7 @@ from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, edit, engine, finished, template, where
 from tests.unit.denoiser.engine.test_masked import BLOCKS, DOUBLE, FLOAT32, recorded, reusing, step
+from tests.unit.denoiser.engine.test_unkept import Unkept
 
 OF = tiny_flux.family()
 KV = (Mode.KV,) * BLOCKS
@@ -185,3 +187,25 @@ def test_a_template_whose_loads_are_too_slow_is_left_for_ones_own() -> None:
 def test_a_network_that_sees_no_mask_renews_more_often(fill: bool, steps: list[int]) -> None:
     of = tiny_flux.family(fill=fill)
     assert [renew_steps(configured, of) for configured in (0, 2, 7)] == steps
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_where_slabs_are_not_kept_they_are_kept_in_bits(bits: int) -> None:
+    """The picture is near that of kept slabs: nearer with more bits."""
+    row = renewing(OF, Spec(grid=GRID, steps=6, true_cfg_scale=2.0), 3)
+    made = engine(OF, device=Unkept(), correction_bits=bits)
+    made.batch.submit([row])
+    far = (finished(made)["job"].latent - expected(OF, row, 3)).abs().max()
+    assert FLOAT32 < far < (0.05 if bits == 8 else 0.8)
+
+
+def test_what_is_kept_in_bits_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = renewing(OF, Spec(grid=GRID), 3)
+    plain = replace(row, renewed_every=0)
+    slabs = row_bytes(row, OF, 4) - row_bytes(plain, OF, 4)
+    monkeypatch.setattr(weighing, "keeps_slabs", lambda _: False)
+    stored = row_bytes(row, OF, 4) - row_bytes(plain, OF, 4)
+    outside, own, width = 12, row.own_tokens[0], 64
+    parts = 2 * BLOCKS * (outside * width // 2 + 2 * width * 4)
+    assert stored == parts + 2 * width * 4 * (own + outside)
+    assert stored < slabs
