@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from giornata.blobs import HANDOVER_MB
-from giornata.blobs.addresses import s3_address
+from giornata.blob_addresses import HANDOVER_MB, s3_address
 from giornata.wire.cells import MAIN, CellName
 from giornata.wire.stores import LEAST_STORE_BYTES, STORE_BYTES
 

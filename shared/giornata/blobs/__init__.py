@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Final
 
+from giornata.blob_addresses import HANDOVER_MB
 from giornata.blobs.folder import Folder
 from giornata.blobs.host import HostBlobs
 from giornata.blobs.memory import MemoryBlobs
@@ -15,7 +15,6 @@ from giornata.blobs.s3 import S3Blobs
 from giornata.blobs.store import BlobStore, intermediate, refer
 
 __all__ = [
-    "HANDOVER_MB",
     "BlobStore",
     "HostBlobs",
     "MemoryBlobs",
@@ -25,9 +24,6 @@ __all__ = [
     "open_blobs",
     "refer",
 ]
-
-HANDOVER_MB: Final = 256
-"""Room for hand-overs unless configured: an edit of 1024x1024 hands over about 12 MiB."""
 
 
 @asynccontextmanager

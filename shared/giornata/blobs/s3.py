@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import S3Store
 
-from giornata.blobs.addresses import S3Address, s3_address
+from giornata.blob_addresses import S3Address, s3_address
 from giornata.blobs.credentials import from_file
 from giornata.blobs.store import UNANSWERED, BlobStore, verify
 from giornata.wire.errors import BlobStoreFull, ServiceUnavailable

@@ -130,7 +130,7 @@ async def test_another_version_of_the_model_is_refused(bench: Bench) -> None:
 
 
 async def test_edits_take_from_what_was_recorded_beside_an_earlier_one(bench: Bench) -> None:
-    async with bench.worker(template_levels=3) as worker:
+    async with bench.worker(template_levels=3, renew_steps=0) as worker:
         assert [await bench.edited(worker) for _ in range(2)] == [12, 12]
         async with asyncio.timeout(WAIT_S):
             while await bench.edited(worker) == 12:
@@ -146,7 +146,7 @@ async def test_a_template_may_be_recorded_before_its_first_edit_and_outlives_its
 ) -> None:
     async with bench.worker(template_policy="inline", template_folder=tmp_path) as worker:
         assert await bench.edited(worker, reuse="strict") == 1
-    async with bench.worker(template_policy="off", template_folder=tmp_path) as worker:
+    async with bench.worker(template_policy="off", template_folder=tmp_path, renew_steps=0) as worker:
         assert await bench.edited(worker, reuse="strict") == 1
         assert await bench.edited(worker, reuse="auto") == 12
 

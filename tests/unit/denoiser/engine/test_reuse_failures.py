@@ -24,24 +24,25 @@ from giornata_denoiser.engine.shortage import CALM, MemoryLimit
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.engine.weighing import Budget, step_bytes
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
+from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Entry, Recording
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, engine, finished, template
-from tests.unit.denoiser.engine.test_masked import FLOAT32
+from tests.unit.denoiser.engine.test_masked import DOUBLE, FLOAT32
 
 
 @pytest.mark.parametrize("at_step", [0, 1, 3])
 def test_a_row_that_fails_leaves_the_others_as_they_were(at_step: int) -> None:
     """Also in the step that teaches the others their correction, which is then computed again, each row alone."""
-    of = tiny_flux.family()
+    of = tiny_flux.family(dtype=DOUBLE)
     taken = template(of)
     good = edit(of, taken, Spec("good", grid=GRID, steps=5, seed=2))
     bad = edit(of, taken, Spec("bad", grid=GRID, steps=5, seed=3))
-    alone = engine(of)
+    alone = engine(of, correction_bits=EXACT)
     alone.batch.submit([good])
     wanted = finished(alone)["good"].latent
-    made = engine(of)
+    made = engine(of, correction_bits=EXACT)
     made.batch.submit([good, bad])
     for _ in range(at_step):
         made.step()
