@@ -25,8 +25,8 @@ from giornata.records import Records
 from giornata.wire import subjects
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.stores import STORE_BYTES
+from giornata_tools.launcher.folders import socket_folder
 from giornata_tools.launcher.plan import cell_names
-from giornata_tools.launcher.servers import socket_folder
 from tests.bench.reporting.report import write
 from tests.bench.systems.fleet import GATEWAY, System, router_of
 from tests.flags import Several, option, parsed

@@ -25,7 +25,7 @@ from giornata.wire.jobs import Job, Priority
 from giornata.wire.messages import Accepted, SubmitRequest
 from giornata.wire.requests import EditParameters, resolve
 from giornata.wire.stores import EVENTS
-from giornata_tools.launcher.servers import socket_folder
+from giornata_tools.launcher.folders import socket_folder
 from tests.bench.reporting.report import write
 from tests.bench.systems.fleet import GATEWAY, ROUTER, System
 from tests.fakes.fleet import CARD, REF

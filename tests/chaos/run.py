@@ -14,8 +14,8 @@ from typing import Final
 import giornata.client
 from giornata.wire.events import DoneEvent
 from giornata.wire.workers import ServiceName
+from giornata_tools.launcher.folders import socket_folder
 from giornata_tools.launcher.plan import StackPlan
-from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import Stack, running
 from tests.chaos import look, plan
 from tests.chaos.audit import Seen

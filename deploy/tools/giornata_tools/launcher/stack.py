@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,15 +20,10 @@ from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.commands import GatewayPorts, environment, service_command
+from giornata_tools.launcher.folders import empty, handover_folder, locked, socket_folder
 from giornata_tools.launcher.plan import DRAIN_ORDER, StackPlan, restart_delay_s
 from giornata_tools.launcher.process import Command, LaunchError, Process, single_error
-from giornata_tools.launcher.servers import (
-    EmbeddedNats,
-    handover_folder,
-    nats_command,
-    socket_folder,
-    valkey_command,
-)
+from giornata_tools.launcher.servers import EmbeddedNats, nats_command, valkey_command
 from giornata_tools.launcher.warden import Warden
 from giornata_tools.launcher.watch import TelemetryWatch, answers_200, missing
 
@@ -274,11 +268,11 @@ async def running(plan: StackPlan, say: Callable[[str], None] = print) -> AsyncI
         LaunchError: something cannot be started, or another stack uses the same state folder.
     """
     async with single_error(), AsyncExitStack() as undo:
-        undo.enter_context(_locked(plan.state))
+        undo.enter_context(locked(plan.state))
         warden = undo.enter_context(Warden())
         tasks = await undo.enter_async_context(asyncio.TaskGroup())
         stack = Stack(plan, tasks, warden, say)
-        _empty(plan.logs)
+        empty(plan.logs)
         sockets = undo.enter_context(
             TemporaryDirectory(prefix="giornata-", dir=socket_folder(), ignore_cleanup_errors=True)
         )
@@ -293,26 +287,3 @@ async def running(plan: StackPlan, say: Callable[[str], None] = print) -> AsyncI
             raise LaunchError(str(error)) from error
         undo.push_async_callback(stack._drain)  # noqa: SLF001 - as above
         yield stack
-
-
-@contextmanager
-def _locked(state: Path) -> Iterator[None]:
-    """Hold the lock of the state folder `state`: two stacks on one JetStream store would destroy it.
-
-    Raises:
-        LaunchError: another stack holds it.
-    """
-    state.mkdir(parents=True, exist_ok=True)
-    with (state / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LaunchError(f"Another stack runs with the state in {state}; stop it first.") from None
-        yield
-
-
-def _empty(logs: Path) -> None:
-    """Make the folder, and remove an earlier stack's files from it and nothing else."""
-    logs.mkdir(parents=True, exist_ok=True)
-    for path in (*logs.glob("*.log"), *logs.glob("*.port")):
-        path.unlink()

@@ -24,9 +24,9 @@ from giornata.wire.models import ModelCard
 from giornata.wire.requests import MaskMode, Reuse
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher import model
+from giornata_tools.launcher.folders import socket_folder
 from giornata_tools.launcher.plan import planned
 from giornata_tools.launcher.process import LaunchError
-from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import running
 from giornata_tools.launcher.watch import TelemetryWatch
 from giornata_tools.loadgen.pictures import png

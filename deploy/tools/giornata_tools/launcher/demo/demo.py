@@ -35,9 +35,9 @@ from giornata_tools.launcher.demo.report import (
     failings,
     services_of,
 )
+from giornata_tools.launcher.folders import socket_folder
 from giornata_tools.launcher.plan import StackPlan, planned
 from giornata_tools.launcher.process import LaunchError
-from giornata_tools.launcher.servers import socket_folder
 from giornata_tools.launcher.stack import running
 from giornata_tools.loadgen.pictures import png
 

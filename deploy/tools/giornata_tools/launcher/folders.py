@@ -1,0 +1,62 @@
+"""The folders of a stack: its state and logs, and, while it runs, its sockets and what services hand over in memory."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from giornata.config import ENV_PREFIX
+from giornata_tools.launcher.process import LaunchError
+from giornata_tools.launcher.warden import Warden
+
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a fresh folder is made in it
+SOCKET_PATH_BYTES: Final = 100
+"""A unix socket's path may have 103 bytes (macOS) or 107 (Linux)."""
+
+
+@contextmanager
+def locked(state: Path) -> Iterator[None]:
+    """Hold the lock of the state folder `state`: two stacks on one JetStream store would destroy it.
+
+    Raises:
+        LaunchError: another stack holds it.
+    """
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LaunchError(f"Another stack runs with the state in {state}; stop it first.") from None
+        yield
+
+
+def empty(logs: Path) -> None:
+    """Make the folder, and remove an earlier stack's files from it and nothing else."""
+    logs.mkdir(parents=True, exist_ok=True)
+    for path in (*logs.glob("*.log"), *logs.glob("*.port")):
+        path.unlink()
+
+
+def socket_folder() -> str:
+    """The folder where unix sockets may lie: the temporary one, or ``/tmp`` where its path is too long."""
+    folder = tempfile.gettempdir()
+    return folder if len(os.fsencode(folder)) < SOCKET_PATH_BYTES - 40 else "/tmp"  # noqa: S108 - a fresh folder is made in it
+
+
+@contextmanager
+def handover_folder(base: Mapping[str, str], warden: Warden) -> Iterator[Path | None]:
+    """A new folder in memory that the services of a stack share, removed with it, and also where it is killed.
+
+    None where this machine has no such memory, or `base`, the environment, names a folder.
+    """
+    if base.get(f"{ENV_PREFIX}HANDOVER_FOLDER") or not os.access(MEMORY, os.W_OK | os.X_OK):
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="giornata-", dir=MEMORY, ignore_cleanup_errors=True) as folder:
+        warden.clear(folder)
+        yield Path(folder)
