@@ -30,7 +30,7 @@ MAX_FILE_STORE: Final = "8GB"
 """The limit that ``deploy/nats.conf`` sets, too; what services reserve by default fits in."""
 
 KEPT_PORTS: Final = range(10_000, 32_768)
-"""Below those that Linux and macOS give to who asks for any port."""
+"""Linux and macOS give other ports to a process that asks for any."""
 
 NATS_LISTENS: Final = re.compile(r"Listening for client connections on \S+:(?P<port>\d+)")
 VALKEY_LISTENS: Final = re.compile(r"ready to accept connections", re.IGNORECASE)

@@ -121,21 +121,19 @@ def _taking(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row:
     Where no edit has learned the correction of its mask, it takes that of another mask and computes what lies in either
     of both, if that is less than computing its first step in full.
     """
-    taking = replace(
-        row,
-        region=where,
-        template=how.recording,
-        tolerance=how.tolerance,
-        corrections=how.corrections(where, len(row.prompts)),
-        skipped=False,
-    )
-    if taking.corrections is not None or (wider := how.nearest(where, len(row.prompts))) is None:
+    recording, known, sequences = how.recording, how.known, len(row.prompts)
+    taking = replace(row, region=where, template=recording, tolerance=how.tolerance, skipped=False)
+    if recording is None or known is None:
+        return taking
+    if (found := known.find(recording.id, where, sequences)) is not None:
+        return replace(taking, corrections=found)
+    if (wider := known.nearest(recording.id, where, sequences)) is None:
         return taking
     widened = replace(taking, region=wider, corrections=())
     if run_ms(widened, how.costs, family.depth) >= run_ms(taking, how.costs, family.depth):
         return taking
-    known = how.widened(wider, len(row.prompts))
-    return taking if known is None else replace(widened, corrections=known)
+    found = known.widened(recording.id, wider, sequences)
+    return taking if found is None else replace(widened, corrections=found)
 
 
 def _snapshot(row: jobs.RowRecord, latents: bytes | None) -> Snapshot | None:

@@ -17,6 +17,8 @@ from giornata_denoiser.rows.stored import store
 
 UNSEEN: Final = 3
 """Most steps from one in full to the next where the network sees no mask; decision record 0029 has the measurements."""
+OWN_BITS: Final = 8
+"""Where rows learn no corrections, or exact ones."""
 
 
 def renew_steps(configured: int, family: ModelFamily) -> int:
@@ -28,8 +30,9 @@ def renew_steps(configured: int, family: ModelFamily) -> int:
     return min(configured, UNSEEN) if family.network.blends else configured
 
 
-OWN_BITS: Final = 8
-"""On a device that keeps no slabs, where rows learn no corrections whose bits could be taken."""
+def own_bits(correction_bits: int | None) -> int:
+    """The bits in which a device that keeps no slabs keeps them: those of corrections, if they have any."""
+    return correction_bits or OWN_BITS
 
 
 def own_channels(spec: BlockSpec) -> int:

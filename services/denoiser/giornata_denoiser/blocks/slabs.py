@@ -50,9 +50,9 @@ class Expected(NamedTuple):
     """Slabs that will be loaded."""
 
     forms: tuple[Mode, ...]
-    """Of every block; `FULL` for nothing."""
+    """What is loaded of each block; `FULL` loads nothing."""
     blocks: int
-    """Of so many, from the first one."""
+    """Only the first so many blocks are loaded."""
 
 
 class Slabs:
@@ -167,8 +167,10 @@ class Slabs:
         return moved + sum(self._device.moved_bytes(delta, 0) for delta in self._deltas(block, mode))
 
     def has(self, block: int, mode: Mode) -> bool:
-        """Whether the slab is here, or expected, or has failed."""
-        return self._awaited((block, mode))
+        """Whether the slab is here, or has failed, or some thread has begun to load it, or will."""
+        return (block, mode) in self._begun or any(
+            block < blocks and forms[block] is mode for forms, blocks in self._expected
+        )
 
     def expect(self, *loads: Expected) -> None:
         """Announce that another thread will :meth:`load` these, and nothing else; blocks that ask before wait."""
@@ -213,20 +215,13 @@ class Slabs:
         if not slot.done():
             slot.set_exception(error)
 
-    def _awaited(self, place: Place) -> bool:
-        """Whether some thread has begun to load it, or will."""
-        block, mode = place
-        return place in self._begun or any(
-            block < blocks and forms[block] is mode for forms, blocks in self._expected
-        )
-
     def _slab(self, block: int, mode: Mode) -> Slab:
         """What was loaded, once the current stream has been told to wait for it."""
         place = (block, mode)
         slot = self._slots.get(place)
         if slot is None or not slot.done():
             with self._waits.waiting(), self._trace.span(Lane.WAIT, f"block {block}", mode=str(mode)):
-                if not self._awaited(place) and self.begin(block, mode):
+                if not self.has(block, mode) and self.begin(block, mode):
                     self.load(block, mode)
                 slot = self._slots.setdefault(place, Future())
                 slot.result()

@@ -27,7 +27,7 @@ class Verdict:
         self._finite = torch.stack([latent.sum(dtype=torch.float64) for latent in latents]).isfinite()
 
     def read(self) -> list[bool]:
-        """By latent; waits until it is known."""
+        """The answer for each latent; waits until all are known."""
         finite: list[bool] = self._finite.tolist()
         return finite
 
@@ -45,7 +45,7 @@ class LateVerdict(Verdict):
         self._event.record()
 
     def read(self) -> list[bool]:
-        """By latent; waits for this step, not for the next one."""
+        """The answer for each latent; waits for this step, and not for the next one."""
         self._event.synchronize()
         finite: list[bool] = self._host.tolist()
         return finite
@@ -65,7 +65,7 @@ class _Unread(NamedTuple):
     """The row as it was before the step."""
     verdict: Verdict
     place: int
-    """Of the row in the step."""
+    """The row's index in the step."""
 
 
 class Checks:
@@ -80,7 +80,7 @@ class Checks:
             self._unread[row.key] = _Unread(row, verdict, place)
 
     def poisoned(self, rows: Sequence[Row]) -> dict[RowKey, Row]:
-        """Read what is not read yet of `rows`; those that are not finite, as they were before the step."""
+        """Read the open verdicts of `rows`. Returns the rows that are not finite, as they were before the step."""
         found = [(row, self._unread.pop(row.key, None)) for row in rows]
         return {
             row.key: unread.before

@@ -40,9 +40,9 @@ class SlabRun(NamedTuple):
 
     slabs: Slabs
     forms: tuple[Mode, ...]
-    """Of every block; `FULL` for nothing."""
+    """What is loaded of each block; `FULL` loads nothing."""
     blocks: int
-    """Of so many, from the first one."""
+    """Only the first so many blocks are loaded."""
 
 
 class Loaded(NamedTuple):

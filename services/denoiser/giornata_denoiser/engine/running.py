@@ -161,8 +161,7 @@ class Running:
         """Slabs of which everything that the row takes has been found to be here."""
         self._make_slabs, self._correction_bits = make_slabs, correction_bits
         self._entries = _entries(row)
-        renews = row.template is None and row.region is not None and row.renewed_every > 0
-        self._renewing = Renewing([make_own(row, own) for own in row.own_tokens]) if renews else None
+        self._renewing = Renewing([make_own(row, own) for own in row.own_tokens]) if row.renews else None
 
     def is_of(self, row: Row) -> bool:
         """Whether `row` is this row some steps later, and not another row of its name."""

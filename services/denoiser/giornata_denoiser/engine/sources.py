@@ -16,7 +16,7 @@ from giornata.planning.costs import StepCosts, Work, step_work
 from giornata.scheduling.batch import RowKey
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.blocks.own import OWN_BITS, OwnKeysValues
+from giornata_denoiser.blocks.own import OwnKeysValues, own_bits
 from giornata_denoiser.blocks.recording import CorrectionRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.blocks.waits import Waits
@@ -206,7 +206,7 @@ class Sources:
         if row.region is None:
             raise ValueError(f"row {row.key} computes everything")
         keeps = self._options.device is None or self._options.device.keeps
-        bits = None if keeps else (self._options.correction_bits or OWN_BITS)
+        bits = None if keeps else own_bits(self._options.correction_bits)
         return OwnKeysValues(row.region, own, self._family, bits)
 
     def _slabs(self, row: Row, entry: Entry, own: int, correction: Correction | None) -> Slabs:

@@ -11,7 +11,7 @@ from giornata.planning.costing import BatchCap
 from giornata.planning.costs import StepCosts, Work, step_work, worth_reusing
 from giornata.planning.specs import recording_bytes
 from giornata.wire.values import Mode
-from giornata_denoiser.blocks.own import OWN_BITS, own_channels
+from giornata_denoiser.blocks.own import own_bits, own_channels
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import stored_bytes
@@ -139,14 +139,13 @@ def _own_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> in
 
     On a GPU they are kept in bits, and one block has its own beside them while it attends.
     """
-    if row.template is not None or row.region is None or not row.renewed_every:
+    if row.region is None or not row.renews:
         return 0
     outside, itemsize = len(row.region.outside), family.dtype.itemsize
     tokens, channels = sum(row.own_tokens) + len(row.prompts) * outside, list(map(own_channels, family.specs))
     if keeps_slabs(family):
         return itemsize * tokens * sum(channels)
-    bits = correction_bits or OWN_BITS
-    stored = sum(stored_bytes(outside, width, bits, itemsize) for width in channels)
+    stored = sum(stored_bytes(outside, width, own_bits(correction_bits), itemsize) for width in channels)
     return len(row.prompts) * stored + itemsize * tokens * max(channels, default=0)
 
 

@@ -189,13 +189,18 @@ class Row:
         return self.begun or self.corrections is not None
 
     @property
+    def renews(self) -> bool:
+        """Whether it takes what its own steps in full make, for want of a template."""
+        return self.template is None and self.region is not None and self.renewed_every > 0
+
+    @property
     def masked(self) -> bool:
         """Whether its next step computes its region alone, where everything that it takes is here."""
         if self.region is None:
             return False
         if self.template is not None:
             return self.settled
-        return self.begun and self.renewed_every > 0 and self.step % self.renewed_every > 0
+        return self.renews and self.begun and self.step % self.renewed_every > 0
 
     @property
     def tokens(self) -> int:

@@ -134,8 +134,7 @@ class Recording:
 
     def at(self, level: float, tolerance: float = 1.0) -> Entry | None:
         """The entry of the nearest noise level; None if none lies within `tolerance`."""
-        nearest = min(self.entries, key=lambda entry: abs(entry.level - level), default=None)
-        return None if nearest is None or abs(nearest.level - level) > tolerance else nearest
+        return self.at_each([level], tolerance)[0]
 
     def at_each(self, levels: Sequence[float], tolerance: float = 1.0) -> tuple[Entry | None, ...]:
         """:meth:`at` of every one of `levels`."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from giornata.packed.region import Region
 from giornata.planning.costs import StepCosts
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import PrefetchTemplate, RunRequest
@@ -18,7 +17,6 @@ from giornata.wire.templates import TemplateInputs
 from giornata_denoiser.blocks.own import renew_steps
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Recording
 from giornata_denoiser.templates.corrections import KeptCorrections
@@ -44,24 +42,6 @@ class Reusing:
     """Without a recording: at most so many steps from one that is computed in full to the next; 0 computes all so."""
     known: KeptCorrections | None = None
     """What earlier edits have learned; None where every row is to learn its own."""
-
-    def corrections(self, region: Region, sequences: int) -> tuple[Correction, ...] | None:
-        """What a row of so many sequences adds to what it takes; None where it has to learn that."""
-        if self.known is None or self.recording is None:
-            return None
-        return self.known.find(self.recording.id, region, sequences)
-
-    def nearest(self, region: Region, sequences: int) -> Region | None:
-        """See :meth:`giornata_denoiser.templates.corrections.KeptCorrections.nearest`."""
-        if self.known is None or self.recording is None:
-            return None
-        return self.known.nearest(self.recording.id, region, sequences)
-
-    def widened(self, region: Region, sequences: int) -> tuple[Correction, ...] | None:
-        """See :meth:`giornata_denoiser.templates.corrections.KeptCorrections.widened`."""
-        if self.known is None or self.recording is None:
-            return None
-        return self.known.widened(self.recording.id, region, sequences)
 
 
 class Lookup:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final, cast
 
 import torch
@@ -134,7 +134,7 @@ class PackedFlux(ABC):
             ),
         )
 
-    @property
+    @cached_property
     def prepared_bytes(self) -> int:
         """See :attr:`giornata_denoiser.families.protocol.Network.prepared_bytes`; 2.1 MB for Flux.1 in 16 bits."""
         return prepared_channels(self.transformer) * self.dtype.itemsize
