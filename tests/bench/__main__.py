@@ -20,6 +20,7 @@ LONG: Final[dict[str, list[str]]] = {
     "planner_gap": ["--cases", "200", "--greedy-cases", "2000"],
     "step_time": ["--tokens", "4096", "--text", "512"],
     "step_rows": ["--tokens", "1024", "--text", "128"],
+    "engine_share": ["--tokens", "1024", "--text", "128"],
     "step_trace": ["--tokens", "1024", "--text", "128"],
     "launches": [],
     "loading": ["--tokens", "1024", "--text", "128", "--steps", "8", "--repeats", "5"],

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Form
 from tests.bench.compute.engines import engine_with
@@ -15,6 +18,7 @@ from tests.bench.systems.workload import Edit
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.gpu.engines import FLOAT32, GRID, edit, family, finished, latents, template
+from tests.unit.denoiser.engine import edits
 from tests.unit.denoiser.engine.edits import FORMS
 
 CPU = torch.device("cpu")
@@ -65,6 +69,25 @@ def test_half_precision_stays_near_single(device: torch.device) -> None:
     for name in "ab":
         assert (found[1][name] - found[0][name]).abs().mean() < 0.05
         assert (found[0][name] - found[0]["a" if name == "b" else "b"]).abs().mean() > 0.5
+
+
+def test_steps_give_the_device_work_without_waiting_for_it(cuda: torch.device) -> None:
+    """Rows that join, and steps that go on: torch raises where a call would wait for what the stream has to do."""
+    of = family(cuda, torch.bfloat16)
+    taken = template(of, frozenset({Form.KV}), steps=2)
+    rows = [edit(of, taken, Spec(name, steps=9, seed=seed)) for seed, name in enumerate("ab")]
+    engine = edits.engine(of, device=device_for(cuda, 1 << 30))
+    engine.batch.submit(rows[:1])
+    for _ in range(4):  # kernels are compiled, and the first row has its correction
+        engine.step()
+    engine.batch.submit([replace(rows[1], template=None, region=None)])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        reports = [engine.step() for _ in range(3)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(report is not None and not report.failed for report in reports)
+    assert [len(report.advanced) for report in reports if report is not None] == [2, 2, 2]
 
 
 def test_rows_that_do_not_fit_together_are_computed_alone(cuda: torch.device) -> None:

@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from giornata.packed.moving import moved
 from giornata.packed.packing import Segments
 from giornata.packed.pages import Gather, Own, Pages, Placed, gather
 
@@ -146,7 +147,7 @@ def _places(own: tuple[int, ...], outside: tuple[tuple[int, int], ...], device: 
     parts = [
         torch.arange(start, start + length) for (start, _), length in zip(segments.bounds, own, strict=True)
     ]
-    return _Places(segments, torch.cat(parts).to(device))
+    return _Places(segments, moved(torch.cat(parts), device))
 
 
 def _length(outside: Outside | Pages) -> int:

@@ -21,6 +21,8 @@ from operator import add
 import torch
 from torch import Tensor
 
+from giornata.packed.moving import moved
+
 
 @dataclass(frozen=True, eq=False)
 class Segments:
@@ -53,12 +55,12 @@ class Segments:
     @cached_property
     def offsets(self) -> Tensor:
         """(sequences + 1,) int32: cumulative lengths, as varlen attention takes them."""
-        return torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32).to(self.device)
+        return moved(torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32), self.device)
 
     @cached_property
     def sequence(self) -> Tensor:
         """(tokens,) int64: the sequence that each token belongs to."""
-        return torch.repeat_interleave(torch.tensor(self.lengths)).to(self.device)
+        return moved(torch.repeat_interleave(torch.tensor(self.lengths)), self.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,8 +105,8 @@ def layout(
         text,
         image,
         joint,
-        text_positions=torch.cat(parts[::2]).to(device),
-        image_positions=torch.cat(parts[1::2]).to(device),
+        text_positions=moved(torch.cat(parts[::2]), device),
+        image_positions=moved(torch.cat(parts[1::2]), device),
     )
 
 

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from giornata.packed.moving import moved
 from giornata.packed.pages import Levels, Own, Placed
 
 FIELDS: Final = 11
@@ -130,6 +131,5 @@ def _fields(levels: Levels | None) -> tuple[int, int, int, int]:
 
 @lru_cache(maxsize=1024)
 def _table(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
-    """(2 * sequences, FIELDS) int64 on `device`; from pinned memory, so that no step waits for the copy."""
-    table = torch.tensor(rows, dtype=torch.int64)
-    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
+    """(2 * sequences, FIELDS) int64 on `device`."""
+    return moved(torch.tensor(rows, dtype=torch.int64), device)

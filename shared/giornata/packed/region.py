@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from giornata.packed.moving import moved
 from giornata.packed.packing import Layout, Segments, layout
 from giornata.wire.values import CellMap
 
@@ -32,7 +33,9 @@ class Region:
         if self.computed.device == device:
             return self
         if device not in self._twins:
-            self._twins[device] = Region(self.computed.to(device), self.outside.to(device), self.digest)
+            self._twins[device] = Region(
+                moved(self.computed, device), moved(self.outside, device), self.digest
+            )
         return self._twins[device]
 
 
@@ -143,7 +146,7 @@ class Sequences:
         lengths = tuple(len(part) for part in parts)
         device = full.joint.device
         return Beyond(
-            Segments(lengths, device), torch.tensor(of).to(device), self._rotary_at(torch.cat(parts))
+            Segments(lengths, device), moved(torch.tensor(of), device), self._rotary_at(torch.cat(parts))
         )
 
     def _rotary_at(self, joint: Tensor) -> Rotary:

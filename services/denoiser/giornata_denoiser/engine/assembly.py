@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from giornata.packed.moving import moved
 from giornata.packed.packing import Segments
 from giornata_denoiser.families.protocol import ModelFamily, SequenceInputs
 from giornata_denoiser.rows.row import Row
@@ -30,15 +31,15 @@ def place(row: Row, family: ModelFamily) -> DeviceInputs:
     """The inputs of `row` on the family's device; its own tensors where they are there already."""
     device = family.device
     region = None if row.region is None else row.region.on(device)
-    prompts, times = [prompt.to(device) for prompt in row.prompts], row.track.times.to(device)
+    prompts, times = [prompt.to(device) for prompt in row.prompts], moved(row.track.times, device)
     return DeviceInputs(
         tuple(
             SequenceInputs(prompt, row.grid, region, family.network.prepare(prompt, times))
             for prompt in prompts
         ),
-        {name: tensor.to(device) for name, tensor in row.conditioning.items()},
+        {name: moved(tensor, device) for name, tensor in row.conditioning.items()},
         row.conditioning,
-        row.track.numbers.to(device),
+        moved(row.track.numbers, device),
     )
 
 
@@ -100,7 +101,7 @@ def assemble(
         conditioning=tuple(placed[index].conditioning for index in (*range(len(rows)), *guided_rows)),
         computed=_computed(rows, regions, device),
         regions=regions,
-        row_of_computed=row_of_computed.to(device),
+        row_of_computed=moved(row_of_computed, device),
         computed_lengths=list(lengths),
         guided=_guided(rows, guided_rows, row_of_computed, device) if guided_rows else None,
         numbers=tuple(each.numbers for each in placed),
@@ -127,7 +128,7 @@ def _guided(rows: Sequence[Row], indices: list[int], row_of_computed: Tensor, de
     scales = torch.tensor([row.true_cfg_scale for row in rows], dtype=torch.float32)
     return Guided(
         rows=tuple(indices),
-        tokens=torch.isin(row_of_token, chosen).nonzero().squeeze(1).to(device),
-        computed=computed.to(device),
-        scale=scales[row_of_computed[computed]].unsqueeze(1).to(device),
+        tokens=moved(torch.isin(row_of_token, chosen).nonzero().squeeze(1), device),
+        computed=moved(computed, device),
+        scale=moved(scales[row_of_computed[computed]].unsqueeze(1), device),
     )

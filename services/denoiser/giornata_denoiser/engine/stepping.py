@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from giornata.packed.moving import moved
 from giornata.packed.tracing import UNTRACED, Tracing
 from giornata.packed.uses import Use
 from giornata_denoiser.engine.assembly import Assembly
@@ -41,7 +42,7 @@ def denoise_step(
     steps = [row.step for row in rows]
     # (rows, 2, n): before the step and after it.
     numbers = torch.stack([each[step : step + 2] for each, step in zip(assembly.numbers, steps, strict=True)])
-    latents = [row.latent.to(family.device) for row in rows]  # only rows that join have theirs elsewhere
+    latents = [moved(row.latent, family.device) for row in rows]  # only rows that join have theirs elsewhere
     seen = [schedule.scaled(latent, now) for latent, now in zip(latents, numbers[:, 0], strict=True)]
     output = _output(family.network, assembly, torch.cat(seen), steps, uses=uses, trace=trace)
     computed = _taken(assembly, latents)
@@ -94,7 +95,7 @@ def _memory(family: ModelFamily, assembly: Assembly, rows: Sequence[Row]) -> tup
     """What the solver remembers of all rows, (computed_tokens, channels) each; zeros for rows that begin."""
     parts = range(family.schedule.memory)
     held = [row.memory or tuple(torch.zeros_like(row.latent) for _ in parts) for row in rows]
-    return tuple(_taken(assembly, [each[part].to(family.device) for each in held]) for part in parts)
+    return tuple(_taken(assembly, [moved(each[part], family.device) for each in held]) for part in parts)
 
 
 def _remembered(

@@ -16,6 +16,7 @@ from diffusers.models.transformers.transformer_flux import FluxTransformer2DMode
 from torch import Tensor
 
 from giornata.packed import attention, elementwise
+from giornata.packed.moving import moved
 from giornata.packed.packing import layout
 from giornata.packed.region import Rotary, Sequences
 from giornata.packed.tracing import UNTRACED, Tracing
@@ -57,7 +58,7 @@ class FluxPrompt:
         """The same prompt on `device`; itself where it is there."""
         if self.embeds.device == device:
             return self
-        return replace(self, embeds=self.embeds.to(device), pooled=self.pooled.to(device))
+        return replace(self, embeds=moved(self.embeds, device), pooled=moved(self.pooled, device))
 
 
 @dataclass(frozen=True)
