@@ -14,7 +14,7 @@ from giornata_tools.model.painter import Painter
 from giornata_tools.model.scenes import captions, sample
 from giornata_tools.model.train import guidance, stage
 from giornata_tools.model.train.muon import Muon, orthogonalise
-from giornata_tools.model.train.painter import weighted_error
+from giornata_tools.model.train.run import weighted_error
 
 
 def test_tokens_lie_as_in_the_pipeline() -> None:
@@ -112,6 +112,12 @@ def test_masked_tokens_weigh_more() -> None:
     second = weighted_error(velocity, target, torch.tensor([[False, True]]))
     assert neither == pytest.approx((1 + 4) / 2)
     assert second == pytest.approx((1 + 8 * 4) / 9)
+
+
+def test_rows_of_more_importance_weigh_more() -> None:
+    predicted, target = torch.zeros(2, 1, 1), torch.tensor([[[1.0]], [[2.0]]])
+    masked = torch.zeros(2, 1, dtype=torch.bool)
+    assert weighted_error(predicted, target, masked, torch.tensor([3.0, 0.5])) == pytest.approx((3 + 2) / 2)
 
 
 def test_guidance_of_one_is_none_and_thirty_is_usual() -> None:
