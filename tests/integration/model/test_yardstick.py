@@ -97,6 +97,20 @@ def test_a_stopped_run_goes_on_and_ends_in_a_checkpoint(
     )
 
 
+def test_a_killed_run_has_its_last_save(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "SAVE_EVERY_S", -1.0)
+    trained = unet.UNetRun(plan(folder, 9), unet.UNET)
+
+    def killed(batch: pool.SceneBatch) -> torch.Tensor:
+        if trained.step == 2:
+            raise KeyboardInterrupt
+        return unet.noise_loss(trained.model, architecture.scheduler(), batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        trained.train(killed, trained.show)
+    assert unet.UNetRun(plan(folder, 9), unet.UNET).step == 2
+
+
 def test_samples_are_what_the_pipeline_paints(folder: Path) -> None:
     torch.manual_seed(3)
     trained = unet.UNetRun(plan(folder, 1), unet.UNET)
@@ -105,12 +119,12 @@ def test_samples_are_what_the_pipeline_paints(folder: Path) -> None:
     trained.save()
     pipeline = evaluate.opened(folder)
     scene = sample(np.random.default_rng(1), SIDE, Task.ADD, 24.0)
-    batch = trained.unet_encoder.encode(
+    batch = trained.encoder.encode(
         torch.from_numpy(scene.before)[None], torch.from_numpy(scene.mask)[None], [scene.caption]
     ).to(torch.device("cpu"))
     noise = torch.randn(batch.clean.shape, generator=torch.Generator().manual_seed(5))
     (ids,) = batch.token_ids
-    text = trained.average.read(ids), trained.average.read(trained.unet_encoder.tokenize([""]))
+    text = trained.average.read(ids), trained.average.read(*trained.encoder.tokenize([""]))
     ours = denoise(trained.average, batch.condition, text, noise, steps=3, guidance=2.5)
     theirs = pipeline(
         prompt=scene.caption,

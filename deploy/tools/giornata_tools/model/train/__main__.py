@@ -35,7 +35,11 @@ USUAL: Final = "; ".join(
 @click.option("--model", type=click.Choice(list(RECIPES)), default="fresco")
 @click.option("--folder", type=FOLDER, default=Path("out/train"), help="State, sample grids and results.")
 @click.option("--steps", type=int, help=f"Of one stage, in total.  [default: {USUAL}]")
-@click.option("--minutes", type=float, help="Stop one stage after so long, its state saved.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0, min_open=True),
+    help="Stop one stage after so long, its state saved.",
+)
 @click.option(
     "--start",
     type=FOLDER,

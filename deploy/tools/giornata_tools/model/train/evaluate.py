@@ -28,6 +28,8 @@ from giornata_tools.quality.scoring import Addition, Removal, Scored, score
 AT_ONCE: Final = 16
 DRAWN_SIDE: Final = 128
 """Side of the cases that are spread over colours, shapes and grounds; `--side` draws them smaller or larger."""
+LEAST_SIDE: Final = 64
+"""Smaller pictures have no room for a mask of `cases.LEAST_MASK_PX` and something beside it."""
 
 
 def opened(folder: Path) -> StableDiffusionInpaintPipeline:
@@ -99,7 +101,9 @@ def told(scored: Sequence[Scored]) -> str:
 
 @click.command(context_settings={"show_default": True})
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--side", type=int, default=unet.SHOWN_SIDE, help="Of the pictures, in pixels.")
+@click.option(
+    "--side", type=click.IntRange(LEAST_SIDE), default=unet.SHOWN_SIDE, help="Of the pictures, in pixels."
+)
 @click.option("--additions", type=int, default=96, help="Edits that paint a thing.")
 @click.option("--removals", type=int, default=24, help="Edits that complete the background.")
 @click.option("--steps", type=int, default=unet.STEPS)

@@ -58,8 +58,8 @@ def run(plan: StagePlan) -> None:
         raise Unusable(
             f"{student.path} learnt from another painter than the present one: remove it to begin again"
         )
-    clip_ids, t5_ids = (ids.to(plan.device) for ids in student.fill_encoder.tokenize([""]))
-    nothing = teacher.read(clip_ids, t5_ids)
+    blank = (ids.to(plan.device) for ids in student.encoder.tokenize([""]))
+    nothing = teacher.read(*blank)
     student.train(
         lambda batch: _loss(teacher, student.model, batch, nothing), partial(painter.show, student, USUAL)
     )

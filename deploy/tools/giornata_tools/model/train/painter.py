@@ -85,8 +85,7 @@ class PainterRun(TrainingRun[Painter]):
         text = architecture.text_encoders()
         painter = Painter(architecture.transformer(), text).to(plan.device)
         vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
-        self.fill_encoder = FillEncoder(vae, text)
-        super().__init__(plan, course, painter, self.fill_encoder, optimisers(painter))
+        super().__init__(plan, course, painter, FillEncoder(vae, text), optimisers(painter))
         if plan.start and not self.path.exists():
             self._take(plan.start)
         if plan.compiled:

@@ -76,6 +76,9 @@ class SceneEncoder(Protocol):
             captions: one a row.
         """
 
+    def tokenize(self, captions: list[str]) -> tuple[torch.Tensor, ...]:
+        """The ids (captions, text tokens) of each tokenizer."""
+
 
 def encode_both(
     vae: AutoencoderKL, pictures: torch.Tensor, masks: torch.Tensor

@@ -61,15 +61,13 @@ class UNetEncoder:
             clean.bfloat16().cpu(),
             torch.cat([seen, blanked], dim=1).bfloat16().cpu(),
             touched.flatten(1).cpu(),
-            (self.tokenize(captions),),
+            self.tokenize(captions),
         )
 
-    def tokenize(self, captions: list[str]) -> torch.Tensor:
+    def tokenize(self, captions: list[str]) -> tuple[torch.Tensor]:
         """CLIP's ids (captions, TEXT_TOKENS)."""
-        ids: torch.Tensor = self.text.tokenizer(
-            captions, padding="max_length", truncation=True, return_tensors="pt"
-        ).input_ids
-        return ids
+        shape = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
+        return (self.text.tokenizer(captions, **shape).input_ids,)
 
 
 class UNetRun(TrainingRun[Inpainter]):
@@ -80,8 +78,7 @@ class UNetRun(TrainingRun[Inpainter]):
         text = architecture.text_encoder()
         inpainter = Inpainter(architecture.unet(), text.clip).to(plan.device)
         vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
-        self.unet_encoder = UNetEncoder(vae, text)
-        super().__init__(plan, course, inpainter, self.unet_encoder, optimisers(inpainter))
+        super().__init__(plan, course, inpainter, UNetEncoder(vae, text), optimisers(inpainter))
         if plan.start and not self.path.exists():
             self._take(plan.start)
         if plan.compiled:
@@ -102,8 +99,8 @@ class UNetRun(TrainingRun[Inpainter]):
     def paint(self, batch: SceneBatch) -> torch.Tensor:
         """Latents of the average's edits, (rows, 4, height, width)."""
         (ids,) = batch.token_ids
-        blank = self.unet_encoder.tokenize([""]).to(ids.device).expand_as(ids)
-        text = self.average.read(ids), self.average.read(blank)
+        (blank,) = self.encoder.tokenize([""])
+        text = self.average.read(ids), self.average.read(blank.to(ids.device).expand_as(ids))
         noise = samples.fixed_noise(batch.clean)
         return denoise(self.average, batch.condition, text, noise, steps=STEPS, guidance=GUIDANCE)
 
