@@ -195,7 +195,9 @@ def test_latents_of_stable_diffusion_are_scaled_about_zero(
 ) -> None:
     monkeypatch.setattr(autoencoder, "POOL", 8)
     monkeypatch.setattr(autoencoder, "MEASURED", 4)
-    autoencoder.run(plan(tmp_path, 1), architecture.LATENTS)
+    autoencoder.run(replace(plan(tmp_path, 2), deadline=0.0), architecture.LATENTS)
+    assert [path.name for path in tmp_path.iterdir()] == ["autoencoder.pt"], "stopped, not measured"
+    autoencoder.run(plan(tmp_path, 2), architecture.LATENTS)
     vae = autoencoder.load(tmp_path)
     assert (vae.config.latent_channels, vae.config.shift_factor) == (4, 0.0)
     assert math.isfinite(vae.config.scaling_factor)
