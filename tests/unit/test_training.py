@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FluxFillPipeline
+from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.transformers.transformer_2d import Transformer2DModel
 
 from giornata_tools.model import architecture, latents
 from giornata_tools.model.painter import Painter
 from giornata_tools.model.scenes import captions, sample
 from giornata_tools.model.train import guidance, stage
 from giornata_tools.model.train.muon import Muon, orthogonalise
-from giornata_tools.model.train.painter import weighted_error
+from giornata_tools.model.train.run import weighted_error
+from giornata_tools.model.yardstick import architecture as yardstick
 
 
 def test_tokens_lie_as_in_the_pipeline() -> None:
@@ -52,6 +55,28 @@ def test_an_untrained_transformer_says_nothing() -> None:
     model = architecture.transformer()
     assert not model.proj_out.weight.any()
     assert not model.transformer_blocks[0].norm1.linear.weight.any()
+
+
+def test_an_untrained_unet_predicts_nothing_and_adds_nothing() -> None:
+    model = yardstick.unet()
+    seen = torch.randn(1, model.config.in_channels, 16, 16)
+    assert not model(seen, 500, torch.randn(1, yardstick.TEXT_TOKENS, yardstick.TEXT_WIDTH)).sample.any()
+    blocks = [module for module in model.modules() if isinstance(module, (ResnetBlock2D, Transformer2DModel))]
+    assert len(blocks) == 11 + 7
+    for block in blocks:
+        last = block.conv2 if isinstance(block, ResnetBlock2D) else block.proj_out
+        assert not last.weight.any()
+
+
+def test_the_yardstick_is_small_enough_to_ship() -> None:
+    text = yardstick.text_encoder()
+    parts = yardstick.unet(), text.clip, architecture.autoencoder(yardstick.LATENTS)
+    assert 2 * sum(map(architecture.parameters, parts)) < 14e6, "bytes of bfloat16"
+    for word in captions.words():
+        assert len(text.tokenizer(word).input_ids) == 3, word  # and both ends
+    for seed in range(500):
+        caption = sample(np.random.default_rng((1, seed)), 48).caption
+        assert len(text.tokenizer(caption).input_ids) <= yardstick.TEXT_TOKENS
 
 
 def test_the_autoencoder_begins_with_a_narrow_posterior() -> None:
@@ -112,6 +137,12 @@ def test_masked_tokens_weigh_more() -> None:
     second = weighted_error(velocity, target, torch.tensor([[False, True]]))
     assert neither == pytest.approx((1 + 4) / 2)
     assert second == pytest.approx((1 + 8 * 4) / 9)
+
+
+def test_rows_of_more_importance_weigh_more() -> None:
+    predicted, target = torch.zeros(2, 1, 1), torch.tensor([[[1.0]], [[2.0]]])
+    masked = torch.zeros(2, 1, dtype=torch.bool)
+    assert weighted_error(predicted, target, masked, torch.tensor([3.0, 0.5])) == pytest.approx((3 + 2) / 2)
 
 
 def test_guidance_of_one_is_none_and_thirty_is_usual() -> None:

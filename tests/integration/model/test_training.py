@@ -21,6 +21,7 @@ from giornata_tools.model.painter import denoise
 from giornata_tools.model.scenes import Task, masks, sample
 from giornata_tools.model.train import autoencoder, decoder, guidance, painter, pool, stage
 from giornata_tools.model.train.__main__ import main
+from giornata_tools.model.train.run import Stage
 from giornata_tools.model.train.stage import Ranks, StagePlan, Unusable
 
 pytestmark = pytest.mark.long
@@ -38,10 +39,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autoencoder, "POOL", 8)
     monkeypatch.setattr(autoencoder, "MEASURED", 4)
     monkeypatch.setattr(pool, "FIRST", dict.fromkeys(pool.FIRST, 2))
-    monkeypatch.setattr(painter, "ROWS", dict.fromkeys(painter.ROWS, 2))
-    monkeypatch.setattr(painter, "STAGES", (painter.Stage(1.01, {48: 1.0}),))
-    monkeypatch.setattr(guidance, "GUIDANCE", painter.Course("guidance", (painter.Stage(1.01, {48: 1.0}),)))
-    monkeypatch.setattr(painter, "PAINTER", painter.Course("painter", (painter.Stage(1.01, {48: 1.0}),)))
+    for module, name in ((painter, "PAINTER"), (guidance, "GUIDANCE")):
+        course = replace(getattr(module, name), stages=(Stage(1.01, {48: 1.0}),), rows={48: 2})
+        monkeypatch.setattr(module, name, course)
     monkeypatch.setattr(decoder, "BATCHES", ((48, 1), (48, 1), (64, 1)))
 
 
@@ -91,8 +91,8 @@ def _everything_is_restored(folder: Path) -> None:
     assert state is not None
     run = painter.PainterRun(plan(folder, 3))
     assert run.step == state["step"] == 2
-    assert any(p.any() for p in run.painter.transformer.proj_out.parameters()), "it has learnt something"
-    for module, saved in ((run.painter, state["painter"]), (run.average, state["average"])):
+    assert any(p.any() for p in run.model.transformer.proj_out.parameters()), "it has learnt something"
+    for module, saved in ((run.model, state["weights"]), (run.average, state["average"])):
         torch.testing.assert_close(module.state_dict(), saved, rtol=0, atol=0)
     moments = [optimiser.state_dict()["state"] for optimiser in run.optimisers]
     assert all(moments)
@@ -128,10 +128,10 @@ def test_learning_on_begins_with_the_checkpoints_weights(tmp_path: Path) -> None
     run = painter.PainterRun(replace(plan(tmp_path, 1), start=TRAINED, compiled=True))
     shipped = FluxFillPipeline.from_pretrained(TRAINED, dtype=torch.float32)
     torch.testing.assert_close(
-        run.painter.transformer.state_dict(), shipped.transformer.state_dict(), rtol=0, atol=0
+        run.model.transformer.state_dict(), shipped.transformer.state_dict(), rtol=0, atol=0
     )
-    assert run.painter.transformer._compiled_call_impl is not None
-    assert painter.PainterRun(plan(tmp_path, 1)).painter.transformer._compiled_call_impl is None
+    assert run.model.transformer._compiled_call_impl is not None
+    assert painter.PainterRun(plan(tmp_path, 1)).model.transformer._compiled_call_impl is None
 
 
 def test_ranks_share_the_mean_of_their_gradients(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def _same_as_the_pipeline(folder: Path, side: int) -> None:
         torch.from_numpy(scene.before)[None], torch.from_numpy(scene.mask)[None], [scene.caption]
     ).to(torch.device("cpu"))
     noise = torch.randn(1, (side // 8) ** 2, 32, generator=torch.Generator().manual_seed(5))
-    read = run.average.read(batch.clip_ids, batch.t5_ids)
+    read = run.average.read(*batch.token_ids)
     ours = denoise(run.average, batch.condition, read, noise, steps=3, guidance=30.0)
     theirs = pipeline(
         prompt=scene.caption,

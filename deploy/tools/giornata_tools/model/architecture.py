@@ -7,6 +7,7 @@ takes 2x2 of those. A picture of 128 px has 16x16 tokens, one of 256 px 32x32.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -36,14 +37,26 @@ DOUBLE_BLOCKS: Final = 2
 SINGLE_BLOCKS: Final = 4
 
 
-def autoencoder() -> AutoencoderKL:
+@dataclass(frozen=True)
+class LatentSpace:
+    """What distinguishes the autoencoders of the models here; all of them make 4x4 pixels one latent pixel."""
+
+    channels: int
+    centred: bool
+    """Whether the pipeline subtracts a mean from latents (`shift_factor`); Stable Diffusion's only scale them."""
+
+
+FILL_LATENTS: Final = LatentSpace(LATENT_CHANNELS, centred=True)
+
+
+def autoencoder(space: LatentSpace = FILL_LATENTS) -> AutoencoderKL:
     """No attention in the middle: the encoding outside of a mask then does not depend on the mask.
 
     One group per norm: groups of two channels would keep only the sign of a flat picture's colour. The posterior begins
     narrow, so that the decoder sees signal and not noise from the first step.
     """
     vae = AutoencoderKL(
-        latent_channels=LATENT_CHANNELS,
+        latent_channels=space.channels,
         block_out_channels=VAE_WIDTHS,
         layers_per_block=1,
         down_block_types=("DownEncoderBlock2D",) * len(VAE_WIDTHS),
@@ -56,7 +69,7 @@ def autoencoder() -> AutoencoderKL:
         scaling_factor=1.0,
         shift_factor=0.0,
     )
-    log_variance = slice(LATENT_CHANNELS, None)
+    log_variance = slice(space.channels, None)
     nn.init.zeros_(vae.encoder.conv_out.weight.detach()[log_variance])
     nn.init.constant_(vae.encoder.conv_out.bias.detach()[log_variance], FIRST_LOG_VARIANCE)
     return vae

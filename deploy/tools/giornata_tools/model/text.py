@@ -19,7 +19,7 @@ from transformers import (
 )
 
 CLIP_TOKENS: Final = 77
-"""Length to which CLIP pads a prompt; fixed by its position embedding."""
+"""Length to which published CLIP encoders pad a prompt; their position embedding fixes it."""
 T5_TOKENS: Final = 48
 """Length to which T5 pads a prompt. Real checkpoints take 512; a step's cost grows with it."""
 
@@ -55,17 +55,6 @@ def text_encoders(words: str, tokens: int, *, width: int, layers: int) -> TextEn
         layers: of each encoder.
     """
     clip, t5 = clip_tokenizer(words), t5_tokenizer(words, tokens)
-    clip_config = CLIPTextConfig(
-        vocab_size=len(clip),
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        max_position_embeddings=CLIP_TOKENS,
-        bos_token_id=clip.bos_token_id,
-        eos_token_id=clip.eos_token_id,
-        pad_token_id=clip.pad_token_id,
-    )
     t5_config = T5Config(
         vocab_size=len(t5),
         d_model=width,
@@ -78,18 +67,37 @@ def text_encoders(words: str, tokens: int, *, width: int, layers: int) -> TextEn
         is_encoder_decoder=False,
         use_cache=False,
     )
-    return TextEncoders(CLIPTextModel(clip_config), clip, T5EncoderModel(t5_config), t5)
+    return TextEncoders(clip_encoder(clip, width=width, layers=layers), clip, T5EncoderModel(t5_config), t5)
 
 
-def clip_tokenizer(words: str = CORPUS) -> CLIPTokenizer:
-    """Byte-level byte-pair encoding as CLIP's, so that every string has tokens; each of `words` is one."""
+def clip_encoder(tokenizer: CLIPTokenizer, *, width: int, layers: int) -> CLIPTextModel:
+    """CLIP's text encoder of random weights with four heads, for prompts as long as `tokenizer` pads them."""
+    config = CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        max_position_embeddings=tokenizer.model_max_length,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return CLIPTextModel(config)
+
+
+def clip_tokenizer(words: str = CORPUS, length: int = CLIP_TOKENS) -> CLIPTokenizer:
+    """Byte-level byte-pair encoding as CLIP's, so that every string has tokens; each of `words` is one.
+
+    Prompts are padded to `length`.
+    """
     byte_letters = sorted(ByteLevel.alphabet())
     merges = learn_merges(words.split())
     tokens = [*byte_letters, *(f"{letter}</w>" for letter in byte_letters)]
     tokens += [left + right for left, right in merges]
     tokens += ["<|startoftext|>", "<|endoftext|>"]
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
-    return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=CLIP_TOKENS)
+    return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=length)
 
 
 def t5_tokenizer(words: str = CORPUS, tokens: int = T5_TOKENS) -> T5TokenizerFast:

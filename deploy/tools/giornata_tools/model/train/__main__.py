@@ -1,41 +1,45 @@
-"""Train the built-in model, stage by stage; each stage goes on where it was stopped.
+"""Train a model that ships, stage by stage; each stage goes on where it was stopped.
 
-python -m giornata_tools.model.train all        the shipped recipe, from nothing to deploy/model/fresco
-python -m giornata_tools.model.train painter    one stage: autoencoder, painter, guidance, decoder or export
+python -m giornata_tools.model.train all                      the shipped recipe, from nothing to deploy/model/fresco
+python -m giornata_tools.model.train painter                  one stage, or export
+python -m giornata_tools.model.train --model yardstick unet   a stage of another model
 
-`painter` and `guidance` also run as several processes, see `deploy/tools/giornata_tools/model/train/stage.py`.
+Stages on latents also run as several processes, see `deploy/tools/giornata_tools/model/train/stage.py`.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import click
 import torch
 
-from giornata_tools.checkout import TRAINED
-from giornata_tools.model.train import autoencoder, decoder, export, guidance, painter
+from giornata_tools.model.train.recipes import RECIPES, Recipe
 from giornata_tools.model.train.stage import StagePlan, Unusable, joined
 
-STEPS: Final = {"autoencoder": 1600, "painter": 20_000, "guidance": 500, "decoder": 400}
-"""Steps of the shipped weights."""
-STAGES: Final = {
-    "autoencoder": autoencoder.run,
-    "painter": painter.run,
-    "guidance": guidance.run,
-    "decoder": decoder.run,
-}
-USUAL: Final = ", ".join(f"{stage} {steps}" for stage, steps in STEPS.items())
 FOLDER: Final = click.Path(path_type=Path)
+USUAL: Final = "; ".join(
+    f"{model}: " + ", ".join(f"{name} {stage.steps}" for name, stage in recipe.stages.items())
+    for model, recipe in RECIPES.items()
+)
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("stage", type=click.Choice(["all", *STEPS, "export"]))
+@click.argument("stage")
+@click.option("--model", type=click.Choice(list(RECIPES)), default="fresco")
 @click.option("--folder", type=FOLDER, default=Path("out/train"), help="State, sample grids and results.")
 @click.option("--steps", type=int, help=f"Of one stage, in total.  [default: {USUAL}]")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0, min_open=True),
+    help="Stop one stage after so long, its state saved.",
+)
 @click.option(
     "--start",
     type=FOLDER,
@@ -49,48 +53,68 @@ FOLDER: Final = click.Path(path_type=Path)
     "--compile",
     "compiled",
     is_flag=True,
-    help="Fuse the transformer's operations (needs a C++ compiler on a CPU; minutes at first, then faster).",
+    help="Fuse the network's operations (needs a C++ compiler on a CPU; minutes at first, then faster).",
 )
-@click.option("--checkpoint", type=FOLDER, default=TRAINED, help="Folder that export writes.")
+@click.option("--checkpoint", type=FOLDER, help="Folder that export writes.  [default: where it ships]")
 def main(
     *,
     stage: str,
+    model: str,
     folder: Path,
     steps: int | None,
+    minutes: float | None,
     start: Path | None,
     seed: int,
     device: str,
     threads: int,
-    checkpoint: Path,
+    checkpoint: Path | None,
     compiled: bool,
 ) -> None:
-    """Train the built-in model, stage by stage; each stage goes on where it was stopped.
+    """Train a model that ships, stage by stage; each stage goes on where it was stopped.
 
-    `all` is the shipped recipe, from nothing to deploy/model/fresco. Exit status: 1 with a sentence; 130 after Ctrl-C,
-    where the last save stays.
+    STAGE is one of the model's, `export`, or `all`: the shipped recipe, from nothing to the checkpoint. Exit status: 1
+    with a sentence; 130 after Ctrl-C, where the last save stays.
     """
-    if start and stage == "all":
-        raise click.UsageError(
-            "--start goes with one stage: all of them begin with an autoencoder of their own"
-        )
+    recipe = RECIPES[model]
+    _refuse(recipe, stage, start=start, minutes=minutes)
     torch.set_num_threads(threads)
     folder.mkdir(parents=True, exist_ok=True)
-    place = torch.device(device)
+    deadline = time.monotonic() + 60 * minutes if minutes else math.inf
+    plan = StagePlan(folder, 0, seed, torch.device(device), start, deadline=deadline, compiled=compiled)
     try:
-        with joined(place) as ranks:
-            if start and ranks.first and not (folder / "vae").exists():
-                shutil.copytree(start / "vae", folder / "vae")
-            ranks.meet()
-            for name, run in STAGES.items():
-                if stage in {"all", name}:
-                    run(StagePlan(folder, steps or STEPS[name], seed, place, start, ranks, compiled))
-                    ranks.meet()
-            if ranks.first and stage in {"all", "export"}:
-                export.run(folder, checkpoint)
+        _train(recipe, stage, plan, steps, checkpoint or recipe.checkpoint)
     except Unusable as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _refuse(recipe: Recipe, stage: str, *, start: Path | None, minutes: float | None) -> None:
+    """UsageError for a stage that the recipe does not have, and for options that go with one stage alone."""
+    stages = ["all", *recipe.stages, "export"]
+    if stage not in stages:
+        raise click.UsageError(f"{stage!r} is no stage of this model; it has: {', '.join(stages)}")
+    if start and stage == "all":
+        raise click.UsageError(
+            "--start goes with one stage: all of them begin with an autoencoder of their own"
+        )
+    if minutes and stage == "all":
+        raise click.UsageError("--minutes goes with one stage: the next one builds on its end")
+
+
+def _train(recipe: Recipe, stage: str, plan: StagePlan, steps: int | None, checkpoint: Path) -> None:
+    """Run what `stage` names, in every process that torchrun started."""
+    folder, start = plan.folder, plan.start
+    with joined(plan.device) as ranks:
+        if start and ranks.first and not (folder / "vae").exists():
+            shutil.copytree(start / "vae", folder / "vae")
+        ranks.meet()
+        for name, part in recipe.stages.items():
+            if stage in {"all", name}:
+                part.run(replace(plan, steps=steps or part.steps, ranks=ranks))
+                ranks.meet()
+        if ranks.first and stage in {"all", "export"}:
+            recipe.export(folder, checkpoint)
 
 
 if __name__ == "__main__":

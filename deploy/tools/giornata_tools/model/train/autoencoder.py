@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ import torch
 from diffusers import AutoencoderKL
 
 from giornata_tools.model import architecture
+from giornata_tools.model.architecture import FILL_LATENTS, LatentSpace
 from giornata_tools.model.scenes import sample
 from giornata_tools.model.train.coder_loop import CoderLoop, Losses
 from giornata_tools.model.train.stage import StagePlan
@@ -36,7 +38,7 @@ SAVE_EVERY: Final = 200
 MEASURED: Final = 512
 
 
-def run(plan: StagePlan) -> None:
+def run(plan: StagePlan, space: LatentSpace = FILL_LATENTS) -> None:
     """Train, going on from ``autoencoder.pt`` in the plan's folder, and write ``vae`` there; one rank does it all.
 
     Does nothing where that is done: measuring the latents again would move what was trained on them.
@@ -45,7 +47,7 @@ def run(plan: StagePlan) -> None:
         return
     steps, seed, device = plan.steps, plan.seed, plan.device
     torch.manual_seed(seed)
-    vae = architecture.autoencoder().to(device, memory_format=torch.channels_last)
+    vae = architecture.autoencoder(space).to(device, memory_format=torch.channels_last)
     loop = CoderLoop("autoencoder", plan, vae, (vae.encoder, vae.decoder), PEAK_RATES)
     if loop.first >= steps and (plan.folder / "vae").exists():
         return
@@ -57,8 +59,8 @@ def run(plan: StagePlan) -> None:
             pictures[place : place + REFRESHED] = _pictures((seed + 1, step), REFRESHED).to(device)
         return _loss(vae, _crops(pictures, step / steps).float() / 127.5 - 1)
 
-    loop.run(loss_of, lambda step: _schedule(step, steps), SAVE_EVERY)
-    _finish(vae, pictures[:MEASURED], plan.folder)
+    if loop.run(loss_of, lambda step: _schedule(step, steps), SAVE_EVERY):
+        _finish(vae, pictures[:MEASURED], plan.folder, space)
 
 
 def _schedule(step: int, steps: int) -> float:
@@ -98,14 +100,16 @@ def _pictures(seed: tuple[int, int], count: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _finish(vae: AutoencoderKL, pictures: torch.Tensor, folder: Path) -> None:
+def _finish(vae: AutoencoderKL, pictures: torch.Tensor, folder: Path, space: LatentSpace) -> None:
     """Measure mean and deviation of the latents, and write the component."""
     vae.eval()
     architecture.bfloat16_exact(vae)
     x = pictures.float() / 127.5 - 1
     parts = [vae.encode(part).latent_dist.mode() for part in torch.split(x, 64)]
     latents = torch.cat(parts)
-    vae.register_to_config(scaling_factor=float(1 / latents.std()), shift_factor=float(latents.mean()))
+    mean = latents.mean() if space.centred else torch.zeros(())
+    deviation = (latents - mean).square().mean().sqrt()
+    vae.register_to_config(scaling_factor=float(1 / deviation), shift_factor=float(mean))
     restored = torch.cat([vae.decode(part).sample for part in parts]).clamp(-1, 1)
     psnr = -10 * math.log10(float(((restored - x) / 2).square().mean()))
     print(
@@ -127,7 +131,7 @@ def write(vae: AutoencoderKL, folder: Path) -> None:
 def load(folder: Path) -> AutoencoderKL:
     """The trained component in float32, frozen; its configuration does not tell of `folder`."""
     saved: Any = AutoencoderKL.from_pretrained(folder / "vae", dtype=torch.float32)
-    vae = architecture.autoencoder()
+    vae = architecture.autoencoder(replace(FILL_LATENTS, channels=saved.config.latent_channels))
     vae.load_state_dict(saved.state_dict())
     vae.register_to_config(scaling_factor=saved.config.scaling_factor, shift_factor=saved.config.shift_factor)
     frozen: AutoencoderKL = vae.eval().requires_grad_(requires_grad=False)

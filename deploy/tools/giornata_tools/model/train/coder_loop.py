@@ -54,8 +54,8 @@ class CoderLoop:
 
     def run(
         self, loss_of: Callable[[int], Losses], rate_factor: Callable[[int], float], save_every: int
-    ) -> None:
-        """Take the steps that are left.
+    ) -> bool:
+        """Take the steps that are left, or those until the plan's deadline; tell whether all are taken.
 
         Args:
             loss_of: the losses of a step; torch's generator is seeded for it.
@@ -71,10 +71,14 @@ class CoderLoop:
                 rate = (step + 1 - self.first) / (time.perf_counter() - began)
                 told = " ".join(f"{name} {float(value.detach()):.4f}" for name, value in losses.items())
                 print(f"{self._title} {step + 1}/{steps} {told} {rate:.2f} steps/s", flush=True)
-            if step % save_every == save_every - 1 or step + 1 == steps:
+            over = self._plan.over()
+            if over or step % save_every == save_every - 1 or step + 1 == steps:
                 states = [optimiser.state_dict() for optimiser in self._optimisers]
                 weights = self._trained.state_dict()
                 stage.save(self._path, {"step": step + 1, "weights": weights, "optimisers": states})
+            if over:
+                return step + 1 == steps
+        return True
 
     def _update(self, loss: torch.Tensor, rate_factor: float) -> None:
         self._trained.zero_grad()

@@ -40,13 +40,14 @@ def run(plan: StagePlan) -> None:
     vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
     vae.decoder.requires_grad_(requires_grad=True)
     loop = CoderLoop("decoder", plan, vae.decoder, (vae.decoder,), PEAK_RATES)
-    loop.run(
+    ended = loop.run(
         lambda step: _loss(vae, _pictures(plan.seed + 2, step).to(plan.device)),
         lambda step: min(1.0, (step + 1) / WARM_UP, (plan.steps - step) / plan.steps * 1.5),
         SAVE_EVERY,
     )
-    architecture.bfloat16_exact(vae)
-    autoencoder.write(vae, plan.folder)
+    if ended:
+        architecture.bfloat16_exact(vae)
+        autoencoder.write(vae, plan.folder)
 
 
 def _loss(vae: AutoencoderKL, x: torch.Tensor) -> Losses:

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
-from diffusers import FluxFillPipeline
+from diffusers import DiffusionPipeline, FluxFillPipeline, StableDiffusionInpaintPipeline
 
 from giornata.families import SERVING, ServingDefaults
 from giornata_tools.model import architecture
 from giornata_tools.model.painter import Painter
-from giornata_tools.model.train import autoencoder, guidance, painter, stage
+from giornata_tools.model.train import autoencoder, guidance, painter, stage, unet
 from giornata_tools.model.train.stage import Unusable
+from giornata_tools.model.yardstick import architecture as yardsticks
+from giornata_tools.model.yardstick.inpainter import Inpainter
 
-STEPS: Final = 20
+FILL_DEFAULTS: Final = ServingDefaults(steps=20)
 """What requests get that do not say; diffusers' 50 gain nothing on a flow this straight."""
+UNET_DEFAULTS: Final = ServingDefaults(steps=unet.STEPS, guidance_scale=unet.GUIDANCE)
 
 
-def run(folder: Path, target: Path) -> None:
-    """Write the averaged weights of the last stage in `folder` as a checkpoint into `target`.
+def fresco(folder: Path, target: Path) -> None:
+    """Write the averaged weights of the last stage in `folder` as a Flux-Fill checkpoint into `target`.
 
     Raises:
         Unusable: no stage was trained, or the last one was stopped on its way.
     """
-    titles = (guidance.GUIDANCE.title, painter.PAINTER.title)
-    states = [state for title in titles if (state := stage.load(folder / f"{title}.pt"))]
-    if not states:
-        raise Unusable(f"{folder} holds the state of no stage of {' and '.join(titles)}: train first")
-    if states[0]["step"] < states[0]["steps"]:
-        raise Unusable(
-            f"the last stage stopped at step {states[0]['step']} of {states[0]['steps']}: let it end"
-        )
     text = architecture.text_encoders()
     trained = Painter(architecture.transformer(), text)
-    trained.load_state_dict(states[0]["average"])
+    trained.load_state_dict(_ended(folder, guidance.GUIDANCE.title, painter.PAINTER.title)["average"])
     pipeline = FluxFillPipeline(
         scheduler=architecture.scheduler(),
         vae=autoencoder.load(folder),
@@ -44,9 +40,50 @@ def run(folder: Path, target: Path) -> None:
         tokenizer_2=text.t5_tokenizer,
         transformer=trained.transformer,
     )
+    _write(pipeline, target, FILL_DEFAULTS)
+
+
+def yardstick(folder: Path, target: Path) -> None:
+    """Write the averaged weights in `folder` as a Stable Diffusion inpainting checkpoint into `target`.
+
+    Raises:
+        Unusable: the UNet was not trained, or stopped on its way.
+    """
+    _write(unet_pipeline(folder, _ended(folder, unet.UNET.title)["average"]), target, UNET_DEFAULTS)
+
+
+def unet_pipeline(folder: Path, weights: Mapping[str, torch.Tensor]) -> StableDiffusionInpaintPipeline:
+    """The pipeline of an `Inpainter` of these weights and of the autoencoder in `folder`, in float32."""
+    text = yardsticks.text_encoder()
+    trained = Inpainter(yardsticks.unet(), text.clip)
+    trained.load_state_dict(weights)
+    return StableDiffusionInpaintPipeline(
+        vae=autoencoder.load(folder),
+        text_encoder=text.clip,
+        tokenizer=text.tokenizer,
+        unet=trained.unet,
+        scheduler=yardsticks.scheduler(),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+def _ended(folder: Path, *titles: str) -> dict[str, Any]:
+    """The state of the first of these stages that has one."""
+    states = [state for title in titles if (state := stage.load(folder / f"{title}.pt"))]
+    if not states:
+        raise Unusable(f"{folder} holds the state of no stage of {' and '.join(titles)}: train first")
+    if states[0]["step"] < states[0]["steps"]:
+        raise Unusable(
+            f"the last stage stopped at step {states[0]['step']} of {states[0]['steps']}: let it end"
+        )
+    return states[0]
+
+
+def _write(pipeline: DiffusionPipeline, target: Path, defaults: ServingDefaults) -> None:
     pipeline.to(dtype=torch.bfloat16)
     pipeline.save_pretrained(target, safe_serialization=True)
     for weights in target.rglob("*.safetensors"):
         weights.chmod(0o644)  # safetensors writes for the owner alone; services run as others
-    defaults = ServingDefaults(steps=STEPS)
     (target / SERVING).write_text(defaults.model_dump_json(exclude_none=True) + "\n", encoding="utf-8")

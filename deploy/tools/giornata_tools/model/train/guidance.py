@@ -8,14 +8,16 @@ for a classifier-free scale of about 3.4 (`classifier_free_scale`).
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import torch
 
 from giornata_tools.model.painter import UNGUIDED, Painter
 from giornata_tools.model.train import painter
-from giornata_tools.model.train.painter import Course, PainterRun, Stage
+from giornata_tools.model.train.painter import PainterRun
 from giornata_tools.model.train.pool import SceneBatch
+from giornata_tools.model.train.run import Course, Stage, weighted_error
 from giornata_tools.model.train.stage import StagePlan, Unusable, digest
 
 GREATEST: Final = 60.0
@@ -26,7 +28,8 @@ GUIDANCE_UNITS: Final = 1000.0
 USUAL: Final = 30.0
 """What requests get that do not say: the default of Fill."""
 SHARES: Final = {48: 0.1, 96: 0.3, 128: 0.3, 256: 0.3}
-GUIDANCE: Final = Course("guidance", (Stage(1.01, SHARES),), rate=0.35, guidance=USUAL)
+RATES: Final = (0.35 * painter.RATES[0], 0.35 * painter.RATES[1])
+GUIDANCE: Final = Course("guidance", (Stage(1.01, SHARES),), painter.ROWS, RATES)
 
 
 def classifier_free_scale(guidance: torch.Tensor) -> torch.Tensor:
@@ -47,7 +50,7 @@ def run(plan: StagePlan) -> None:
     weights = digest(teacher)
     student = PainterRun(replace(plan, seed=plan.seed + 1), GUIDANCE)
     if student.step == 0:
-        for model in (student.painter, student.average):
+        for model in (student.model, student.average):
             model.load_state_dict(teacher.state_dict())
             level_guidance(model)
         student.taught_by = weights
@@ -55,9 +58,11 @@ def run(plan: StagePlan) -> None:
         raise Unusable(
             f"{student.path} learnt from another painter than the present one: remove it to begin again"
         )
-    clip_ids, t5_ids = (ids.to(plan.device) for ids in student.encoder.tokenize([""]))
-    nothing = teacher.read(clip_ids, t5_ids)
-    painter.train(student, lambda batch: _loss(teacher, student.painter, batch, nothing))
+    blank = (ids.to(plan.device) for ids in student.encoder.tokenize([""]))
+    nothing = teacher.read(*blank)
+    student.train(
+        lambda batch: _loss(teacher, student.model, batch, nothing), partial(painter.show, student, USUAL)
+    )
 
 
 @torch.no_grad()
@@ -82,13 +87,13 @@ def _loss(
     unguided = torch.full_like(guidance, UNGUIDED)
     corner = painter.random_corner(noise)
     with torch.no_grad():
-        read = teacher.read(batch.clip_ids, batch.t5_ids)
+        read = teacher.read(*batch.token_ids)
         blank = (nothing[0].expand(rows, -1, -1), nothing[1].expand(rows, -1))
         asked, free = (
             teacher(noisy, batch.condition, text, time=times, guidance=unguided, corner=corner)
             for text in (read, blank)
         )
         target = free + classifier_free_scale(guidance)[:, None, None] * (asked - free)
-    read = student.read(batch.clip_ids, batch.t5_ids)
+    read = student.read(*batch.token_ids)
     velocity = student(noisy, batch.condition, read, time=times, guidance=guidance, corner=corner)
-    return painter.weighted_error(velocity, target, batch.masked)
+    return weighted_error(velocity, target, batch.masked)

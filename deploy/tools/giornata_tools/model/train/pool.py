@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
 
 from giornata_tools.model import latents
-from giornata_tools.model.architecture import PATCH_CHANNELS, TEXT_TOKENS
 from giornata_tools.model.scenes import sample
-from giornata_tools.model.text import TextEncoders
 from giornata_tools.model.train.stage import Ranks
 
 FIRST: Final = {48: 2048, 64: 512, 96: 512, 128: 512, 256: 192}
@@ -26,75 +25,76 @@ ENCODE_AT_ONCE: Final = 32
 
 @dataclass(frozen=True)
 class SceneBatch:
-    """What one step trains on. All (rows, ...)."""
+    """What one step trains on. All (rows, ...); places are tokens of a transformer or latent pixels of a UNet."""
 
     clean: torch.Tensor
-    """(rows, tokens, 32) normalised latents of the answer."""
+    """Normalised latents of the answer."""
     condition: torch.Tensor
-    """(rows, tokens, 96): latents of the masked picture, and the mask."""
-    clip_ids: torch.Tensor
-    t5_ids: torch.Tensor
-    """(rows, text tokens) int64."""
+    """What the network sees beside the noisy latents: latents of the masked picture, and the mask."""
+    masked: torch.Tensor
+    """(rows, places) bool: the mask touches the place."""
+    token_ids: tuple[torch.Tensor, ...]
+    """(rows, text tokens) int64 of each tokenizer."""
 
     @property
-    def masked(self) -> torch.Tensor:
-        """(rows, tokens) bool: the mask touches the token."""
-        return (self.condition[..., PATCH_CHANNELS:] > 0).any(-1)
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All of them, in this order."""
+        return self.clean, self.condition, self.masked, *self.token_ids
+
+    @staticmethod
+    def of(tensors: Sequence[torch.Tensor]) -> SceneBatch:
+        """The batch whose `tensors` these are."""
+        clean, condition, masked, *token_ids = tensors
+        return SceneBatch(clean, condition, masked, tuple(token_ids))
 
     def to(self, device: torch.device) -> SceneBatch:
-        """The same on `device`, in float32."""
+        """The same on `device`; latents in float32."""
         return SceneBatch(
             self.clean.float().to(device),
             self.condition.float().to(device),
-            self.clip_ids.to(device),
-            self.t5_ids.to(device),
+            self.masked.to(device),
+            tuple(ids.to(device) for ids in self.token_ids),
         )
 
     def __getitem__(self, rows: torch.Tensor) -> SceneBatch:
-        return SceneBatch(self.clean[rows], self.condition[rows], self.clip_ids[rows], self.t5_ids[rows])
+        return SceneBatch.of([tensor[rows] for tensor in self.tensors])
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """What makes scenes a batch: the trained autoencoder and the tokenizers."""
+class SceneEncoder(Protocol):
+    """What makes scenes a batch: a trained autoencoder and the tokenizers of one model."""
 
-    vae: AutoencoderKL
-    text: TextEncoders
+    @property
+    def vae(self) -> AutoencoderKL:
+        """The autoencoder."""
 
     def encode(self, pictures: torch.Tensor, masks: torch.Tensor, captions: list[str]) -> SceneBatch:
-        """Pictures (rows, side, side, 3) uint8 and masks (rows, side, side) bool as a batch, stored in bfloat16."""
-        device = next(self.vae.parameters()).device
-        x = pictures.permute(0, 3, 1, 2).to(device).float() / 127.5 - 1
-        mask = masks.to(device).float()
-        clean, masked = (
-            latents.pack(latents.encode(self.vae, part)) for part in (x, x * (1 - mask[:, None]))
-        )
-        condition = torch.cat([masked, latents.pack_mask(mask)], dim=-1)
-        clip_ids, t5_ids = self.tokenize(captions)
-        return SceneBatch(clean.bfloat16().cpu(), condition.bfloat16().cpu(), clip_ids, t5_ids)
+        """A batch on the CPU, latents stored in bfloat16.
 
-    def tokenize(self, captions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """CLIP's and T5's ids, (captions, TEXT_TOKENS) each.
-
-        CLIP pads to 77; its pooled output is that of the first end token, which sees nothing after it.
+        Args:
+            pictures: (rows, side, side, 3) uint8, the answers.
+            masks: (rows, side, side) bool.
+            captions: one a row.
         """
-        shape = {
-            "padding": "max_length",
-            "truncation": True,
-            "max_length": TEXT_TOKENS,
-            "return_tensors": "pt",
-        }
-        return (
-            self.text.clip_tokenizer(captions, **shape).input_ids,
-            self.text.t5_tokenizer(captions, **shape).input_ids,
-        )
+
+    def tokenize(self, captions: list[str]) -> tuple[torch.Tensor, ...]:
+        """The ids (captions, text tokens) of each tokenizer."""
+
+
+def encode_both(
+    vae: AutoencoderKL, pictures: torch.Tensor, masks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalised latents (rows, channels, height, width) of the pictures, and of them with the mask blanked."""
+    device = next(vae.parameters()).device
+    x = pictures.permute(0, 3, 1, 2).to(device).float() / 127.5 - 1
+    blanked = x * ~masks.to(device)[:, None]
+    return latents.encode(vae, x), latents.encode(vae, blanked)
 
 
 class ScenePool:
     """Scenes of one size. The same seed and the same calls give the same batches."""
 
     def __init__(
-        self, encoder: Encoder, side: int, seed: int, *, rendered: int = 0, ranks: Ranks | None = None
+        self, encoder: SceneEncoder, side: int, seed: int, *, rendered: int = 0, ranks: Ranks | None = None
     ) -> None:
         """Render and encode the first scenes.
 
@@ -124,7 +124,7 @@ class ScenePool:
             self._all = _concatenate([self._all, fresh])
             return
         end = min(self._oldest + count, len(self._all.clean))
-        for mine, new in zip(_tensors(self._all), _tensors(fresh), strict=True):
+        for mine, new in zip(self._all.tensors, fresh.tensors, strict=True):
             mine[self._oldest : end] = new[: end - self._oldest]
         self._oldest = end % len(self._all.clean)
 
@@ -149,10 +149,6 @@ class ScenePool:
         return self._encoder.encode(torch.stack(pictures), torch.stack(masks), captions)
 
 
-def _tensors(batch: SceneBatch) -> tuple[torch.Tensor, ...]:
-    return batch.clean, batch.condition, batch.clip_ids, batch.t5_ids
-
-
 def _concatenate(parts: list[SceneBatch]) -> SceneBatch:
-    columns = zip(*(_tensors(part) for part in parts), strict=True)
-    return SceneBatch(*(torch.cat(column) for column in columns))
+    columns = zip(*(part.tensors for part in parts), strict=True)
+    return SceneBatch.of([torch.cat(column) for column in columns])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -10,26 +11,33 @@ import torch
 from PIL import Image
 
 from giornata_tools.model import latents
-from giornata_tools.model.painter import Painter, denoise
 from giornata_tools.model.scenes import sample
-from giornata_tools.model.train.pool import Encoder
+from giornata_tools.model.train.pool import SceneBatch, SceneEncoder
 
 SEED: Final = 7_000_000
 COLUMNS: Final = 12
-STEPS: Final = 16
 
 
-def show(painter: Painter, encoder: Encoder, path: Path, side: int, guidance: float) -> None:
-    """Write a grid of the same 24 scenes each time; captions beside it as text."""
+def fixed_noise(like: torch.Tensor) -> torch.Tensor:
+    """The same noise each time, of the shape and on the device of `like`."""
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(0)).to(like.device)
+
+
+def show(paint: Callable[[SceneBatch], torch.Tensor], encoder: SceneEncoder, path: Path, side: int) -> None:
+    """Write a grid of the same 24 scenes each time; captions beside it as text.
+
+    Args:
+        paint: latents (rows, channels, height, width) of the edits of a batch.
+        encoder: makes scenes a batch.
+        path: of the picture.
+        side: of the scenes, in pixels.
+    """
     scenes = [sample(np.random.default_rng((SEED, i)), side, least_mask_px=24.0) for i in range(2 * COLUMNS)]
     truth = torch.from_numpy(np.stack([scene.after for scene in scenes]))
     masks = torch.from_numpy(np.stack([scene.mask for scene in scenes]))
     device = next(encoder.vae.parameters()).device
     batch = encoder.encode(truth, masks, [scene.caption for scene in scenes]).to(device)
-    noise = torch.randn(batch.clean.shape, generator=torch.Generator().manual_seed(0)).to(device)
-    read = painter.read(batch.clip_ids, batch.t5_ids)
-    x = denoise(painter, batch.condition, read, noise, steps=STEPS, guidance=guidance)
-    painted = latents.decode(encoder.vae, latents.unpack(x))
+    painted = latents.decode(encoder.vae, paint(batch))
     painted = ((painted + 1) * 127.5).round().byte().permute(0, 2, 3, 1).cpu()
     edited = torch.where(masks[..., None], painted, truth)
     shown = torch.where(masks[..., None], truth // 4 + 150, truth)

@@ -10,7 +10,9 @@ A state is written whole or not at all, and read without unpickling anything but
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,6 +44,14 @@ class Ranks:
         if self.count > 1:
             distributed.barrier()
 
+    def any(self, condition: bool, device: torch.device) -> bool:  # noqa: FBT001 - as the built-in of this name
+        """Whether `condition` holds in one of the processes; all of them ask together, over tensors on `device`."""
+        if self.count == 1:
+            return condition
+        counted = torch.tensor(float(condition), device=device)
+        distributed.all_reduce(counted)
+        return bool(counted)
+
     def share_gradients(self, module: nn.Module) -> None:
         """Replace every gradient by its mean over all processes."""
         if self.count == 1:
@@ -69,8 +79,14 @@ class StagePlan:
     start: Path | None = None
     """A checkpoint whose weights are learnt on from, where `folder` holds no state; None for random ones."""
     ranks: Ranks = field(default_factory=Ranks)
+    deadline: float = math.inf
+    """When the stage is to stop with its state saved, in seconds of `time.monotonic`."""
     compiled: bool = False
-    """Fuse the transformer's operations, one compilation a size: pays for itself within some hundred steps."""
+    """Fuse the network's operations, one compilation a size: pays for itself within some hundred steps."""
+
+    def over(self) -> bool:
+        """Whether the deadline has passed for this rank."""
+        return time.monotonic() > self.deadline
 
 
 @contextmanager

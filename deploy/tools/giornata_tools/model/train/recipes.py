@@ -1,0 +1,56 @@
+"""The recipes of the models that ship: their stages in order, and what writes the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from giornata_tools.checkout import ROOT, TRAINED
+from giornata_tools.model.train import autoencoder, decoder, export, guidance, painter, unet
+from giornata_tools.model.train.stage import StagePlan
+from giornata_tools.model.yardstick.architecture import LATENTS
+
+
+@dataclass(frozen=True)
+class RecipeStage:
+    """One stage, and the steps of the shipped weights."""
+
+    run: Callable[[StagePlan], None]
+    steps: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one model is made."""
+
+    stages: Mapping[str, RecipeStage]
+    export: Callable[[Path, Path], None]
+    """Writes what a folder holds as a checkpoint into another."""
+    checkpoint: Path
+    """Where that ships."""
+
+
+RECIPES: Final = {
+    "fresco": Recipe(
+        {
+            "autoencoder": RecipeStage(autoencoder.run, 1600),
+            "painter": RecipeStage(painter.run, 20_000),
+            "guidance": RecipeStage(guidance.run, 500),
+            "decoder": RecipeStage(decoder.run, 400),
+        },
+        export.fresco,
+        TRAINED,
+    ),
+    "yardstick": Recipe(
+        {
+            "autoencoder": RecipeStage(partial(autoencoder.run, space=LATENTS), 1600),
+            "unet": RecipeStage(unet.run, 11_000),
+            "decoder": RecipeStage(decoder.run, 400),
+        },
+        export.yardstick,
+        ROOT / "deploy" / "model" / "yardstick",
+    ),
+}
