@@ -18,6 +18,7 @@ from pydantic import (
 
 from giornata.wire.errors import GiornataError, InvalidField, NotSupported, UnknownField
 from giornata.wire.models import ModelCard
+from giornata.wire.samplers import Sampler, evaluations
 from giornata.wire.values import Recorded
 
 MAX_STEPS: Final = 200
@@ -103,6 +104,9 @@ class EditParameters(Recorded):
     )
     strength: float | None = Field(
         None, gt=0, le=1, description="How much of the masked region is noised: 1 ignores what was there."
+    )
+    sampler: Sampler | None = Field(
+        None, description="What computes the steps; `GET /v1/models` tells which ones a model takes."
     )
     seed: int | None = Field(
         None, ge=0, le=MAX_SEED, description="Seed of picture 0; default: random, and reported."

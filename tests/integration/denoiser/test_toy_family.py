@@ -14,6 +14,7 @@ from torch import Tensor
 from giornata.families import Family as FamilyName
 from giornata.packed.region import region
 from giornata.scheduling.batch import Capacity, RowKey
+from giornata.wire.samplers import Sampler
 from giornata_denoiser import checkpoint as checkpoints
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.assembly import place
@@ -21,7 +22,7 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.rows import build_row, text_shapes
-from giornata_denoiser.rows.row import RecordingSpec, Row, Snapshot
+from giornata_denoiser.rows.row import GENERATOR, RecordingSpec, Row, Snapshot
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import Form, Recording
 from giornata_tools.model.random.build import build
@@ -48,6 +49,7 @@ def row_of(
     steps: int = 4,
     seed: int = 0,
     depth: float = 1.0,
+    sampler: Sampler = Sampler.DEIS,
     resume: Snapshot | None = None,
 ) -> Row:
     generator = torch.Generator().manual_seed(seed)
@@ -58,11 +60,12 @@ def row_of(
         family,
         RowKey(name, 1, 0),
         grid=grid,
-        track=family.schedule.track(steps=steps, strength=1.0, cells=tokens),
+        track=family.schedule.track(sampler=sampler, steps=steps, strength=1.0, cells=tokens),
         text={
             field: torch.randn(*shape, generator=generator) for field, shape in text_shapes(family, 5).items()
         },
-        conditioning={**fields, "mask": (fields["mask"] > 0).float(), "depth": fields["depth"] * depth},
+        conditioning={**fields, "mask": (fields["mask"] > 0).float(), "depth": fields["depth"] * depth}
+        | {GENERATOR: torch.Generator().manual_seed(seed).get_state()},
         guidance_scale=3.5,
         resume=resume,
     )
@@ -137,7 +140,7 @@ def test_its_solver_remembers_between_steps_and_processes(checkpoint: Checkpoint
         engine.step()
     (taken,) = engine.batch.take_all()
     snapshot = taken.export()
-    assert sorted(snapshot.tensors) == ["latents", "memory-0"]
+    assert sorted(snapshot.tensors) == ["latents", "memory"]
     resumed = row_of(checkpoint, "a", steps=5, resume=snapshot)
     torch.testing.assert_close(finished(checkpoint, [resumed])["a"].latent, wanted, atol=FLOAT32, rtol=0)
 
@@ -162,6 +165,9 @@ def test_it_is_recorded_and_reused(checkpoint: Checkpoint) -> None:
     latents = [report.advanced[0].latent for report in (masked, whole)]
     inside = cells.flatten()
     torch.testing.assert_close(*(latent[inside] for latent in latents), atol=FLOAT32, rtol=0)
-    memory, wanted = (report.advanced[0].memory[0] for report in (masked, whole))
+    memory, wanted = (report.advanced[0].memory for report in (masked, whole))
+    assert memory is not None
+    assert wanted is not None
+    memory, wanted = memory[0], wanted[0]
     torch.testing.assert_close(memory[inside], wanted[inside], atol=FLOAT32, rtol=0)
     assert not memory[~inside].any()

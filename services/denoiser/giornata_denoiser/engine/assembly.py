@@ -22,8 +22,8 @@ class DeviceInputs:
     """(tokens, channels) each."""
     source: Mapping[str, Tensor]
     """The row's own conditioning; `conditioning` is a copy of it. Every row is built with its own."""
-    numbers: Tensor
-    """(steps + 1, n): those of the row's track."""
+    matrices: Tensor
+    """(steps, states, 2 + states): those of the row's track."""
 
 
 def place(row: Row, family: ModelFamily) -> DeviceInputs:
@@ -38,7 +38,7 @@ def place(row: Row, family: ModelFamily) -> DeviceInputs:
         ),
         {name: tensor.to(device) for name, tensor in row.conditioning.items()},
         row.conditioning,
-        row.track.numbers.to(device),
+        row.track.matrices.to(device),
     )
 
 
@@ -73,8 +73,8 @@ class Assembly:
     computed_lengths: list[int]
     """Computed tokens of each row."""
     guided: Guided | None
-    numbers: tuple[Tensor, ...]
-    """Each row's (steps + 1, n), the numbers of its track."""
+    matrices: tuple[Tensor, ...]
+    """Each row's (steps, states, 2 + states), those of its track."""
 
 
 def assemble(
@@ -103,7 +103,7 @@ def assemble(
         row_of_computed=row_of_computed.to(device),
         computed_lengths=list(lengths),
         guided=_guided(rows, guided_rows, row_of_computed, device) if guided_rows else None,
-        numbers=tuple(each.numbers for each in placed),
+        matrices=tuple(each.matrices for each in placed),
     )
 
 

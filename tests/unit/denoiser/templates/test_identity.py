@@ -15,7 +15,7 @@ from giornata.scheduling.repeats import RecordingRule
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import picture_id
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.families.flux.schedule import FlowMatching
+from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
 from giornata_denoiser.rows.stored import store
 from giornata_denoiser.rows.template import FILE_BYTES, Entry, Form, Kept, Recording
 from giornata_denoiser.templates import disk
@@ -33,7 +33,7 @@ SPEC = BlockSpec(
 CHECKPOINT: Any = SimpleNamespace(
     card=CARD,
     family=SimpleNamespace(
-        schedule=FlowMatching(FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).config),
+        schedule=FlowMatching(FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).config, shifted_by_size),
         specs=(SPEC,) * 6,
         depth=6,
         dtype=torch.bfloat16,
