@@ -21,6 +21,7 @@ LONG: Final[dict[str, list[str]]] = {
     "step_time": ["--tokens", "4096", "--text", "512"],
     "step_rows": ["--tokens", "1024", "--text", "128"],
     "step_trace": ["--tokens", "1024", "--text", "128"],
+    "samplers": ["--repeats", "2000"],
     "launches": [],
     "loading": ["--tokens", "1024", "--text", "128", "--steps", "8", "--repeats", "5"],
     "throughput": [

@@ -15,6 +15,7 @@ from pydantic import Field
 from giornata.wire.errors import ErrorBody, ServiceUnavailable
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
+from giornata.wire.samplers import Sampler, evaluations
 from giornata.wire.values import CellMap, ComputeTimes, Grain, Recorded, StageTimes
 
 TAKE_OVER_S = 600
@@ -84,10 +85,24 @@ class Job(Recorded):
     """The tenant's share where tenants compete: twice the weight, twice the pictures."""
     fingerprint: str | None = None
     """Hashes of the request, where it has an idempotency key; `job_id` is made from that key."""
+    evaluations: int | None = None
+    """How often the network is evaluated for each row; None from versions that had one sampler."""
 
     def check_model(self, card: ModelCard) -> None:
         """Raise ServiceUnavailable if `card` is another version of the model than the job was accepted for."""
         check_version(self.model, self.model_digest, card)
+
+    @property
+    def denoising_steps(self) -> int:
+        """Steps of each row: evaluations of the network."""
+        if self.evaluations is not None:
+            return self.evaluations
+        asked = self.parameters
+        if asked.num_inference_steps is None or asked.strength is None:
+            raise ValueError("denoising_steps needs resolved parameters")
+        return evaluations(
+            Sampler.EULER, asked.num_inference_steps, asked.strength, keeps_whole_steps=False
+        )
 
     @property
     def upload_folder(self) -> str:
@@ -191,7 +206,8 @@ class RowState(Recorded):
     step: int
     """Steps computed."""
     latents: BlobRef
-    """safetensors: `latents` (tokens, 4 * latent_channels) float32, packed row-major."""
+    """safetensors: `latents` (tokens, channels) float32, packed row-major; of a solver that remembers earlier steps also
+    `memory` (states, tokens, channels) float32; of one that draws noise also `generator`, the uint8 state of torch's."""
 
 
 class RowRecord(Recorded):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final, TypeVar
 
@@ -183,14 +183,6 @@ class EditParameters(Recorded):
         return negative_prompt
 
     @property
-    def denoising_steps(self) -> int:
-        """Steps of resolved parameters: `strength` skips the first ones, as diffusers' `get_timesteps` does."""
-        if self.num_inference_steps is None or self.strength is None:
-            raise ValueError("denoising_steps needs resolved parameters")
-        skipped = max(self.num_inference_steps - self.num_inference_steps * self.strength, 0)
-        return self.num_inference_steps - int(skipped)
-
-    @property
     def output_size(self) -> tuple[int, int] | None:
         """(width, height) in pixels, or None for the image's own."""
         if self.size == "auto":
@@ -207,10 +199,13 @@ def asked(kind: type[M], given: Mapping[str, object]) -> M:
         raise request_error(error) from error
 
 
-def resolve(parameters: EditParameters, card: ModelCard, seed: int) -> EditParameters:
+def resolve(
+    parameters: EditParameters, card: ModelCard, seed: int, served: Iterable[ModelCard] = ()
+) -> EditParameters:
     """`parameters` with every default of the model filled in, so that a record says exactly what was done.
 
-    `seed` is used where the application named none. InvalidField if a field does not apply to this model.
+    `seed` is used where the application named none. InvalidField if a field does not apply to this model; the error
+    names the models that are `served` and take it, where others may.
     """
     for field, taken, what in (
         ("guidance_scale", card.takes_guidance, "distilled guidance"),
@@ -225,15 +220,41 @@ def resolve(parameters: EditParameters, card: ModelCard, seed: int) -> EditParam
                 received="a text" if isinstance(received, str) else received,
                 accepted=f"leave {field} out",
             )
+    if parameters.sampler is not None and parameters.sampler not in card.samplers:
+        raise _sampler_refused(parameters.sampler, card, served)
     defaults: dict[str, Any] = {
         "model": card.name,
         "seed": seed,
         "num_inference_steps": card.default_steps,
         "strength": card.default_strength,
         "guidance_scale": card.default_guidance_scale if card.takes_guidance else None,
+        "sampler": Sampler(card.default_sampler),
     }
     missing = {name: value for name, value in defaults.items() if getattr(parameters, name) is None}
     return parameters.model_copy(update=missing)
+
+
+def evaluations_of(resolved: EditParameters, card: ModelCard) -> int:
+    """How often the network of `card` is evaluated for each picture of `resolved` parameters."""
+    if resolved.num_inference_steps is None or resolved.strength is None:
+        raise ValueError("evaluations_of needs resolved parameters")
+    return evaluations(
+        resolved.sampler or Sampler(card.default_sampler),
+        resolved.num_inference_steps,
+        resolved.strength,
+        keeps_whole_steps=card.keeps_whole_steps,
+    )
+
+
+def _sampler_refused(sampler: Sampler, card: ModelCard, served: Iterable[ModelCard]) -> InvalidField:
+    takers = sorted(other.name for other in served if sampler in other.samplers)
+    elsewhere = f"; {', '.join(takers)} would" if takers else ""
+    return InvalidField(
+        f"The model {card.name} ({card.family}) does not take the sampler {sampler}{elsewhere}.",
+        field="sampler",
+        received=sampler,
+        accepted=", ".join(card.samplers),
+    )
 
 
 def request_error(error: ValidationError) -> GiornataError:
