@@ -1,7 +1,7 @@
 """Which scheduler of diffusers a sampler is. Free of torch.
 
-A sampler has the noise schedule of the checkpoint's own scheduler, and takes its other options from there, but for those
-that its name fixes.
+A sampler has the noise schedule of the checkpoint's own scheduler, and takes its other options from there, but for
+those that its name fixes.
 """
 
 from __future__ import annotations
@@ -67,4 +67,6 @@ def sampler_of(config: Mapping[str, Any]) -> Sampler:
             return sampler
     served = ", ".join(dict.fromkeys(solver.scheduler for solver in SOLVERS.values()))
     fixed = {option: config[option] for option in DEFAULTS if option in config}
-    raise ValueError(f"the scheduler {name} with {fixed or 'its defaults'} is not served; served are: {served}")
+    raise ValueError(
+        f"the scheduler {name} with {fixed or 'its defaults'} is not served; served are: {served}"
+    )

@@ -1,8 +1,8 @@
 """One step of the samplers of a batch, without the network: ``python -m tests.bench.samplers``.
 
-Rows of eight samplers step together by their tables; baseline: diffusers' scheduler objects, one after the other. Noise is
-drawn beforehand, since both draw it alike. Milliseconds of one batch, by channels of a token: 4 of SD's latent pixels, 16 of
-SD3's, 64 of Flux's tokens.
+Rows of eight samplers step together by their tables; baseline: diffusers' scheduler objects, one after the other.
+Both draw noise for the two that are stochastic. Milliseconds of one batch, by channels of a token: 4 of SD's latent
+pixels, 16 of SD3's, 64 of Flux's tokens.
 """
 
 from __future__ import annotations
@@ -93,9 +93,7 @@ def _line(name: str, samplers: Sequence[Sampler], channels: int, options: Simple
         rows = stepped(rows, outputs)
     ours = batch_of(rows, outputs)
     theirs = [_scheduler(sampler, output) for sampler, output in zip(samplers, outputs, strict=True)]
-    own, other = (
-        _timed(once, options) for once in (ours, lambda: [each() for each in theirs])
-    )
+    own, other = (_timed(once, options) for once in (ours, lambda: [each() for each in theirs]))
     return {
         "rows": name,
         "tokens": options.tokens,

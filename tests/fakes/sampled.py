@@ -44,7 +44,7 @@ class Sampled:
 
 
 def stepped(rows: list[Sampled], outputs: list[Tensor], region: Tensor | None = None) -> list[Sampled]:
-    """`rows` after their next step, all in one batch; `outputs` are (tokens, channels), of the region if there is one."""
+    """`rows` after their next step, in one batch; `outputs` are (tokens, channels), of the region if there is one."""
     drawn = _drawn(rows, outputs)
     states = batch_of(rows, outputs, region, drawn)()
     return [
@@ -59,8 +59,7 @@ def batch_of(
     region: Tensor | None = None,
     drawn: Sequence[Drawn] | None = None,
 ) -> Callable[[], list[States]]:
-    """What makes the next step of a batch; noise is drawn beforehand."""
-    drawn = _drawn(rows, outputs) if drawn is None else drawn
+    """What makes the next step of a batch; it draws noise where none is `drawn`."""
     device, lengths = outputs[0].device, [len(output) for output in outputs]
     assembly: Any = SimpleNamespace(
         computed_lengths=lengths,
@@ -70,8 +69,13 @@ def batch_of(
     )
     latents = torch.cat([row.latent if region is None else row.latent[region] for row in rows])
     batch: Any = rows
-    noises, packed = [each.noise for each in drawn], torch.cat(outputs)
-    return lambda: advance(assembly, batch, latents, packed, noises)
+    packed = torch.cat(outputs)
+
+    def step() -> list[States]:
+        found = _drawn(rows, outputs) if drawn is None else drawn
+        return advance(assembly, batch, latents, packed, [each.noise for each in found])
+
+    return step
 
 
 def _drawn(rows: list[Sampled], outputs: list[Tensor]) -> list[Drawn]:

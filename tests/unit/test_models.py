@@ -99,7 +99,9 @@ def test_the_default_sampler_is_the_checkpoints_scheduler(
         True,
     )
     config.write_text('{"_class_name": "KDPM2DiscreteScheduler"}')
-    with pytest.raises(ValueError, match="KDPM2DiscreteScheduler with its defaults is not served; served are"):
+    with pytest.raises(
+        ValueError, match="KDPM2DiscreteScheduler with its defaults is not served; served are"
+    ):
         read_model_card(folder)
 
 

@@ -100,9 +100,7 @@ class Job(Recorded):
         asked = self.parameters
         if asked.num_inference_steps is None or asked.strength is None:
             raise ValueError("denoising_steps needs resolved parameters")
-        return evaluations(
-            Sampler.EULER, asked.num_inference_steps, asked.strength, keeps_whole_steps=False
-        )
+        return evaluations(Sampler.EULER, asked.num_inference_steps, asked.strength, keeps_whole_steps=False)
 
     @property
     def upload_folder(self) -> str:
@@ -206,8 +204,8 @@ class RowState(Recorded):
     step: int
     """Steps computed."""
     latents: BlobRef
-    """safetensors: `latents` (tokens, channels) float32, packed row-major; of a solver that remembers earlier steps also
-    `memory` (states, tokens, channels) float32; of one that draws noise also `generator`, the uint8 state of torch's."""
+    """safetensors: `latents` (tokens, channels) float32, packed row-major. A solver that remembers earlier steps adds
+    `memory` (states, tokens, channels) float32, one that draws noise `generator`, the uint8 state of torch's."""
 
 
 class RowRecord(Recorded):

@@ -50,7 +50,7 @@ def evaluations(sampler: Sampler, steps: int, strength: float, *, keeps_whole_st
     """How often the network is evaluated for a picture: `get_timesteps` of diffusers' inpainting pipelines.
 
     `strength` keeps the last ones of `steps`: ``int(steps * strength)`` of them with `keeps_whole_steps`, otherwise all
-    but ``int(steps - steps * strength)``. Heun evaluates each but the last one twice; PNDM one of them, if there are two.
+    but ``int(steps - steps * strength)``. Heun evaluates each but the last one twice, PNDM the second one.
     """
     if keeps_whole_steps:
         kept = min(int(steps * strength), steps)

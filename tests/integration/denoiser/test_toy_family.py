@@ -134,7 +134,7 @@ def written_out(checkpoint: Checkpoint, row: Row, seed: int | None = None) -> Te
         latent, last = latent + length * change, velocity
         if generator is not None and then > 0:
             pixels = torch.randn(1, 16, 2 * row.grid[0], 2 * row.grid[1], generator=generator)
-            latent = latent + ADDED * FluxPipeline._pack_latents(pixels, 1, *pixels.shape[1:])[0]  # noqa: SLF001
+            latent = latent + ADDED * FluxPipeline._pack_latents(pixels, 1, *pixels.shape[1:])[0]
         latent = (1 - mask) * (then * noise + (1 - then) * picture) + mask * latent
     return latent
 

@@ -33,7 +33,10 @@ class Drawn(NamedTuple):
 
 
 def draw(row: Row, network: Network) -> Drawn:
-    """The noise of a row's next step, drawn on the CPU as a scheduler draws it: for a whole picture of latent pixels."""
+    """The noise of a row's next step.
+
+    It is drawn as a scheduler draws it: on the CPU, for all latent pixels of the picture.
+    """
     if not row.track.draws[row.step] or row.generator is None:
         return Drawn(None, row.generator)
     generator = torch.Generator("cpu")
@@ -108,7 +111,7 @@ def _one_state(matrix: Tensor, latent: Tensor, output: Tensor, noise: Tensor | N
 def _several_states(
     matrix: Tensor, latent: Tensor, output: Tensor, noise: Tensor | None, memory: Tensor | None
 ) -> Tensor:
-    """(states, tokens, channels) at least float32: `matrix`, (states, 2 + states), times what it is to be applied to."""
+    """(states, tokens, channels), at least float32: `matrix`, (states, 2 + states), times what there is."""
     parts = [each.unsqueeze(0) for each in (noise, output, latent) if each is not None]
     if memory is not None:
         parts.append(memory)

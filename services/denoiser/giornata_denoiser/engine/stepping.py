@@ -54,10 +54,10 @@ def denoise_step(
         if row.next_preview is not None:
             was, predicted = (torch.split(packed, lengths)[index] for packed in (computed, output))
             end = row.track.predicted(was, predicted, row.step)
-            clean[index] = _completed(family, assembly, index, end, row.track, row.steps)
+            clean[index] = _completed(family, assembly, index, end, row.track, level=row.steps)
     return Stepped(
         tuple(
-            _completed(family, assembly, index, state.latent, row.track, row.step + 1)
+            _completed(family, assembly, index, state.latent, row.track, level=row.step + 1)
             for index, (state, row) in enumerate(zip(states, rows, strict=True))
         ),
         tuple(clean),
@@ -82,7 +82,7 @@ def _taken(assembly: Assembly, whole: Sequence[Tensor]) -> Tensor:
 
 
 def _completed(
-    family: ModelFamily, assembly: Assembly, index: int, computed: Tensor, track: Track, level: int
+    family: ModelFamily, assembly: Assembly, index: int, computed: Tensor, track: Track, *, level: int
 ) -> Tensor:
     """A row's whole latent, (tokens, channels), from what was computed of it.
 

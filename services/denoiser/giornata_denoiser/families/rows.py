@@ -78,7 +78,7 @@ def text_shapes(family: ModelFamily, tokens: int) -> dict[str, tuple[int, ...]]:
 
 
 def _resumed(family: ModelFamily, resume: Snapshot, shape: tuple[int, ...], track: Track) -> Snapshot:
-    """The state of an interrupted row, if it fits: its latent in the network's dtype, its memory at least in float32."""
+    """The state of an interrupted row, if it fits: latent in the network's dtype, memory at least in float32."""
     if not 0 <= resume.step < track.steps:
         raise SchemaMismatch(
             "A row resumes at a step it does not have.", received=resume.step, accepted=f"below {track.steps}"

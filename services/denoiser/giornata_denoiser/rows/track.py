@@ -62,9 +62,11 @@ class Track:
     def noised(self, picture: Tensor, noise: Tensor, level: int) -> Tensor:
         """What a latent is, where it is not computed, at one of `levels`; `picture` and `noise` are of equal shape."""
         of_picture, of_noise = self.outside[level].tolist()
-        return of_noise * noise + of_picture * picture
+        noised: Tensor = of_noise * noise + of_picture * picture
+        return noised
 
     def predicted(self, latent: Tensor, output: Tensor, step: int) -> Tensor:
         """The picture that a latent is predicted to become, from it and the network's output before `step`."""
         of_latent, of_output = self.clean[step].tolist()
-        return (of_latent * latent.float() + of_output * output.float()).to(output.dtype)
+        clean: Tensor = of_latent * latent.float() + of_output * output.float()
+        return clean.to(output.dtype)

@@ -14,9 +14,9 @@ from giornata.wire.values import Mode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.track import Track
 from giornata_denoiser.rows.stored import EXACT
 from giornata_denoiser.rows.template import FILE_BYTES
+from giornata_denoiser.rows.track import Track
 
 RECORDER: Final = 1
 """Version of what template runs record; nothing is taken from recordings of another version."""

@@ -51,7 +51,7 @@ class Case:
         scheduler, first = self.ready()
         times = scheduler.timesteps[first:] / 1000
         prediction = scheduler.config.get("prediction_type", "flow_prediction")
-        return solved(scheduler, first, levels=torch.cat((times, times[:0], torch.zeros(1))), prediction=prediction)
+        return solved(scheduler, first, levels=torch.cat((times, torch.zeros(1))), prediction=prediction)
 
 
 def _sd(kind: Callable[..., Any], steps: int = 12, strength: float = 1.0, **options: Any) -> Case:

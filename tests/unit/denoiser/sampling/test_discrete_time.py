@@ -37,7 +37,9 @@ def test_a_track_is_the_pipelines(kind: Any, strength: float, sampler: Sampler) 
     """Its timesteps from `get_timesteps`, its begin from `prepare_latents`."""
     solver, steps = SOLVERS[sampler], 7
     pipeline: Any = kind.__new__(kind)
-    scheduler = getattr(diffusers, solver.scheduler).from_config({"clip_sample": False, **SD}, **solver.options)
+    scheduler = getattr(diffusers, solver.scheduler).from_config(
+        {"clip_sample": False, **SD}, **solver.options
+    )
     object.__setattr__(pipeline, "scheduler", scheduler)
     object.__setattr__(pipeline, "vae_scale_factor", 8)
     scheduler.set_timesteps(steps)
@@ -127,7 +129,8 @@ def test_what_no_table_stands_for_is_refused_when_it_is_loaded(wrong: dict[str, 
 def test_more_steps_than_a_sampler_takes_are_refused_by_name() -> None:
     with pytest.raises(InvalidField, match="lcm does not take so many steps") as refused:
         schedule().track(sampler=Sampler.LCM, steps=60, strength=1.0, cells=1)
-    assert (refused.value.field, refused.value.received) == ("num_inference_steps", "60")
+    told = refused.value
+    assert (told.field, told.received, told.accepted) == ("num_inference_steps", "60", "at most 50")
 
 
 def test_equal_rows_share_a_track() -> None:

@@ -29,8 +29,8 @@ from giornata_denoiser.families.sampling.flow_matching import (
 )
 from giornata_denoiser.rows.track import Track
 from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import SCHEDULER
 from tests.fakes.sampled import Sampled, stepped
+from tests.fakes.tiny_flux import SCHEDULER
 
 FLOW = FlowMatching(SCHEDULER, shifted_by_size)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -62,9 +62,7 @@ def even(steps: int) -> list[float]:
 
 def flux_scheduler(config: dict[str, Any], steps: int, strength: float, tokens: int) -> Any:
     mu = pipeline_flux_inpaint.calculate_shift(tokens)
-    return begun(
-        pipeline_flux_inpaint, "FluxInpaintPipeline", config, strength, sigmas=even(steps), mu=mu
-    )
+    return begun(pipeline_flux_inpaint, "FluxInpaintPipeline", config, strength, sigmas=even(steps), mu=mu)
 
 
 def assert_same_grid(mine: Track, scheduler: Any) -> None:

@@ -39,13 +39,9 @@ def pair(name: str, grid: tuple[int, int], seed: int, dtype: torch.dtype) -> tup
 @pytest.mark.parametrize(("dtype", "relative"), [(torch.float32, CLOSE), (torch.bfloat16, 0.06)])
 def test_every_scheduler_in_one_batch_samples_as_it_does_alone(dtype: torch.dtype, relative: float) -> None:
     """Random outputs, pictures of different sizes; noise is drawn from the generator that the scheduler draws from."""
-    pairs = [
-        pair(name, (3 + index % 4, 5), seed=index, dtype=dtype) for index, name in enumerate(TRACKS)
-    ]
+    pairs = [pair(name, (3 + index % 4, 5), seed=index, dtype=dtype) for index, name in enumerate(TRACKS)]
     while running := [(index, mine, theirs) for index, (mine, theirs) in enumerate(pairs) if not mine.done]:
-        outputs = [
-            pixels(mine.grid, 1000 * index + mine.step).to(dtype) for index, mine, _ in running
-        ]
+        outputs = [pixels(mine.grid, 1000 * index + mine.step).to(dtype) for index, mine, _ in running]
         for (_, mine, theirs), output in zip(running, outputs, strict=True):
             if dtype is torch.float32:
                 assert_close(mine.latent * mine.track.scales[mine.step], tokens(theirs.scaled))
@@ -100,8 +96,8 @@ def test_a_region_steps_as_the_whole_picture_does_there(name: str) -> None:
         (made,) = stepped([part], [output[region]], region)
         assert_close(made.latent, whole.latent[region])
         memory = None
-        if made.memory is not None:
-            memory = torch.zeros_like(whole.memory)  # type: ignore[arg-type] - of the same sampler
+        if made.memory is not None and whole.memory is not None:
+            memory = torch.zeros_like(whole.memory)
             memory[:, region] = made.memory
         part = Sampled(part.track, grid, whole.latent, made.generator, made.step, memory)
 

@@ -33,7 +33,9 @@ SPEC = BlockSpec(
 CHECKPOINT: Any = SimpleNamespace(
     card=CARD,
     family=SimpleNamespace(
-        schedule=FlowMatching(FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).config, shifted_by_size),
+        schedule=FlowMatching(
+            FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True).config, shifted_by_size
+        ),
         specs=(SPEC,) * 6,
         depth=6,
         dtype=torch.bfloat16,

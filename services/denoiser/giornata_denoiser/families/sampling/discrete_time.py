@@ -1,8 +1,8 @@
 """Models that are trained at discrete times, as SD and SDXL: the network predicts noise or velocity.
 
-Every sampler of :data:`giornata.schedulers.SOLVERS` runs with the checkpoint's noise schedule. The noise level of a row is
-the network's own time, over the number of times it is trained at: so recordings of one sampler serve the others, whatever
-scale their latents have.
+Every sampler of :data:`giornata.schedulers.SOLVERS` runs with the checkpoint's noise schedule. The noise level of a row
+is the network's own time, over the number of times it is trained at. So recordings of one sampler serve the others,
+whatever scale their latents have.
 """
 
 from __future__ import annotations
@@ -68,11 +68,12 @@ class DiscreteTime:
         try:
             scheduler.set_timesteps(steps, device="cpu")
         except ValueError as error:
+            most = scheduler.config.get("original_inference_steps")  # of LCM's distillation
             raise InvalidField(
-                f"The sampler {sampler} does not take so many steps: {error}",
+                f"The sampler {sampler} does not take so many steps.",
                 field="num_inference_steps",
                 received=steps,
-                accepted="fewer",
+                accepted="fewer" if most is None else f"at most {most}",
             ) from error
         first = (steps - kept) * scheduler.order
         times = scheduler.timesteps[first:].double() / scheduler.config.num_train_timesteps

@@ -1,9 +1,9 @@
 """A scheduler of diffusers as a table of small matrices, found by running the scheduler itself.
 
-Every sampler that is served is linear: the sample that `step` returns, and what the scheduler remembers, are sums of the
-sample, the network's output, fresh noise and what was remembered before, with numbers that depend on the step alone. So
-the scheduler runs once on unit vectors in place of pictures: the first one is the sample, another one the output of each
-step. What it holds after a step, as a combination of what it held before, is the step's matrix.
+Every sampler that is served is linear: the sample that `step` returns, and what the scheduler remembers, are sums of
+the sample, the network's output, fresh noise and what was remembered before, with numbers that depend on the step
+alone. So the scheduler runs once on unit vectors in place of pictures: the first one is the sample, another one the
+output of each step. What it holds after a step, as a combination of what it held before, is the step's matrix.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def solved(
     """The track of `scheduler`, whose timesteps are set, from its timestep `first` on.
 
     `levels` are (evaluations + 1,). `prediction` is what the network predicts, in diffusers' words: epsilon,
-    v_prediction, sample or flow_prediction. A row begins from noise times `begin`, or with None from the noised picture.
+    v_prediction, sample or flow_prediction. A row begins from noise times `begin`, or with None from the noised
+    picture.
 
     Raises:
         ValueError: a step is not linear, or not finite.
@@ -81,7 +82,9 @@ def _run(scheduler: Any, first: int, times: torch.Tensor) -> _Run:
     draws = "generator" in inspect.signature(scheduler.step).parameters
     for step, time in enumerate(times):
         run.levels.append(_noised(scheduler, time))
-        run.inputs.append(float(scheduler.scale_model_input(torch.ones(1), time)) if _scales(scheduler) else 1.0)
+        run.inputs.append(
+            float(scheduler.scale_model_input(torch.ones(1), time)) if _scales(scheduler) else 1.0
+        )
         run.outputs.append(_vector(units[1 + step]))
         noise = torch.randn(
             sample.shape, generator=_generator(step), dtype=_noise_dtype(scheduler) or torch.float64
