@@ -14,8 +14,7 @@ from pydantic import Field
 
 from giornata.wire.errors import ErrorBody, ServiceUnavailable
 from giornata.wire.models import ModelCard
-from giornata.wire.requests import EditParameters
-from giornata.wire.samplers import Sampler, evaluations
+from giornata.wire.requests import EditParameters, evaluations_of
 from giornata.wire.values import CellMap, ComputeTimes, Grain, Recorded, StageTimes
 
 TAKE_OVER_S = 600
@@ -95,12 +94,7 @@ class Job(Recorded):
     @property
     def denoising_steps(self) -> int:
         """Steps of each row: evaluations of the network."""
-        if self.evaluations is not None:
-            return self.evaluations
-        asked = self.parameters
-        if asked.num_inference_steps is None or asked.strength is None:
-            raise ValueError("denoising_steps needs resolved parameters")
-        return evaluations(Sampler.EULER, asked.num_inference_steps, asked.strength, keeps_whole_steps=False)
+        return evaluations_of(self.parameters) if self.evaluations is None else self.evaluations
 
     @property
     def upload_folder(self) -> str:
@@ -148,8 +142,7 @@ class Inspection(Recorded):
     """compute_tokens / tokens."""
     compute_set: dict[Grain, CellMap] | None = None
     """The cells that an edit computes where it reuses the others, by grain: every cell that the model's mask touches,
-    and the job's halo. None where reuse gains nothing: the set holds every token, or the mask touches none.
-    """
+    and the job's halo. None where reuse gains nothing: the set holds every token, or the mask touches none."""
     template_key: str
     """Digest of model, family and the pixels that enter the autoencoder."""
     prepared: BlobRef
@@ -204,8 +197,7 @@ class RowState(Recorded):
     step: int
     """Steps computed."""
     latents: BlobRef
-    """safetensors: `latents` (tokens, channels) float32, packed row-major. A solver that remembers earlier steps adds
-    `memory` (states, tokens, channels) float32, one that draws noise `generator`, the uint8 state of torch's."""
+    """safetensors: `latents` (tokens, channels) float32, row-major; of some samplers also `memory` and `generator`."""
 
 
 class RowRecord(Recorded):

@@ -234,15 +234,15 @@ def resolve(
     return parameters.model_copy(update=missing)
 
 
-def evaluations_of(resolved: EditParameters, card: ModelCard) -> int:
-    """How often the network of `card` is evaluated for each picture of `resolved` parameters."""
+def evaluations_of(resolved: EditParameters, card: ModelCard | None = None) -> int:
+    """How often the network of `card`, by default Flux's, is evaluated for each picture of `resolved` parameters."""
     if resolved.num_inference_steps is None or resolved.strength is None:
         raise ValueError("evaluations_of needs resolved parameters")
     return evaluations(
-        resolved.sampler or Sampler(card.default_sampler),
+        resolved.sampler or Sampler.EULER,
         resolved.num_inference_steps,
         resolved.strength,
-        keeps_whole_steps=card.keeps_whole_steps,
+        keeps_whole_steps=card is not None and card.keeps_whole_steps,
     )
 
 
