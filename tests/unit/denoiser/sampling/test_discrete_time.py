@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from giornata.schedulers import SOLVERS
 from giornata.wire.errors import InvalidField
 from giornata.wire.samplers import DISCRETE_TIME, Sampler, evaluations
-from giornata_denoiser.families.sampling.discrete_time import DiscreteTime
+from giornata_denoiser.families.sampling.discrete_time import DiscreteTime, scheduler_config
 from tests.unit.denoiser.sampling.schedulers import SD
 
 PIPELINES = (diffusers.StableDiffusionInpaintPipeline, diffusers.StableDiffusionXLInpaintPipeline)
@@ -131,6 +132,13 @@ def test_more_steps_than_a_sampler_takes_are_refused_by_name() -> None:
         schedule().track(sampler=Sampler.LCM, steps=60, strength=1.0, cells=1)
     told = refused.value
     assert (told.field, told.received, told.accepted) == ("num_inference_steps", "60", "at most 50")
+
+
+def test_the_configuration_is_read_from_the_checkpoint(tmp_path: Path) -> None:
+    diffusers.UniPCMultistepScheduler(**SD, solver_order=3).save_pretrained(tmp_path / "scheduler")
+    read = scheduler_config(tmp_path)
+    assert (read["_class_name"], read["solver_order"]) == ("UniPCMultistepScheduler", 3)
+    assert DiscreteTime(read).default_sampler is Sampler.UNIPC
 
 
 def test_equal_rows_share_a_track() -> None:

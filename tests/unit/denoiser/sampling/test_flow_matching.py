@@ -93,11 +93,12 @@ def test_grid_is_that_of_klein(steps: int, strength: float, tokens: int) -> None
 
 
 @GRIDS
-def test_grid_is_that_of_sd3(steps: int, strength: float, tokens: int) -> None:
-    config = {"shift": 3.0, "num_train_timesteps": 1000}
+@pytest.mark.parametrize("config", [{"shift": 3.0, "num_train_timesteps": 1000}, SCHEDULER])
+def test_grid_is_that_of_sd3(config: dict[str, Any], steps: int, strength: float, tokens: int) -> None:
+    by_size = {"mu": calculate_shift(tokens, config)} if config.get("use_dynamic_shifting") else {}
     theirs = begun(
         pipeline_stable_diffusion_3_inpaint, "StableDiffusion3InpaintPipeline", config, strength,
-        num_inference_steps=steps,
+        num_inference_steps=steps, **by_size,
     )  # fmt: skip
     assert_same_grid(track(steps, strength, tokens, FlowMatching(config, shifted_always)), theirs)
 
@@ -138,7 +139,10 @@ def test_a_mixed_batch_steps_like_one_scheduler_per_row(dtype: torch.dtype) -> N
         for row, latent in zip(mine, latents, strict=True):
             assert row.memory is None
             assert row.latent.dtype is dtype
-            assert torch.equal(row.latent, latent)
+            if dtype is torch.float32:
+                assert torch.equal(row.latent, latent)
+            else:  # diffusers rounds the product, too, and on a CPU the length of the step
+                torch.testing.assert_close(row.latent, latent, atol=0.03, rtol=0.02)
 
 
 def test_a_row_of_one_state_steps_alike_beside_rows_with_memory() -> None:

@@ -91,8 +91,8 @@ class DiscreteTime:
 
 
 def scheduler_config(folder: Path) -> dict[str, Any]:
-    """The scheduler's configuration in a checkpoint."""
-    config: dict[str, Any] = diffusers.SchedulerMixin.load_config(
+    """The scheduler's configuration in a checkpoint; its class may be any."""
+    config: dict[str, Any] = diffusers.EulerDiscreteScheduler.load_config(
         folder, subfolder="scheduler", local_files_only=True
     )
     return config
